@@ -143,7 +143,7 @@ ray:
 	@$(RAY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
 	  --editable '.[test,pillow,ray]'
 	@$(RAY) -m pytest tests/test_ray_cluster.py tests/test_engines.py tests/packing/test_engines.py \
-	  tests/packing/parts/test_ray.py $(TEST_FLAGS)
+	  tests/packing/test_ray.py $(TEST_FLAGS)
 
 # Wheel and sdist, each into an empty environment, and used outside the clone.
 test-install: setup

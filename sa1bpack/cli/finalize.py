@@ -30,7 +30,7 @@ def run(out: UserPath) -> int:
     that a part still works on it.
     """
     with interrupts_held():
-        from sa1bpack.packing.parts.finalize import finalize
+        from sa1bpack.packing.finalize import finalize
 
     try:
         result = finalize(out)

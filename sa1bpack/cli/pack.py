@@ -136,8 +136,7 @@ def _call(ray: bool, job: Job) -> Callable:
             from sa1bpack.cluster.pack import pack_on_ray
 
             return pack_on_ray
-        from sa1bpack.packing.parts.run import pack_part
-        from sa1bpack.packing.run import pack
+        from sa1bpack.packing.run import pack, pack_part
 
         return pack if job.share is None else pack_part
 

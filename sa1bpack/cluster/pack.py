@@ -14,15 +14,12 @@ from sa1bpack import interrupts
 from sa1bpack.cluster.tasks import Cluster, Died, Needs, connected, once_unlocked
 from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing.estimate import check_room, memory_bytes
-from sa1bpack.packing.options import PackKeywords
-from sa1bpack.packing.packed_sources import sources_to_pack
-from sa1bpack.packing.parts.finalize import finalize
-from sa1bpack.packing.parts.outcomes import Plan
-from sa1bpack.packing.parts.run import run_part
-from sa1bpack.packing.parts.state import PartState
+from sa1bpack.packing.finalize import finalize
+from sa1bpack.packing.part_notes import Plan
+from sa1bpack.packing.part_state import PartState
 from sa1bpack.packing.progress import Progress, RejectLimit
-from sa1bpack.packing.request import Request, checked_request
-from sa1bpack.packing.run import PackResult
+from sa1bpack.packing.request import Request, RunKeywords, checked_request, sources_to_pack
+from sa1bpack.packing.run import PackResult, run_part
 from sa1bpack.source.find import Source
 
 # A task reads one tar, which feeds about six workers (docs/performance.md).
@@ -47,15 +44,8 @@ def pack_on_ray(
     out: str | Path,
     *,
     address: str | None = None,
-    links: str | Path | None = None,
-    downloads: int | None = None,
-    workers: int | None = None,
-    md5sums: str | Path | None = None,
-    md5: bool = False,
-    max_rejects: int | None = None,
-    ignore_space: bool = False,
     progress: bool | None = None,
-    **options: Unpack[PackKeywords],
+    **options: Unpack[RunKeywords],
 ) -> PackResult:
     """Pack on a Ray cluster, whose nodes see sources and `out` under the same paths.
 
@@ -63,12 +53,12 @@ def pack_on_ray(
 
     address
         Of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
-    workers
-        Worker processes of each task; so many cores, and the memory they need, are asked of Ray.
-        Default: 6, for one tar at a time.
     progress
         Show a bar on stderr, which advances with each complete source. Default: if it is a
         terminal.
+    options
+        Among them `workers`, the worker processes of each task; so many cores, and the memory they
+        need, are asked of Ray. Default: 6, for one tar at a time.
 
     Everything else is as in `pack`. A task whose process or node dies is run again, up to 5 times;
     then its source is given up. Ctrl-C ends the tasks; what they have published stays, and the
@@ -77,10 +67,9 @@ def pack_on_ray(
     Raises what `pack` raises; MissingPackage without ray, ClusterError if no cluster can be
     reached, and OptionError if ray is initialized in this process already.
     """
-    workers = WORKERS if workers is None else workers
-    request = checked_request(
-        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads, ignore_space
-    )
+    if options.get("workers") is None:
+        options["workers"] = WORKERS
+    request = checked_request(sources, out, options)
     plan = Plan(len(request.sources), tuple(source.name for source in request.sources))
     todo, unreadable, limit = _look(request, plan)
     show = Progress(sum(source.nbytes for source in todo), limit, progress)
@@ -129,8 +118,7 @@ def _look(request: Request, plan: Plan) -> tuple[list[Source], dict[str, SourceE
             if line["source"] not in again:
                 limit.add(line["source"], line["member"], line["detail"])
         limit.check()
-        for name, error in unreadable.items():
-            state.fail(name, error)
+        state.fail(unreadable)
     finally:
         state.release()
     packed = {source.name for source in request.sources} - {source.name for source in todo}
@@ -150,16 +138,15 @@ def _run(
 ) -> dict[str, SourceError]:
     """Run a task for each source; returns name → error of those that were given up."""
     needs = Needs(request.workers, memory_bytes(request.workers, 1))
-    # Their limit on rejects is that of the job, which is counted here.
-    common = replace(request, out=request.out.absolute(), max_rejects=None, sources=[])
-    tasks = {
-        source.name: (
-            replace(common, sources=[_absolute(source)], sums=_sum_of(request, source)),
-            plan,
-        )
-        for source in todo
-    }
+    # Their limit on rejects is that of the job, which is counted here, as is the room.
+    common = replace(
+        request, out=request.out.absolute(), max_rejects=None, ignore_space=True, sources=[]
+    )
     sources = {source.name: source for source in todo}
+    tasks = {
+        name: (replace(common, sources=[_absolute(source)], sums=_sum_of(request, source)), plan)
+        for name, source in sources.items()
+    }
     failed: dict[str, SourceError] = {}
     for name, packed in cluster.run(_pack_source, tasks, needs, interrupts.check, progress.note):
         failed |= _take(packed, sources[name], progress)

@@ -23,11 +23,10 @@ from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.execution.processes import WORKERS_PER_READER_THREAD
-from sa1bpack.packing.options import MASKS, PIXELS, PackKeywords, PackOptions
-from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.packed_sources import sources_to_pack
-from sa1bpack.packing.progress import nothing_to_do, rejects_so_far
-from sa1bpack.packing.request import Request, checked_request, existing_parent
+from sa1bpack.packing.options import MASKS, PIXELS, PackOptions
+from sa1bpack.packing.pack_state import PackState, existing_parent
+from sa1bpack.packing.progress import RejectLimit, nothing_to_do
+from sa1bpack.packing.request import Request, RunKeywords, checked_request, sources_to_pack
 from sa1bpack.packing.sample import Buffers, Packed, Rejected, attempt, warm_up
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader
@@ -150,22 +149,16 @@ class Forecast:
 def estimate(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,
-    *,
-    workers: int | None = None,
-    md5sums: str | Path | None = None,
-    md5: bool = False,
-    max_rejects: int | None = None,
-    links: str | Path | None = None,
-    downloads: int | None = None,
-    **options: Unpack[PackKeywords],
+    **options: Unpack[RunKeywords],
 ) -> Forecast:
     """Estimate what `pack` with the same arguments would take; writes nothing.
 
     Of sources that the pack in `out` holds, complete or in part, only what is missing is counted.
     Decodes the first pairs of the first source and extrapolates by bytes.
 
-    sources, out, workers, md5sums, md5, max_rejects, links, downloads, options
-        As for `pack`.
+    sources, out, options
+        As for `pack`: links, downloads, workers, md5sums, md5, max_rejects, ignore_space, and the
+        fields of PackOptions.
 
     Raises what `pack` would raise before it starts to read: for unusable options and sources, a
     folder that is in use, cannot be written, or holds something else, a damaged pack, or one with
@@ -176,14 +169,12 @@ def estimate(
         >>> forecast.images, forecast.masks, forecast.disk_bytes
         (3, 203, 11822090)
     """
-    request = checked_request(
-        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads
-    )
-    options, state = request.options, PackState.inspect(request.out, request.options)
+    request = checked_request(sources, out, options)
+    state = PackState.inspect(request.out, request.options)
     todo, unreadable = sources_to_pack(state, request.sources, request.sums)
-    rejects_so_far(state.rejects(), request.max_rejects)
-    warm_up(options)
-    probe = _probe(todo[0], options) if todo else _Probe()
+    RejectLimit(request.max_rejects, state.rejects())
+    warm_up(request.options)
+    probe = _probe(todo[0], request.options) if todo else _Probe()
     packed = len(request.sources) - len(todo) - len(unreadable)
     forecast = _forecast(request, todo, probe)
     return replace(forecast, packed=packed, unreadable=unreadable)

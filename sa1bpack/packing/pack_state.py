@@ -12,10 +12,14 @@ import json
 import os
 import time
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
-from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, VersionError
+import msgspec
+
+from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceError, VersionError
 from sa1bpack.format import (
     make_manifest,
     open_shard,
@@ -23,25 +27,29 @@ from sa1bpack.format import (
     read_manifest,
     remove_stale,
 )
+from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, remove_published, replace_file
+from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
+    Count,
     Manifest,
     ShardEntry,
     write_manifest,
 )
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.parts.outcomes import PARTS_NAME, all_done, shards_are_there
-from sa1bpack.packing.records import check_shard_record, check_source_record
-from sa1bpack.packing.request import existing_parent
+from sa1bpack.packing.part_notes import PARTS_NAME, Done, all_notes, note_path
 from sa1bpack.packing.shard_builder import PublishedShard, shard_name
+from sa1bpack.wording import printable
 
 LOCK_NAME = ".lock"
 _NAMED = 5  # sources in one line
-_NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
+NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
+
+Key = tuple[str, int]  # source and part
 
 
 class PackState:
@@ -66,11 +74,12 @@ class PackState:
         other options, PackError if it holds something else, FormatError if it is damaged.
         """
         self.root = root
+        self.shards_dir = root / SHARDS_NAME  # where shards are built
         self.options = options
-        self.shards: dict[tuple[str, int], PublishedShard] = {}
+        self.shards: dict[Key, PublishedShard] = {}
         self.sources: dict[str, dict] = {}
         self.rebuild_index = False
-        self._outcomes: list[Path] = []  # of parts; they are removed once the manifest has them
+        self._entered: list[Path] = []  # notes of parts, removed once the manifest has them
         self._published_at = self._publish_seconds = 0.0
         if lock is not None:
             self._lock = lock
@@ -92,7 +101,7 @@ class PackState:
         Raises what the run would raise: the same errors as the constructor, and PermissionError or
         OSError for a folder that cannot be written.
         """
-        state = cls(root, options, lock=_NOT_LOCKED)
+        state = cls(root, options, lock=NOT_LOCKED)
         if root.exists():
             check_ours(root)
         _check_writable(root)
@@ -101,9 +110,9 @@ class PackState:
         state._load()
         return state
 
-    @property
-    def shards_dir(self) -> Path:
-        return self.root / SHARDS_NAME
+    def alone(self) -> AbstractContextManager[None]:
+        """What others must not do at the same time in this folder is done in such a block."""
+        return nullcontext()  # it is locked
 
     def release(self) -> None:
         """Unlock the folder."""
@@ -122,18 +131,15 @@ class PackState:
             listed = manifest.shards
         for folder in shard_folders(self.root):
             self.add_shard(published_shard(folder, self.root))
-        if (self.root / PARTS_NAME).is_dir():
-            self._enter_outcomes()
+        for name, done in all_notes(self.root, Done).items():  # by parts of a job, to their end
+            path = note_path(self.root, Done, name)
+            check_source_record(done.record, path)
+            if done.is_there(self.root):
+                self.sources[name] = done.record
+                self._entered.append(path)
         for entry in listed:  # the source of a shard that someone removed is incomplete
             if (entry.source, entry.part) not in self.shards:
                 self.sources.pop(entry.source, None)
-
-    def _enter_outcomes(self) -> None:
-        """Enter the sources that parts of a job have packed to their end."""
-        for path, done in all_done(self.root):
-            if shards_are_there(self.root, done):
-                self.sources[done.record["name"]] = done.record
-                self._outcomes.append(path)
 
     def write_first_manifest(self) -> None:
         """Make the folder a pack, which holds nothing yet, unless it is one.
@@ -190,16 +196,21 @@ class PackState:
         ]
         return sorted(lines, key=lambda line: line["source"])
 
-    def without_pairs(self) -> list[str]:
-        """A line on the sources that were read to their end and held nothing to pack, if any."""
+    def fail(self, failed: dict[str, SourceError]) -> None:
+        """These sources were given up: name → why. The next run tries them again."""
+
+    def findings(self) -> list[str]:
+        """Lines for the user about what is published: duplicates, and sources without any pair."""
+        lines = find_duplicates(*open_manifest_and_index(self.root)).lines()
         names = sorted(name for name, record in self.sources.items() if not record["pairs"])
-        if not names:
-            return []
-        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        return [
-            f"no pair of a .jpg and a .json file of the same name is in {', '.join(names[:_NAMED])}"
-            f"{more}; if it should hold images of SA-1B, download it again"
-        ]
+        if names:
+            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            lines.append(
+                "no pair of a .jpg and a .json file of the same name is in "
+                f"{', '.join(names[:_NAMED])}{more}; if it should hold images of SA-1B, download "
+                "it again"
+            )
+        return lines
 
     def counts(self) -> dict[str, int]:
         """Totals over the pack."""
@@ -232,8 +243,8 @@ class PackState:
         replace_file(self.root / REJECTS_NAME, rejects.encode())
         publish(self.root, self._manifest(complete), rebuild_index=self.rebuild_index)
         self.rebuild_index = False
-        while self._outcomes:
-            self._outcomes.pop().unlink(missing_ok=True)
+        while self._entered:
+            self._entered.pop().unlink(missing_ok=True)
         self._published_at = time.monotonic()
         self._publish_seconds = self._published_at - started
 
@@ -247,7 +258,7 @@ class PackState:
             counts=self.counts(),
         )
 
-    def _in_order(self) -> list[tuple[tuple[str, int], PublishedShard]]:
+    def _in_order(self) -> list[tuple[Key, PublishedShard]]:
         """Shards by the name of their source and by part: the order of the pack's samples."""
         return sorted(self.shards.items(), key=lambda item: item[0])
 
@@ -263,6 +274,12 @@ def check_ours(root: Path) -> None:
             "folder. If it is a pack that lost its manifest: sa1bpack repair "
             f"{quote(str(root))} TARS"
         )
+
+
+def existing_parent(path: Path) -> Path:
+    """The path, made absolute, or the nearest one above it that exists."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _check_writable(root: Path) -> None:
@@ -325,3 +342,55 @@ def _check_name(folder: Path, entry: ShardEntry) -> None:
         raise FormatError(
             f"{folder}: it holds part {entry.part} of {entry.source}, whose name is {expected}"
         )
+
+
+# The packer's records in shards and in the manifest, which readers of the format do not depend on.
+
+
+class _Reject(msgspec.Struct, forbid_unknown_fields=True):
+    member: str
+    reason: str
+    detail: str
+
+
+class _ShardRecord(msgspec.Struct):
+    source: str
+    part: Count
+    first_pair: Count
+    pairs: Count
+    pairs_digest: str
+    dropped: Count
+    rejects: list[_Reject]
+    unknown_keys: list[str]
+    packed_by: dict[str, str]
+
+
+class _SourceRecord(msgspec.Struct):
+    name: str
+    kind: str
+    nbytes: Count
+    md5: str | None  # None: of a folder, or not computed
+    md5_checked: bool
+    pairs: Count
+    ignored: dict[str, Count]
+    ignored_names: list[str]
+    dropped: Count
+    rejects: list[_Reject]
+    xxh128: str | None = None  # packs made by earlier releases have md5 only
+
+
+def check_shard_record(attributes: dict[str, Any], where: Path) -> None:
+    """Check the attributes of a shard. Raises FormatError, naming `where`, if one is wrong."""
+    _check(attributes, _ShardRecord, f"{where}: attributes")
+
+
+def check_source_record(record: dict[str, Any], where: Path) -> None:
+    """Check a source's record in the manifest. Raises FormatError as `check_shard_record` does."""
+    _check(record, _SourceRecord, f"{where}: sources")
+
+
+def _check(found: dict[str, Any], schema: type[msgspec.Struct], where: str) -> None:
+    try:
+        msgspec.convert(found, schema)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{where}: {printable(str(error)[:200])}") from None

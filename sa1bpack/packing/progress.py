@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -31,12 +31,19 @@ _REJECTS_NAMED = 10
 
 
 class RejectLimit:
-    """Counts rejected members; more than `most` raise TooManyRejects (None: no limit)."""
+    """Counts rejected members; more than `most` raise TooManyRejects (None: no limit).
 
-    def __init__(self, most: int | None = None):
+    lines
+        The rejects of earlier runs, as PackState has them.
+    """
+
+    def __init__(self, most: int | None = None, lines: Iterable[dict[str, str]] = ()):
         self.count = 0
         self._most = most
         self._first: list[str] = []
+        for line in lines:
+            self.add(line["source"], line["member"], line["detail"])
+        self.check()
 
     def add(self, where: Path | str, member: str, detail: str) -> None:
         """Count a member of `where`, the path or name of a source."""
@@ -63,18 +70,6 @@ class RejectLimit:
         raise TooManyRejects("\n".join(lines))
 
 
-def rejects_so_far(lines: Iterable[dict[str, str]], max_rejects: int | None) -> RejectLimit:
-    """The rejects of earlier runs, as PackState has them.
-
-    Raises TooManyRejects if they exceed the limit already.
-    """
-    rejects = RejectLimit(max_rejects)
-    for line in lines:
-        rejects.add(line["source"], line["member"], line["detail"])
-    rejects.check()
-    return rejects
-
-
 @dataclass
 class Progress:
     """Counts what happens in a run and draws its progress bar on a terminal.
@@ -96,7 +91,7 @@ class Progress:
 
     def __post_init__(self):
         self.started = time.perf_counter()
-        self._read: dict[str, int] = {}
+        self.read: dict[str, int] = {}  # bytes of each source so far, with those of skipped pairs
         self._drawn = 0.0
         terminal = sys.stderr.isatty()
         self._lines = self.show is None and not terminal
@@ -119,20 +114,16 @@ class Progress:
                 self.images += 1
             case Rejected():
                 self.reject(source, outcome)
-        self._advance(source, bytes_read)
+        self.advance(source, bytes_read)
 
     def reject(self, source: Source, reject: Rejected) -> None:
         """Count a reject. Raises TooManyRejects if there are more than allowed."""
         self.rejects.add(source.path, reject.member, reject.detail)
         self.rejects.check()
 
-    def skipped(self, source: Source, bytes_read: int) -> None:
-        """A pair lies in a shard that is already published."""
-        self._advance(source, bytes_read)
-
     def source_done(self, source: Source) -> None:
         """A source was read to its end, or given up."""
-        self._advance(source, source.nbytes, force=True)
+        self.advance(source, source.nbytes, force=True)
 
     def note(self, text: str) -> None:
         """Report something to the user now, without breaking the bar."""
@@ -144,18 +135,13 @@ class Progress:
         self._bar.close()
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes of all sources so far, including skipped pairs."""
-        return sum(self._read.values())
-
-    @property
     def seconds(self) -> float:
         """Wall time since the run started."""
         return time.perf_counter() - self.started
 
     def _write_line(self) -> None:
         """One line for the log of a job that has no terminal."""
-        done = self.bytes_read
+        done = sum(self.read.values())
         left = (self.total_bytes - done) * self.seconds / max(done, 1)
         print(
             f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
@@ -165,10 +151,11 @@ class Progress:
             flush=True,
         )
 
-    def _advance(self, source: Source, bytes_read: int, force: bool = False) -> None:
-        before = self._read.get(source.name, 0)
+    def advance(self, source: Source, bytes_read: int, force: bool = False) -> None:
+        """So many bytes of a source are read."""
+        before = self.read.get(source.name, 0)
         if bytes_read > before:
-            self._read[source.name] = bytes_read
+            self.read[source.name] = bytes_read
             self._bar.update(bytes_read - before)
         now = time.perf_counter()
         if self._lines and now - self._lined > LINE_SECONDS:
@@ -217,8 +204,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def recorded_run(root: Path, progress: Progress, workers: int) -> Iterator[None]:
+def recorded_run(
+    root: Path, progress: Progress, workers: int, alone: Callable[[], AbstractContextManager]
+) -> Iterator[None]:
     """Add a run to the log of a pack when the block ends, however it ends.
+
+    alone
+        Begins a block in which no other process adds to the log.
 
     A run that decoded nothing leaves no line. A log that cannot be written does not fail the run,
     but is reported.
@@ -231,27 +223,20 @@ def recorded_run(root: Path, progress: Progress, workers: int) -> Iterator[None]
         raise
     finally:
         if progress.images:
-            _append(
-                root,
-                progress,
-                Run(
-                    finished=datetime.now(UTC).replace(microsecond=0),
-                    outcome=outcome,
-                    images=progress.images,
-                    source_bytes=progress.bytes_read,
-                    workers=workers,
-                    seconds=progress.seconds,
-                    sa1bpack=version("sa1bpack"),
-                ),
+            run = Run(
+                finished=datetime.now(UTC).replace(microsecond=0),
+                outcome=outcome,
+                images=progress.images,
+                source_bytes=sum(progress.read.values()),
+                workers=workers,
+                seconds=progress.seconds,
+                sa1bpack=version("sa1bpack"),
             )
-
-
-def _append(root: Path, progress: Progress, run: Run) -> None:
-    try:
-        with (root / RUNS_NAME).open("ab") as file:
-            file.write(msgspec.json.encode(run) + b"\n")
-    except OSError as error:
-        progress.note(f"{root / RUNS_NAME}: this run is not logged ({error.strerror})")
+            try:
+                with alone(), (root / RUNS_NAME).open("ab") as file:
+                    file.write(msgspec.json.encode(run) + b"\n")
+            except OSError as error:
+                progress.note(f"{root / RUNS_NAME}: this run is not logged ({error.strerror})")
 
 
 def read_runs(root: Path) -> list[Run]:

@@ -1,17 +1,23 @@
-"""The arguments of `pack` and `estimate`, checked before anything is begun."""
+"""What is to be packed: the arguments of a run, checked, and what its pack holds already."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sa1bpack import interrupts
 from sa1bpack.arguments import check_can_be_folder, flag, local_path, patterns_of, whole_number
 from sa1bpack.environment import available_cpus
-from sa1bpack.errors import FormatError, OptionError, SourceError
-from sa1bpack.format.manifest import check_shard_name, refuse_in_pack
-from sa1bpack.packing.options import PackOptions
-from sa1bpack.source.find import Source, find_sources
+from sa1bpack.errors import FormatError, OptionError, OutputRefused, SourceError
+from sa1bpack.format.manifest import DIGEST_NAMES, check_shard_name, refuse_in_pack
+from sa1bpack.packing.options import PackKeywords, PackOptions
+from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.progress import report
+from sa1bpack.progress import byte_bar
+from sa1bpack.source.find import Source, find_sources, look_at
+from sa1bpack.source.inflate import RawFile
 from sa1bpack.source.lists import read_links, read_md5sums
 from sa1bpack.urls import STORE_SCHEMES, is_url, shown
+from sa1bpack.wording import counted
 
 
 @dataclass(frozen=True)
@@ -49,46 +55,55 @@ class Request:
     ignore_space: bool = False
 
 
+class RunKeywords(PackKeywords, total=False):
+    """The arguments of `pack`, by keyword, that a part, a cluster and an estimate have as well."""
+
+    links: str | Path | None
+    downloads: int | None
+    workers: int | None
+    md5sums: str | Path | None
+    md5: bool
+    max_rejects: int | None
+    ignore_space: bool
+
+
 def checked_request(
-    sources: str | Path | Iterable[str | Path],
-    out: str | Path,
-    options: dict,
-    workers: int | None,
-    md5sums: str | Path | None,
-    md5: bool,
-    max_rejects: int | None,
-    links: str | Path | None = None,
-    downloads: int | None = None,
-    ignore_space: bool = False,
+    sources: str | Path | Iterable[str | Path], out: str | Path, given: RunKeywords
 ) -> Request:
     """The request that these arguments of `pack` describe; writes nothing.
 
     Raises OptionError, SourceError and PackError as `pack` does.
     """
-    pack_options = PackOptions(**options)
-    workers = checked_workers(workers)
-    if max_rejects is not None:
+    options = PackOptions(**{k: v for k, v in given.items() if k in PackKeywords.__annotations__})
+    workers = checked_workers(given.get("workers"))
+    if (max_rejects := given.get("max_rejects")) is not None:
         max_rejects = whole_number("max_rejects", max_rejects, 0)
     out = local_path("out", out)
-    if md5sums is not None:
-        md5sums = local_path("md5sums", md5sums)
-    if downloads is not None:
+    links, md5sums = (
+        None if (path := given.get(name)) is None else local_path(name, path)
+        for name in ("links", "md5sums")
+    )
+    if (downloads := given.get("downloads")) is not None:
         downloads = whole_number("downloads", downloads, 1)
-    check_folder(out)
-    found = _sources_to_pack(sources, None if links is None else local_path("links", links))
-    _check_outside(out, found)
-    sums = _expected_sums(found, md5sums)
-    md5 = bool(md5) or md5sums is not None
+    check_can_be_folder(out, "give a new folder, or that of a pack")
+    refuse_in_pack("out", out)
+    found = _found_sources(sources, links)
+    for source in found:
+        if source.kind == "folder" and out.resolve().is_relative_to(source.path.resolve()):
+            raise OptionError(
+                f"{out} lies within the source {source.path}, and would be read as part of it; "
+                "choose a folder outside"
+            )
     return Request(
         found,
         out,
-        pack_options,
+        options,
         workers,
-        sums,
-        md5,
+        _expected_sums(found, md5sums),
+        bool(given.get("md5")) or md5sums is not None,
         max_rejects,
         downloads,
-        flag("ignore_space", ignore_space),
+        flag("ignore_space", given.get("ignore_space", False)),
     )
 
 
@@ -117,31 +132,7 @@ def checked_workers(workers: int | None) -> int:
     return available_cpus() if workers is None else whole_number("workers", workers, 1)
 
 
-def existing_parent(path: Path) -> Path:
-    """The path, made absolute, or the nearest one above it that exists."""
-    path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
-
-
-def check_folder(out: Path) -> None:
-    """Raise OptionError if the folder, or one above it, is a file, or if it lies in a pack."""
-    check_can_be_folder(out, "give a new folder, or that of a pack")
-    refuse_in_pack("out", out)
-
-
-def _check_outside(out: Path, sources: list[Source]) -> None:
-    """Raise OptionError if the pack would lie within a folder that it is made from."""
-    for source in sources:
-        if source.kind == "folder" and out.resolve().is_relative_to(source.path.resolve()):
-            raise OptionError(
-                f"{out} lies within the source {source.path}, and would be read as part of it; "
-                "choose a folder outside"
-            )
-
-
-def _sources_to_pack(
-    sources: str | Path | Iterable[str | Path], links: Path | None
-) -> list[Source]:
+def _found_sources(sources: str | Path | Iterable[str | Path], links: Path | None) -> list[Source]:
     """Find the sources; raises OptionError for none, SourceError for what cannot be a source."""
     listed = [] if links is None else read_links(links)
     found = find_sources(patterns_of("sources", sources), links=listed)
@@ -168,3 +159,77 @@ def _expected_sums(sources: list[Source], md5sums: Path | None) -> dict[str, str
             f"{' and others' if len(missing) > 5 else ''}; complete the list, or pack without it"
         )
     return {source.name: sums[source.path.name] for source in tars}
+
+
+def sources_to_pack(
+    state: PackState, sources: list[Source], sums: dict[str, str]
+) -> tuple[list[Source], dict[str, SourceError]]:
+    """Those not complete in the pack; and name → error of those at URLs that cannot be read.
+
+    A source at a URL that is complete in the pack is not asked for. Raises OutputRefused for
+    another source of the same name, and what `look_at` raises.
+    """
+    return look_at([source for source in sources if not _is_packed(source, state, sums)])
+
+
+def _is_packed(source: Source, state: PackState, sums: dict[str, str]) -> bool:
+    record = state.sources.get(source.name)
+    if record is None:
+        return False
+    if source.kind != "remote" and record["nbytes"] != source.nbytes:
+        raise _another_source(source, record, f"has {source.nbytes} bytes")
+    expected = sums.get(source.name)
+    if expected is not None and record["md5"] is not None:
+        if record["md5"] != expected:
+            raise _another_source(source, record, f"should have the md5 {expected}")
+        record["md5_checked"] = True
+    return True
+
+
+def _another_source(source: Source, record: dict, found: str) -> OutputRefused:
+    digests = [f"the {DIGEST_NAMES[key]} {record[key]}" for key in DIGEST_NAMES if record.get(key)]
+    return OutputRefused(
+        f"{source.path} {found}, but the pack holds a source {source.name!r} of "
+        f"{record['nbytes']} bytes{' with ' if digests else ''}{' and '.join(digests)}; rename one "
+        "of them, or use another output folder"
+    )
+
+
+def add_missing_md5(
+    state: PackState, sources: list[Source], sums: dict[str, str], show_progress: bool | None
+) -> None:
+    """Compute the md5 of every tar that the pack holds without one, and enter it in its record.
+
+    An earlier run packed them without. Each is read once, to its end; nothing is decoded. Raises
+    OutputRefused if a tar is not the one that was packed, or not the one in the list, and
+    SourceError if it cannot be read.
+    """
+    todo = [
+        source
+        for source in sources
+        if source.name in state.sources
+        and source.kind != "folder"
+        and state.sources[source.name]["md5"] is None
+    ]
+    if not todo:
+        return
+    report(f"computing the md5 of {counted(len(todo), 'tar')}, which the pack does not record yet")
+    done, total = 0, sum(state.sources[source.name]["nbytes"] for source in todo)
+    with byte_bar(show_progress) as advance:
+        for source in todo:
+            record, raw = state.sources[source.name], RawFile(source.path, md5=True, on_wait=report)
+            try:
+                while chunk := raw.read_chunk():
+                    interrupts.check()
+                    done += len(chunk)
+                    advance(done, total)
+                found, md5 = raw.xxh128(), raw.md5()
+            finally:
+                raw.close()
+            if found != record["xxh128"]:
+                raise _another_source(source, record, f"has the {DIGEST_NAMES['xxh128']} {found}")
+            expected = sums.get(source.name)
+            if expected not in (None, md5):
+                fault = f"has the md5 {md5}, and should have {expected}"
+                raise _another_source(source, record, fault)
+            record["md5"], record["md5_checked"] = md5, expected is not None

@@ -1,17 +1,15 @@
-"""`pack`: the complete run, from the arguments to the published pack."""
+"""`pack` and `pack_part`: complete runs, from the arguments to the published pack or part."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import __version__, interrupts
-from sa1bpack.arguments import checks_options
+from sa1bpack.arguments import checks_options, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import SourceError
-from sa1bpack.format.duplicates import find_duplicates
-from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import identity_text
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
@@ -19,12 +17,20 @@ from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
-from sa1bpack.packing.progress import Progress, recorded_run, rejects_so_far
-from sa1bpack.packing.request import Request, checked_request, upload_to
+from sa1bpack.packing.part_notes import Plan
+from sa1bpack.packing.part_state import PartState
+from sa1bpack.packing.progress import Progress, RejectLimit, recorded_run
+from sa1bpack.packing.request import (
+    Request,
+    RunKeywords,
+    add_missing_md5,
+    checked_request,
+    sources_to_pack,
+    upload_to,
+)
 from sa1bpack.packing.sample import require_decoder, warm_up
+from sa1bpack.packing.shard_builder import WriterThreads
 from sa1bpack.packing.source_packer import SourcePacker
-from sa1bpack.packing.writer_threads import WriterThreads
 from sa1bpack.source.find import Source
 from sa1bpack.urls import scheme_of, shown
 
@@ -152,9 +158,16 @@ def pack(
         (3, 203)
     """
     url, out = upload_to(out, staging)
-    request = checked_request(
-        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads, ignore_space
-    )
+    given = {
+        "links": links,
+        "downloads": downloads,
+        "workers": workers,
+        "md5sums": md5sums,
+        "md5": md5,
+        "max_rejects": max_rejects,
+        "ignore_space": ignore_space,
+    }
+    request = checked_request(sources, out, given | options)
     if url is not None:  # of which little is on this disk at any time
         request = replace(request, ignore_space=True)
     warm_up(request.options)
@@ -173,6 +186,68 @@ def pack(
         state.release()
 
 
+@checks_options("pack_part")
+def pack_part(
+    sources: str | Path | Iterable[str | Path],
+    out: str | Path,
+    part: tuple[int, int],
+    *,
+    progress: bool | None = None,
+    **options: Unpack[RunKeywords],
+) -> PackResult:
+    """Pack every N-th of the sources into `out`, which other parts pack into at the same time.
+
+    When all parts are done, `finalize` makes their shards one pack. It has the same bytes as if
+    `pack` had made it of all sources. A part may run at any time, again after it was killed or on
+    another machine, and beside others of the same sources: a shard that another process has
+    published meanwhile stays, and this one's is discarded.
+
+    sources
+        All sources of the job, the same for every part.
+    out
+        Folder of the pack, on a disk that all parts share; created if it does not exist.
+    part
+        (K, N): the K-th of N parts, K from 1 on, packs every N-th source by name, from the K-th on.
+    progress
+        As in `pack`.
+    options
+        links, downloads, workers, md5sums, md5, max_rejects, ignore_space, and the fields of
+        PackOptions, as in `pack`. The disk must have room for what is left of the whole job; the
+        part ends when more members of its own sources than `max_rejects` are rejected.
+
+    The result's totals are those of the sources of the part; one
+    that cannot be read is named in `failed`, and recorded for `finalize`.
+
+    Raises what `pack` raises; OutputLocked only while another command than a part works on `out`.
+
+    Examples:
+        >>> for k in (1, 2):
+        ...     done = sa1bpack.pack_part("tests/samples/*.tar", "job", (k, 2), workers=1)
+        >>> sa1bpack.finalize("job").complete
+        True
+    """
+    share = part_of_job(part)
+    request = checked_request(sources, out, options)
+    check_room(request, request.sources)
+    plan = Plan(share[1], tuple(source.name for source in request.sources))
+    mine = share_of(request.sources, share)
+    return run_part(replace(request, sources=mine, ignore_space=True), plan, progress)[0]
+
+
+def run_part(
+    request: Request, plan: Plan, progress: bool | None
+) -> tuple[PackResult, list[dict[str, str]]]:
+    """Pack the sources of a request as a part of a job; also returns the lines of their rejects."""
+    warm_up(request.options)
+    interrupts.check()
+    names = [source.name for source in request.sources]
+    state = PartState(request.out, request.options, plan, names)
+    try:
+        return pack_into(state, request, progress), state.rejects()
+    finally:
+        state.release()
+
+
 def pack_into(state: PackState, request: Request, show_progress: bool | None) -> PackResult:
     """Pack those sources of a request that a pack does not have."""
     sources = request.sources
@@ -180,12 +255,12 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
     check_room(request, todo)
     if request.md5:
         add_missing_md5(state, sources, request.sums, show_progress)
-    rejects = rejects_so_far(state.rejects(), request.max_rejects)
+    rejects = RejectLimit(request.max_rejects, state.rejects())
     progress = Progress(sum(source.nbytes for source in todo), rejects, show_progress)
     packed_by = versions_in_force()
     note_other_decoders(state, packed_by, progress)
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was
-    with recorded_run(state.root, progress, request.workers):
+    with recorded_run(state.root, progress, request.workers, state.alone):
         try:
             failed = unreadable | pack_sources(state, todo, request, packed_by, progress)
         except BaseException as error:
@@ -196,26 +271,44 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
             raise
         finally:
             progress.close()
+    state.fail(failed)
     interrupts.check()
     state.publish(complete=not failed)
-    duplicates = find_duplicates(*open_manifest_and_index(state.root))
-    for line in (*duplicates.lines(), *state.without_pairs()):
+    for line in state.findings():
         progress.note(line)
-    before = len(sources) - len(todo) - len(unreadable)
-    return result_of(state, len(sources), before, failed, progress)
+    counts = state.counts()
+    return PackResult(
+        root=state.root,
+        images=counts["images"],
+        masks=counts["masks"],
+        annotations=counts["annotations"],
+        dropped=counts["dropped_images"],
+        rejects=counts["rejects"],
+        sources=len(sources),
+        packed_before=len(sources) - len(todo) - len(unreadable),
+        new_images=progress.images,
+        failed=failed,
+        identity=identity_text(state.sources.values()),
+        notes=progress.notes,
+        seconds=progress.seconds,
+        left_out=left_out_text(state.options.to_json(), counts, counts["masks"]),
+    )
 
 
 def pack_sources(
     state: PackState,
-    todo: list[Source],
+    todo: Iterable[Source],
     request: Request,
     packed_by: dict[str, str],
     progress: Progress,
+    wanted: Mapping[str, Set[int]] | None = None,
 ) -> dict[str, SourceError]:
     """Publish the shards of these sources; returns name → error of those that were given up.
 
     packed_by
         As in `versions_in_force`.
+    wanted
+        Name of a source → the parts to pack. Default: all that are not published.
     """
     with WriterThreads() as writers:
         packers = [
@@ -226,43 +319,15 @@ def pack_sources(
                 packed_by,
                 md5=request.md5,
                 expected_md5=request.sums.get(source.name),
+                wanted=None if wanted is None else wanted[source.name],
             )
             for source in todo
         ]
         if request.workers == 1:
             pack_inline(packers, state.options, progress)
         elif packers:
-            pack_with_processes(
-                packers, state.options, request.workers, progress, request.downloads
-            )
+            pack_with_processes(packers, state.options, request, progress)
     return {packer.source.name: packer.error for packer in packers if packer.error is not None}
-
-
-def result_of(
-    state: PackState,
-    sources: int,
-    packed_before: int,
-    failed: dict[str, SourceError],
-    progress: Progress,
-) -> PackResult:
-    """The result of a run that was given so many sources, of which some were complete before."""
-    counts = state.counts()
-    return PackResult(
-        root=state.root,
-        images=counts["images"],
-        masks=counts["masks"],
-        annotations=counts["annotations"],
-        dropped=counts["dropped_images"],
-        rejects=counts["rejects"],
-        sources=sources,
-        packed_before=packed_before,
-        new_images=progress.images,
-        failed=failed,
-        identity=identity_text(state.sources.values()),
-        notes=progress.notes,
-        seconds=progress.seconds,
-        left_out=left_out_text(state.options.to_json(), counts, counts["masks"]),
-    )
 
 
 def versions_in_force() -> dict[str, str]:

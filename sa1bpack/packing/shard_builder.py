@@ -1,16 +1,31 @@
-"""Builds one shard: samples are appended in the order of the tar, whichever is decoded first."""
+"""Builds one shard: samples are appended in the order of the tar, whichever is decoded first.
 
-from collections.abc import Callable
-from concurrent.futures import Future
+Threads that all shards of a run share write the files, and publish them, while others are decoded.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import BoundedSemaphore, Lock
+from typing import Any
 
+import numpy as np
 import xxhash
 
-from sa1bpack.format import ShardEntry
+from sa1bpack.format import Layout, ShardEntry, ShardWriter
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Outcome, Packed, Rejected
-from sa1bpack.packing.writer_threads import ShardQueue, WriterThreads
+
+# Shards written at once, each by one thread, which mostly waits for the disk and for the digest.
+# Neither holds the GIL.
+THREADS = 32
+
+# Shards of a run that may be in publication at once; decoding waits for them. Each keeps all of its
+# files open, and on a disk that is slow to flush they would become many.
+MAX_IN_PUBLICATION = 4
 
 
 def shard_name(source: str, part: int) -> str:
@@ -32,18 +47,35 @@ class PublishedShard:
     attributes: dict
 
 
+class WriterThreads:
+    """The threads of one run, which its shards share: a context manager that ends with them.
+
+    publications
+        A semaphore of MAX_IN_PUBLICATION; a shard holds it while it is being published.
+    """
+
+    def __init__(self):
+        self.publications = BoundedSemaphore(MAX_IN_PUBLICATION)
+        self.pool = ThreadPoolExecutor(THREADS, "sa1bpack-writer")
+
+    def __enter__(self) -> "WriterThreads":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.pool.shutdown()
+
+
 @dataclass
 class ShardBuilder:
-    """Builds the shard of pairs [first, first + samples_per_shard) of one source.
+    """Builds the shard of one part of a source: of `samples_per_shard` pairs, the last of fewer.
 
     An outcome takes effect after those of all earlier pairs: the order in the shard is that of the
     tar, whichever was decoded first. Writing begins with the first packed sample, so without one
-    nothing is left on disk.
+    nothing is left on disk: `queue` is None.
     """
 
     source: str
     part: int
-    first: int
     shards_dir: Path
     options: PackOptions
     writers: WriterThreads
@@ -55,13 +87,8 @@ class ShardBuilder:
         self.queue: ShardQueue | None = None
         self._pairs_digest = xxhash.xxh3_64()
         self._early: dict[int, tuple[Outcome, Callable[[], object]]] = {}
-        self._next = self.first
+        self._first = self._next = self.part * self.options.samples_per_shard
         self._end: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the shard."""
-        return shard_name(self.source, self.part)
 
     def begin(self, digest: bytes) -> None:
         """The next pair, in the order of the source, has this digest."""
@@ -81,9 +108,8 @@ class ShardBuilder:
     def _take(self, outcome: Outcome, release: Callable[[], object]) -> None:
         if isinstance(outcome, Packed):
             if self.queue is None:
-                self.queue = ShardQueue(
-                    self.writers, self.shards_dir, self.name, self.options.layout
-                )
+                name = shard_name(self.source, self.part)
+                self.queue = ShardQueue(self.writers, self.shards_dir, name, self.options.layout)
             self.unknown_keys |= outcome.unknown_keys
             self.queue.append(outcome.rows, release)
             return
@@ -94,7 +120,7 @@ class ShardBuilder:
             self.dropped += 1
 
     def close(self, end: int) -> None:
-        """No pair from `end` on belongs to this shard."""
+        """No further pair will come; `end` is the index after the last one."""
         self._end = end
 
     @property
@@ -107,11 +133,6 @@ class ShardBuilder:
         """Every pair has its outcome, and every packed one was handed to the writer threads."""
         return self.closed and self._next == self._end
 
-    @property
-    def empty(self) -> bool:
-        """No sample is packed so far."""
-        return self.queue is None
-
     def check(self) -> None:
         """Raise what writing has raised so far."""
         if self.queue is not None:
@@ -122,8 +143,8 @@ class ShardBuilder:
         return {
             "source": self.source,
             "part": self.part,
-            "first_pair": self.first,
-            "pairs": self._end - self.first,
+            "first_pair": self._first,
+            "pairs": self._end - self._first,
             "pairs_digest": self._pairs_digest.hexdigest(),
             "dropped": self.dropped,
             "rejects": [reject.as_json() for reject in self.rejects],
@@ -143,3 +164,94 @@ class ShardBuilder:
         self._early.clear()
         if self.queue is not None:
             self.queue.end()
+
+
+class ShardQueue:
+    """The calls that write one shard, done by the threads one at a time, in order.
+
+    Only the threads create files: Ctrl-C is raised in the main thread alone, so nothing is created
+    that `end` does not know of. A shard has no thread of its own: when that ended, it would call
+    into Python from the garbage collector, where the exception of a signal is lost.
+    """
+
+    def __init__(self, writers: WriterThreads, shards_dir: Path, name: str, layout: Layout):
+        self._writers = writers
+        self._arguments = shards_dir, name, layout
+        self._writer: ShardWriter | None = None
+        self._error: BaseException | None = None
+        self._todo: deque[tuple[Future, Callable, object]] = deque()
+        self._at_work = Lock()
+
+    def append(self, rows: Mapping[str, np.ndarray], release: Callable[[], object]) -> None:
+        """Have the `finished_rows` of the next sample written.
+
+        The arrays must not change until `release` is called, in any thread; it is called also if
+        they were not written after all.
+        """
+
+        def released(_: Future) -> None:
+            try:
+                release()
+            except BaseException as error:  # a callback's error would only be logged
+                self._error = self._error or error
+
+        self._put(self._append, rows).add_done_callback(released)
+
+    def publish(self, attributes: dict[str, Any]) -> Future[ShardEntry]:
+        """Publish the shard, of at least one sample, once all of it is written."""
+        return self._put(self._publish, attributes)
+
+    def check(self) -> None:
+        """Raise what writing has raised so far."""
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """Cancel the calls that have not begun, and discard the shard unless it is published."""
+        with suppress(IndexError):
+            while True:
+                self._todo.popleft()[0].cancel()
+        with self._at_work:
+            if self._writer is not None:
+                self._writer.discard()
+        self._error = None  # its traceback keeps this object and rows alive
+
+    def _append(self, rows: Mapping[str, np.ndarray]) -> None:
+        if self._error is None:
+            try:
+                if self._writer is None:
+                    self._writer = ShardWriter(*self._arguments)
+                self._writer.append(rows)
+            except BaseException as error:  # whatever it is, the run must end with it
+                self._error = error
+
+    def _publish(self, attributes: dict[str, Any]) -> ShardEntry:
+        self.check()
+        return self._writer.publish(attributes)
+
+    def _put(self, call: Callable, argument: object) -> Future:
+        future: Future = Future()
+        self._todo.append((future, call, argument))
+        if not self._at_work.locked():  # its holder looks again after releasing it
+            self._writers.pool.submit(self._work)
+        return future
+
+    def _work(self) -> None:
+        """Make the waiting calls, unless another thread does."""
+        while self._todo and self._at_work.acquire(blocking=False):
+            try:
+                with suppress(IndexError):  # `end` empties the queue, too
+                    while True:
+                        self._do(*self._todo.popleft())
+            finally:
+                self._at_work.release()
+
+    @staticmethod
+    def _do(future: Future, call: Callable, argument: object) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                result = call(argument)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)

@@ -1,6 +1,6 @@
 """Packs one source: which pairs need work, which shard each belongs to, what failed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +12,7 @@ from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import report
 from sa1bpack.packing.sample import Outcome, Rejected
-from sa1bpack.packing.shard_builder import PublishedShard, ShardBuilder
-from sa1bpack.packing.writer_threads import WriterThreads
+from sa1bpack.packing.shard_builder import PublishedShard, ShardBuilder, WriterThreads
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy
 from sa1bpack.source.pairs import Pair, PairReader
@@ -38,6 +37,7 @@ class SourcePacker:
         *,
         md5: bool = False,
         expected_md5: str | None = None,
+        wanted: Set[int] | None = None,
     ):
         """
         writers
@@ -48,6 +48,8 @@ class SourcePacker:
             Whether to compute the source's md5.
         expected_md5
             What it must be, if a list says so; `md5` is then true.
+        wanted
+            The parts to pack; None: all that are not published.
         """
         self.source = source
         self.finished = False
@@ -58,6 +60,7 @@ class SourcePacker:
         self._packed_by = packed_by
         self._with_md5 = md5
         self._expected_md5 = expected_md5
+        self._wanted = wanted
         self._published = {
             part: _PublishedPart(shard) for part, shard in state.parts_of(source.name).items()
         }
@@ -69,17 +72,19 @@ class SourcePacker:
         self._facts: dict | None = None
 
     def is_published(self, index: int) -> bool:
-        """Whether the pair lies in a shard that an earlier run published. For any thread."""
-        return index // self._options.samples_per_shard in self._published
+        """Whether the pair lies in a part that is published, or not wanted. For any thread."""
+        part = index // self._options.samples_per_shard
+        return part not in self._wanted if self._wanted is not None else part in self._published
 
     def skip(self, index: int, digest: bytes) -> None:
-        """Compare a pair of a published shard, by its `pair_digest`.
+        """Compare a pair of a published shard, if it is of one, by its `pair_digest`.
 
         Raises SourceError if the source is not the one that the shard was packed from.
         """
         part = index // self._options.samples_per_shard
         self.finish_earlier_part(part, index)
-        self._published[part].check(digest, self.source.path)
+        if part in self._published:
+            self._published[part].check(digest, self.source.path)
 
     def begin(self, index: int, digest: bytes) -> None:
         """A pair with this `pair_digest` will be decoded; called in the order of the pairs."""
@@ -89,7 +94,6 @@ class SourcePacker:
             self.builders[part] = ShardBuilder(
                 self.source.name,
                 part,
-                part * self._options.samples_per_shard,
                 self._state.shards_dir,
                 self._options,
                 self._writers,
@@ -113,7 +117,7 @@ class SourcePacker:
     def _publish_if_complete(self, builder: ShardBuilder) -> None:
         if not builder.complete:
             return
-        if builder.empty:
+        if builder.queue is None:
             self._unpublished[builder.part] = self.builders.pop(builder.part)
             return
         self._writers.publications.acquire()

@@ -13,9 +13,8 @@ from sa1bpack.format import Extent
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.sample import Dropped, Packed, Rejected
-from sa1bpack.packing.shard_builder import ShardBuilder
+from sa1bpack.packing.shard_builder import ShardBuilder, ShardQueue, WriterThreads
 from sa1bpack.packing.source_packer import SourcePacker
-from sa1bpack.packing.writer_threads import ShardQueue, WriterThreads
 from sa1bpack.source import PairReader, find_sources
 
 OPTIONS = PackOptions(**{**SMALL, "samples_per_shard": 100})
@@ -71,7 +70,7 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
         Packed({"n": n}, o.extent, o.unknown_keys) if isinstance(o, Packed) else o
         for n, o in enumerate(outcomes)
     ]
-    builder = ShardBuilder("sa_1", 2, FIRST, Path(), OPTIONS, None)
+    builder = ShardBuilder("sa_1", 2, Path(), OPTIONS, None)
     released = []
     order = data.draw(st.permutations(range(len(outcomes))))
     for count, index in enumerate(order):
@@ -83,7 +82,7 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
     builder.close(FIRST + len(outcomes))
     assert builder.complete
     packed = [o for o in outcomes if isinstance(o, Packed)]
-    assert builder.empty == (not packed)
+    assert (builder.queue is None) == (not packed)
     assert (builder.queue.appended if packed else []) == [o.rows for o in packed]
     assert builder.unknown_keys == {key for o in packed for key in o.unknown_keys}
     assert builder.rejects == [o for o in outcomes if isinstance(o, Rejected)]
@@ -91,7 +90,7 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
 
 
 def test_what_waits_for_an_earlier_pair_is_released_when_the_shard_is_given_up(no_queues):
-    builder = ShardBuilder("sa_1", 2, FIRST, Path(), OPTIONS, None)
+    builder = ShardBuilder("sa_1", 2, Path(), OPTIONS, None)
     released = []
     for index in (0, 2, 3):
         packed = Packed({}, Extent(1), frozenset())
@@ -231,7 +230,7 @@ class SlowWriter:
 
 @pytest.fixture
 def queue(monkeypatch, tmp_path):
-    monkeypatch.setattr("sa1bpack.packing.writer_threads.ShardWriter", SlowWriter)
+    monkeypatch.setattr("sa1bpack.packing.shard_builder.ShardWriter", SlowWriter)
     monkeypatch.setattr(SlowWriter, "made", None)
     with WriterThreads() as writers:
         yield ShardQueue(writers, tmp_path, "a-000", OPTIONS.layout)

@@ -1,22 +1,31 @@
-"""All work in this process, one pair after the other: `--workers 1`.
+"""All work in this process, one pair after the other: `--workers 1`; and the limit on open files.
 
 Only writing, and md5 if it is asked for, have threads of their own.
 """
 
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 
 from sa1bpack import interrupts
-from sa1bpack.errors import SourceError
-from sa1bpack.packing.execution.descriptors import enough_descriptors, needed_inline
+from sa1bpack.errors import PackError, SourceError
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.sample import Buffers, attempt
+from sa1bpack.packing.shard_builder import MAX_IN_PUBLICATION
 from sa1bpack.packing.source_packer import SourcePacker, pair_digest, stopped_on_error
 
 # Samples in memory: one being decoded, one being written, one waiting to be written.
 SAMPLES_IN_MEMORY = 3
+
+# Descriptors: the interpreter, its streams and libraries, the lock, sockets, files that are open
+# for a moment, a few sources that are smaller than the slots; of these, what the command has open
+# when a run begins (a program that calls `pack` may have more); and those of a source, with the
+# file that it spills into and its folder.
+_BASE, _COMMAND, SOURCE_FILES = 48, 16, 3
 
 
 def pack_inline(packers: Sequence[SourcePacker], options: PackOptions, progress: Progress) -> None:
@@ -24,7 +33,9 @@ def pack_inline(packers: Sequence[SourcePacker], options: PackOptions, progress:
     free: SimpleQueue[Buffers] = SimpleQueue()
     for _ in range(SAMPLES_IN_MEMORY):
         free.put(Buffers(options))
-    with enough_descriptors(needed_inline(options), workers=1), stopped_on_error(packers):
+    # The shard being filled, and the next one beside those in publication.
+    needed = files_needed(options, filling=2, others=SOURCE_FILES)
+    with enough_descriptors(needed, workers=1), stopped_on_error(packers):
         for number, packer in enumerate(packers):
             _pack_source(packer, options, free, progress)
             for earlier in packers[: number + 1]:
@@ -44,7 +55,7 @@ def _pack_source(
                 pairs += 1
                 if packer.is_published(pair.index):
                     packer.skip(pair.index, pair_digest(pair))
-                    progress.skipped(packer.source, reader.bytes_read)
+                    progress.advance(packer.source, reader.bytes_read)
                     continue
                 packer.begin(pair.index, pair_digest(pair))
                 buffers = free.get()
@@ -57,3 +68,44 @@ def _pack_source(
     except SourceError as error:
         packer.fail(error)
     progress.source_done(packer.source)
+
+
+@contextmanager
+def enough_descriptors(needed: int, workers: int) -> Iterator[None]:
+    """Raise the soft limit on open files, within the block, to what a run needs.
+
+    It is usually 1024, and the hard limit, up to which a process may raise it, far higher. What the
+    process has open beyond what the command has is added to `needed`. Raises PackError if the hard
+    limit is too low; `workers` is named there.
+    """
+    needed += (others := open_already())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        yield
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise PackError(
+            f"a run with --workers {workers} holds up to {needed} files open"
+            f"{f', with {others} that this process has open already' if others else ''}, and the "
+            f"limit here is {hard}; use fewer workers, or raise the limit (ulimit -Hn)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_already() -> int:
+    """Descriptors that this process has open beyond those that the command has."""
+    try:
+        count = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # one is the listing's
+    except OSError:  # not Linux, or no descriptor is left for the listing
+        return 0
+    return max(0, count - _COMMAND)
+
+
+def files_needed(options: PackOptions, filling: int, others: int) -> int:
+    """Descriptors of a process that fills so many shards at once, and has so many other files."""
+    # Of unpublished shards: all files of each, and one that is open briefly.
+    return _BASE + others + (filling + MAX_IN_PUBLICATION) * (len(options.layout.arrays) + 1)

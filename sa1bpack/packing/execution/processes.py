@@ -14,7 +14,7 @@ from functools import partial
 
 from sa1bpack import interrupts
 from sa1bpack.errors import PackError, SourceError
-from sa1bpack.packing.execution.descriptors import enough_descriptors, needed_with_processes
+from sa1bpack.packing.execution.inline import SOURCE_FILES, enough_descriptors, files_needed
 from sa1bpack.packing.execution.shared_slots import SharedSlots
 from sa1bpack.packing.execution.source_reader import (
     PairRead,
@@ -27,6 +27,7 @@ from sa1bpack.packing.execution.source_reader import (
 from sa1bpack.packing.execution.worker import JOBS_PER_WORKER, WorkerProcess, start_worker
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.request import Request
 from sa1bpack.packing.sample import Outcome, Packed, Rejected
 from sa1bpack.packing.source_packer import SourcePacker, stopped_on_error
 from sa1bpack.urls import Address
@@ -69,22 +70,24 @@ class Job:
 def pack_with_processes(
     packers: Sequence[SourcePacker],
     options: PackOptions,
-    workers: int,
+    request: Request,
     progress: Progress,
-    downloads: int | None = None,
 ) -> None:
-    """Run every packer with `workers` processes. Errors of a source stay in its packer.
+    """Run every packer with worker processes. Errors of a source stay in its packer.
 
-    downloads
-        Sources that are read at once if any is at a URL; None: DOWNLOADS, but no more than there
-        are workers, and at least as many as of files.
+    Of sources at URLs, as many are read at once as the request says; by default DOWNLOADS, but no
+    more than there are workers, and at least as many as of files.
     """
+    workers, downloads = request.workers, request.downloads
     reader_threads = -(-workers // WORKERS_PER_READER_THREAD)
     if any(isinstance(packer.source.path, Address) for packer in packers):
         reader_threads = downloads or max(reader_threads, min(DOWNLOADS, workers))
     reader_threads = min(len(packers), reader_threads)
     slots = workers * (JOBS_PER_WORKER + SLOTS_AHEAD) + reader_threads * READ_AHEAD
-    needed = needed_with_processes(options, workers, reader_threads, slots)
+    # Per source: the shard being filled, and the one whose last samples are being decoded. There
+    # are more only if shards are smaller than the number of slots.
+    filling = 2 * reader_threads + slots // options.samples_per_shard
+    needed = files_needed(options, filling, others=2 * workers + reader_threads * SOURCE_FILES)
     with enough_descriptors(needed, workers):
         shared_slots = SharedSlots(slots, options)
         try:
@@ -187,7 +190,7 @@ class _Dispatcher:
             case PairSkipped(packer, index, digest, bytes_read):
                 if packer.error is None:
                     self._skip(packer, index, digest)
-                    self._progress.skipped(packer.source, bytes_read)
+                    self._progress.advance(packer.source, bytes_read)
             case PairRead(packer, index, digest):
                 if packer.error is not None:
                     self._readers.free(event.slot)

@@ -24,8 +24,7 @@ from sa1bpack.format.side.spec import (
     read_side_manifest,
 )
 from sa1bpack.packing.options import PackOptions, worded
-from sa1bpack.packing.pack_state import check_can_write
-from sa1bpack.packing.records import check_source_record
+from sa1bpack.packing.pack_state import check_can_write, check_source_record
 from sa1bpack.wording import brief, counted
 
 Key = tuple[str, int]  # source and part

@@ -17,12 +17,12 @@ from fcntl import LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import local_path, paths_of
+from sa1bpack.arguments import check_can_be_folder, local_path, paths_of
 from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format import open_shard
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import flush_folder, make_folder, temporary_beside
-from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.manifest import SHARDS_NAME, refuse_in_pack
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.packing.merge.place_files import (
     CLONED,
@@ -43,9 +43,7 @@ from sa1bpack.packing.merge.plan import (
     plan_sides,
     working_name,
 )
-from sa1bpack.packing.pack_state import LOCK_NAME, PackState
-from sa1bpack.packing.records import check_shard_record
-from sa1bpack.packing.request import check_folder
+from sa1bpack.packing.pack_state import LOCK_NAME, PackState, check_shard_record
 from sa1bpack.packing.shard_builder import PublishedShard, shard_name
 from sa1bpack.wording import size_text
 
@@ -126,7 +124,8 @@ def merge(
                 f"out is {str(out)!r}: it is, holds or lies in the pack {pack}; choose a folder "
                 "elsewhere"
             )
-    check_folder(root)
+    check_can_be_folder(root, "give a new folder, or that of a pack")
+    refuse_in_pack("out", root)
     plan = plan_merge(roots)
     sides = plan_sides(root, plan.roots)
     state = PackState(root, plan.options)

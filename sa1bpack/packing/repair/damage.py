@@ -37,8 +37,7 @@ from sa1bpack.format.verify import check_pack
 from sa1bpack.format.verify_shard import check_digest
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
 from sa1bpack.packing.options import PackOptions, recorded_options
-from sa1bpack.packing.pack_state import check_can_write
-from sa1bpack.packing.records import check_shard_record, check_source_record
+from sa1bpack.packing.pack_state import check_can_write, check_shard_record, check_source_record
 from sa1bpack.wording import span_text
 
 _NAME = TEMPORARY_PREFIX + "unfinished-repair.json"

@@ -1,161 +1,58 @@
 """Rebuilds damaged shards from their sources, in a working folder, and checks what it made."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sa1bpack.format import open_shard
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.manifest import DIGEST_NAMES, SHARDS_NAME
 from sa1bpack.format.problems import Findings
 from sa1bpack.format.verify_shard import check_shard
-from sa1bpack.packing.execution.inline import pack_inline
-from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import NOT_LOCKED, Key, PackState, check_shard_record
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.repair.damage import Damage, recorded_attributes, recorded_samples
-from sa1bpack.packing.run import versions_in_force
+from sa1bpack.packing.request import Request
+from sa1bpack.packing.run import pack_sources, versions_in_force
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.shard_builder import PublishedShard
-from sa1bpack.packing.source_packer import SourcePacker
-from sa1bpack.packing.writer_threads import WriterThreads
 from sa1bpack.source.find import Source, look_at
 
 
-class RebuiltShards:
-    """Takes the place of PackState for a SourcePacker: shards go to a working folder.
-
-    shards
-        (source, part) → the shard in the working folder.
-    records
-        Name of a source that was read to its end → what its record in the manifest would be.
-    """
+class _Rebuilding(PackState):
+    """The sound shards of a pack, and those that are made again in a working folder."""
 
     def __init__(
-        self,
-        root: Path,
-        options: PackOptions,
-        parts_of: Callable[[str], dict[int, PublishedShard]],
-        folder: Path,
+        self, root: Path, options: PackOptions, shards: dict[Key, PublishedShard], folder: Path
     ):
-        """
-        root, options
-            Of the pack.
-        parts_of
-            Name of a source → its sound shards, by part.
-        folder
-            The working folder, which exists.
-        """
-        self.root = root
-        self.options = options
-        self.parts_of = parts_of
-        self.shards: dict[tuple[str, int], PublishedShard] = {}
-        self.records: dict[str, dict] = {}
+        super().__init__(root, options, lock=NOT_LOCKED)
+        self.shards = dict(shards)
         self.shards_dir = folder
 
-    def add_shard(self, shard: PublishedShard) -> None:
-        """A shard is complete."""
-        self.shards[shard.entry.source, shard.entry.part] = shard
-
     def finish_source(self, record: dict, at_once: bool = False) -> None:
-        """A source was read to its end."""
-        self.records[record["name"]] = record
+        """A source was read to its end; nothing is published."""
+        self.sources[record["name"]] = record
 
     def withdraw(self, source: str) -> int:
-        """A source is not usable: drop what was rebuilt from it. The pack stays as it is."""
-        for key in [key for key in self.shards if key[0] == source]:
-            del self.shards[key]
+        """A source is not usable: the pack stays as it is."""
         return 0
 
 
-class PartRebuilder(SourcePacker):
-    """Rebuilds some parts of a source and skips all others."""
-
-    def __init__(
-        self,
-        source: Source,
-        rebuilt: RebuiltShards,
-        writers: WriterThreads,
-        packed_by: dict,
-        parts: set[int],
-        record: dict | None,
-    ):
-        super().__init__(source, rebuilt, writers, packed_by, md5=_identity_of(record) == "md5")
-        self._wanted = parts
-
-    def is_published(self, index: int) -> bool:
-        """Whether the pair lies in a part that is not wanted."""
-        return index // self._options.samples_per_shard not in self._wanted
-
-    def skip(self, index: int, digest: bytes) -> None:
-        """Compare a pair of a sound shard. A part without a shard has nothing to compare.
-
-        Raises SourceError if the source is not the one that the shard was packed from.
-        """
-        part = index // self._options.samples_per_shard
-        if part in self._published:
-            super().skip(index, digest)
-        else:
-            self.finish_earlier_part(part, index)
+def sound_shards(root: Path, damage: Damage, sources: Container[str]) -> dict[Key, PublishedShard]:
+    """The shards of sources that a check has found sound. Raises FormatError and OSError."""
+    return {
+        (entry.source, entry.part): packed_shard(root, entry.name, damage)
+        for entry in damage.manifest.shards
+        if entry.source in sources and entry.name not in damage.shards
+    }
 
 
-def rebuild_parts(
-    sources: Sequence[Source],
-    wanted: dict[str, set[int]],
-    records: dict[str, dict],
-    rebuilt: RebuiltShards,
-    *,
-    packed_by: dict[str, str],
-    workers: int,
-    show_progress: bool | None,
-) -> tuple[dict[str, str], list[str]]:
-    """Rebuild parts of these sources into `rebuilt`.
-
-    wanted
-        Name of each source → the parts to rebuild.
-    records
-        Name of a source → its record in the manifest, as far as known; the source must match it.
-    packed_by
-        As in `versions_in_force`.
-
-    Returns (name of each source that cannot be used → why, notes for the user).
-    """
-    options = rebuilt.options
-    warm_up(options)
-    progress = Progress(sum(source.nbytes for source in sources), show=show_progress)
-    with WriterThreads() as writers:
-        packers = [
-            PartRebuilder(
-                source, rebuilt, writers, packed_by, wanted[source.name], records.get(source.name)
-            )
-            for source in sources
-        ]
-        try:
-            if workers == 1:
-                pack_inline(packers, options, progress)
-            else:
-                pack_with_processes(packers, options, workers, progress)
-        finally:
-            progress.close()
-    faults = {}
-    for packer in packers:
-        name = packer.source.name
-        if fault := _fault(packer, records.get(name), rebuilt.records.get(name)):
-            rebuilt.withdraw(name)
-            faults[name] = fault
-    return faults, progress.notes
-
-
-def _fault(packer: PartRebuilder, expected: dict | None, found: dict | None) -> str | None:
-    """Why nothing rebuilt from a source can be used, if so."""
-    if packer.error is not None:
-        return str(packer.error)
-    for key in (_identity_of(expected), "pairs") if expected is not None else ():
-        if found[key] != expected[key]:
-            return (
-                f"{packer.source.path}: {DIGEST_NAMES.get(key, key)} is {found[key]}, but the pack "
-                f"was made from a source with {expected[key]}; restore the original file"
-            )
-    return None
+def packed_shard(root: Path, name: str, damage: Damage) -> PublishedShard:
+    """A shard under its final name. Raises FormatError and OSError."""
+    shard = open_shard(root / SHARDS_NAME / name, damage.options.layout)
+    check_shard_record(shard.attributes, shard.folder)
+    return PublishedShard(shard.entry, shard.attributes)
 
 
 def _identity_of(record: dict | None) -> str:
@@ -181,20 +78,21 @@ class Replacement:
     note: str
 
 
-def replacement(shard: PublishedShard, rebuilt: RebuiltShards, damage: Damage) -> Replacement | str:
+def _replacement(
+    root: Path, shard: PublishedShard, folder: Path, damage: Damage
+) -> Replacement | str:
     """Read a rebuilt shard back, and compare it with all that is known of the old one.
 
     Returns why it cannot be used, if so.
     """
     name, key = shard.entry.name, (shard.entry.source, shard.entry.part)
-    folder = rebuilt.shards_dir / name
     findings = Findings()
     check_shard(
         folder, shard.entry, damage.manifest.layout, findings, quick=False, advance=lambda _: None
     )
     if findings.problems:
         return f"the rebuilt shard is damaged, too: {findings.problems[0].what}"
-    old = rebuilt.root / SHARDS_NAME / name
+    old = root / SHARDS_NAME / name
     attributes = recorded_attributes(old)
     if attributes and (attributes["source"], attributes["part"]) != key:
         attributes = None  # another shard has its name
@@ -268,36 +166,53 @@ class Wanted:
         return wanted
 
     def rebuild(
-        self, damage: Damage, rebuilt: RebuiltShards, workers: int, show_progress: bool | None
+        self, root: Path, damage: Damage, folder: Path, workers: int, show_progress: bool | None
     ) -> tuple[list[Replacement], list[str]]:
-        """Rebuild them into `rebuilt`; what turns out to be unusable is added to `left`.
+        """Rebuild them in a working folder; what turns out to be unusable is added to `left`.
 
         Returns the usable ones, and notes for the user.
         """
-        faults, notes = rebuild_parts(
-            [self.sources[name] for name in self.parts],
-            {name: set(parts) for name, parts in self.parts.items()},
-            damage.records(),
-            rebuilt,
-            packed_by=versions_in_force(),
-            workers=workers,
-            show_progress=show_progress,
-        )
+        records, packed_by = damage.records(), versions_in_force()
+        sources = [self.sources[name] for name in self.parts]
+        md5 = any(_identity_of(records.get(source.name)) == "md5" for source in sources)
+        request = Request(sources, root, damage.options, workers, md5=md5)
+        state = _Rebuilding(root, damage.options, sound_shards(root, damage, self.parts), folder)
+        warm_up(damage.options)
+        progress = Progress(sum(source.nbytes for source in sources), show=show_progress)
+        parts = {name: set(parts) for name, parts in self.parts.items()}
+        try:
+            failed = pack_sources(state, sources, request, packed_by, progress, parts)
+        finally:
+            progress.close()
         usable = []
-        for source, parts in self.parts.items():
-            for part, name in parts.items():
-                shard = rebuilt.shards.get((source, part))
-                if source in faults:
-                    made = faults[source]
+        for source in sources:
+            fault = failed.get(source.name) or _fault(
+                source, records.get(source.name), state.sources[source.name]
+            )
+            for part, name in self.parts[source.name].items():
+                shard = state.shards.get((source.name, part))
+                if fault:
+                    made = str(fault)
                 elif shard is None:
                     made = "the source has no image for it"
                 else:
-                    made = replacement(shard, rebuilt, damage)
+                    made = _replacement(root, shard, folder / name, damage)
                 if isinstance(made, Replacement):
                     usable.append(made)
                 else:
                     self.left[name] = made
-        return usable, notes
+        return usable, progress.notes
+
+
+def _fault(source: Source, expected: dict | None, found: dict) -> str | None:
+    """Why nothing rebuilt from a source can be used, if its record says so."""
+    for key in (_identity_of(expected), "pairs") if expected is not None else ():
+        if found[key] != expected[key]:
+            return (
+                f"{source.path}: {DIGEST_NAMES.get(key, key)} is {found[key]}, but the pack was "
+                f"made from a source with {expected[key]}; restore the original file"
+            )
+    return None
 
 
 def _other_size(given: Source, record: dict | None) -> str | None:

@@ -6,26 +6,25 @@ moment the pack opens as it did before: whatever is replaced changes in one step
 """
 
 import os
-import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import Share, local_path, part_of_job, patterns_of
+from sa1bpack.arguments import ALL, Share, local_path, part_of_job, patterns_of
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format import Problem, open_shard, remove_stale
+from sa1bpack.format import Problem, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
-from sa1bpack.format.files import put_in_place, restore_set_aside, temporary_beside
+from sa1bpack.format.files import put_in_place, restore_set_aside
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
 from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes
 from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.packing.pack_state import PackState, lock_folder
-from sa1bpack.packing.parts.outcomes import PartFolder, alone, remove_empty_notes
+from sa1bpack.packing.part_notes import alone, remove_empty_notes, working_folder
 from sa1bpack.packing.progress import report
-from sa1bpack.packing.records import check_shard_record
 from sa1bpack.packing.repair.damage import (
     Damage,
     Unfinished,
@@ -35,10 +34,9 @@ from sa1bpack.packing.repair.damage import (
     remove_note,
     write_note,
 )
-from sa1bpack.packing.repair.rebuild import RebuiltShards, Replacement, Wanted
+from sa1bpack.packing.repair.rebuild import Replacement, Wanted, packed_shard, sound_shards
 from sa1bpack.packing.request import Request, checked_workers
 from sa1bpack.packing.run import pack_into
-from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.lists import read_links
@@ -94,107 +92,6 @@ class RepairResult:
     def ok(self) -> bool:
         """Whether no problem is left (after a dry run: would be)."""
         return not (self.left or self.extra)
-
-
-def repair_part(
-    root: Path,
-    sources: list[Source],
-    share: Share,
-    quick: bool,
-    workers: int,
-    dry_run: bool,
-    show_progress: bool | None,
-) -> RepairResult:
-    """Repair the shards of every N-th source; see `repair`.
-
-    Raises FormatError if the manifest is lost, or another repair did not finish rewriting it:
-    no part can repair that.
-    """
-    lock = None if dry_run else lock_folder(root, shared=True)
-    work = None
-    try:
-        _refuse_unfinished(root)
-        if lock is not None:
-            work = PartFolder(root)
-            with alone(root):
-                restore_set_aside(root / SHARDS_NAME)
-        with byte_bar(show_progress) as advance:
-            damage = find_damage(root, progress=advance, quick=quick, share=share)
-        if damage.lost:
-            raise FormatError(f"{damage.problems[0].what}; {_first(root)}")
-        wanted = Wanted.of(damage, sources)
-        result = RepairResult(
-            root,
-            damage.problems,
-            extra=damage.extra,
-            left=wanted.left,
-            complete=damage.manifest.complete,
-            dry_run=dry_run,
-        )
-        if damage.own_files:
-            result.left[OWN_FILES] = (
-                "no part rewrites them; once all parts have ended: sa1bpack repair "
-                f"{quote(str(root))} TARS --quick"
-            )
-        if work is None:
-            result.repaired = [name for parts in wanted.parts.values() for name in parts.values()]
-        elif wanted.parts:
-            _rebuild(result, damage, wanted, work, workers, show_progress)
-        return result
-    finally:
-        if work is not None:
-            work.close()
-        if lock is not None:
-            os.close(lock)
-
-
-def _refuse_unfinished(root: Path) -> None:
-    if read_note(root) != Unfinished():
-        raise FormatError(
-            f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it; {_first(root)}"
-        )
-
-
-def _first(root: Path) -> str:
-    return f"no part can: first sa1bpack repair {quote(str(root))} TARS --quick"
-
-
-def _rebuild(
-    result: RepairResult,
-    damage: Damage,
-    wanted: Wanted,
-    work: PartFolder,
-    workers: int,
-    show_progress: bool | None,
-) -> None:
-    """Rebuild what is wanted, and put in place what has the bytes that the pack demands."""
-    root = result.root
-
-    def sound_parts(source: str) -> dict[int, PublishedShard]:
-        found = {}
-        for entry in damage.manifest.shards:
-            if entry.source == source and entry.name not in damage.shards:
-                shard = open_shard(root / SHARDS_NAME / entry.name, damage.options.layout)
-                check_shard_record(shard.attributes, shard.folder)
-                found[entry.part] = PublishedShard(shard.entry, shard.attributes)
-        return found
-
-    rebuilt = RebuiltShards(root, damage.options, sound_parts, work.folder)
-    made, notes = wanted.rebuild(damage, rebuilt, workers, show_progress)
-    result.notes += notes
-    interrupts.check()
-    for replaced in made:
-        name = replaced.shard.entry.name
-        if not replaced.same:
-            result.left[name] = (
-                f"{replaced.note or 'the digest that it must have is unknown'}; the pack's own "
-                f"files change with it; once all parts have ended: sa1bpack repair "
-                f"{quote(str(root))} TARS --shard {name}"
-            )
-            continue
-        with alone(root):
-            put_in_place(replaced.folder, root / SHARDS_NAME / name)
-        result.repaired.append(name)
 
 
 def repair(
@@ -268,36 +165,43 @@ def repair(
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
     _refuse_misplaced(root)
-    if share is not None:
-        result = repair_part(root, found, share, quick, workers, dry_run, progress)
-        result.seconds = time.perf_counter() - started
-        return result
-    lock = None if dry_run else lock_folder(root)
-    try:
-        if lock is not None:
-            for folder in (root, root / SHARDS_NAME):
-                restore_set_aside(folder)
+    with ExitStack() as held:
+        if not dry_run:
+            lock = lock_folder(root, shared=share is not None)
+            held.callback(os.close, lock)
+            with alone(root) if share is not None else nullcontext():
+                for folder in (root, root / SHARDS_NAME)[share is not None :]:
+                    restore_set_aside(folder)
         unfinished = read_note(root)
+        if share is not None and unfinished != Unfinished():
+            raise FormatError(
+                f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it; "
+                f"{_first(root)}"
+            )
         with byte_bar(progress) as advance:
             damage = find_damage(
-                root, frozenset(shards), advance, lost=unfinished.lost, quick=quick
+                root, frozenset(shards), advance, unfinished.lost, quick, share or ALL
             )
+        if share is not None and damage.lost:
+            raise FormatError(f"{damage.problems[0].what}; {_first(root)}")
         if unfinished.complete and not damage.lost:
             damage = damage.of_complete_pack()
-        if lock is not None:
-            remove_stale(root, keep=note_path(root))
-            remove_empty_notes(root)
         run = _Repair(root, damage, found, workers, progress)
-        if lock is None:
-            run.forecast()
+        if dry_run:
+            run.forecast(share)
+        elif share is not None:
+            run.mend_part()
         else:
+            remove_stale(root, keep=note_path(root))
+            held.callback(remove_empty_notes, root)
             run.mend(lock)
-    finally:
-        if lock is not None:
-            os.close(lock)
     run.result.dry_run = dry_run
     run.result.seconds = time.perf_counter() - started
     return run.result
+
+
+def _first(root: Path) -> str:
+    return f"no part can: first sa1bpack repair {quote(str(root))} TARS --quick"
 
 
 def _refuse_misplaced(root: Path) -> None:
@@ -340,11 +244,39 @@ class _Repair:
             root, damage.problems, extra=damage.extra, complete=damage.manifest.complete
         )
 
-    def forecast(self) -> None:
-        """Report what `mend` would try."""
+    def forecast(self, share: Share | None) -> None:
+        """Report what `mend` would try, or a part."""
         for parts in self._wanted().parts.values():
             self.result.repaired += parts.values()
-        self.result.rewritten = self._damage.own_files
+        if share is None:
+            self.result.rewritten = self._damage.own_files
+        else:
+            self._leave_own_files()
+
+    def mend_part(self) -> None:
+        """Put in place what has the bytes that the pack demands; other parts may do so, too."""
+        root = self._root
+        with self._rebuilt() as made:
+            for replaced in made:
+                name = replaced.shard.entry.name
+                if replaced.same:
+                    with alone(root):
+                        put_in_place(replaced.folder, root / SHARDS_NAME / name)
+                    self.result.repaired.append(name)
+                else:
+                    self.result.left[name] = (
+                        f"{replaced.note or 'the digest that it must have is unknown'}; the pack's "
+                        "own files change with it; once all parts have ended: sa1bpack repair "
+                        f"{quote(str(root))} TARS --shard {name}"
+                    )
+        self._leave_own_files()
+
+    def _leave_own_files(self) -> None:
+        if self._damage.own_files:
+            self.result.left[OWN_FILES] = (
+                "no part rewrites them; once all parts have ended: sa1bpack repair "
+                f"{quote(str(self._root))} TARS --quick"
+            )
 
     def mend(self, lock: int) -> None:
         """Repair what can be repaired; the caller holds the pack's lock."""
@@ -356,20 +288,10 @@ class _Repair:
         self._state = PackState(self._root, damage.options, lock)
         self._state.sources = damage.records()
         self._state.rebuild_index = damage.own_files
-        self._enter_sound_shards()
-        wanted = self._wanted()
-        if not wanted.parts:
-            self._finish([])
-            return
-        folder = temporary_beside(self._state.shards_dir / "repair")
-        folder.mkdir(parents=True)
-        try:
-            rebuilt = RebuiltShards(self._root, damage.options, self._state.parts_of, folder)
-            made, notes = wanted.rebuild(damage, rebuilt, self._workers, self._show_progress)
-            self.result.notes += notes
+        every = {entry.source for entry in damage.manifest.shards}
+        self._state.shards = sound_shards(self._root, damage, every)
+        with self._rebuilt() as made:
             self._finish(made)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _wanted(self) -> Wanted:
         """What is to be rebuilt; what cannot be is left."""
@@ -378,16 +300,20 @@ class _Repair:
         self.result.left = wanted.left
         return wanted
 
-    def _enter_sound_shards(self) -> None:
-        """Enter the shards that the check found sound into the pack state."""
-        for entry in self._damage.manifest.shards:
-            if entry.name not in self._damage.shards:
-                self._enter(entry.name)
-
-    def _enter(self, name: str) -> None:
-        shard = open_shard(self._root / SHARDS_NAME / name, self._damage.options.layout)
-        check_shard_record(shard.attributes, shard.folder)
-        self._state.add_shard(PublishedShard(shard.entry, shard.attributes))
+    @contextmanager
+    def _rebuilt(self) -> Iterator[list[Replacement]]:
+        """What can replace damaged shards, in a working folder that goes with the block."""
+        wanted = self._wanted()
+        if not wanted.parts:
+            yield []
+            return
+        with working_folder(self._root) as folder:
+            made, notes = wanted.rebuild(
+                self._root, self._damage, folder, self._workers, self._show_progress
+            )
+            self.result.notes += notes
+            interrupts.check()
+            yield made
 
     # Putting it in place
 
@@ -436,7 +362,7 @@ class _Repair:
                 continue
             try:
                 self._check_digest(name)
-                self._enter(name)
+                self._state.add_shard(packed_shard(self._root, name, self._damage))
             except (FormatError, OSError) as error:
                 if self._damage.lost:
                     continue

@@ -15,8 +15,8 @@ from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionsDiffer, OutputLocked, OutputRefused
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.parts.outcomes import Plan
-from sa1bpack.packing.parts.state import PartState
+from sa1bpack.packing.part_notes import Plan
+from sa1bpack.packing.part_state import PartState
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.request import Request
 from sa1bpack.packing.run import pack_sources, versions_in_force
@@ -57,7 +57,6 @@ def run_all(state: PartState, sources) -> None:
     """What a part does with these sources after it began with this state."""
     todo = [source for source in find_sources(sources) if source.name not in state.sources]
     request = Request(todo, state.root, state.options, workers=1)
-    state.begin()
     progress = Progress(sum(source.nbytes for source in todo), show=False)
     assert pack_sources(state, todo, request, versions_in_force(), progress) == {}
 
@@ -154,10 +153,9 @@ def test_what_a_killed_part_leaves_goes_with_the_next_and_what_another_uses_stay
     opened, pack_part, root
 ):
     working = opened()
-    killed = root / "shards" / ".tmp-part-00ff"
+    killed = root / "shards" / ".tmp-work-00ff"
     (killed / ".tmp-sa_000000-000-11").mkdir(parents=True)
-    (root / ".parts" / "00ff").mkdir()
-    (root / ".parts" / "00ff" / "lock").touch()
+    (killed / "lock").touch()
     pack_part((1, 1))
     assert not killed.exists() and working.shards_dir.is_dir()
 

@@ -6,23 +6,20 @@ from pathlib import Path
 
 from sa1bpack.arguments import local_path
 from sa1bpack.format import read_manifest
-from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import flush_folder
-from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, identity_text
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.options import recorded_options
 from sa1bpack.packing.pack_state import PackState, check_can_write
-from sa1bpack.packing.parts.outcomes import (
+from sa1bpack.packing.part_notes import (
     PARTS_NAME,
+    Done,
     Failed,
     Plan,
-    all_done,
-    all_failed,
-    failed_path,
+    all_notes,
+    note_path,
     read_plans,
 )
-from sa1bpack.packing.progress import RUNS_NAME
 from sa1bpack.wording import counted
 
 
@@ -100,18 +97,21 @@ def finalize(out: str | Path) -> FinalizeResult:
     check_can_write(manifest.version, root / MANIFEST_NAME)
     state = PackState(root, recorded_options(manifest.options, root))
     try:
-        plans, failed = read_plans(root), all_failed(root)
-        gone = {done.record["name"] for _, done in all_done(root)} - state.sources.keys()
+        plans, failed = read_plans(root), all_notes(root, Failed)
+        gone = all_notes(root, Done).keys() - state.sources.keys()
         if manifest.complete and (root / PARTS_NAME).is_dir():
             state.publish(complete=False)  # a complete one must match its checksums all the time
         notes = _withdraw(state, failed)
         missing = _missing(state, plans, failed, gone)
         known = bool(plans) or manifest.complete
-        state.publish(complete=known and not missing)
-        _join_logs(root)
-        _remove_notes(root, state, done=known and not missing)
-        notes += find_duplicates(*open_manifest_and_index(root)).lines()
-        notes += state.without_pairs()
+        done = known and not missing
+        state.publish(complete=done)
+        if done:
+            shutil.rmtree(root / PARTS_NAME, ignore_errors=True)
+            flush_folder(root)
+        for name in state.sources:  # what names the missing ones stays
+            note_path(root, Failed, name).unlink(missing_ok=True)
+        notes += state.findings()
         counts = state.counts()
         return FinalizeResult(
             root,
@@ -168,21 +168,3 @@ def _parts_of(plans: list[Plan], missing: dict[str, str]) -> tuple[tuple[int, in
     last = plans[-1]
     numbers = {row % last.parts + 1 for row, name in enumerate(last.sources) if name in missing}
     return tuple((number, last.parts) for number in sorted(numbers))
-
-
-def _join_logs(root: Path) -> None:
-    """Add the runs that parts have logged to the log of the pack."""
-    for path in sorted((root / PARTS_NAME).glob(f"*/{RUNS_NAME}")):
-        with (root / RUNS_NAME).open("ab") as file:
-            file.write(path.read_bytes())
-        path.unlink()
-
-
-def _remove_notes(root: Path, state: PackState, done: bool) -> None:
-    """Remove what parts have left, except what names the missing sources."""
-    if done:
-        shutil.rmtree(root / PARTS_NAME, ignore_errors=True)
-        flush_folder(root)
-        return
-    for name in state.sources:
-        failed_path(root, name).unlink(missing_ok=True)

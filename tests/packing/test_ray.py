@@ -27,7 +27,7 @@ from pathlib import Path
 folder = Path(__file__).parent
 """
 _IN_ADD_SHARD = """
-add_shard = module.{0}.add_shard
+add_shard = module.PackState.add_shard
 
 
 def added(state, shard):
@@ -42,10 +42,9 @@ def added(state, shard):
         time.sleep(0.01)
 
 
-module.{0}.add_shard = added
+module.PackState.add_shard = added
 """
-_PAUSE += after_import("sa1bpack.packing.parts.state", _IN_ADD_SHARD.format("PartState"))
-_PAUSE += after_import("sa1bpack.packing.repair.rebuild", _IN_ADD_SHARD.format("RebuiltShards"))
+_PAUSE += after_import("sa1bpack.packing.pack_state", _IN_ADD_SHARD)
 
 
 class Nodes:
