@@ -6,7 +6,7 @@ The path of one sample, and the modules that it passes::
     source_packer              which pairs need work, and which shard each belongs to
     sample.make_sample         pair → the rows of one sample
     shard_builder              samples in the order of the tar
-    writer_threads             rows → files of the shard (format.ShardWriter), publication
+                               its threads: rows → files (format.ShardWriter), publication
     pack_state                 what the pack holds, manifest and index
 
 `run.pack` ties them together. `execution` decides which process does what, and `repair` replaces
