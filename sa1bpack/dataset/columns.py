@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 
 from sa1bpack.arguments import choice
-from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS, SIZE_COLUMNS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, offsets_of, row_array, shard_bounds
 from sa1bpack.dataset.sample import SampleOptions
+from sa1bpack.dataset.shards import CACHE
 from sa1bpack.errors import UnknownName
 from sa1bpack.format import Shard
 from sa1bpack.format.checked_rows import read_array_rows
@@ -54,12 +54,12 @@ class Columns:
         self.positions = positions
         self._pack = pack
         self._check = options.check
-        self._number, local, first, _ = pack.locate(int(rows[0]))
-        number, self._kept = self._number, slice(None)  # of the masks that are stored
+        number, local, first, _ = pack.locate(int(rows[0]))
+        self._kept: slice | np.ndarray = slice(None)  # of the masks that are stored
         self._opened = pack.shards.open(number)  # checks the offsets that are used below
         if isinstance(rows, range) and rows.step == 1:
             self._local = slice(local, local + len(rows))
-            offsets = pack.shards.places[number].mask_offset[local : local + len(rows) + 1]
+            offsets = self._opened.arrays["mask_offset"][local : local + len(rows) + 1]
             offsets = offsets - offsets[0]
             self._masks: slice | np.ndarray = slice(first, first + int(offsets[-1]))
         else:
@@ -120,13 +120,13 @@ class Columns:
         for row in row_array(self._rows).tolist():
             _, local, first, stop = self._pack.locate(row)
             read = partial(part.read, local, *((local, local + 1) if of_samples else (first, stop)))
-            rows.append(shard_cache.CACHE.with_resources(read))
+            rows.append(CACHE.with_resources(read))
         found = np.concatenate(rows)
         return found if of_samples else found[self._kept]
 
     def _array(self, name: str) -> np.ndarray:
         read = read_array_rows if self._check == "read" else Shard.__getitem__
-        return shard_cache.CACHE.with_resources(lambda: read(self._opened.shard, name))
+        return CACHE.with_resources(lambda: read(self._opened.shard, name))
 
     def reduced(self, name: str, how: str) -> np.ndarray:
         """A column of masks as one value per sample: (k, ...). `how` is "sum", "max" or "min".

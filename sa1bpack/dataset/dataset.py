@@ -1,12 +1,15 @@
 """The map-style dataset over a pack."""
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import local_path, refuse_unknown, share, whole_number
+from sa1bpack.dataset import select
 from sa1bpack.dataset.columns import (
     Columns,
     iterate_columns,
@@ -14,25 +17,57 @@ from sa1bpack.dataset.columns import (
     mask_offsets,
     sample_column,
 )
-from sa1bpack.dataset.duplicates import rows_once
-from sa1bpack.dataset.identity import fingerprint
-from sa1bpack.dataset.ids import IdLookup
-from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.pack_folder import open_folders
-from sa1bpack.dataset.rows import Rows, as_position, row_array, rows_at, shard_bounds
-from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
-from sa1bpack.dataset.sample_info import SampleInfo, sample_info
-from sa1bpack.dataset.select import as_ids
-from sa1bpack.dataset.selectable import Selectable
+from sa1bpack.dataset.pack import Pack, open_folders
+from sa1bpack.dataset.rows import (
+    IdLookup,
+    Rows,
+    as_position,
+    row_array,
+    rows_at,
+    shard_bounds,
+    take,
+)
+from sa1bpack.dataset.sample import SampleKeywords, SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.shards import Shards
 from sa1bpack.dataset.sides import with_sides
 from sa1bpack.dataset.specs import pack_sampling
-from sa1bpack.errors import FormatError, ReadError, UnknownName
+from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
 from sa1bpack.format import Layout, Manifest
+from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.urls import ShardSource
+from sa1bpack.wording import counted
 
 
-class Dataset(Selectable):
+@dataclasses.dataclass(frozen=True)
+class SampleInfo:
+    """Where a sample comes from, where it is, and its sizes and counts.
+
+    index             row in the pack, or in all packs together, as in the sample itself
+    image_id          of the JSON record
+    file_name         name of the image in its source: the member of the tar
+    source            name of the tar or folder: "sa_000012" is sa_000012.tar
+    pack, shard, row  folder of the pack, name of the shard, and row in the shard
+    source_height, source_width, stored_height, stored_width   pixels
+    masks             masks in the pack
+    annotations       masks in the JSON record, before filtering and capping
+    """
+
+    index: int
+    image_id: int
+    file_name: str
+    source: str
+    pack: Path
+    shard: str
+    row: int
+    source_height: int
+    source_width: int
+    stored_height: int
+    stored_width: int
+    masks: int
+    annotations: int
+
+
+class Dataset:
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
     `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied but boxes and
@@ -113,41 +148,40 @@ class Dataset(Selectable):
         memory map or an open file.
         """
         try:
-            position = as_position(index)
+            row = self._row(index)
         except TypeError:
             return self._part(index)
-        return self._sample(self._row(position))
+        return read_sample(self._pack, row, self._options, self._spec)
 
-    def _over(self, rows: Rows, options: SampleOptions | None = None) -> "Dataset":
-        if options is None:
-            return Dataset(self._pack, rows, self._options)
-        changed = options.side != self._options.side
-        pack = with_sides(self._pack, rows, options.side) if changed else self._pack
-        return Dataset(pack, rows, options)
+    def _part(self, selection: Any) -> "Dataset":
+        return self._over(take(self._rows, selection))
+
+    def _over(self, rows: Rows) -> "Dataset":
+        return Dataset(self._pack, rows, self._options)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch.
 
         Shards that are not open yet are opened at the same time.
         """
-        rows = [self._row(as_position(index)) for index in indices]
+        rows = [self._row(index) for index in indices]
         self._pack.shards.open_many(self._pack.locate(row)[0] for row in rows)
-        read = self._sample if self._options.on_error == "raise" else self._sample_or_error
-        return [read(row) for row in rows]
-
-    def _sample(self, row: int) -> Any:
-        return read_sample(self._pack, row, self._options, self._spec)
-
-    def _sample_or_error(self, row: int) -> Any:
-        try:
-            return self._sample(row)
-        except ReadError as found:
-            return found
+        found = []
+        for row in rows:
+            try:
+                found.append(read_sample(self._pack, row, self._options, self._spec))
+            except ReadError as error:
+                if self._options.on_error == "raise":
+                    raise
+                found.append(error)
+        return found
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
-    def _row(self, position: int) -> int:
+    def _row(self, index: Any) -> int:
+        """The row at an index. Raises TypeError for what is no integer, IndexError."""
+        position = as_position(index)
         try:
             return int(self._rows[position])
         except IndexError:
@@ -170,7 +204,7 @@ class Dataset(Selectable):
         if np.ndim(image_ids) == 0:
             wanted = np.array([whole_number("image_id", image_ids, -(2**63), 2**63 - 1)])
         else:
-            wanted = as_ids(image_ids)
+            wanted = select.as_ids(image_ids)
         found = self.ids.positions(wanted)
         if len(missing := wanted[found < 0]):
             more = f" and {len(missing) - 5:,} others" if len(missing) > 5 else ""
@@ -189,6 +223,101 @@ class Dataset(Selectable):
         if self._lookup is None:
             self._lookup = IdLookup(self._pack.image_ids(self._rows))
         return self._lookup
+
+    # ---------------------------------------------------------------------------------- selections
+
+    def source(self, name: str | Iterable[str]) -> "Dataset":
+        """The samples from sources (`"sa_000012"`), by name, several in a list.
+
+        Raises UnknownName if the pack lacks one.
+        """
+        return self._of_shards("source", name)
+
+    def shard(self, name: str | Iterable[str]) -> "Dataset":
+        """The samples of shards (`"sa_000012-001"`), by name. Raises as `source` does."""
+        return self._of_shards("name", name)
+
+    def _of_shards(self, field: str, names: str | Iterable[str]) -> "Dataset":
+        return self._over(select.of_shards(self._pack, self._rows, field, names))
+
+    def where(self, condition: np.ndarray | str | Callable[[Columns], np.ndarray]) -> "Dataset":
+        """The samples that fulfil a condition, in the same order.
+
+        condition  bool (n,), or a function of metadata that returns bool (k,). The function is
+                   called once per shard with the `Columns` of those k samples that are in it:
+                   `ds.where(lambda c: c["mask_count"] >= 10)`,
+                   `ds.where(lambda c: c.reduced("area", "max") > 100_000)`. Or a text, which is
+                   not run as code: `ds.where("mask_count >= 10")`, see docs/training.md.
+
+        Raises OptionError for anything else, IndexError for an array of another length.
+        """
+        columns = iterate_columns(self._pack, self._rows, self._options)
+        return self._part(select.flags(condition, columns, len(self._rows)))
+
+    def split(self, *, val: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
+        """Two parts, for training and validation: `train, val = ds.split(val=0.01)`.
+
+        val   share of the samples in the second part, between 0 and 1, as an expectation
+        seed  0 to 2**64 - 1
+
+        Which part a sample is in depends on its image id and the seed alone, see docs/training.md:
+        it stays the same with more tars, in a merged pack, over several packs, and in subsets.
+
+        Raises OptionError for a value out of range, and if a part would be empty.
+        """
+        inside = self._below("val", val, seed, select.SPLIT)
+        if (count := int(np.count_nonzero(inside))) in (0, len(inside)):
+            raise OptionError(
+                f"val is {val!r}: {'no sample' if count == 0 else 'every sample'} of "
+                f"{counted(len(inside), 'sample')} would be in the validation part, and a part "
+                "must not be empty: choose another share, or another seed"
+            )
+        return self._part(~inside), self._part(inside)
+
+    def fraction(self, part: float, *, seed: int = 0) -> "Dataset":
+        """A random part of the samples, in the same order, by a hash of the image id as in `split`.
+
+        part  share of the samples, 0 to 1, as an expectation; a larger part contains a smaller one
+        seed  0 to 2**64 - 1; no part is by chance the validation part of `split`
+
+        Raises OptionError for a value out of range.
+        """
+        return self._part(self._below("fraction", part, seed, select.FRACTION))
+
+    def _below(self, name: str, value: float, seed: int, use: int) -> np.ndarray:
+        return select.below(self._pack.image_ids(self._rows), share(name, value), seed, use)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Keep the selection as a small file of image ids: `sa1bpack.open(path)` opens it again.
+
+        An earlier selection is replaced atomically. Options such as `masks` are not kept.
+
+        Raises OutputRefused if the path is something else, OptionError if it is in a pack or if the
+        ids do not tell the samples apart (see `duplicates` of `sa1bpack.open`), OSError if the file
+        cannot be written.
+        """
+        select.save_rows(self._pack, self._rows, local_path("path", path))
+
+    def select(self, path: str | os.PathLike[str]) -> "Dataset":
+        """Those samples that a saved selection names, in its order, wherever it was saved.
+
+        Raises OptionError if the dataset lacks one of them, FormatError if the file is no selection
+        or is damaged, OSError if it cannot be read.
+        """
+        path = local_path("path", path)
+        return self._over(select.selected_rows(self._pack, self._rows, self.ids, path))
+
+    def with_options(self, **options: Unpack[SampleKeywords]) -> "Dataset":
+        """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
+
+        `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for
+        a value that is not one of the choices, and for an unknown name.
+        """
+        refuse_unknown("open", options, SampleKeywords.__annotations__)
+        found = dataclasses.replace(self._options, **options)
+        changed = found.side != self._options.side
+        pack = with_sides(self._pack, self._rows, found.side) if changed else self._pack
+        return Dataset(pack, self._rows, found)
 
     # ------------------------------------------------------------------------------------ metadata
 
@@ -248,7 +377,26 @@ class Dataset(Selectable):
 
         Raises IndexError as `ds[index]` does, FormatError or OSError if the shard cannot be read.
         """
-        return sample_info(self._pack, self._row(as_position(index)))
+        row, pack = self._row(index), self._pack
+        number, local, first, stop = pack.locate(row)
+        shard, entry = pack.shards[number], pack.manifest.shards[number]
+        stored = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[local, 0]
+        try:
+            name = stored.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{shard.folder / 'file_name'}: row {local}: {error}") from None
+        return SampleInfo(
+            row,
+            pack.image_id(row),
+            name,
+            entry.source,
+            pack.shards.places[number][0].root,
+            entry.name,
+            local,
+            *shard["size"][local].tolist(),
+            stop - first,
+            int(shard["annotation_count"][local]),
+        )
 
     def locate(self, index: int) -> tuple[int, int, int, int]:
         """(shard number, row in the shard, first mask row, one past the last) of a sample.
@@ -256,7 +404,7 @@ class Dataset(Selectable):
         Mask rows are those of the shard, all that are stored, whatever a rule leaves of them; open
         `shards[number]`, which checks them, before use.
         """
-        return self._pack.locate(self._row(as_position(index)))
+        return self._pack.locate(self._row(index))
 
     def locate_many(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
         """`locate` for int64 (k,) indices from 0 to n - 1: four int64 (k,) arrays."""
@@ -293,7 +441,7 @@ class Dataset(Selectable):
         masks, samples are others, and so is the fingerprint. Orders of samplers depend on it.
         """
         if self._fingerprint is None:
-            self._fingerprint = fingerprint(self._pack, self._rows, self._options.rule)
+            self._fingerprint = self._pack.fingerprint(self._rows, self._options.rule)
         return self._fingerprint
 
     @property
@@ -304,7 +452,7 @@ class Dataset(Selectable):
     @property
     def left_out(self) -> int:
         """Samples of the packs that `duplicates="first"` leaves out, whatever is selected."""
-        return len(self._pack) - len(rows_once(self._pack))
+        return len(self._pack) - len(self._pack.rows)
 
     @property
     def root(self) -> Path:

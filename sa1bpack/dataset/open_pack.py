@@ -17,9 +17,7 @@ from sa1bpack.arguments import (
     refuse_dataset,
 )
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.duplicates import DUPLICATES, rows_once
-from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
+from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
 from sa1bpack.dataset.sample import Sample, SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import refuse_in_pack
@@ -158,7 +156,7 @@ def open(
     check_same_layout(folders)
     pack = Pack(folders, duplicates)
     _report_missing(pack)
-    ds = Dataset(pack, rows_once(pack), dataclasses.replace(options, side=()))
+    ds = Dataset(pack, pack.rows, dataclasses.replace(options, side=()))
     ds = ds if saved is None else ds.select(saved)
     return ds.with_options(side=options.side) if options.side else ds
 

@@ -12,29 +12,171 @@ rows: two numbers per shard, and nothing per sample, make several packs one.
 """
 
 import copy
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sa1bpack.dataset import shard_cache
-from sa1bpack.dataset.ids import IdLookup
-from sa1bpack.dataset.pack_folder import PackFolder
-from sa1bpack.dataset.rows import Rows, offsets_of, row_array
-from sa1bpack.dataset.shards import ShardPlace, Shards
+from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_of, row_array
+from sa1bpack.dataset.shards import CACHE, Shards
+from sa1bpack.dataset.sides import Side
+from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import Layout, Manifest
+from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.checked_rows import REPAIR, read_sample_rows
+from sa1bpack.format.completeness import completeness_of
+from sa1bpack.format.index import has_distinct_ids, open_manifest_and_index
+from sa1bpack.format.index_check import check_index
+from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.shard_digests import shard_digests
 from sa1bpack.format.side.binding import ShardIdentity
-from sa1bpack.format.side.part import SidePart, open_part
-from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.urls import Counts, Lease, ShardSource, SideSource
-from sa1bpack.wording import counted
+from sa1bpack.masks import MaskRule
+from sa1bpack.urls import Counts, ShardSource
+from sa1bpack.wording import brief, counted
+
+DUPLICATES = ("error", "first", "all")
+
+# Packs that are opened at the same time: opening waits for a file system, not for a processor.
+_OPENERS = 16
+_EXAMPLES = 5  # image ids that an error names
+
+_log = logging.getLogger("sa1bpack")
+
+
+class PackFolder:
+    """One pack on disk; `Pack` reads one or several of them as one.
+
+    root        its folder, absolute
+    manifest    its Manifest
+    index       its Index, memory-mapped
+    first_row   first row of each shard in this pack, and the number of all rows
+    first_mask  first mask of each shard in this pack, and the number of all masks
+    source      where its shards come from; None: they are in the folder
+
+    Raises FormatError or VersionError if the pack is not what docs/format.md demands or holds no
+    sample, ResourceShortage if the system refuses a map or a file for lack of resources.
+    """
+
+    def __init__(self, place: Path | ShardSource):
+        self.source = None if isinstance(place, Path) else place
+        root = place if isinstance(place, Path) else place.root  # as the user wrote it
+        self.root = root.absolute()  # shards are opened later, from whatever folder
+        self.manifest, index = CACHE.with_resources(lambda: open_manifest_and_index(root))
+        if index is None:
+            raise FormatError(f"{self.root}: {completeness_of(self.root, self.manifest)}")
+        self.index = index
+        shards = self.manifest.shards
+        self.first_row = [0, *accumulate(shard.samples for shard in shards)]
+        self.first_mask = [0, *accumulate(shard.masks for shard in shards)]
+        if self.index.shard_offset.tolist() != self.first_row:
+            raise FormatError(
+                f"{self.index_path('shard_offset')}: not the numbers of samples that the manifest "
+                f"says the shards have; {REMEDY}"
+            )
+        self._index_is_checked = False
+
+    def index_path(self, name: str) -> Path:
+        """The folder of an array of the index."""
+        return self.root / self.manifest.index / name
+
+    def shard_path(self, number: int) -> Path:
+        """The folder of a shard."""
+        return self.root / SHARDS_NAME / self.manifest.shards[number].name
+
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """The digest that identifies each shard's content, see `format.shard_digests`.
+
+        Raises as that does.
+        """
+        return CACHE.with_resources(lambda: shard_digests(self.root, self.manifest))
+
+    def check_index(self) -> None:
+        """Compare the index with its digests, once. Raises FormatError naming the array."""
+        if not self._index_is_checked:
+            CACHE.with_resources(lambda: check_index(self.root, self.manifest, self.index))
+            self._index_is_checked = True
+
+    @cached_property
+    def mask_offset(self) -> np.ndarray:
+        """int64 (N + 1,): where the masks of each sample begin, found non-decreasing.
+
+        Raises FormatError if they are not.
+        """
+        offsets = self.index.mask_offset  # the ends were checked when the index was opened
+        check_offsets_rise(self.index_path("mask_offset"), offsets)
+        return offsets
+
+    def has_distinct_ids(self) -> bool:
+        """Whether the index proves that no image id occurs twice, see `format.index`."""
+        return CACHE.with_resources(lambda: has_distinct_ids(self.root, self.manifest))
+
+    def id_range(self) -> tuple[int, int]:
+        """The lowest and the highest image id, by the index; two pages of it are read.
+
+        Raises FormatError if the index names a row that does not exist.
+        """
+        rows = self.index.id_order[[0, -1]]
+        if rows.min() < 0 or rows.max() >= len(self.index.image_id):
+            raise FormatError(
+                f"{self.index_path('id_order')}: a row is not from 0 to "
+                f"{len(self.index.image_id) - 1}; {REMEDY}"
+            )
+        low, high = self.index.image_id[rows].tolist()
+        return low, high
+
+    def missing(self) -> str | None:
+        """What an incomplete pack holds so far, and the remedy; None for a complete pack."""
+        if self.manifest.complete:
+            return None
+        return f"{self.root}: {completeness_of(self.root, self.manifest)}"
+
+
+def open_folders(places: Sequence[Path | ShardSource]) -> list[PackFolder]:
+    """Open packs, several at once. Raises as PackFolder does, for the first that cannot be."""
+    if len(places) == 1:
+        return [PackFolder(places[0])]
+    with ThreadPoolExecutor(_OPENERS) as pool:
+        return list(pool.map(PackFolder, places))
+
+
+def check_same_layout(folders: Sequence[PackFolder]) -> None:
+    """Raise OptionError, naming what differs, unless all packs have the layout of the first.
+
+    Mask sampling counts as well: it decides what the bits of a mask mean. Other options of packing
+    may differ, such as the limit of masks; where they do, the log says so.
+    """
+    first, others = folders[0], folders[1:]
+    for folder in others:
+        if lines := _differences(_meaning(first), _meaning(folder), first, folder):
+            raise OptionError(
+                f"packs of different layouts cannot be opened together: {'; '.join(lines)}"
+            )
+    for folder in others:
+        if lines := _differences(first.manifest.options, folder.manifest.options, first, folder):
+            _log.warning("packs made with other options are opened together: %s", "; ".join(lines))
+            return
+
+
+def _meaning(folder: PackFolder) -> dict[str, Any]:
+    manifest = folder.manifest
+    return manifest.layout.to_json() | {"mask_sampling": pack_sampling(manifest)}
+
+
+def _differences(one: dict, other: dict, first: PackFolder, folder: PackFolder) -> list[str]:
+    return [
+        f"{brief(key)[1:-1]} is {brief(one.get(key))} in {first.root}, {brief(other.get(key))} in "
+        f"{folder.root}"
+        for key in sorted(one.keys() | other.keys())
+        if one.get(key) != other.get(key)
+    ]
 
 
 class _Indexed(NamedTuple):
@@ -49,20 +191,6 @@ class _Indexed(NamedTuple):
     rows: np.ndarray
 
 
-@dataclass(frozen=True)
-class Side:
-    """A side array of a Pack.
-
-    spec     of its rows
-    folders  the folder that has the part of each shard, by the shard's number; None: none has
-    sources  where the parts come from that are not in these folders
-    """
-
-    spec: SideSpec
-    folders: tuple[Path | None, ...]
-    sources: Mapping[Path, SideSource]
-
-
 class Pack:
     """One pack, or several of one layout as one; datasets over rows of it share it.
 
@@ -75,34 +203,33 @@ class Pack:
                 those that the packs agree on, and it names no index
     shards      its Shards
     duplicates  what becomes of image ids that several samples have, see `sa1bpack.open`
-    rows        the rows that `duplicates` leaves; None: not found yet, see `duplicates.rows_once`
-    sides       its side arrays, see `with_sides`
+    sides       its side arrays, see `sides.with_sides`
     """
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
         self.folders = tuple(folders)
         self.duplicates = duplicates
-        self.rows: Rows | None = None
+        self.sides: Sequence[Side] = ()
         places = [
-            ShardPlace(folder, number)
+            (folder, number)
             for folder in self.folders
             for number in range(len(folder.manifest.shards))
         ]
         if len(self.folders) == 1:
             self.manifest = self.folders[0].manifest
         else:
-            places.sort(key=lambda place: (place.entry.source, place.entry.part))
+            places.sort(key=_by_source)
             self.manifest = _joined(self.folders, places)
         self.shards = Shards(places, self.layout)
-        self.sides: tuple[Side, ...] = ()
         self._first_row = np.array(self.shards.first_row)
-        self._first_mask = np.array([place.first_mask for place in places])
+        self._first_mask = np.array([folder.first_mask[own] for folder, own in places])
         # Rows in the folder of the shard, minus rows in the Pack.
-        self._shift = np.array([place.first_row for place in places]) - self._first_row[:-1]
+        first = np.array([folder.first_row[own] for folder, own in places])
+        self._shift = first - self._first_row[:-1]
         numbers = {id(folder): n for n, folder in enumerate(self.folders)}
         # uint16, if that suffices: numpy sorts it in linear time
         kind = np.uint16 if len(numbers) <= 1 << 16 else np.int64
-        self._folder_of = np.array([numbers[id(place.folder)] for place in places], kind)
+        self._folder_of = np.array([numbers[id(folder)] for folder, _ in places], kind)
 
     @property
     def layout(self) -> Layout:
@@ -133,23 +260,23 @@ class Pack:
 
         Raises FormatError if the checksum file of a shard is missing.
         """
-        return tuple(place.folder.digests[place.number] for place in self.shards.places)
+        return tuple(folder.digests[own] for folder, own in self.shards.places)
 
     @cached_property
     def identities(self) -> tuple[ShardIdentity, ...]:
         """The shards as side arrays know them. Raises as `digests` does."""
-        entries = (place.entry for place in self.shards.places)
-        return tuple(
-            ShardIdentity(entry.name, digest, entry.extent)
-            for entry, digest in zip(entries, self.digests, strict=True)
-        )
+        pairs = zip(self.manifest.shards, self.digests, strict=True)
+        return tuple(ShardIdentity(entry.name, digest, entry.extent) for entry, digest in pairs)
+
+    def fingerprint(self, rows: Rows, rule: MaskRule | None = None) -> str:
+        """16 hex digits that identify rows, see `rows.fingerprint`. Raises as `digests` does."""
+        return fingerprint(self.shards.first_row, self.digests, rows, rule)
 
     def with_sides(self, sides: Sequence[Side]) -> "Pack":
         """The same pack with side arrays, whose parts are opened with the shards."""
         found = copy.copy(self)
-        found.sides = tuple(sides)
-        open_parts = partial(_open_parts, found.sides, self.identities)
-        found.shards = Shards(self.shards.places, self.layout, open_parts)
+        found.sides = sides
+        found.shards = Shards(self.shards.places, self.layout, sides)
         return found
 
     def check_index(self) -> None:
@@ -164,12 +291,13 @@ class Pack:
 
         Mask rows may only be used once `shards[number]` was opened, which checks them.
         """
-        number = bisect_right(self.shards.first_row, row) - 1
-        place = self.shards.places[number]
-        local = row - self.shards.first_row[number]
-        own = place.first_row + local
-        first, stop = place.folder.index.mask_offset[own : own + 2].tolist()
-        return number, local, first - place.first_mask, stop - place.first_mask
+        first_row = self.shards.first_row
+        number = bisect_right(first_row, row) - 1
+        own = row + int(self._shift[number])
+        index = self.shards.places[number][0].index
+        base = int(self._first_mask[number])
+        first, stop = index.mask_offset[own : own + 2].tolist()
+        return number, row - first_row[number], first - base, stop - base
 
     def locate_many(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """`locate` for int64 (n,) rows: four int64 (n,) arrays."""
@@ -184,9 +312,9 @@ class Pack:
 
     def image_id(self, row: int) -> int:
         """The image id of a row, by the index."""
-        place = self.shards.places[number := bisect_right(self.shards.first_row, row) - 1]
-        own = row - self.shards.first_row[number] + place.first_row
-        return int(place.folder.index.image_id[own])
+        number = bisect_right(self.shards.first_row, row) - 1
+        index = self.shards.places[number][0].index
+        return int(index.image_id[row + int(self._shift[number])])
 
     def image_ids(self, rows: Rows) -> np.ndarray:
         """int64 (n,): the image ids of rows, by the index; a view where that is possible."""
@@ -251,7 +379,7 @@ class Pack:
         while number < len(self.shards) and edges[number] < rows.stop:
             low, high = max(rows.start, edges[number]), min(rows.stop, edges[number + 1])
             shift = int(self._shift[number])
-            yield self.shards.places[number].folder, slice(low + shift, high + shift)
+            yield self.shards.places[number][0], slice(low + shift, high + shift)
             number += 1
 
     @cached_property
@@ -263,6 +391,64 @@ class Pack:
                 folder.index.image_id, folder.index.id_order, folder.index_path("id_order")
             )
         return IdLookup(self.image_ids(range(len(self))))
+
+    # ---------------------------------------------------------------- ids that several samples have
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows that `duplicates` leaves, found once.
+
+        "error": an id that several samples have is an error. "first": one row per id is kept, that
+        of the pack that was given first, and in it the first. "all": every row.
+
+        Raises OptionError, with the number of such ids, the first of them and the remedy;
+        FormatError if the index that says so is damaged.
+        """
+        everything = range(len(self))
+        if self.duplicates == "all":
+            return everything
+        later, earlier = self._repeated_rows()
+        if not len(later):
+            return everything
+        if self.duplicates == "error":
+            self.check_index()  # ids may repeat because they are damaged
+            raise OptionError(_refusal(self, later, earlier))
+        _log.warning(
+            "%s: %s left out (duplicates='first'), such as image_id %d",
+            self.name,
+            counted(len(later), "sample"),
+            self.image_id(int(later[0])),
+        )
+        return self._without(later)
+
+    def first_rows(self) -> Rows:
+        """The rows that `duplicates="first"` leaves, whatever the choice of the pack is."""
+        return self._without(self._repeated_rows()[0]) if self.duplicates == "all" else self.rows
+
+    def _repeated_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows with an image id that another row has before them, and the first with that id.
+
+        Before means: in a pack that was given earlier, or in the same pack at a lower row.
+
+        Returns int64 (r,) each, by image id. Nothing is sorted where the indexes of the packs prove
+        that there is no such row: each of its pack, and their ranges are apart.
+        """
+        if all(folder.has_distinct_ids() for folder in self.folders):
+            ranges = sorted(folder.id_range() for folder in self.folders if folder.manifest.samples)
+            if all(high < low for (_, high), (low, _) in pairwise(ranges)):
+                return np.empty(0, np.int64), np.empty(0, np.int64)
+        rows = IdLookup(self.image_ids(range(len(self)))).repeated()
+        ids, given = self.image_ids(rows), self._folder_of[self.shard_numbers(rows)]
+        order = np.lexsort((rows, given, ids))
+        ids, rows = ids[order], rows[order]
+        again = np.append(False, ids[1:] == ids[:-1])[: len(ids)]
+        first = np.maximum.accumulate(np.where(again, 0, np.arange(len(ids))))
+        return rows[again], rows[first[again]]
+
+    def _without(self, rows: np.ndarray) -> Rows:
+        keep = np.ones(len(self), bool)
+        keep[rows] = False
+        return as_rows(np.flatnonzero(keep))
 
     # -------------------------------------------------------------------------- where it comes from
 
@@ -300,7 +486,7 @@ class Pack:
         number, local, first, stop = self.locate(row)
         opened = self.shards.open(number)  # its files stay where they are as long as this does
         shard = opened.shard
-        rows = shard_cache.CACHE.with_resources(lambda: read_sample_rows(shard, local, out, direct))
+        rows = CACHE.with_resources(lambda: read_sample_rows(shard, local, out, direct))
         found = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
         expected = [self.image_id(row), first, stop]
         if found != expected:
@@ -320,41 +506,13 @@ class Pack:
         opened = self.shards.open(number)
         for part in opened.sides:
             span = (local, local + 1) if part.spec.axis == "sample" else (first, stop)
-            rows = shard_cache.CACHE.with_resources(partial(part.read, local, *span, direct=direct))
+            rows = CACHE.with_resources(partial(part.read, local, *span, direct=direct))
             rows.flags.writeable = False
             found[part.spec.name] = rows[0] if part.spec.axis == "sample" else rows
         return found
 
 
-def _open_parts(
-    sides: Sequence[Side],
-    identities: Sequence[ShardIdentity],
-    number: int,
-) -> tuple[tuple[SidePart, ...], tuple[Lease, ...]]:
-    """The parts for a shard, and what keeps those in place that had to be brought.
-
-    Raises FormatError if one is missing or damaged.
-    """
-    shard = identities[number]
-    parts, leases = [], []
-    for side in sides:
-        folder = side.folders[number]
-        if folder is None:
-            if shard.extent.samples:
-                raise FormatError(
-                    f"side array {side.spec.name} has no part for shard {shard.name}; run "
-                    "`sa1bpack derive` again"
-                )
-            empty = np.empty((0, *side.spec.row_shape), side.spec.stored)
-            parts.append(SidePart(Path(), side.spec, empty, 0))
-            continue
-        if folder in side.sources:
-            leases.append(side.sources[folder].bring(side.spec, shard))
-        parts.append(open_part(folder, side.spec, shard))
-    return tuple(parts), tuple(leases)
-
-
-def _joined(folders: Sequence[PackFolder], places: Sequence[ShardPlace]) -> Manifest:
+def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, int]]) -> Manifest:
     """The manifest of several packs as one."""
     manifests = [folder.manifest for folder in folders]
     first = manifests[0].options
@@ -368,8 +526,31 @@ def _joined(folders: Sequence[PackFolder], places: Sequence[ShardPlace]) -> Mani
         layout=manifests[0].layout,
         options=shared,
         sources=tuple(record for manifest in manifests for record in manifest.sources),
-        shards=tuple(place.entry for place in places),
+        shards=tuple(folder.manifest.shards[own] for folder, own in places),
         samples=sum(manifest.samples for manifest in manifests),
         masks=sum(manifest.masks for manifest in manifests),
         counts={},
+    )
+
+
+def _by_source(place: tuple[PackFolder, int]) -> tuple[str, int]:
+    entry = place[0].manifest.shards[place[1]]
+    return entry.source, entry.part
+
+
+def _refusal(pack: Pack, later: np.ndarray, earlier: np.ndarray) -> str:
+    ids = np.unique(pack.image_ids(later))
+    numbers = pack.shard_numbers(np.array([earlier[0], later[0]]))
+    places = [pack.shards.places[number] for number in numbers.tolist()]
+    one, other = (folder.root for folder, _ in places)
+    if one == other:
+        one, other = (pack.manifest.shards[number].source for number in numbers.tolist())
+    where = f"twice in {one}" if one == other else f"in {one} and {other}"
+    named = ", ".join(map(str, ids[:_EXAMPLES].tolist()))
+    return (
+        f"{pack.name}: {counted(len(ids), 'image id')} occur{'s' if len(ids) == 1 else ''} more "
+        f"than once, {'the first are ' if len(ids) > _EXAMPLES else ''}{named}; {ids[0]} is "
+        f"{where}: choose duplicates='first' to keep the first sample of each, or 'all' to keep "
+        "every one (for commands: `sa1bpack subset PACK... FILE --duplicates first`, and give them "
+        "FILE)"
     )

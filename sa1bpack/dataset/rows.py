@@ -1,12 +1,35 @@
-"""Which rows of a pack a dataset holds: a range where that is possible, else an array of rows."""
+"""Which rows of a pack a dataset holds, how ids find them, and what identifies them.
+
+Rows are a range where that is possible, else an array. They are identified by their fingerprint: an
+XXH3-64 of the digests of the shards that have them, and of the rows in these, as docs/format.md
+specifies. It is that of content, not of a place: the same in a pack that has grown, in a merged
+one, and over several packs. Orders and states of a selection depend on nothing else.
+"""
 
 import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.masks import MaskRule
 
 # Rows of a pack in the order of a dataset: an arithmetic progression, or int64 (n,) read-only.
 Rows = range | np.ndarray
+
+# From a sixteenth of the samples on, a table of all ids is faster than a search for each one.
+_MANY = 16
+# A table has an entry for each number between the lowest and the highest id: at most so many per
+# sample. The ids of SA-1B have few gaps.
+_WIDEST = 8
+
+_VERSION = b"sa1bpack samples 1\n"
 
 
 def take(rows: Rows, selection: Any) -> Rows:
@@ -116,7 +139,7 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
     return offsets
 
 
-def shard_bounds(first_row: list[int], rows: Rows) -> np.ndarray:
+def shard_bounds(first_row: Sequence[int] | np.ndarray, rows: Rows) -> np.ndarray:
     """int64 (k + 1,): positions from 0 to n among rows, where the shard changes.
 
     first_row  first row of each shard, and the number of all rows
@@ -131,3 +154,112 @@ def shard_bounds(first_row: list[int], rows: Rows) -> np.ndarray:
     numbers = np.searchsorted(edges, row_array(rows), side="right") - 1
     changes = np.flatnonzero(np.diff(numbers)) + 1
     return np.concatenate([[0], changes, [len(rows)]]).astype(np.int64)
+
+
+def fingerprint(
+    first_row: list[int], digests: Sequence[str], rows: Rows, rule: MaskRule | None = None
+) -> str:
+    """16 hexadecimal digits that identify rows, and the masks of them that pass a rule.
+
+    first_row  first row of each shard, and the number of all rows
+    digests    of each shard
+    """
+    edges = np.array(first_row)
+    numbers, first, count = _stretches(edges, rows)
+    shards = len(digests)
+    used_at = np.full(shards, len(numbers))
+    used_at[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of an index given twice, the last
+    used = np.argsort(used_at, kind="stable")[: np.count_nonzero(used_at < len(numbers))]
+    ordinal = np.empty(shards, np.int64)
+    ordinal[used] = np.arange(len(used))
+    digest = xxhash.xxh3_64(_VERSION)
+    digest.update("".join(f"{digests[number]}\n" for number in used.tolist()).encode())
+    digest.update(np.stack([ordinal[numbers], first, count], 1).astype("<i8").tobytes())
+    if rule is not None:
+        digest.update(f"{rule.as_text()}\n".encode())
+    return digest.hexdigest()
+
+
+def _stretches(edges: np.ndarray, rows: Rows) -> tuple[np.ndarray, ...]:
+    """The longest stretches of neighbouring rows of one shard, in the order of the rows.
+
+    Returns the shard's number, the first row in the shard, and the number of rows: int64 (s,) each.
+    """
+    if isinstance(rows, range) and rows.step == 1:
+        bounds = shard_bounds(edges, rows)
+        starts = rows.start + bounds[:-1]
+    else:
+        rows = np.asarray(rows)
+        breaks = np.diff(rows) != 1
+        breaks |= np.diff(np.searchsorted(edges, rows, side="right")) != 0
+        bounds = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]])
+        starts = rows[bounds[:-1]] if len(rows) else rows
+        bounds = bounds if len(rows) else bounds[:1]
+    numbers = np.searchsorted(edges, starts, side="right") - 1
+    return numbers, starts - edges[numbers], np.diff(bounds)
+
+
+@dataclass(frozen=True)
+class IdLookup:
+    """Where image ids are among n samples.
+
+    ids     int64 (n,)
+    stored  int64 (n,): stable argsort of the ids, as it was read; need not be right
+    path    where it was read from
+    """
+
+    ids: np.ndarray
+    stored: np.ndarray | None = None
+    path: Path | None = None
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """int64 (n,): stable argsort of the ids; computed once unless it was read."""
+        return np.argsort(self.ids, kind="stable") if self.stored is None else self.stored
+
+    def positions(self, wanted: np.ndarray) -> np.ndarray:
+        """int64 (k,): the first position of each id, -1 if there is none.
+
+        wanted  int64 (k,), in any order
+
+        Raises FormatError if the order that was read is none.
+        """
+        count = len(self.ids)
+        if not count or not len(wanted):
+            return np.full(len(wanted), -1)
+        if len(wanted) * _MANY < count:
+            return self._searched(wanted)
+        low, high = int(self.ids.min()), int(self.ids.max())
+        if high - low < _WIDEST * count:
+            return self._from_table(wanted, low, high)
+        by_id = np.argsort(wanted)  # each search begins where the last one ended, in the cache
+        found = np.empty(len(wanted), np.int64)
+        found[by_id] = self._searched(wanted[by_id])
+        return found
+
+    def _from_table(self, wanted: np.ndarray, low: int, high: int) -> np.ndarray:
+        """`positions` by a table from ids, of `low` to `high`, to positions."""
+        count = len(self.ids)
+        table = np.full(high - low + 2, -1, np.int32 if count < 1 << 31 else np.int64)
+        table[self.ids[::-1] - low] = np.arange(count - 1, -1, -1)  # of several, the first
+        inside = (wanted >= low) & (wanted <= high)
+        return table[np.where(inside, wanted, high + 1) - low].astype(np.int64)
+
+    def _searched(self, wanted: np.ndarray) -> np.ndarray:
+        """`positions` by a binary search for each id."""
+        count = len(self.ids)
+        try:
+            at = np.searchsorted(self.ids, wanted, sorter=self.order)
+            found = self.order[np.minimum(at, count - 1)]
+            bad = bool(found.min() < 0 or found.max() >= count)
+        except (IndexError, ValueError):  # numpy's words for a row that does not exist
+            bad = True
+        if bad:
+            raise FormatError(f"{self.path}: a row is not from 0 to {count - 1}; {REMEDY}")
+        return np.where(self.ids[found] == wanted, found, -1)
+
+    def repeated(self) -> np.ndarray:
+        """int64 (r,): positions of all samples whose id another one has, sorted by id."""
+        ordered = self.ids[self.order]
+        same = ordered[1:] == ordered[:-1]
+        return self.order[np.append(same, False) | np.append(False, same)]

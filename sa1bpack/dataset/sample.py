@@ -12,8 +12,8 @@ from sa1bpack import masks as kernels
 from sa1bpack import pixels
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.fields import MASK_FIELDS, SCALED_KEYS, STORED_SAMPLE_FIELDS
-from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.shards import OpenShard
 from sa1bpack.dataset.sides import side_paths
 from sa1bpack.dataset.specs import (
     AS_STORED,
@@ -315,14 +315,13 @@ def _transformed(sample: Sample, transform: Callable[[Sample], Any]) -> Any:
 
 def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:
     """The ReadError of a row of the pack, which is row `local` of shard `number`."""
-    place = pack.shards.places[number]
-    entry, image_id = place.entry, pack.image_id(row)
+    folder, own = pack.shards.places[number]
+    shard, image_id = pack.manifest.shards[number].name, pack.image_id(row)
     name = _name_if_readable(pack, number, local)
     called = f"image_id {image_id}" if name is None else f"{name}, image_id {image_id}"
     return ReadError(
-        f"row {place.first_row + local} of {place.folder.root} ({called}, shard {entry.name}): "
-        f"{cause}",
-        entry.name,
+        f"row {folder.first_row[own] + local} of {folder.root} ({called}, shard {shard}): {cause}",
+        shard,
         row,
         image_id,
         name,

@@ -1,4 +1,4 @@
-"""Which samples a selection holds: by shards, by a condition, by ids, or by a hash of the image id.
+"""Which samples a selection holds: by shards, a condition, ids, a hash of the image id, or a file.
 
 A condition as text, "mask_count >= 10" or "max(area) > 100000", compares a number of each sample
 with a constant. Nothing in it is evaluated as code: names and signs are looked up in tables.
@@ -9,9 +9,11 @@ tars, another order, a merge or a repair move no sample from one part to another
 contains every smaller one of the same seed, and packs on different machines agree.
 """
 
+import logging
 import operator
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,14 @@ import numpy as np
 from sa1bpack.dataset.columns import REDUCTIONS, Columns
 from sa1bpack.dataset.fields import NUMBER_FIELDS, SIZE_COLUMNS
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.rows import Rows, as_rows, concatenated, row_array
-from sa1bpack.errors import OptionError, UnknownName
+from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, concatenated, row_array, rows_at
+from sa1bpack.errors import OptionError, OutputRefused, UnknownName
+from sa1bpack.format.manifest import refuse_in_pack
+from sa1bpack.format.selection import is_selection, read_selection, write_selection
 from sa1bpack.masks.random import words
-from sa1bpack.wording import span_text
+from sa1bpack.wording import counted, span_text
+
+_log = logging.getLogger("sa1bpack")
 
 # Numbers of a sample: columns with one value each. Sizes are source pixels.
 NUMBERS = ("mask_count", "annotation_count", "image_id", *SIZE_COLUMNS)
@@ -153,4 +159,59 @@ def below(image_ids: np.ndarray, fraction: float, seed: int, use: int) -> np.nda
         drawn = words(seed, 0, image_ids[first : first + _BLOCK], use, 1)[:, 0]
         u = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
         np.less(u, fraction, out=found[first : first + _BLOCK])
+    return found
+
+
+def save_rows(pack: Pack, rows: Rows, path: Path) -> None:
+    """Write the rows of a pack as a selection.
+
+    Raises OutputRefused for a path that exists and is not a selection, OptionError for one inside a
+    pack, and for a sample that its id does not name, because another one has the same id.
+    """
+    refuse_in_pack("path", path)
+    if path.exists() and not is_selection(path):
+        raise OutputRefused(f"{path}: exists, and is not a selection; choose another name")
+    ids = np.asarray(pack.image_ids(rows))
+    base = pack.first_rows()  # all that opening the file yields, before it selects from them
+    if isinstance(base, range):
+        found = pack.ids.positions(ids)
+    else:
+        found = rows_at(base, IdLookup(pack.image_ids(base)).positions(ids))
+    same = found == row_array(rows)
+    if not same.all():
+        raise OptionError(
+            f"{pack.name}: several samples have the image_id {ids[~same][0]}, and the selection "
+            "is not of the first: open it with duplicates='first', and select again"
+        )
+    roots = [folder.root if folder.source is None else folder.source.url for folder in pack.folders]
+    # By id, only the first is found.
+    duplicates = "error" if pack.duplicates == "error" else "first"
+    write_selection(path, ids, pack.fingerprint(rows), roots, duplicates)
+
+
+def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
+    """Those of the rows that a saved selection names, in its order.
+
+    ids  of the rows
+
+    Raises OptionError if there are not all of them, and as `read_selection` does.
+    """
+    head, wanted = read_selection(path)
+    positions = ids.positions(wanted)
+    if len(missing := wanted[positions < 0]):
+        more = f" and {len(head.packs) - 1:,} other packs" if len(head.packs) > 1 else ""
+        raise OptionError(
+            f"{path}: {len(missing):,} of its {counted(head.samples, 'image id')} are not in "
+            f"{pack.name}, such as {missing[0]}: the selection is of another pack, or of one that "
+            f"had more. It was saved from {head.packs[0].absolute}{more}"
+        )
+    found = as_rows(rows_at(rows, positions))
+    if (now := pack.fingerprint(found)) != head.fingerprint:
+        _log.warning(
+            "%s: the selection has the same images as when it was saved, but not the same bytes: "
+            "states of it do not resume (its fingerprint was %s, and is %s)",
+            path,
+            head.fingerprint,
+            now,
+        )
     return found

@@ -1,110 +1,310 @@
-"""The shards of one or several packs, opened when they are first used, several at once."""
+"""The shards of packs, opened when they are first used, within one budget of memory maps."""
 
-import _thread
+import gc
+import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, InvalidStateError
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from sa1bpack.dataset import shard_cache
-from sa1bpack.dataset.open_shard import OpenShard, open_checked
-from sa1bpack.dataset.pack_folder import PackFolder
-from sa1bpack.dataset.shard_cache import CacheEntry
+from sa1bpack.dataset.fields import MASK_FIELDS, STORED_SAMPLE_FIELDS
+from sa1bpack.dataset.resources import is_shortage, mapping_budget, shortage
 from sa1bpack.errors import FormatError, ResourceShortage
-from sa1bpack.format import Layout, Shard, ShardEntry
-from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format import Layout, Shard, ShardEntry, open_shard
+from sa1bpack.format.array_reader import REMEDY, check_offsets_rise, map_array
+from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.format.side.part import SidePart
 from sa1bpack.urls import Lease
+
+if TYPE_CHECKING:
+    from sa1bpack.dataset.pack import PackFolder
+    from sa1bpack.dataset.sides import Side
+
+_T = TypeVar("_T")
 
 # Shards that one call opens at the same time: opening waits for a file system, not for a processor.
 MAX_OPENERS = 16
 
-# A shard to open: its number, its entry, and the future that others wait for.
-_Claim = tuple[int, CacheEntry, "Future[OpenShard]"]
+# Arrays that columns need and samples do not: mapped when they are first asked for.
+_MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
+
+# What compiled code finds in `OpenShard.table`: rows of axes, bytes, and addresses of arrays. After
+# these come the addresses of all arrays, in the order of the layout.
+MASKS, RUNS, IMAGE_BYTES, SIZE, IMAGE_OFFSET, RUN_OFFSET = range(6)
+FIRST_ADDRESS = 6
+
+# (key of a sample, array), each with all rows of the shard.
+KeyedArrays = tuple[tuple[str, np.ndarray], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPlace:
-    """Where a shard is: the folder of its pack, and its number there."""
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class OpenShard:
+    """A shard that was found sound, and its maps, which live as long as this or a view of them.
 
-    folder: PackFolder
-    number: int
+    shard        the format's Shard
+    arrays       name → read-only memory map, all rows
+    table        int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that
+                 of the first byte of an array in this process, 0 if it is not mapped
+    per_sample   what a sample takes one row of; without `image` if images have no canvas
+    per_mask     what a sample takes the rows of its masks of
+    sizes        int32 (N, 4): source height and width, stored height and width
+    image_edges  int64 (N + 1,): where images without a canvas begin in `image`; None with canvases
+    run_offset   int64 (M + 1,): where the runs of each mask begin; None if there are no runs
+    mappings     memory maps that the shard has once all its arrays are in use
+    sides        parts of the side arrays of the dataset, each found to be that of this shard
+    leases       what keeps files in place that were brought here, see `urls.ShardSource`
+    """
 
-    @property
-    def entry(self) -> ShardEntry:
-        """Its entry in the manifest of its pack."""
-        return self.folder.manifest.shards[self.number]
+    shard: Shard
+    arrays: Mapping[str, np.ndarray]
+    table: np.ndarray
+    per_sample: KeyedArrays
+    per_mask: KeyedArrays
+    sizes: np.ndarray
+    image_edges: np.ndarray | None
+    run_offset: np.ndarray | None
+    mappings: int
+    sides: Sequence[SidePart] = ()
+    leases: Sequence[Lease] = ()
 
-    @property
-    def path(self) -> Path:
-        """The folder of the shard."""
-        return self.folder.root / SHARDS_NAME / self.entry.name
+    @classmethod
+    def of(
+        cls, shard: Shard, sides: Sequence[SidePart] = (), leases: Sequence[Lease] = ()
+    ) -> "OpenShard":
+        """Map the arrays of a shard. Raises FormatError or OSError if one cannot be mapped."""
+        names = [spec.name for spec in shard.layout.arrays]
+        arrays = {name: shard[name] for name in names if name not in _MAPPED_LATER}
+        at = {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
+        extent, offsets = shard.extent, ("size", "image_offset", "run_offset")
+        table = [extent.masks, extent.runs, extent.image_bytes]
+        table += [at.get(name, 0) for name in (*offsets, *names)]
+        mappings = sum(rows > 0 for rows in shard.layout.array_rows(shard.extent).values())
+        return cls(
+            shard=shard,
+            arrays=arrays,
+            table=np.array(table, np.int64),
+            per_sample=tuple(
+                (field.sample, arrays[field.array])
+                for field in STORED_SAMPLE_FIELDS
+                if field.array != "image" or not shard.layout.flat
+            ),
+            per_mask=tuple(
+                (field.sample, arrays[field.array])
+                for field in MASK_FIELDS
+                if field.array in arrays
+            ),
+            sizes=arrays["size"],
+            image_edges=arrays.get("image_offset"),
+            run_offset=arrays.get("run_offset"),
+            mappings=mappings + sum(len(part.values) > 0 for part in sides),
+            sides=sides,
+            leases=leases,
+        )
 
-    @property
-    def first_row(self) -> int:
-        """Its first row in its pack."""
-        return self.folder.first_row[self.number]
+    def image_span(self, row: int) -> tuple[int, int]:
+        """First byte in the chunk file of `image`, and number of bytes, of one sample's image.
 
-    @property
-    def first_mask(self) -> int:
-        """Its first mask in its pack."""
-        return self.folder.first_mask[self.number]
+        Raises FormatError if the span is not within the file or does not fit the sample's size.
+        """
+        layout = self.shard.layout
+        if self.image_edges is None:
+            nbytes = layout.array("image").row_bytes
+            return row * nbytes, nbytes
+        start, stop = self.image_edges[row : row + 2].tolist()
+        height, width = self.sizes[row, 2:].tolist()
+        expected = image_nbytes(layout, height, width)
+        # The files were checked when the shard was opened, and may have changed since.
+        if stop - start != expected or start < 0 or stop > self.shard.extent.image_bytes:
+            raise _wrong_span(self.shard, row, start, stop, expected)
+        return start, expected
 
-    @property
-    def image_id(self) -> np.ndarray:
-        """int64 (n,): its image ids, by the index of its pack."""
-        first, stop = self.folder.first_row[self.number : self.number + 2]
-        return self.folder.index.image_id[first:stop]
+    def path(self, name: str) -> str:
+        """The chunk file of an array."""
+        return str(self.shard.folder / self.shard.layout.array(name).chunk_path)
 
-    @property
-    def mask_offset(self) -> np.ndarray:
-        """int64 (n + 1,): its mask offsets, from 0, by the index of its pack."""
-        first, stop = self.folder.first_row[self.number : self.number + 2]
-        return self.folder.index.mask_offset[first : stop + 1] - self.first_mask
+
+class ShardCache:
+    """The open shards of all packs of the process, within one budget of memory maps.
+
+    Each is opened once, whoever asks; those that were used least recently are dropped. What is
+    dropped is unmapped once no view of it is in use. Nothing is opened, unmapped or collected while
+    the lock is held.
+
+    limit     memory maps that all of them may have together
+    mappings  memory maps that they have
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._open: OrderedDict[_Key, OpenShard] = OrderedDict()  # the one that was used last, last
+        self._opening: dict[_Key, Future[OpenShard]] = {}
+        self._gone: deque[object] = deque()  # owners whose shards are still among the open ones
+        self.mappings = 0
+
+    @cached_property
+    def limit(self) -> int:
+        return mapping_budget()
+
+    def get(self, key: "_Key") -> OpenShard | None:
+        """The shard, if it is open, noted as used. Takes no lock."""
+        opened = self._open.get(key)
+        if opened is not None:
+            try:
+                self._open.move_to_end(key)
+            except KeyError:  # dropped meanwhile; the caller has hold of it
+                return opened
+            for lease in opened.leases:
+                lease.touch()
+        return opened
+
+    def open(self, key: "_Key", work: Callable[[], OpenShard]) -> OpenShard:
+        """The shard, opened by `work` if it is not open.
+
+        Threads that ask for the same one wait for the first, and get its error; but if that was
+        interrupted, as by Ctrl-C, the next one tries.
+        """
+        while (found := self.get(key)) is None:
+            mine: Future[OpenShard] = Future()
+            try:
+                future = self._opening.setdefault(key, mine)  # one step of the interpreter
+                if future is mine:
+                    self._settle(key, work, mine)
+            finally:
+                if self._opening.get(key) is mine:
+                    del self._opening[key]
+                mine.cancel()  # of no effect on one that has an outcome
+            with suppress(CancelledError):
+                return future.result()
+        return found
+
+    def _settle(self, key: "_Key", work: Callable[[], OpenShard], future: "Future") -> None:
+        """Give a future its outcome."""
+        try:
+            opened = self.get(key)  # another thread may have ended just before this one's claim
+            future.set_result(opened or self._keep(key, self.with_resources(work)))
+        except Exception as error:
+            future.set_exception(error)
+
+    def _keep(self, key: "_Key", opened: OpenShard) -> OpenShard:
+        limit = self.limit
+        with self._lock:
+            self._open[key] = opened
+            self.mappings += opened.mappings
+            dropped = self._least_recent(limit)
+        del dropped  # here, where the lock is free
+        return opened
+
+    def drop(self, chosen: Callable[[OpenShard], bool]) -> None:
+        """Let go of those shards that are chosen; who reads one keeps it until then."""
+        with self._lock:
+            keys = [key for key, opened in list(self._open.items()) if chosen(opened)]
+            dropped = [self._taken_out(key) for key in keys]
+        del dropped
+
+    def leave(self, owner: object) -> None:
+        """Let go of the shards of an owner that is gone. Never waits: finalizers call it."""
+        self._gone.append(owner)
+        if self._lock.acquire(blocking=False):
+            try:
+                dropped = self._of_those_gone()
+            finally:
+                self._lock.release()
+            del dropped
+
+    def with_resources(self, work: Callable[[], _T]) -> _T:
+        """The result of `work`; if the system refuses it a map or a file, free some and try again.
+
+        Raises ResourceShortage if the second try is refused too, MemoryError if ordinary memory ran
+        out.
+        """
+        try:
+            return work()
+        except MemoryError:  # which is had by mapping, too
+            pass
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+        with self._lock:  # here, where the error no longer has hold of maps
+            dropped = self._least_recent(self.mappings // 2)
+        del dropped
+        gc.collect()
+        try:
+            return work()
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            raise shortage(error) from error
+
+    # Each of these returns what it took out, for the caller to let go of when it has let go of the
+    # lock, which it holds.
+
+    def _least_recent(self, limit: int) -> list[OpenShard]:
+        """Take out shards until the others keep within a limit, all but the last."""
+        dropped = self._of_those_gone()
+        while self.mappings > limit and len(self._open) > 1:
+            dropped.append(self._taken_out(next(iter(self._open))))
+        return dropped
+
+    def _of_those_gone(self) -> list[OpenShard]:
+        gone = {self._gone.popleft() for _ in range(len(self._gone))}
+        return [self._taken_out(key) for key in list(self._open) if key[0] in gone] if gone else []
+
+    def _taken_out(self, key: "_Key") -> OpenShard:
+        opened = self._open.pop(key)
+        self.mappings -= opened.mappings
+        return opened
+
+    def after_fork(self) -> None:
+        """In a child: other threads are gone, with the lock and the claims that they had."""
+        self._lock = threading.Lock()
+        self._opening = {}
+        self.mappings = sum(opened.mappings for opened in self._open.values())
+
+
+# What keeps a shard apart from all others: its owner, and its number there.
+_Key = tuple[object, int]
+
+# Shared by all packs of the process.
+CACHE = ShardCache()
+os.register_at_fork(after_in_child=CACHE.after_fork)
 
 
 class Shards:
     """The shards of a `Pack`, in its order. `shards[k]` is a checked format Shard.
 
     A shard is opened on first use. Before it is handed out, everything that a view of it relies on
-    is checked, see `open_shard.open_checked`. It is opened by one thread, with no lock held, and
-    other threads that ask for it wait for that one. An error is not remembered: the next call
-    tries again.
+    is checked, see `open_checked`. It is opened by one thread, with no lock held, and other
+    threads that ask for it wait for that one. An error is not remembered: the next call tries
+    again. Views of a shard that was dropped stay valid. Safe in threads and after fork.
 
-    All packs of a process together keep within one budget of memory maps, see `ShardCache`: shards
-    that were used least recently are dropped. Views that are still in use stay valid. Safe in
-    threads and after fork.
-
-    places     where each shard is
+    places     where each shard is: the folder of its pack, and its number there
     first_row  first row of each shard, counted over all of them, and the number of all rows
     """
 
     def __init__(
         self,
-        places: list[ShardPlace],
+        places: "Sequence[tuple[PackFolder, int]]",
         layout: Layout,
-        open_parts: Callable[[int], tuple[tuple[SidePart, ...], tuple[Lease, ...]]] | None = None,
+        sides: "Sequence[Side]" = (),
     ):
-        """
-        open_parts  opens the parts of side arrays for a shard, by its number, and says what keeps
-                    them in place; None: there are none
-        """
-        self._open_parts = open_parts
-        self._cache = shard_cache.CACHE
-        self._entries: dict[int, CacheEntry] = {}
         self._layout = layout
+        self._sides = sides
+        self._owner = object()
         self.places = places
-        self.first_row = [0, *accumulate(place.entry.samples for place in places)]
+        samples = (folder.manifest.shards[own].samples for folder, own in places)
+        self.first_row = [0, *accumulate(samples)]
 
     def __del__(self):
-        self._cache.leave(self._entries.values())
+        CACHE.leave(self._owner)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -113,6 +313,14 @@ class Shards:
         """The shard of that number, 0 to K - 1. Raises as `open` does."""
         return self.open(number).shard
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} shards>"
+
+    def folder(self, number: int) -> Path:
+        """The folder of a shard."""
+        folder, own = self.places[number]
+        return folder.shard_path(own)
+
     def open(self, number: int) -> OpenShard:
         """The shard of that number with its maps.
 
@@ -120,15 +328,8 @@ class Shards:
         OSError if a file cannot be opened, ResourceShortage if the system refuses a map or a file
         for lack of resources.
         """
-        entry = self._entries.get(number)
-        opened = None if entry is None else entry.opened
-        if opened is not None:
-            self._cache.touch(entry)
-            return opened
-        found, failed = self.open_many([number])
-        if failed:
-            raise failed[number]
-        return found[number]
+        key = self._owner, number
+        return CACHE.get(key) or CACHE.open(key, partial(self._checked, self._existing(number)))
 
     def open_many(
         self, numbers: Iterable[int]
@@ -145,176 +346,115 @@ class Shards:
         failed: dict[int, Exception] = {}
         todo = []
         for number in dict.fromkeys(numbers):
-            entry = self._entry(number)
-            opened = entry.opened
+            opened = CACHE.get((self._owner, self._existing(number)))
             if opened is None:
-                todo.append((number, entry))
+                todo.append(number)
             else:
-                self._cache.touch(entry)
                 found[number] = opened
-        while todo:
-            todo = self._open_or_wait(todo, found, failed)
+        if len(todo) > 1:
+            pool = ThreadPoolExecutor(min(MAX_OPENERS, len(todo)))
+            try:
+                outcomes = list(pool.map(self._outcome, todo))
+            finally:
+                pool.shutdown(cancel_futures=True)
+        else:
+            outcomes = map(self._outcome, todo)
+        for number, outcome in zip(todo, outcomes, strict=True):
+            if isinstance(outcome, OpenShard):
+                found[number] = outcome
+            else:
+                failed[number] = outcome
         return found, failed
 
-    def __repr__(self) -> str:
-        return f"<{len(self)} shards, {self.open_count} open>"
-
-    @property
-    def open_count(self) -> int:
-        """Shards that are open now."""
-        return sum(entry.opened is not None for entry in list(self._entries.values()))
-
-    def folder(self, number: int) -> Path:
-        """The folder of a shard."""
-        return self.places[number].path
-
-    # ------------------------------------------------------------------------------------- opening
-
-    def _entry(self, number: int) -> CacheEntry:
+    def _existing(self, number: int) -> int:
         if not 0 <= number < len(self):
             raise IndexError(f"shard {number} of a dataset which has {len(self)}")
-        return self._entries.get(number) or self._entries.setdefault(number, CacheEntry())
+        return number
 
-    def _open_or_wait(self, todo, found, failed) -> list[tuple[int, CacheEntry]]:
-        """Open shards that no other thread is opening, and wait for the others.
-
-        Returns those that another thread gave up without an error, such as at Ctrl-C.
-        """
-        if _state.opening:
-            # In a finalizer that this thread runs while it opens shards: the thread that opens
-            # these may be waiting for this one.
-            for number, entry in todo:
-                _note(number, self._outcome(number, entry), found, failed)
-            return []
-        claims: list[_Claim] = []
-        others: list[_Claim] = []
-        with _opening():
-            try:
-                for number, entry in todo:
-                    mine: Future[OpenShard] = Future()
-                    claims.append((number, entry, mine))
-                    future = self._cache.claim(entry, mine)
-                    if future is not mine:
-                        others.append((number, entry, future))
-                        claims.pop()
-                self._open_claims(claims)
-            finally:
-                for _, entry, future in claims:
-                    self._cache.release(entry, future)
-            again = []
-            for number, entry, future in claims + others:
-                try:
-                    outcome = future.exception() or future.result()
-                except CancelledError:
-                    again.append((number, entry))
-                else:
-                    _note(number, outcome, found, failed)
-        return again
-
-    def _open_claims(self, claims: list[_Claim]) -> None:
-        """Open shards in this thread and in others that help it.
-
-        It returns after those that have begun to open one. A helper that begins later finds nothing
-        to do, and has hold of nothing: neither of this object nor of a shard.
-        """
-        todo = deque(partial(self._open_claim, *claim) for claim in claims)
-        running: list[_thread.LockType] = []  # of each helper: held until it ends
+    def _outcome(self, number: int) -> OpenShard | Exception:
+        """A shard, or why it cannot be opened; raises what is not its fault."""
         try:
-            for _ in range(min(MAX_OPENERS, len(claims)) - 1):
-                # Not a threading.Thread: its `start` waits for ever for a thread that begins
-                # without memory to run in. This one is not missed, the others do its work.
-                try:
-                    _thread.start_new_thread(_help, (todo, running))
-                except (RuntimeError, MemoryError):  # the system refuses more threads
-                    break
-            _call_all(todo)
-        finally:
-            todo.clear()
-            for helper in list(running):
-                helper.acquire()
-
-    def _open_claim(self, number: int, entry: CacheEntry, future: "Future[OpenShard]") -> None:
-        """Open one shard for those who wait for it."""
-        try:
-            outcome = self._outcome(number, entry)
-            with suppress(InvalidStateError):  # given up meanwhile, at Ctrl-C
-                if isinstance(outcome, OpenShard):
-                    future.set_result(outcome)
-                else:
-                    future.set_exception(outcome)
-        finally:
-            self._cache.release(entry, future)
-
-    def _outcome(self, number: int, entry: CacheEntry) -> OpenShard | Exception:
-        """The shard, opened if it is not yet, or why it cannot be."""
-        opened = entry.opened  # another thread may have ended just before this one's claim
-        if opened is not None:
-            return opened
-        try:
-            opened = self._cache.with_resources(lambda: self._checked(number))
-        except Exception as error:
+            return self.open(number)
+        except ResourceShortage:
+            raise
+        except (FormatError, OSError) as error:
             return error
-        return self._cache.keep(entry, opened)
 
     def _checked(self, number: int) -> OpenShard:
-        place = self.places[number]
-        folder, leases = place.folder, ()
+        folder, own = self.places[number]
+        entry, leases = folder.manifest.shards[own], []
         if folder.source is not None:
-            digest = folder.digests[place.number]
-            leases = (folder.source.bring(place.entry, digest, self._layout),)
-        opened = open_checked(
-            place.path,
-            place.entry,
+            leases.append(folder.source.bring(entry, folder.digests[own], self._layout))
+        first, stop = folder.first_row[own : own + 2]
+        shard = open_checked(
+            folder.shard_path(own),
+            entry,
             self._layout,
-            place.image_id,
-            place.mask_offset,
-            place.folder.index_path(""),
+            folder.index.image_id[first:stop],
+            folder.index.mask_offset[first : stop + 1] - folder.first_mask[own],
+            folder.index_path(""),
         )
-        opened = replace(opened, leases=leases) if leases else opened
-        return opened if self._open_parts is None else opened.with_sides(*self._open_parts(number))
+        parts = [side.open(number, leases) for side in self._sides]
+        return OpenShard.of(shard, parts, leases)
 
 
-def _help(todo: deque[Callable[[], None]], running: list) -> None:
-    """What a helper does: a part of the calls. `running` gets a lock that it holds until then."""
-    ends = _thread.allocate_lock()
-    with ends, _opening():
-        running.append(ends)
-        _call_all(todo)
+def open_checked(
+    folder: Path,
+    entry: ShardEntry,
+    layout: Layout,
+    ids: np.ndarray,
+    offsets: np.ndarray,
+    index: Path,
+) -> Shard:
+    """Open a shard and check everything that reading it relies on.
+
+    That is its metadata against the manifest, the exact length of all its files, that its offsets
+    are non-decreasing, its sizes, and that ids and mask offsets are those of the pack's index.
+
+    folder   of the shard
+    entry    of the shard in the manifest
+    layout   of the pack
+    ids      int64 (N,): image ids according to the index
+    offsets  int64 (N + 1,): mask offsets according to the index, counted from the shard's first
+    index    folder of the index, for messages
+
+    Raises FormatError naming the file and what is wrong with it, OSError if one cannot be opened.
+    """
+    shard = open_shard(folder, layout, deep=False)
+    if shard.extent != entry.extent:
+        raise FormatError(
+            f"{folder}: {shard.extent}, but the manifest says {entry.extent}; {REMEDY}"
+        )
+    check_offsets_rise(folder / "mask_offset", shard["mask_offset"])
+    found = map_array(folder, layout.array("image_id"), len(shard))  # not needed any longer
+    for name, same in (
+        ("image_id", np.array_equal(ids, found)),
+        ("mask_offset", np.array_equal(offsets, shard["mask_offset"])),
+    ):
+        if not same:
+            raise FormatError(
+                f"{folder / name}: differs from what {index / name} says of this shard; run "
+                "`sa1bpack verify` to see which of them is damaged"
+            )
+    size = shard["size"]  # (N, 4): source h, w, stored h, w
+    if size.size and (size.min() < 1 or size[:, 2:].max() > layout.image_size):
+        raise FormatError(
+            f"{folder / 'size'}: sides must be at least 1, and stored ones at most "
+            f"{layout.image_size}; found {size.min()} and {size[:, 2:].max()}; {REMEDY}"
+        )
+    if layout.flat:  # images have exactly the bytes that their sizes take
+        edges = shard["image_offset"]
+        expected = image_nbytes(layout, *size[:, 2:].T.astype(np.int64))
+        # A difference of two int64 may wrap round, but not if all are right: the first is 0.
+        if len(wrong := np.flatnonzero(np.diff(edges) != expected)):
+            row = int(wrong[0])
+            raise _wrong_span(shard, row, edges[row], edges[row + 1], expected[row])
+    return shard
 
 
-def _call_all(todo: deque[Callable[[], None]]) -> None:
-    """Make one call after another until none is left. Several threads may share them."""
-    while todo:
-        try:
-            call = todo.popleft()
-        except IndexError:  # another thread was quicker
-            return
-        call()
-
-
-def _note(number: int, outcome: OpenShard | Exception, found: dict, failed: dict) -> None:
-    """Enter a shard, or why it cannot be opened; anything else is raised."""
-    if isinstance(outcome, OpenShard):
-        found[number] = outcome
-    elif isinstance(outcome, ResourceShortage) or not isinstance(outcome, (FormatError, OSError)):
-        raise outcome
-    else:
-        failed[number] = outcome
-
-
-class _State(threading.local):
-    """Of a thread: whether it opens shards, or waits for those that others open."""
-
-    opening = False
-
-
-_state = _State()
-
-
-@contextmanager
-def _opening() -> Iterator[None]:
-    _state.opening = True
-    try:
-        yield
-    finally:
-        _state.opening = False
+def _wrong_span(shard: Shard, row: int, start: int, stop: int, expected: int) -> FormatError:
+    height, width = shard["size"][row, 2:].tolist()
+    return FormatError(
+        f"{shard.folder / 'image_offset'}: the pixels of sample {row} are bytes {start} to {stop} "
+        f"of {shard.extent.image_bytes}, but its {height} x {width} take {expected}; {REPAIR}"
+    )

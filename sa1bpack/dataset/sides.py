@@ -1,20 +1,58 @@
 """The side arrays of a dataset: which folder has the part of each shard."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sa1bpack.arguments import local_path
 from sa1bpack.dataset.fields import check_side_name
-from sa1bpack.dataset.pack import Pack, Side
 from sa1bpack.dataset.rows import Rows, row_array
-from sa1bpack.errors import NotAPack, OptionError
-from sa1bpack.format.side.binding import coverage, part_names
-from sa1bpack.format.side.spec import AGAIN, SIDES_NAME, read_side_manifest
-from sa1bpack.urls import is_pack_url, pack_url
+from sa1bpack.errors import FormatError, NotAPack, OptionError
+from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
+from sa1bpack.format.side.part import SidePart, open_part
+from sa1bpack.format.side.spec import AGAIN, SIDES_NAME, SideSpec, read_side_manifest
+from sa1bpack.urls import Lease, SideSource, is_pack_url, pack_url
+
+if TYPE_CHECKING:
+    from sa1bpack.dataset.pack import Pack
+
+
+@dataclass(frozen=True)
+class Side:
+    """A side array of a Pack.
+
+    spec     of its rows
+    shards   of the Pack
+    folders  the folder that has the part of each shard; None: none has
+    sources  where the parts come from that are not in these folders
+    """
+
+    spec: SideSpec
+    shards: Sequence[ShardIdentity]
+    folders: Sequence[Path | None]
+    sources: Mapping[Path, SideSource]
+
+    def open(self, number: int, leases: list[Lease]) -> SidePart:
+        """The part for a shard, by its number; what keeps it in place is added to the leases.
+
+        Raises FormatError if it is missing or damaged, OSError.
+        """
+        shard, folder = self.shards[number], self.folders[number]
+        if folder is None:
+            if shard.extent.samples:
+                raise FormatError(
+                    f"side array {self.spec.name} has no part for shard {shard.name}; run "
+                    "`sa1bpack derive` again"
+                )
+            empty = np.empty((0, *self.spec.row_shape), self.spec.stored)
+            return SidePart(Path(), self.spec, empty, 0)
+        if folder in self.sources:
+            leases.append(self.sources[folder].bring(self.spec, shard))
+        return open_part(folder, self.spec, shard)
 
 
 def side_paths(value: Any) -> tuple[str, ...]:
@@ -31,7 +69,7 @@ def side_paths(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def with_sides(pack: Pack, rows: Rows, side: Sequence[str]) -> Pack:
+def with_sides(pack: "Pack", rows: Rows, side: Sequence[str]) -> "Pack":
     """The pack with these side arrays, names in its folders or paths.
 
     rows  of the dataset: every shard that they are in must have a part
@@ -51,7 +89,7 @@ def with_sides(pack: Pack, rows: Rows, side: Sequence[str]) -> Pack:
     return pack.with_sides(sides)
 
 
-def _side(pack: Pack, name: str, needed: set[int]) -> Side:
+def _side(pack: "Pack", name: str, needed: set[int]) -> Side:
     sources = {}
     if is_pack_url(name):
         if not pack.sources:
@@ -94,4 +132,5 @@ def _side(pack: Pack, name: str, needed: set[int]) -> Side:
             f"side {name!r} does not fit: {found}; {AGAIN}, or select what it has and add it "
             "with ds.with_options(side=...)"
         )
-    return Side(spec, tuple(parts.get(shard.part) for shard in pack.identities), sources)
+    folders = [parts.get(shard.part) for shard in pack.identities]
+    return Side(spec, pack.identities, folders, sources)

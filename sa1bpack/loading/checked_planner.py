@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.rows import offsets_of
+from sa1bpack.dataset.shards import CACHE
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
@@ -83,7 +83,7 @@ class CheckedPlanner(Planner):
                 continue
             shard = shards[numbers[k]].shard
             try:
-                scores, size = shard_cache.CACHE.with_resources(
+                scores, size = CACHE.with_resources(
                     partial(_scores, shard, int(local[k]), int(first[k]), int(stop[k]))
                 )
             except (FormatError, OSError) as error:

@@ -19,8 +19,8 @@ import numpy as np
 
 from sa1bpack.dataset.columns import expanded
 from sa1bpack.dataset.fields import NUMBER_FIELDS
-from sa1bpack.dataset.open_shard import FIRST_ADDRESS, OpenShard
 from sa1bpack.dataset.rows import offsets_of
+from sa1bpack.dataset.shards import FIRST_ADDRESS, OpenShard
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, LoaderError, ReadError
 from sa1bpack.format.checked_rows import REPAIR

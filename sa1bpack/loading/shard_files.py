@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.resources import is_shortage
-from sa1bpack.dataset.shard_cache import CACHE
+from sa1bpack.dataset.shards import CACHE, OpenShard
 from sa1bpack.disk.direct import open_direct_if_possible
 from sa1bpack.loading.batch.load_samples import NO_FILE
 

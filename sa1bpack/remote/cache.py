@@ -36,7 +36,7 @@ from pathlib import Path
 
 import msgspec
 
-from sa1bpack.dataset.shard_cache import CACHE as OPEN_SHARDS
+from sa1bpack.dataset.shards import CACHE as OPEN_SHARDS
 from sa1bpack.errors import CacheFull, FormatError, OptionError, StoreError
 from sa1bpack.format.files import replace_file
 from sa1bpack.wording import size_text

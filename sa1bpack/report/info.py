@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import paths_of
-from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
+from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
 from sa1bpack.format.duplicates import Duplicates, find_duplicates

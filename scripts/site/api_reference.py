@@ -27,7 +27,7 @@ TOP = {
 RESULTS = {
     "packing": ["packing.estimate.Forecast", "format.problems.Report", "format.problems.Problem"],
     "looking": ["report.info.PackInfo", "report.write_report.ReportResult"],
-    "reading": ["dataset.sample_info.SampleInfo"],
+    "reading": ["dataset.dataset.SampleInfo"],
     "loading": [
         "loading.dataloader.PackDataLoader", "loading.plans.LoadingPlan",
         "measuring.bench.BenchResult",

@@ -3,4 +3,4 @@
 from layout_packs import layout_packs  # noqa: F401 - a fixture
 from reading_packs import pack_writer, packed  # noqa: F401 - fixtures
 from several_packs import several  # noqa: F401 - a fixture
-from shard_openings import around, cache  # noqa: F401 - fixtures
+from shard_openings import around, cache, limited  # noqa: F401 - fixtures

@@ -15,8 +15,8 @@ from several_packs import joined_pack
 from unflushed import unflushed
 
 import sa1bpack
-from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.rows import IdLookup
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused, VersionError
 from sa1bpack.format import Shard
 from sa1bpack.format.selection import read_selection, write_selection
@@ -288,8 +288,8 @@ def test_info_tells_where_a_sample_is_and_reads_no_pixels(several, monkeypatch):
             sample["size"].tolist()
         )
         assert info.masks == len(sample["areas"]) and info.annotations == info.masks + 1
-        place = ds.shards.places[ds.locate(index)[0]]
-        assert (info.pack, info.shard) == (place.folder.root, place.entry.name)
+        folder = ds.shards.folder(ds.locate(index)[0])
+        assert (info.pack, info.shard) == (folder.parents[1], folder.name)
         assert info.shard.startswith(info.source) and info.row == ds.locate(index)[1]
     with pytest.raises(IndexError, match="out of range"):
         ds.info(16)

@@ -226,8 +226,7 @@ def test_of_samples_with_the_same_id_the_first_pack_given_is_kept(overlapping, c
     for image_id in (5000, 4997, 4994):
         index = ds.index_of(image_id)
         assert ds[index]["image_id"] == image_id
-        place = ds.shards.places[ds.locate(index)[0]]
-        assert place.folder.root == paths[0]
+        assert ds.info(index).pack == paths[0]
         same_id = open_pack(paths[0]).by_id(image_id)
         np.testing.assert_array_equal(ds[index]["image"], same_id["image"])
     assert ds.fingerprint == open_pack(paths, duplicates="first").fingerprint

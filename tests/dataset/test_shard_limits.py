@@ -1,6 +1,5 @@
 """Open shards keep within one budget of memory maps; what the system refuses is no damage."""
 
-import _thread
 import errno
 import os
 import subprocess
@@ -9,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shard_openings import ARRAYS, in_thread, limited
+from shard_openings import ARRAYS, in_thread
 
-from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.resources import mapping_budget, mapping_limit
-from sa1bpack.dataset.shard_cache import ShardCache
+from sa1bpack.dataset.shards import ShardCache
 from sa1bpack.errors import ReadError, ResourceShortage
 
 # ----------------------------------------------------------------------------------------- budget
@@ -42,9 +40,9 @@ def test_a_shard_counts_with_the_maps_that_it_has(packed, cache):
     assert cache.mappings == 4 * ARRAYS + 2  # the empty shard has two offset arrays with a 0
 
 
-def test_shards_of_several_packs_keep_within_one_budget(packed, pack_writer, monkeypatch, tmp_path):
+def test_shards_of_several_packs_keep_within_one_budget(packed, pack_writer, limited, tmp_path):
     """Three packs, opened separately, by real maps; views of dropped shards stay valid."""
-    cache = limited(monkeypatch, 2 * ARRAYS + 5)
+    cache = limited(2 * ARRAYS + 5)
     samples = [pack_writer(tmp_path / name) for name in "abc"]
     packs = [open_pack(tmp_path / name) for name in "abc"]
     kept, reference = packs[0][0], samples[0][0]
@@ -52,14 +50,13 @@ def test_shards_of_several_packs_keep_within_one_budget(packed, pack_writer, mon
         for ds, expected in zip(packs, samples, strict=True):
             np.testing.assert_array_equal(ds[index]["image"], expected[index]["image"])
             assert cache.mappings <= cache.limit
-            assert sum(ds.shards.open_count for ds in packs) <= 2
     indices, in_use = 4 * 3, ARRAYS
     assert maps_below(tmp_path) <= cache.limit + indices + in_use
     np.testing.assert_array_equal(kept["image"], reference["image"])
 
 
-def test_the_shard_that_was_used_least_recently_is_dropped(packed, monkeypatch):
-    limited(monkeypatch, 2 * ARRAYS)
+def test_the_shard_that_was_used_least_recently_is_dropped(packed, limited):
+    limited(2 * ARRAYS)
     ds = open_pack(packed.root)
     zero, two = ds.shards.open(0), ds.shards.open(2)
     ds[0]  # of shard 0
@@ -68,11 +65,11 @@ def test_the_shard_that_was_used_least_recently_is_dropped(packed, monkeypatch):
     assert ds.shards.open(2) is not two
 
 
-def test_a_shard_larger_than_the_budget_is_read_all_the_same(packed, monkeypatch):
-    cache = limited(monkeypatch, 1)
+def test_a_shard_larger_than_the_budget_is_read_all_the_same(packed, limited):
+    cache = limited(1)
     ds = open_pack(packed.root)
     assert [sample["index"] for sample in ds] == list(range(12))
-    assert ds.shards.open_count == 1 and cache.mappings == ARRAYS
+    assert cache.mappings == ARRAYS
 
 
 def test_a_dataset_that_is_gone_counts_no_longer(packed, cache):
@@ -84,21 +81,9 @@ def test_a_dataset_that_is_gone_counts_no_longer(packed, cache):
     assert cache.mappings == 0 and maps_below(packed.root) <= before - 4 * (ARRAYS - 4)
 
 
-def test_a_thread_that_begins_after_its_call_has_hold_of_nothing(packed, cache, monkeypatch):
-    late = []
-    monkeypatch.setattr(_thread, "start_new_thread", lambda *call: late.append(call))
-    ds = open_pack(packed.root)
-    found, failed = ds.shards.open_many(range(5))
-    assert sorted(found) == [*range(5)] and not failed and len(late) == 4
-    del ds, found
-    assert cache.mappings == 0
-    for function, arguments in late:
-        function(*arguments)
-
-
-def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, monkeypatch):
+def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, limited):
     """Every thread sees the right samples, and the budget holds."""
-    cache = limited(monkeypatch, 2 * ARRAYS)
+    cache = limited(2 * ARRAYS)
     ds = open_pack(packed.root)
 
     def read(seed):
@@ -110,7 +95,7 @@ def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, monkeypatc
 
     results = [in_thread(lambda seed=seed: read(seed)) for seed in range(6)]
     assert [result() for result in results] == ["read"] * 6
-    assert ds.shards.open_count <= 2 and cache.mappings <= cache.limit
+    assert cache.mappings <= cache.limit
 
 
 # --------------------------------------------------------------------------- refused by the system
@@ -131,7 +116,7 @@ def test_a_map_or_file_that_is_refused_once_costs_nothing_but_cached_shards(
 
     around(refuse)
     assert ds[9]["index"] == 9 and len(refused) == 1
-    assert ds.shards.open_count == 2  # one of the three, and the new one
+    assert cache.mappings == 2 * ARRAYS  # one of the three, and the new one
 
 
 @pytest.mark.parametrize("check", ["open", "read"])
@@ -170,26 +155,6 @@ def test_a_checked_read_whose_file_is_refused_is_no_error_of_the_sample(packed, 
     monkeypatch.setattr("sa1bpack.dataset.columns.read_array_rows", refuse)
     with pytest.raises(ResourceShortage, match="ulimit -n"):
         ds.column("size")
-
-
-def test_garbage_is_collected_with_no_lock_held(packed, cache, around, monkeypatch):
-    """While it is, another thread opens shards, and drops some."""
-    ds, other = open_pack(packed.root), open_pack(packed.root)
-    refused, read = [], []
-
-    def refuse(folder):
-        if not refused:
-            refused.append(folder)
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(folder))
-
-    def collect():
-        read.append(in_thread(lambda: other[9]["index"])())
-        other.shards.open_many(range(5))
-        assert in_thread(lambda: cache.mappings)() > 0
-
-    around(refuse)
-    monkeypatch.setattr(shard_cache.gc, "collect", collect)
-    assert ds[0]["index"] == 0 and read == [9]
 
 
 REAL_LIMITS = """
@@ -232,8 +197,7 @@ kept = [ds[i] for i in (0, 4, 7, 9)] + [other[i] for i in (0, 4, 7, 9)]
 fill()
 third = None
 try:
-    third = open_pack(root, on_error="return")
-    third.__getitems__(range(12))
+    third = [[sample for sample in open_pack(root)] for _ in range(20)]
 except ResourceShortage as error:
     text = str(error)
 else:

@@ -1,22 +1,32 @@
-"""How shards are opened: the cache of a test's own, its limit, and work in other threads."""
+"""How shards are opened: the cache of the process, its limit, and work in other threads."""
 
 import threading
 
 import pytest
 
-from sa1bpack.dataset import shard_cache, shards
-from sa1bpack.dataset.shard_cache import ShardCache
+from sa1bpack.dataset import shards
+from sa1bpack.dataset.shards import CACHE
 
 PATIENCE = 60  # seconds until a test that would hang fails
 ARRAYS = 18  # of a shard with samples in the layout of `packed`
 
 
 @pytest.fixture
-def cache(monkeypatch):
-    """A cache of its own for the packs that a test opens."""
-    found = ShardCache()
-    monkeypatch.setattr(shard_cache, "CACHE", found)
-    return found
+def cache():
+    """The cache of open shards, emptied."""
+    CACHE.drop(lambda opened: True)
+    return CACHE
+
+
+@pytest.fixture
+def limited(cache, monkeypatch):
+    """limited(maps): the cache, which now keeps no more memory maps than that."""
+
+    def limit(maps):
+        monkeypatch.setattr(cache, "limit", maps)
+        return cache
+
+    return limit
 
 
 @pytest.fixture
@@ -33,13 +43,6 @@ def around(monkeypatch):
         monkeypatch.setattr(shards, "open_checked", opening)
 
     return patch
-
-
-def limited(monkeypatch, limit: int) -> ShardCache:
-    """A cache of so many memory maps for the packs that a test opens."""
-    found = ShardCache(limit)
-    monkeypatch.setattr(shard_cache, "CACHE", found)
-    return found
 
 
 def in_thread(work):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.dataset.open_shard import IMAGE_BYTES, IMAGE_OFFSET, MASKS, RUN_OFFSET, RUNS, SIZE
+from sa1bpack.dataset.shards import IMAGE_BYTES, IMAGE_OFFSET, MASKS, RUN_OFFSET, RUNS, SIZE
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.kernels import memcpy, njit
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from layout_packs import LAYOUTS
 
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.dataset.open_shard import FIRST_ADDRESS
+from sa1bpack.dataset.shards import FIRST_ADDRESS
 from sa1bpack.format import Layout
 from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.loading.batch.look_up import (
