@@ -16,9 +16,10 @@ def tar(tmp_path):
     return write_tar(tmp_path / "sa_000000.tar", members(range(12)))
 
 
-def test_without_a_terminal_stderr_is_empty_unless_something_fails(tar, tmp_path):
-    command = ("pack", tar, "--out", tmp_path / "pack", "--workers", 2, *SMALL_FLAGS)
-    code, out, error = run(*command)
+def test_without_a_terminal_stderr_is_empty_unless_something_fails(command, tar, tmp_path):
+    code, out, error = command(
+        "pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS
+    )
     assert (code, error) == (0, "")
     assert "12 images" in out
 
@@ -33,17 +34,15 @@ def test_a_terminal_shows_a_bar_with_images_and_bytes_per_second(tar, tmp_path, 
     assert re.search(r"B/s", last) and "left" in last
 
 
-@pytest.mark.parametrize("size", [(30, 100), (0, 0)], ids=["100 columns", "unknown size"])
-def test_derive_shows_a_bar_of_images(tar, tmp_path, monkeypatch, size):
-    assert run("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)[0] == 0
+def test_derive_shows_a_bar_of_images(packed, tmp_path, monkeypatch):
     (tmp_path / "made.py").write_text("def ids(batch):\n    return batch['image_ids']\n")
     monkeypatch.chdir(tmp_path)
-    shown = shown_by("derive", "pack", "ids", "--fn", "made:ids", "--batch-size", 3, size=size)
+    shown = shown_by("derive", "pack", "ids", "--fn", "made:ids", "--batch-size", 3, size=(0, 0))
     assert "images/s]" in shown, repr(shown)  # how far it gets depends on the time that it takes
 
 
 def shown_by(*arguments, size: tuple[int, int]) -> str:
-    """What a command that succeeds writes to a terminal that reports these rows and columns."""
+    """The output of a command that succeeds, on a terminal of these rows and columns."""
     mine, its = pty.openpty()
     termios.tcsetwinsize(its, size)
     with subprocess.Popen(
@@ -68,11 +67,10 @@ def _read_all(descriptor: int) -> str:
     return b"".join(pieces).decode()
 
 
-def test_a_strange_name_in_a_pack_is_shown_escaped(tar, tmp_path, monkeypatch):
+def test_a_strange_name_in_a_pack_is_shown_escaped(packed, monkeypatch):
     """Not UTF-8, and not harmless: it could not be printed, or would colour the terminal."""
-    run("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
-    (tmp_path / "pack" / "shards" / os.fsdecode(b"sa\xff\x1b[31m")).write_bytes(b"")
+    (packed / "shards" / os.fsdecode(b"sa\xff\x1b[31m")).write_bytes(b"")
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
-    code, out, error = run("verify", tmp_path / "pack")
+    code, out, error = run("verify", packed)
     assert (code, error) == (1, "")
     assert r"sa\udcff\x1b[31m: not in the manifest" in out
