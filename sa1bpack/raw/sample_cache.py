@@ -6,7 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 
@@ -97,7 +97,8 @@ class DiskCache:
             with path.open("rb") as file:
                 rows = _decoded(np.fromfile(file, np.uint8))
             if rows is not None:
-                os.utime(path)
+                with suppress(OSError):  # the folder may be another user's
+                    os.utime(path)
                 return rows
             reason = "its bytes are not those that were written"
         except FileNotFoundError:
@@ -105,7 +106,8 @@ class DiskCache:
         except OSError as error:
             reason = error.strerror
         _log.warning("%s: %s; the sample is decoded again", path, reason)
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
         return None
 
     def put(self, key: str, rows: Rows) -> None:
@@ -146,9 +148,11 @@ class DiskCache:
         """Remove the files that were used least recently; returns the bytes that are left."""
         found = []
         for entry in os.scandir(self._folder):
-            if entry.name.endswith((_SUFFIX, ".npz")):  # the latter of the first release
-                status = entry.stat()
-                found.append((status.st_mtime_ns, status.st_size, entry.path))
+            # Also what a killed process was writing, and the files of the first release.
+            if _SUFFIX in entry.name or entry.name.endswith(".npz"):
+                with suppress(FileNotFoundError):  # another process has removed it
+                    status = entry.stat()
+                    found.append((status.st_mtime_ns, status.st_size, entry.path))
         total = sum(size for _, size, _ in found)
         if total > self._limit:
             for _, size, path in sorted(found):

@@ -2,10 +2,8 @@
 
     scheme       what the core calls, see `sa1bpack.urls`
     web          one request over http or https
-    stores       object stores: credentials, errors, the event loop
-    objects      one request to an object store
-    body         what both requests have in common
-    remote_file  a file read once, continued where it breaks off
+    stores       object stores: credentials, errors, the event loop, requests that are repeated
+    remote_file  a file read once, of the web or an object store, continued where it breaks off
     bucket       a folder of a bucket that is written to
     upload       a pack that is made in a staging folder and uploaded
     origin       a folder of files that is read, and the threads that do

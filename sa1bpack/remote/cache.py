@@ -38,7 +38,7 @@ import msgspec
 
 from sa1bpack.dataset.shards import CACHE as OPEN_SHARDS
 from sa1bpack.errors import CacheFull, FormatError, OptionError, StoreError
-from sa1bpack.format.files import replace_file
+from sa1bpack.format.files import TEMPORARY_PREFIX, replace_file
 from sa1bpack.wording import size_text
 
 # How long a fetch waits for room that others use: batches in progress release theirs in time.
@@ -127,7 +127,12 @@ class Cache:
         with _a_full_disk_named(self.root):
             for kind in _KINDS:
                 (self.root / kind).mkdir(parents=True, exist_ok=True)
-            self.limit = self._settle(limit)
+            with self._alone("room"):
+                for left in self.root.glob(f"{TEMPORARY_PREFIX}cache.json-*"):
+                    left.unlink()
+                self.limit = self._settle(limit)
+            for left in self.root.glob("*/.*.part"):  # also one that could not be removed
+                Lock(left.with_name(f"{left.name[1:-5]}.lock")).close()
             for lock in list(self._locks()):
                 self._remove(lock, only_begun=True)
 

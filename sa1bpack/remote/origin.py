@@ -1,16 +1,14 @@
 """Where the files of a pack come from: an object store, or a folder on a slower file system."""
 
-import atexit
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.errors import FormatError, StoreError
+from sa1bpack.errors import FormatError
 from sa1bpack.format.files import (
     MAX_METADATA_BYTES,
     cut_short,
@@ -18,27 +16,12 @@ from sa1bpack.format.files import (
     open_file,
     read_metadata_file,
 )
-from sa1bpack.remote.stores import error_text, final_error, library_text, open_store, package
+from sa1bpack.remote.stores import Bucket, EndsEarly
 from sa1bpack.urls import Counts, local_folder
 
 # Requests at once: an object store takes tens of milliseconds to answer each, and delivers some 50
 # to 100 MB/s of it then; see docs/cloud.md.
 AT_ONCE = 48
-
-# The library repeats requests by itself after 5xx, refused connections and bodies that break off.
-# What fails even so, such as a time-out, is tried so often in all.
-TRIES = 3
-PAUSE = 0.5  # seconds, doubled each time
-
-_END_SECONDS = 5.0
-
-
-class EndsEarly(StoreError):
-    """A file ends before the bytes that were asked for."""
-
-
-class _CutShort(Exception):
-    """An answer has fewer bytes than were asked for."""
 
 
 class Origin:
@@ -117,79 +100,47 @@ class StoreOrigin(Origin):
     def __init__(self, url: str):
         """Raises OptionError without credentials, MissingPackage without the library."""
         super().__init__(url)
-        scheme, _, rest = url.partition("://")
-        bucket, _, key = rest.partition("/")
-        self._prefix = f"{key}/" if key else ""
-        self._library, self._store = package("obstore"), open_store(scheme, bucket)
-        self._pid = os.getpid()
+        self._bucket = Bucket(url)
 
     def files(self) -> dict[str, int]:
         """Every file below the folder, by its path in it, and its bytes. Raises as Origin does."""
-
-        def listed(key: str) -> dict[str, int]:
-            pages = self._library.list(self._store, prefix=key or None)
-            return {item["path"]: item["size"] for page in pages for item in page}
-
-        found = self._tried("", listed)
-        names = (path for path in sorted(found) if not path.endswith("/"))  # in place of folders
-        return {path.removeprefix(self._prefix): found[path] for path in names}
+        return self._bucket.files()
 
     def _read(self, path: str) -> bytes:
-        def get(key: str) -> bytes:
-            answer = self._library.get(self._store, key)
+        library, store = self._bucket.library, self._bucket.store
+
+        async def get(key: str) -> bytes:
+            answer = await library.get_async(store, key)
             if (nbytes := answer.meta["size"]) > MAX_METADATA_BYTES:
                 raise FormatError(
                     f"{self.url}/{path}: {nbytes} bytes, but a file of its kind has at most "
                     f"{MAX_METADATA_BYTES}; upload the pack again"
                 )
-            return bytes(answer.bytes())
+            return bytes(await answer.bytes_async())
 
-        return self._tried(path, get)
+        return self._bucket.ask(path, get)
 
     def _read_range(self, path: str, first: int, stop: int) -> Any:
-        def get(key: str) -> Any:
-            found = self._library.get_range(self._store, key, start=first, end=stop)
+        library, store = self._bucket.library, self._bucket.store
+
+        async def get(key: str) -> Any:
+            found = await library.get_range_async(store, key, start=first, end=stop)
             if len(found) != stop - first:
-                raise _CutShort(
+                raise EndsEarly(
                     f"it ends at byte {first + len(found)}, but bytes up to {stop} are needed"
                 )
             return found
 
-        return self._tried(path, get)
+        return self._bucket.ask(path, get)
 
     def _folders(self, path: str) -> list[str]:
-        def listed(key: str) -> list[str]:
-            found = self._library.list_with_delimiter(self._store, prefix=key)
+        library, store = self._bucket.library, self._bucket.store
+
+        async def listed(key: str) -> list[str]:
+            found = await library.list_with_delimiter_async(store, prefix=key)
             return sorted(name.rpartition("/")[2] for name in found["common_prefixes"])
 
-        return self._tried(path, listed)
-
-    def _tried(self, path: str, request: Callable[[str], Any]) -> Any:
-        """What a request returns; it is repeated where that may help. Raises as Origin does."""
-        if os.getpid() != self._pid:
-            raise StoreError(
-                f"{self.url}: the connections to an object store do not survive a fork: let worker "
-                "processes be spawned (multiprocessing_context='spawn')"
-            )
-        address, pause = f"{self.url}/{path}", PAUSE
-        for left in reversed(range(TRIES)):
-            try:
-                return request(f"{self._prefix}{path}")
-            except (self._library.exceptions.BaseError, FileNotFoundError, _CutShort) as error:
-                if (found := final_error(error, address)) is not None:
-                    raise found from None
-                if isinstance(error, FileNotFoundError):
-                    raise FileNotFoundError(2, "not in the object store", address) from None
-                if not left:
-                    text = error_text(error)
-                    said = library_text(error)
-                    early = isinstance(error, _CutShort) or "InvalidRange" in said
-                    raise (EndsEarly if early else StoreError)(
-                        f"{address}: {TRIES} requests failed: {text}"
-                    ) from None
-            time.sleep(pause)
-            pause *= 2
-        raise AssertionError
+        return self._bucket.ask(path, listed)
 
 
 def open_origin(url: str) -> Origin:
@@ -207,10 +158,12 @@ _origins: dict[tuple[str, int | None], Origin] = {}
 
 
 class _Threads:
-    """Daemons: what waits in the queue when the process ends is not requested any more."""
+    """Daemons: what they wait for when the process ends is Python, which ends them there.
+
+    An object store is asked in the event loop of `stores`, whose end cancels what is on its way.
+    """
 
     def __init__(self):
-        self._ending = False
         self._calls: queue.SimpleQueue[tuple[Future, Callable, tuple]] = queue.SimpleQueue()
         self._lock, self._started, self._busy = threading.Lock(), 0, 0
 
@@ -229,21 +182,12 @@ class _Threads:
         while True:
             future, call, args = self._calls.get()
             try:
-                if self._ending:
-                    raise StoreError("the process is ending")
                 future.set_result(call(*args))
             except BaseException as error:
                 future.set_exception(error)
             del future, call, args  # which have hold of what they fetched
             with self._lock:
                 self._busy -= 1
-
-    def end(self) -> None:
-        """Wait for requests that have begun: a library must not return to an interpreter that has
-        ended. Those that take longer than a few seconds are left."""
-        self._ending, limit = True, time.monotonic() + _END_SECONDS
-        while self._busy and time.monotonic() < limit:
-            time.sleep(0.01)
 
 
 def submit(call: Callable, *args) -> Future:
@@ -265,5 +209,4 @@ def _after_fork() -> None:
         origin._lock = threading.Lock()
 
 
-atexit.register(lambda: _threads.end())
 os.register_at_fork(after_in_child=_after_fork)

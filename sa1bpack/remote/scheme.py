@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack.errors import SourceError
-from sa1bpack.remote.objects import opened_store
 from sa1bpack.remote.packs import open_pack
-from sa1bpack.remote.remote_file import RemoteFile
+from sa1bpack.remote.remote_file import RemoteFile, opened_store
 from sa1bpack.remote.stores import list_keys
 from sa1bpack.remote.verify import verify
 from sa1bpack.urls import STORE_SCHEMES, Address, parse_address

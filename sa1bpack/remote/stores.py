@@ -9,19 +9,22 @@ login` writes, the instance. None of them is kept, shown or written.
 import asyncio
 import atexit
 import functools
+import html
 import os
 import re
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from contextlib import suppress
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from http.client import responses
 from importlib import import_module
 from types import ModuleType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
 
 from sa1bpack.errors import MissingPackage, OptionError, SourceError, StoreError
 from sa1bpack.urls import Address
@@ -30,16 +33,33 @@ from sa1bpack.urls import Address
 # by default, would end every longer one.)
 READ_SECONDS = 60
 CONNECT_SECONDS = 20
-# How long the end of the process waits for what is on its way.
-END_SECONDS = 5.0
+# The library repeats requests by itself after 5xx, refused connections and bodies that break off.
+# What fails even so, such as a time-out, is tried so often in all.
+TRIES = 3
+PAUSE = 0.5  # seconds, doubled each time
+# How long the end of the process waits at most for threads of the library: they need milliseconds,
+# but for one that asks for credentials.
+END_SECONDS = 30.0
 _NO_LIMIT = timedelta(days=365)
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+# How the tokens begin that the library gets by itself, from Google Cloud.
+_TOKEN = re.compile(r"ya29\.|eyJ[\w-]{8}|\bbearer\s+\S", re.IGNORECASE)
 # Credentials that were handed out. Shorter ones are those of tests, and parts of any word.
 SHORTEST_SECRET = 8
 _secrets: set[str] = set()
+# The library reads these variables, too.
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 # Credentials are asked for again after so long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
+
+
+class Differs(StoreError):
+    """An object came back otherwise than it should."""
+
+
+class EndsEarly(Differs):
+    """A file ends before the bytes that were asked for."""
 
 
 def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
@@ -89,7 +109,7 @@ def _s3_config(bucket: str) -> dict[str, Any]:
         credentials = session.get_credentials()
     except package("botocore.exceptions").BotoCoreError as error:
         raise OptionError(
-            f"s3://{bucket}: the configuration of AWS cannot be used: {error}"
+            f"s3://{bucket}: the configuration of AWS cannot be used: {cleared(str(error))}"
         ) from None
     config: dict[str, Any] = {"region": region or "us-east-1"}
     if endpoint:
@@ -114,6 +134,7 @@ def _s3_config(bucket: str) -> dict[str, Any]:
             "expires_at": datetime.now(UTC) + _CREDENTIALS_FOR,
         }
 
+    current.refresh_threshold = timedelta(0)  # else the library asks ten times a second
     return config | {"credential_provider": current}
 
 
@@ -139,10 +160,16 @@ def _s3_endpoint(session: Any) -> str | None:
 
 
 def _check_endpoint(bucket: str, endpoint: str | None) -> None:
-    """Raise OptionError for what makes the library panic: it reads the variables, too."""
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
-        if os.environ.get(name) == "":
+    """Raise OptionError for what makes the library panic, or show a password."""
+    given = {name: os.environ.get(name) for name in _ENDPOINTS} | {"the endpoint": endpoint}
+    for name, url in given.items():
+        if url == "":
             raise OptionError(f"s3://{bucket}: {name} is set, but empty: unset it")
+        if url and re.search("[@?#]", url):
+            raise OptionError(
+                f"s3://{bucket}: {name} has a user name, a password or a query: leave it out "
+                "(credentials are found where the AWS command line looks for them)"
+            )
     if endpoint and not re.match("https?://[^/]", endpoint):
         raise OptionError(
             f"s3://{bucket}: the endpoint is {endpoint!r}: choose a URL, such as "
@@ -195,58 +222,183 @@ def error_text(error: BaseException) -> str:
     """What an exception of obstore says, as it may be shown.
 
     Of the answer of a server, which may echo what was sent, it has the status and the code of an
-    error alone; and nothing of the credentials that were handed out.
+    error alone; and nothing of credentials.
     """
     text = library_text(error)
-    if status := _STATUS.search(text):
-        phrase = responses.get(int(status[1]), "")
-        code = _CODE.search(text)
-        text = f"{text[: status.start()]}status code: {status[1]} {phrase}".rstrip()
-        text += f" ({code[1]})" if code else ""
-    else:
-        text = text.partition("<")[0]
-    for secret in _secrets:
-        for each in (secret, quote(secret, safe="")):
-            text = text.replace(each, "***")
-    return text[:400]
+    if not (status := _STATUS.search(text)):
+        return cleared(text.partition("<")[0])[:400]
+    found, code = cleared(text[: status.start()])[:300], _CODE.search(text)
+    found += f"status code: {status[1]} {responses.get(int(status[1]), '')}".rstrip()
+    return found + (f" ({cleared(code[1])})" if code else "")
 
 
-# Waiting for obstore. Its own blocking calls do not notice signals, and cannot be ended from
-# another thread; a future can.
+def cleared(text: str) -> str:
+    """A text, or *** if it holds a credential that was sent, however it is spelt there."""
+    passwords = {urlsplit(proxy).password or "" for proxy in getproxies().values()}
+    secrets = (_spelt(each) for each in _secrets | passwords if len(each) >= SHORTEST_SECRET)
+    spelt = _spelt(text)
+    return "***" if _TOKEN.search(text) or any(each in spelt for each in secrets) else text
+
+
+def _spelt(text: str) -> str:
+    """The letters and digits of a text, which may be quoted as in URLs, HTML or JSON."""
+    text = re.sub(r"\\u00([0-9a-fA-F]{2})", r"%\1", text)
+    return re.sub(r"[\W_]", "", html.unescape(unquote(unquote(text)))).casefold()
+
+
+# Waiting for obstore: in one event loop, by its asynchronous calls alone. The blocking ones do not
+# notice signals, and cannot be ended from another thread.
+
+
+class EventLoop(asyncio.SelectorEventLoop):
+    """An event loop that knows which of its futures are held, by the library too.
+
+    A thread of the library hands over the outcome of a future, also of one that was cancelled
+    before. If it does so when the interpreter ends, or has ended, it takes the process down with it
+    (SIGABRT, SIGSEGV). So the process ends when the library has let go of all of them.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.held: weakref.WeakSet[asyncio.Future] = weakref.WeakSet()
+        self.ended = False
+
+    def create_future(self) -> asyncio.Future:
+        """See asyncio. The library asks for one with each request."""
+        future = super().create_future()
+        self.held.add(future)
+        return future
+
+    async def settle(self) -> None:
+        """Cancel all tasks, and wait until the library is done with what they waited for."""
+        self.ended, limit = True, time.monotonic() + END_SECONDS
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        del tasks
+        while self.held and time.monotonic() < limit:
+            package("obstore.store").MemoryStore()  # on entry, the library lets go of what it may
+            time.sleep(0.002)  # asyncio's own sleep is a future, too
+            await asyncio.sleep(0)
 
 
 @functools.cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
+def _loop(process: int) -> EventLoop:
     """The event loop of this process, in a thread of its own; a fork has another."""
-    loop = asyncio.new_event_loop()
+    loop = EventLoop()
     threading.Thread(target=loop.run_forever, name="sa1bpack-cloud", daemon=True).start()
     atexit.register(_end, process, loop)
     return loop
 
 
-def _end(process: int, loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is on its way when the process ends.
-
-    Threads of obstore hand its outcome to the event loop; one that does so while the interpreter
-    ends, or has ended, takes the process down with it (SIGSEGV, or SIGABRT).
-    """
-    if process != os.getpid():
-        return
-
-    async def cancel_all() -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    with suppress(TimeoutError):
-        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(END_SECONDS)
-    loop.call_soon_threadsafe(loop.stop)
+def _end(process: int, loop: EventLoop) -> None:
+    """Before the interpreter ends: nothing is on its way any more, and nothing can be begun."""
+    if process == os.getpid():
+        asyncio.run_coroutine_threadsafe(loop.settle(), loop).result()
 
 
 def begin(work: Coroutine) -> Future:
-    """Run a coroutine in the event loop; the future's `result` waits, and `cancel` ends it."""
-    return asyncio.run_coroutine_threadsafe(work, _loop(os.getpid()))
+    """Run a coroutine in the event loop; the future's `result` waits, and `cancel` ends it.
+
+    Raises StoreError when the process ends.
+    """
+    loop = _loop(os.getpid())
+    if loop.ended:
+        work.close()
+        raise StoreError("the process is ending")
+    return asyncio.run_coroutine_threadsafe(work, loop)
+
+
+class Bucket:
+    """A folder of a bucket, or a bucket.
+
+    url      of the folder, without credentials
+    scheme, name   "s3" or "gs", and the name of the bucket
+    prefix   of the keys of its objects
+    library, store   obstore, and its store
+    """
+
+    def __init__(self, url: str):
+        """Raises as `open_store` does."""
+        self.url = url
+        self.scheme, _, rest = url.partition("://")
+        self.name, _, key = rest.partition("/")
+        self.prefix = f"{key}/" if key else ""
+        self.library, self.store = package("obstore"), open_store(self.scheme, self.name)
+        self._pid, self._cancelled = os.getpid(), False
+        self._pending: set[Future] = set()
+
+    def ask(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
+        """`tried`, in the event loop; ends when `cancel` is called."""
+        return self.wait(self.tried(path, request))
+
+    def wait(self, work: Coroutine) -> Any:
+        """What a coroutine returns. Raises StoreError if it is cancelled, or in a fork."""
+        if os.getpid() != self._pid:
+            work.close()
+            raise StoreError(
+                f"{self.url}: the connections to an object store do not survive a fork: let worker "
+                "processes be spawned (multiprocessing_context='spawn')"
+            )
+        future = begin(work)
+        self._pending.add(future)
+        try:
+            if self._cancelled:
+                future.cancel()
+            return future.result()
+        except CancelledError:
+            raise StoreError(f"{self.url}: cancelled") from None
+        finally:
+            future.cancel()  # after an interrupt
+            self._pending.discard(future)
+
+    def cancel(self) -> None:
+        """End the requests in progress, and let every later one fail."""
+        self._cancelled = True
+        for future in list(self._pending):
+            future.cancel()
+
+    async def tried(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
+        """What a request for a path in the folder returns; it is repeated where that may help.
+
+        request  called with the key
+
+        Raises FileNotFoundError for what is not there, EndsEarly, StoreError.
+        """
+        address, pause = f"{self.url}/{path}", PAUSE
+        for left in reversed(range(TRIES)):
+            try:
+                return await request(self.prefix + path)
+            except (self.library.exceptions.BaseError, FileNotFoundError, Differs) as error:
+                if (found := final_error(error, address)) is not None:
+                    raise found from None
+                if isinstance(error, FileNotFoundError):
+                    raise FileNotFoundError(2, "not in the object store", address) from None
+                if not left:
+                    early = isinstance(error, EndsEarly) or "InvalidRange" in library_text(error)
+                    raise (EndsEarly if early else StoreError)(
+                        f"{address}: {TRIES} requests failed: {error_text(error)}"
+                    ) from None
+            await asyncio.sleep(pause)
+            pause *= 2
+        raise AssertionError
+
+    def files(self, path: str = "") -> dict[str, int]:
+        """Every object below a path, by its path in the folder, sorted, and its bytes.
+
+        Raises StoreError.
+        """
+
+        async def listed(key: str) -> dict[str, int]:
+            found = {}
+            async for page in self.library.list(self.store, prefix=key or None):
+                found |= {item["path"]: item["size"] for item in page}
+            return found
+
+        found = self.ask(path, listed)
+        names = (key for key in sorted(found) if not key.endswith("/"))  # in place of folders
+        return {key.removeprefix(self.prefix): found[key] for key in names}
 
 
 def list_keys(address: Address) -> list[str]:
@@ -254,18 +406,10 @@ def list_keys(address: Address) -> list[str]:
 
     Raises SourceError if that fails, and what `open_store` raises.
     """
-    pattern = address.key
-    prefix = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
-    obstore, store = package("obstore"), open_store(address.scheme, address.bucket)
-
-    async def listed() -> list[str]:
-        found = []
-        async for batch in obstore.list(store, prefix=prefix or None):
-            found += [item["path"] for item in batch]
-        return found
-
+    prefix = re.split(r"[*?[]", address.key)[0].rpartition("/")[0]
+    bucket = Bucket(f"{address.scheme}://{address.bucket}")
     try:
-        found = begin(listed()).result()
-    except (FileNotFoundError, package("obstore.exceptions").BaseError) as error:
-        raise SourceError(f"{address}: cannot be listed: {error_text(error)}") from None
-    return sorted(key for key in found if fnmatchcase(key, pattern))
+        found = bucket.files(prefix)
+    except (FileNotFoundError, StoreError) as error:
+        raise SourceError(f"{address}: cannot be listed: {error}") from None
+    return [key for key in found if fnmatchcase(key, address.key)]

@@ -108,7 +108,7 @@ class UploadedState(PackState):
         names = [shard.entry.name for shard in self.parts_of(source).values()]
         self._settle()
         for name in names:
-            keys = self._bucket.keys(f"{SHARDS_NAME}/{name}/")
+            keys = self._bucket.files(f"{SHARDS_NAME}/{name}/")
             mark = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
             self._bucket.delete([mark] * (mark in keys))  # first: without it, nothing counts
             self._bucket.delete(key for key in keys if key != mark)
@@ -122,7 +122,7 @@ class UploadedState(PackState):
         """
         self._settle()
         manifest = read_manifest(self.root)
-        there, top = self._bucket.keys(""), top_files(self.root, manifest)
+        there, top = self._bucket.files(), top_files(self.root, manifest)
         same = self._manifest_there == (self.root / MANIFEST_NAME).read_bytes()
         if same and {CHECKSUMS_NAME, *top} <= set(there):
             return
@@ -138,7 +138,7 @@ class UploadedState(PackState):
         for path in last if complete else reversed(last):
             self._put(path)
         for index in sorted(old - {manifest.index}):
-            self._bucket.delete(self._bucket.keys(f"{index}/"))
+            self._bucket.delete(self._bucket.files(f"{index}/"))
 
     def release(self) -> None:
         """End uploads, abort what they left, and unlock the folder."""
@@ -217,7 +217,7 @@ def _restore(root: Path, bucket: BucketFolder, fresh: bool) -> bytes | None:
 
     Raises OutputRefused if the bucket's folder is not that of a pack, and as UploadedState does.
     """
-    keys = bucket.keys("")
+    keys = bucket.files()
     tops = {key.partition("/")[0] for key in keys}
     strange = sorted(name for name in tops - _KNOWN if not is_index_name(name))
     if strange:

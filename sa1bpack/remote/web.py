@@ -16,12 +16,12 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from sa1bpack.errors import SourceError
-from sa1bpack.remote.body import REPEATED, Broken
 from sa1bpack.urls import WEB_SCHEMES, Address
 
 # Seconds without a byte, or without a connection, after which a request is broken.
 TIMEOUT = 30
 MAX_REDIRECTS = 5
+REPEATED = frozenset({408, 425, 429})  # statuses, besides those of 500 and more, that may pass
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _EXPIRED = frozenset({401, 403, 410})
 # Larger numbers are no sizes: Python refuses to read those of thousands of digits.
@@ -32,14 +32,32 @@ _UNQUOTED = "%/:?#[]@!$&'()*+,;=~"  # in a URL, what is not quoted again
 _PORTS = {"https": http.client.HTTPS_PORT, "http": http.client.HTTP_PORT}
 
 
-class WebBody:
-    """A Body over http or https.
+class Broken(Exception):
+    """A request or its body failed in a way that may pass.
 
-    start, stop
-        The bytes asked for; a `stop` of None is the end of the file.
+    wait
+        Seconds after which the server asks to be asked again, if it does.
+    """
+
+    def __init__(self, why: str, wait: float | None = None):
+        super().__init__(why)
+        self.wait = wait
+
+
+class WebBody:
+    """One request over http or https, and the body of its answer. Nothing is sent before `open`.
+
+    After `open`: `nbytes` is the size of the file, `version` what distinguishes it from another
+    file in its place (its ETag, or the time of its last change; None if the server tells neither),
+    and `start` the byte at which the body begins: the one asked for, or 0 from a server without
+    ranges.
+
+    `open` and `read` raise Broken, and SourceError for what no repetition changes. `cancel` may be
+    called by another thread, and makes them raise Broken.
     """
 
     def __init__(self, address: Address, start: int = 0, stop: int | None = None):
+        """start, stop: the bytes asked for; a `stop` of None is the end of the file."""
         self._address = address
         self._wanted = start, stop
         self._connection: http.client.HTTPConnection | None = None
@@ -50,6 +68,7 @@ class WebBody:
         self.nbytes, self.version, self.start = 0, None, 0
 
     def open(self) -> None:
+        """Send the request, follow redirects, and read the head of the answer."""
         url = self._address.url
         for _ in range(MAX_REDIRECTS + 1):
             self._answer = self._request(url)
@@ -61,6 +80,7 @@ class WebBody:
         raise SourceError(f"{self._address}: more than {MAX_REDIRECTS} redirects")
 
     def read(self, count: int) -> bytes:
+        """At most `count` more bytes, b"" at the end of the file or of the part asked for."""
         try:
             data = self._answer.read(min(count, self._left))
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -73,6 +93,7 @@ class WebBody:
         return data
 
     def cancel(self) -> None:
+        """End what is waited for."""
         self._cancelled = True
         if (opened := self._socket) is not None:
             # That of SSLSocket would take its state away from the thread that reads.
@@ -80,6 +101,7 @@ class WebBody:
                 socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Close the connection."""
         for closed in (self._answer, self._connection):
             if closed is not None:
                 with suppress(OSError):

@@ -8,6 +8,11 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+import pytest
+from s3_server import use_s3
+
+from sa1bpack.remote import stores
+
 SLOW_DOWN = (
     503,
     b"<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>",
@@ -20,14 +25,16 @@ Rule = Callable[[str, str, int], str | None]
 
 
 class FaultyProxy:
-    """url: of the proxy; requests: (method, path) of all that came; faults: names of those made."""
+    """url: of the proxy; requests: (method, path) of all that came; faults: names of those made;
+    passing: how many are with the server now."""
 
     def __init__(self, target: str):
         self.target = urlsplit(target)
         self.rule: Rule = lambda method, path, number: None
         self.requests: list[tuple[str, str]] = []
         self.faults: list[str] = []
-        self.stall_seconds = 1.0
+        self.passing = 0
+        self.stall_seconds = 1.5
         self.bytes_per_second: float | None = None
         self._lock = threading.Lock()
         proxy = self
@@ -59,6 +66,7 @@ class FaultyProxy:
             fault = self.rule(*key, number)
             if fault is not None:
                 self.faults.append(fault)
+            self.passing += fault not in ("slow down", "expired", "refuse")
         if fault in ("slow down", "expired"):
             status, text = SLOW_DOWN if fault == "slow down" else EXPIRED
             self._send(handler, status, [("Content-Type", "application/xml")], text)
@@ -72,6 +80,8 @@ class FaultyProxy:
         found = link.getresponse()
         data = found.read()
         link.close()
+        with self._lock:
+            self.passing -= 1
         headers = [
             (name, value) for name, value in found.getheaders()
             if name.lower() not in ("transfer-encoding", "connection", "content-length")
@@ -84,6 +94,10 @@ class FaultyProxy:
             data = bytes([data[0] ^ 1]) + data[1:]
         if fault == "truncate":  # and say so: a shorter object
             data = data[: len(data) // 2]
+        if fault == "stall" and not data:  # headers alone would be a complete answer
+            time.sleep(self.stall_seconds)
+            handler.close_connection = True
+            return
         handler.send_response(status)
         for name, value in headers:
             handler.send_header(name, value)
@@ -118,3 +132,25 @@ def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
     finally:
         proxy.server.shutdown()
         proxy.server.server_close()
+
+
+@pytest.fixture(scope="session")
+def proxy_process(s3_process) -> Iterator[FaultyProxy]:
+    """A proxy before the server of S3, which has the buckets `packs` and `verified`."""
+    for name in ("packs", "verified"):
+        s3_process.make_bucket(name)
+    with faulty_proxy(s3_process.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(proxy_process, monkeypatch) -> FaultyProxy:
+    """The proxy as what the environment names, without faults; nothing is waited for for long."""
+    use_s3(proxy_process.url, monkeypatch)
+    monkeypatch.setattr(stores, "READ_SECONDS", 1)
+    monkeypatch.setattr(stores, "PAUSE", 0.01)
+    proxy_process.rule = lambda method, path, number: None
+    proxy_process.stall_seconds, proxy_process.bytes_per_second = 1.5, None
+    proxy_process.requests.clear()
+    proxy_process.faults.clear()
+    return proxy_process

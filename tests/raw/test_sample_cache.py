@@ -129,6 +129,22 @@ def test_a_damaged_file_of_the_folder_is_decoded_again(tar, tmp_path, decoded, c
         assert "decoded again" in caplog.text and path.read_bytes() == sound
 
 
+def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(tar, tmp_path, monkeypatch):
+    """As in a folder that has become read-only, or whose files are another user's."""
+    more = {"options": OPTIONS, "cache_folder": tmp_path, "cache_folder_bytes": 1 << 24}
+    first = sa1bpack.TarDataset(tar, **more)[0]
+    [path] = tmp_path.glob("*.sample")
+
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    for target, name in ((os, "utime"), (Path, "unlink"), (Path, "replace")):
+        monkeypatch.setattr(target, name, refused)
+    assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)  # of the cache
+    path.write_bytes(b"damaged")
+    assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
+
+
 def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(tar, tmp_path, caplog):
     """In the list of arrays too, which says how the bytes are read, and in the count of bytes."""
     folder = tmp_path / "cache"

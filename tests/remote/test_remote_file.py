@@ -18,9 +18,8 @@ from s3_server import use_s3
 from sa1bpack.errors import SourceError
 from sa1bpack.remote import remote_file
 from sa1bpack.remote import web as web_module
-from sa1bpack.remote.body import Broken
 from sa1bpack.remote.remote_file import RemoteFile
-from sa1bpack.remote.web import WebBody
+from sa1bpack.remote.web import Broken, WebBody
 from sa1bpack.urls import parse_address
 
 DATA = random.Random(0).randbytes(3_000_000)

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from faulty_http import faulty_proxy
 from same_samples import same_samples
 
 import sa1bpack
@@ -11,8 +10,6 @@ from sa1bpack.errors import NotAPack, OptionError, StoreError
 
 pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
-
-from s3_server import s3_server, use_s3
 
 from sa1bpack.remote import origin, stores
 
@@ -27,32 +24,14 @@ def packs(layout_packs, with_sides):
     return {"pack": layout_packs(), "sides": with_sides.root}
 
 
-@pytest.fixture(scope="module")
-def proxy_process(packs):
-    """A proxy before a server of S3, which this process takes for the store."""
-    with (
-        pytest.MonkeyPatch.context() as patch, s3_server() as server,
-        faulty_proxy(server.url) as proxy,
-    ):  # fmt: skip
-        use_s3(proxy.url, patch)
-        patch.setattr(stores, "READ_SECONDS", 0.4)
-        patch.setattr(origin, "PAUSE", 0.01)
-        server.make_bucket("packs")
-        for name, root in packs.items():
-            for path in root.rglob("*"):
-                inside = path.relative_to(root)
-                if path.is_file() and (inside.parts[0] != "side" or inside.parts[1] == SIDE):
-                    server.put("packs", f"{name}/{inside}", path.read_bytes())
-        yield proxy
-
-
-@pytest.fixture
-def proxy(proxy_process):
-    proxy_process.rule = lambda method, path, number: None
-    proxy_process.requests.clear()
-    proxy_process.faults.clear()
-    proxy_process.bytes_per_second = None
-    return proxy_process
+@pytest.fixture(scope="module", autouse=True)
+def uploaded(packs, s3_process, proxy_process):
+    """The bucket has them."""
+    for name, root in packs.items():
+        for path in root.rglob("*"):
+            inside = path.relative_to(root)
+            if path.is_file() and (inside.parts[0] != "side" or inside.parts[1] == SIDE):
+                s3_process.put("packs", f"{name}/{inside}", path.read_bytes())
 
 
 def open_s3(tmp_path, name="pack", **options):
@@ -80,8 +59,6 @@ def test_samples_of_a_bucket_are_those_of_the_folder(proxy, packs, tmp_path):
 @pytest.mark.parametrize("fault", ["slow down", "cut", "truncate", "flip", "stall", "refuse"])
 @pytest.mark.parametrize("which", ["samples", "metadata", "heads"])
 def test_spoilt_answers_are_asked_for_again(proxy, packs, tmp_path, fault, which):
-    if which == "heads" and fault == "stall":
-        proxy.stall_seconds = 0.6
     words = {
         "samples": LARGE,
         "metadata": ("/bbox/c", "sa_000000-000/checksums"),
@@ -120,7 +97,7 @@ def test_an_epoch_ends_with_the_error_of_a_store_that_stays_away(
     proxy, packs, tmp_path, monkeypatch
 ):
     ds = open_s3(tmp_path)
-    monkeypatch.setattr(origin, "TRIES", 2)
+    monkeypatch.setattr(stores, "TRIES", 2)
     proxy.rule = lambda method, path, number: "truncate" if "/mask_bits/c" in path else None
     with sa1bpack.Loader(ds, 2, on_error="drop", max_dropped=1) as loader:
         with pytest.raises(StoreError, match="mask_bits"):

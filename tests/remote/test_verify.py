@@ -5,15 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from faulty_http import faulty_proxy
 
 import sa1bpack
 from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
 
 pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
-
-from s3_server import s3_server, use_s3
 
 from sa1bpack.remote import origin, stores, verify
 
@@ -22,28 +19,7 @@ LAYOUT = ("native", "rgb", "bits+runs")
 
 
 @pytest.fixture(scope="module")
-def proxy_process():
-    with (
-        pytest.MonkeyPatch.context() as patch, s3_server() as server,
-        faulty_proxy(server.url) as proxy,
-    ):  # fmt: skip
-        use_s3(proxy.url, patch)
-        patch.setattr(stores, "READ_SECONDS", 0.4)
-        patch.setattr(origin, "PAUSE", 0.01)
-        server.make_bucket("verified")
-        yield proxy
-
-
-@pytest.fixture
-def proxy(proxy_process):
-    proxy_process.rule = lambda method, path, number: None
-    proxy_process.requests.clear()
-    proxy_process.faults.clear()
-    return proxy_process
-
-
-@pytest.fixture(scope="module")
-def there(proxy_process) -> dict[str, bytes]:
+def there() -> dict[str, bytes]:
     """What the folder of the bucket holds: path → bytes."""
     return {}
 
@@ -121,7 +97,6 @@ def test_parts_check_disjoint_shards(layout_packs, uploaded, proxy):
 
 @pytest.mark.parametrize("fault", ["slow down", "cut", "truncate", "flip", "stall", "refuse"])
 def test_faults_of_the_network_are_not_damage(layout_packs, uploaded, proxy, fault):
-    proxy.stall_seconds = 0.6
     url, words = uploaded(layout_packs(*LAYOUT)), ("/image/c", "/bbox/c", "manifest.json")
     proxy.rule = lambda method, path, number: (
         fault if number == 0 and any(word in path for word in words) else None
