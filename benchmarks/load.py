@@ -9,7 +9,7 @@ Figures are medians over the rounds; a ratio is the median of the ratios to the 
 round.
 
 The ceiling is a copy of the same bytes past the processor's caches by 2 threads
-(sa1bpack.loading.batch.stream_copy), from maps of the same files into as many reused buffers as the
+(sa1bpack.loading.batch.put), from maps of the same files into as many reused buffers as the
 Loader has, of `--batch` samples each; memcpy in its place is a line of its own. Consumers take the
 batches and do nothing with them.
 
@@ -43,7 +43,7 @@ from synthetic import make_tar
 import sa1bpack
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.loading.batch.stream_copy import stream_copy
+from sa1bpack.loading.batch.put import stream_copy
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 

@@ -37,7 +37,7 @@ from statistics import median
 import numpy as np
 from pycocotools import mask as coco
 
-from sa1bpack.loading.batch.unpack import unpack_into
+from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.masks import (
     REGIONS,
     RELATIONS,

@@ -26,7 +26,7 @@ import sa1bpack
 from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.format import Shard, open_shard
 from sa1bpack.format.image_bytes import canvas_spans
-from sa1bpack.loading.batch.canvas import put_image
+from sa1bpack.loading.batch.put import put_image
 from sa1bpack.pixels import decode_into, decode_yuv420_into, yuv420_to_rgb
 
 SA1B_IMAGES = 11_185_362

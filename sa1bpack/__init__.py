@@ -47,7 +47,7 @@ _MODULES = {
     "Function": "sa1bpack.schedules",
     "Loader": "sa1bpack.loading.loader",
     "ReadingOptions": "sa1bpack.loading.options",
-    "LoadingStats": "sa1bpack.loading.statistics.stats",
+    "LoadingStats": "sa1bpack.loading.stats",
     "bench": "sa1bpack.measuring.bench",
     "derive": "sa1bpack.deriving.run",
     "attach": "sa1bpack.deriving.attach",

@@ -28,7 +28,7 @@ from sa1bpack.loading.order.orders import LocalShuffleOrder as LocalShuffleOrder
 from sa1bpack.loading.order.orders import SequentialOrder as SequentialOrder
 from sa1bpack.loading.order.orders import ShuffleOrder as ShuffleOrder
 from sa1bpack.loading.order.orders import WeightedOrder as WeightedOrder
-from sa1bpack.loading.statistics.stats import LoadingStats as LoadingStats
+from sa1bpack.loading.stats import LoadingStats as LoadingStats
 from sa1bpack.measuring.bench import bench as bench
 from sa1bpack.packing.estimate import estimate as estimate
 from sa1bpack.packing.finalize import FinalizeResult as FinalizeResult

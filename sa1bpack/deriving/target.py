@@ -37,7 +37,7 @@ from sa1bpack.format.side.spec import (
     remove_unused,
     side_name,
 )
-from sa1bpack.loading.order.ranks import process_group
+from sa1bpack.loading.order.batches import process_group
 from sa1bpack.wording import brief, counted
 
 _VERSIONS = ("sa1bpack", "numpy", "torch")

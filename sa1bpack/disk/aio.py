@@ -173,7 +173,7 @@ class Context:
         if found < 0:
             raise OSError(-found, os.strerror(-found))
         self.value = found
-        self._pid = os.getpid()
+        self.pid = os.getpid()
 
     def read(self, requests: np.ndarray) -> np.ndarray:
         """`read_all` for int64 (n, 5) requests: their status, int64 (n,).
@@ -188,7 +188,7 @@ class Context:
 
     def close(self) -> None:
         """Destroy it; waits for requests in progress."""
-        if self._pid == os.getpid():  # a forked child does not inherit it
+        if self.pid == os.getpid():  # a forked child does not inherit it
             _destroy(self.value)
 
 
@@ -213,19 +213,17 @@ class Contexts:
 
     def take(self) -> Context:
         """A context for this thread alone. Raises as Context does."""
-        try:
-            return self._free.pop()  # one step, so no lock is needed
-        except IndexError:
-            return Context()
+        while True:
+            try:
+                context = self._free.pop()  # one step, so no lock is needed
+            except IndexError:
+                return Context()
+            if context.pid == os.getpid():  # a forked child does not inherit contexts
+                return context
 
     def give_back(self, context: Context) -> None:
         """Return one that has no requests in progress."""
         self._free.append(context)
 
-    def begin_in_child(self) -> None:
-        """After a fork: a child does not inherit contexts."""
-        self._free = []
-
 
 CONTEXTS = Contexts()
-os.register_at_fork(after_in_child=CONTEXTS.begin_in_child)

@@ -28,10 +28,10 @@ from sa1bpack.loading.batch.load_samples import (
     Samples,
 )
 from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
-from sa1bpack.loading.batch.unpack import unpack_into
 from sa1bpack.loading.sample_reader import SampleReader
-from sa1bpack.loading.shard_files import ShardFiles, shard_files, side_files
+from sa1bpack.loading.shard_files import ShardFiles, shard_files
 from sa1bpack.masks import check_image_runs
 
 _RUN_BYTES = 4
@@ -242,10 +242,7 @@ class BatchCopy:
             shard, files = found.shards[at], found.samples.files[at, :, OPEN:]
             try:
                 held.append(shard_files(shard, self._spec.arrays[:2], direct))
-                files[:2] = held[-1].table
-                if self._spec.sides:
-                    held.append(side_files(shard, direct))
-                    files[2:] = held[-1].table
+                files[:] = held[-1].table
             except ResourceShortage:
                 raise
             except (FileNotFoundError, NotADirectoryError) as error:

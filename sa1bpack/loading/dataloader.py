@@ -34,8 +34,7 @@ from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import ReadingKeywords, ReadingOptions, reading_options
 from sa1bpack.loading.order.batches import BatchIndices, DealtBatches, OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.order.ranks import cores
-from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
+from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, planned_batches
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.wording import counted, size_text

@@ -28,8 +28,8 @@ from sa1bpack.disk.direct import aligned
 from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError
 from sa1bpack.loading.batch.spec import BatchSpec, split_regions
 from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.cuda_runtime import CUDA
-from sa1bpack.loading.epoch import Buffer, BufferPool
 from sa1bpack.loading.finish import Batch, batch_views, finish, host_views
 from sa1bpack.wording import size_text
 

@@ -20,17 +20,15 @@ from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import LARGE_ARRAYS, BatchSpec
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
+from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.checked_planner import CheckedPlanner
 from sa1bpack.loading.devices import Cuda, CudaChoice, Host, open_device
-from sa1bpack.loading.epoch import Buffer, BufferPool
 from sa1bpack.loading.finish import finishing_bytes
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import ReadingKeywords, reading_options
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.order.ranks import cores
-from sa1bpack.loading.page_cache import reading_mode
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
+from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, planned_batches, reading_mode
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.shard_files import most_open_shards
 from sa1bpack.schedules import WholeNumbers

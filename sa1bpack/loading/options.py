@@ -14,7 +14,7 @@ from sa1bpack.loading.ahead import check_order
 from sa1bpack.loading.batch.collate import ON_ERROR
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledChoose
 from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
-from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.batches import OrderedBatches, RankBatches
 from sa1bpack.loading.order.buckets import Buckets
 from sa1bpack.loading.order.orders import (
     HomeShuffleOrder,
@@ -25,8 +25,7 @@ from sa1bpack.loading.order.orders import (
     ShuffleOrder,
     order_seed,
 )
-from sa1bpack.loading.order.ranks import RankBatches
-from sa1bpack.loading.statistics.stats import LoadingStats
+from sa1bpack.loading.stats import LoadingStats
 from sa1bpack.schedules import Schedule, WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 

@@ -9,7 +9,6 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from sa1bpack.disk.direct import open_direct_if_possible
 from sa1bpack.loading.batch.load_samples import NO_FILE
 
 _MOST_SHARDS = 4096
-
-# (path, rows of the array) of some files of a shard.
-Files = tuple[tuple[str, int], ...]
 
 
 def most_open_shards() -> int:
@@ -40,8 +36,8 @@ class ShardFiles:
            of those, whether the system tells this process which of its pages are in memory
     """
 
-    def __init__(self, files: Files, direct: bool):
-        """Open them. Raises OSError."""
+    def __init__(self, files: list[tuple[str, int]], direct: bool):
+        """Open them: path, and rows of the array. Raises OSError."""
         self.table = np.tile(np.array([NO_FILE, 0, 0]), (len(files), 1))
         for (path, rows), entry in zip(files, self.table, strict=True):
             if not rows:
@@ -65,9 +61,6 @@ def tells_what_is_in_memory(path: str, file: int) -> bool:
     return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
-FindFiles = Callable[[], Files]
-
-
 class _Cache:
     """The most recently used files, by shard, until their shard is closed.
 
@@ -76,26 +69,31 @@ class _Cache:
     """
 
     def __init__(self):
-        self._lock = threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.Lock()
         # The id of a shard identifies it as long as the reference stored beside it lives: a pack
         # that was reopened, perhaps after a repair, has other shards.
         self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
-    def get(self, shard: OpenShard, key: tuple, find: FindFiles, direct: bool) -> ShardFiles:
-        key = (id(shard), key, direct)
+    def get(self, shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
+        """The files of these arrays and of the side arrays of a shard; opened if need be."""
+        if self._pid != os.getpid():  # forked: another thread may have held the lock
+            self._pid, self._lock = os.getpid(), threading.Lock()
+        key = (id(shard), names, direct)
         with self._lock:
             held = self._files.pop(key, None)
             if held is not None:
                 self._files[key] = held  # at the end: it was used last
                 return held[1]
         # Without holding the lock: other threads need not wait for a slow file system.
+        found = [(shard.path(name), len(shard.arrays[name])) for name in names]
+        found += [(part.path, len(part.values)) for part in shard.sides]
         try:
-            files = ShardFiles(find(), direct)
+            files = ShardFiles(found, direct)
         except OSError as error:
             if not is_shortage(error):
                 raise
             self._drop_half()
-            files = CACHE.with_resources(lambda: ShardFiles(find(), direct))
+            files = CACHE.with_resources(lambda: ShardFiles(found, direct))
         reference = weakref.ref(shard, lambda _: self._files.pop(key, None))
         most, dropped = most_open_shards(), []
         with self._lock:
@@ -112,33 +110,16 @@ class _Cache:
             dropped = [self._files.popitem(last=False) for _ in range(count)]
         del dropped
 
-    def begin_in_child(self) -> None:
-        """After a fork: another thread may have held the lock."""
-        self._lock = threading.Lock()
-
 
 _cache = _Cache()
-os.register_at_fork(after_in_child=_cache.begin_in_child)
 
 
 def shard_files(shard: OpenShard, names: tuple[str, ...], direct: bool = False) -> ShardFiles:
-    """The files of these arrays, open as long as the caller keeps them.
+    """The files of these arrays, then of the shard's side arrays, open as long as the caller keeps
+    them.
 
     direct  open them past the page cache, if their file system can do that
 
     Raises OSError if one cannot be opened, ResourceShortage if the system refuses more open files.
     """
-
-    def find() -> Files:
-        return tuple((shard.path(name), len(shard.arrays[name])) for name in names)
-
-    return _cache.get(shard, names, find, direct)
-
-
-def side_files(shard: OpenShard, direct: bool = False) -> ShardFiles:
-    """As `shard_files`, of the rows of the shard's side arrays."""
-
-    def find() -> Files:
-        return tuple((part.path, len(part.values)) for part in shard.sides)
-
-    return _cache.get(shard, ("side",), find, direct)
+    return _cache.get(shard, names, direct)

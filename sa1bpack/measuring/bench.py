@@ -16,7 +16,7 @@ from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.loading.devices import open_device
 from sa1bpack.loading.loader import DIRECT_THREADS, Loader
 from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.loading.page_cache import dataset_bytes
+from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
 from sa1bpack.measuring.memory import drop_pages
 from sa1bpack.measuring.speeds import (

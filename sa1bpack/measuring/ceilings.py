@@ -13,7 +13,7 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.disk.aio import REQUEST_COLUMNS, Context
 from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
-from sa1bpack.loading.batch.stream_copy import stream_copy
+from sa1bpack.loading.batch.put import stream_copy
 from sa1bpack.loading.cuda_runtime import CUDA
 
 # Of every sample: (file, first byte, number of bytes) of its pixels, and of its mask bits if the

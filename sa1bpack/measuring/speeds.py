@@ -20,7 +20,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.page_cache import dataset_bytes
+from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.measuring.memory import drop_pages, own_bytes, resident_bytes
 
 # Warm samples take at most this much, and at most this part of the memory.

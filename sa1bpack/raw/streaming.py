@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, local_path, whole_number
 from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
-from sa1bpack.loading.order.ranks import process_group
+from sa1bpack.loading.order.batches import process_group
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, RawKeywords, unusable
 from sa1bpack.raw.tars import Tars, no_pairs, sources_of

@@ -9,7 +9,7 @@ from batches import tensors_of
 from schedules import Schedule
 from simulated_cuda import SimulatedCuda
 
-from sa1bpack.loading import devices, epoch, iteration, reader_threads
+from sa1bpack.loading import batch_queue, devices, iteration, reader_threads
 from sa1bpack.loading.batch.collate import Collate
 
 LATE = ("images", "masks")  # of flat bits: the tensors that are part of what was sent
@@ -30,7 +30,7 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
     schedule = Schedule(seed)
     made = SimulatedCuda(device_count, seed, schedule.switch)
     schedule.outside = made.pending, made.advance
-    schedule.patch(monkeypatch, devices, epoch, iteration, reader_threads)
+    schedule.patch(monkeypatch, devices, batch_queue, iteration, reader_threads)
     monkeypatch.setattr(devices, "CUDA", made)
     return schedule, made
 

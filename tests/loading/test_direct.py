@@ -22,7 +22,7 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.disk import direct, reading_mode
 from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.errors import OptionError, ReadError
-from sa1bpack.loading import page_cache, sample_reader
+from sa1bpack.loading import plans, sample_reader
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.loader import Loader
@@ -244,7 +244,7 @@ def test_where_it_is_impossible_it_is_refused_or_not_chosen(root, monkeypatch, w
 
 def test_auto_reads_a_dataset_that_fits_in_memory_through_the_page_cache(root, monkeypatch):
     ds = open_pack(root)
-    nbytes = page_cache.dataset_bytes(ds)
+    nbytes = plans.dataset_bytes(ds)
     assert nbytes == sum(shard.bytes for shard in ds.manifest.shards)
     monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 2 * nbytes)
     with Loader(ds, 2) as loader:

@@ -9,7 +9,7 @@ from page_cache import drop, why_not_direct
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.epoch import BufferPool
+from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.loader import Loader
 
 

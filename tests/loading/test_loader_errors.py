@@ -14,8 +14,8 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.batch_queue import BatchQueue
 from sa1bpack.loading.dataloader import make_dataloader
-from sa1bpack.loading.epoch import BatchQueue
 from sa1bpack.loading.iteration import DroppedSamples, rows_of
 from sa1bpack.loading.loader import Loader
 

@@ -17,10 +17,10 @@ from open_files import open_files
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading import epoch
+from sa1bpack.loading import batch_queue
 from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.batch_queue import BatchQueue, BufferPool
 from sa1bpack.loading.devices import Lease
-from sa1bpack.loading.epoch import BatchQueue, BufferPool
 from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import size_text
 
@@ -208,7 +208,7 @@ def test_close_wakes_a_consumer_that_waits(ds, monkeypatch):
                 waiting.set()  # under the lock: close() wakes only threads that already wait
             return super().wait(timeout)
 
-    monkeypatch.setattr(epoch, "threading", SimpleNamespace(Condition=Condition))
+    monkeypatch.setattr(batch_queue, "threading", SimpleNamespace(Condition=Condition))
     monkeypatch.setattr(BatchCopy, "copy", lambda *arguments: ended.wait(60))
     monkeypatch.setattr("sa1bpack.loading.loader.CLOSE_SECONDS", 0.0)
     loader = Loader(ds, 2)

@@ -14,8 +14,8 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout
 from sa1bpack.loading import loader
 from sa1bpack.loading.batch.collate import Collate
+from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.devices import Cuda
-from sa1bpack.loading.epoch import BufferPool
 from sa1bpack.loading.loader import Loader
 
 SEEDS = 30  # of each kind

@@ -27,10 +27,9 @@ from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.image_bytes import half
 from sa1bpack.format.layout import MAX_IMAGE_SIZE
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.loading.batch.canvas import put_image
 from sa1bpack.loading.batch.mask_choice import Choose, MaskChoice, fixed_capacity
+from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import LAYOUTS, MaskLayout, mask_layout
-from sa1bpack.loading.batch.unpack import unpack_into
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate

@@ -41,9 +41,7 @@ from sa1bpack.disk.aio import (
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.disk.page_cache import in_memory, map_in_memory, read_ahead, read_ahead_map
 from sa1bpack.kernels import memcpy, memset, njit, types
-from sa1bpack.loading.batch.canvas import put_image
-from sa1bpack.loading.batch.stream_copy import stream_copy
-from sa1bpack.loading.batch.unpack import unpack_rows
+from sa1bpack.loading.batch.put import put_image, stream_copy, unpack_rows
 
 # Columns of `Samples.files`: where the memory map of an array begins; its open file, or one of the
 # following; whether that is opened past the page cache; and whether the system reports truly which

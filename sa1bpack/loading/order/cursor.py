@@ -2,14 +2,16 @@
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sa1bpack.arguments import MAX_WORD, whole_number
-from sa1bpack.errors import LoaderError
-from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches
+
+_SCHEDULES = ("batch_size", "max_masks", "choose")
+_STATE_KEYS = {"version", "order", "epoch", "samples"}
 
 ENDED = (
     "this iteration was ended by a new one of the same loader, by set_epoch(), load_state_dict() "
@@ -71,8 +73,14 @@ class EpochCursor:
 
     def _renew_lock(self) -> None:
         # Reentrant: a signal handler or a finalizer may close a loader in the middle of a method.
-        self._lock = threading.RLock()
-        _cursors.add(self)
+        self._lock, self._pid = threading.RLock(), os.getpid()
+
+    @property
+    def _locked(self) -> threading.RLock:
+        """The lock; in a forked child a new one: a thread of the parent may have held it."""
+        if self._pid != os.getpid():
+            self._renew_lock()
+        return self._lock
 
     @property
     def batches(self) -> EpochBatches:
@@ -92,7 +100,7 @@ class EpochCursor:
         Raises:
             LoaderError, OptionError: what `join` raises; then nothing has changed.
         """
-        with self._lock:
+        with self._locked:
             before = self._position
             batches = before.batches
             if before.done != 0:
@@ -117,13 +125,13 @@ class EpochCursor:
             LoaderError: the iteration has ended. The place is then that of its successor, and
                 stays so.
         """
-        with self._lock:
+        with self._locked:
             self.check(generation)
             self._position = replace(self._position, done=done)
 
     def end(self, generation: int | None = None) -> None:
         """End the running iteration, if there is one; with a number, only that iteration."""
-        with self._lock:
+        with self._locked:
             before = self._position
             if generation not in (None, before.generation):
                 return
@@ -170,10 +178,10 @@ class EpochCursor:
             OptionError: the state is damaged, has another version, or belongs to another order.
                 Nothing has changed then.
         """
-        self._move(lambda position: (position.batches.restored(state), 0))
+        self._move(lambda position: (_restored(position.batches, state), 0))
 
     def _move(self, to: Callable[[_Position], tuple[EpochBatches, int | None]]) -> None:
-        with self._lock:
+        with self._locked:
             before = self._position
             self._position = _Position(*to(before), before.generation + 1)
         self._report_end(before)
@@ -195,13 +203,63 @@ class EpochCursor:
         self._renew_lock()
 
 
-_cursors: weakref.WeakSet[EpochCursor] = weakref.WeakSet()
+def _restored(batches: EpochBatches, state: Any) -> EpochBatches:
+    """The batches that remain after a state, cut as these are.
+
+    Raises:
+        OptionError: the state is damaged, has another version, or belongs to another order; the
+            message names every difference.
+    """
+    epoch, start = _checked_state(state, batches.identity(), len(batches.order))
+    rest = replace(batches, epoch=epoch, start=start)
+    # With last="drop" and a larger batch_size than before, too few samples may remain.
+    return rest if len(rest) else rest.after(0)
 
 
-def _renew_locks() -> None:
-    """In a forked child: a thread of the parent may have held a lock, and is not there any more."""
-    for cursor in list(_cursors):
-        cursor._lock = threading.RLock()
+def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
+    """Return epoch and samples of a state of the order that `own` identifies.
+
+    size  samples of an epoch
+    """
+    if not isinstance(state, dict) or set(state) != _STATE_KEYS:
+        found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+        raise OptionError(f"a state has the keys {sorted(_STATE_KEYS)}, this one has {found}")
+    if state["version"] != STATE_VERSION:
+        raise OptionError(
+            f"the state has version {state['version']!r}; this release reads {STATE_VERSION}"
+        )
+    if not isinstance(state["order"], dict):
+        raise OptionError(f"a state's order is a dict, this one is {state['order']!r}")
+    differences = _differences(state["order"], own)
+    if differences:
+        remedy = "Open the same data with the same options, or start a new run"
+        if differences.keys() <= {*_SCHEDULES, "buckets", "last"}:
+            remedy += "; to continue with other ones, begin an epoch with set_epoch"
+        listed = "; ".join(differences.values())
+        raise OptionError(f"the state belongs to another order: {listed}. {remedy}")
+    epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
+    return epoch, whole_number("the state's samples", state["samples"], 0, size)
 
 
-os.register_at_fork(after_in_child=_renew_locks)
+def _differences(saved: dict, own: dict[str, int | str]) -> dict[str, str]:
+    """Option → what it was and is, of those in which a saved order differs."""
+    names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
+    # A batch size that does not change and `last` are recorded for the sake of buckets or of a
+    # schedule by step, which are named instead.
+    named = [name for name in names if not _is_beside(name, saved, own)] or names
+    return {name: f"{name} was {_shown(name, saved)}, is {_shown(name, own)}" for name in named}
+
+
+def _is_beside(name: str, saved: dict, own: dict) -> bool:
+    if name in saved and name in own:
+        return False
+    found = saved if name in saved else own
+    return name == "last" or (name == "batch_size" and _shown(name, found).isdigit())
+
+
+def _shown(name: str, order: dict) -> str:
+    """The value of an option in an order, for a message."""
+    if name not in order:
+        return "none" if name == "buckets" else "no schedule" if name in _SCHEDULES else "None"
+    value = str(order[name]).removeprefix("Steps(").removesuffix(")")
+    return value if name == "batch_size" and value.isdigit() else repr(order[name])

@@ -113,8 +113,6 @@ _CHECKED_EPOCHS = 1000
 _REPORTED_SAMPLES = 1 << 16
 # Step → masks that are kept per sample, and masks per sample in padded arrays.
 Kept = Callable[[int], tuple[int | None, int | None]]
-_SCHEDULES = ("batch_size", "max_masks", "choose")
-_STATE_KEYS = {"version", "order", "epoch", "samples"}
 
 
 @dataclass(frozen=True)
@@ -406,12 +404,12 @@ class EpochBatches:
         rest = self.after(k)
         return {
             "version": STATE_VERSION,
-            "order": self._identity(),
+            "order": self.identity(),
             "epoch": int(rest.epoch),
             "samples": int(rest.start),
         }
 
-    def _identity(self) -> dict[str, int | str]:
+    def identity(self) -> dict[str, int | str]:
         """Return what a state has to agree with: the order, schedules, and what these depend on.
 
         A batch size that does not change may be another one after each resume, unless something
@@ -427,64 +425,3 @@ class EpochBatches:
         if any(each.by == "step" for each in schedules.values()):
             found |= {"batch_size": self.cut.sizes.as_text(), "last": self.last}
         return self.order.identity() | found
-
-    def restored(self, state: Any) -> "EpochBatches":
-        """Return the batches that remain after a state, cut as these are.
-
-        Raises:
-            OptionError: the state is damaged, has another version, or belongs to another order;
-                the message names every difference.
-        """
-        epoch, start = _checked_state(state, self._identity(), len(self.order))
-        rest = replace(self, epoch=epoch, start=start)
-        # With last="drop" and a larger batch_size than before, too few samples may remain.
-        return rest if len(rest) else rest.after(0)
-
-
-def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
-    """Return epoch and samples of a state of the order that `own` identifies.
-
-    size  samples of an epoch
-    """
-    if not isinstance(state, dict) or set(state) != _STATE_KEYS:
-        found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-        raise OptionError(f"a state has the keys {sorted(_STATE_KEYS)}, this one has {found}")
-    if state["version"] != STATE_VERSION:
-        raise OptionError(
-            f"the state has version {state['version']!r}; this release reads {STATE_VERSION}"
-        )
-    if not isinstance(state["order"], dict):
-        raise OptionError(f"a state's order is a dict, this one is {state['order']!r}")
-    differences = _differences(state["order"], own)
-    if differences:
-        remedy = "Open the same data with the same options, or start a new run"
-        if differences.keys() <= {*_SCHEDULES, "buckets", "last"}:
-            remedy += "; to continue with other ones, begin an epoch with set_epoch"
-        listed = "; ".join(differences.values())
-        raise OptionError(f"the state belongs to another order: {listed}. {remedy}")
-    epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
-    return epoch, whole_number("the state's samples", state["samples"], 0, size)
-
-
-def _differences(saved: dict, own: dict[str, int | str]) -> dict[str, str]:
-    """Option → what it was and is, of those in which a saved order differs."""
-    names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
-    # A batch size that does not change and `last` are recorded for the sake of buckets or of a
-    # schedule by step, which are named instead.
-    named = [name for name in names if not _is_beside(name, saved, own)] or names
-    return {name: f"{name} was {_shown(name, saved)}, is {_shown(name, own)}" for name in named}
-
-
-def _is_beside(name: str, saved: dict, own: dict) -> bool:
-    if name in saved and name in own:
-        return False
-    found = saved if name in saved else own
-    return name == "last" or (name == "batch_size" and _shown(name, found).isdigit())
-
-
-def _shown(name: str, order: dict) -> str:
-    """The value of an option in an order, for a message."""
-    if name not in order:
-        return "none" if name == "buckets" else "no schedule" if name in _SCHEDULES else "None"
-    value = str(order[name]).removeprefix("Steps(").removesuffix(")")
-    return value if name == "batch_size" and value.isdigit() else repr(order[name])

@@ -14,8 +14,8 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import LAYOUTS
-from sa1bpack.loading.batch.unpack import unpack_into
 
 
 @pytest.fixture(scope="module")

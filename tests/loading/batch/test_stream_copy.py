@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.loading.batch.stream_copy import LEAST, stream_copy
+from sa1bpack.loading.batch.put import LEAST, stream_copy
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,7 +5,7 @@ import pytest
 
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.options import make_batches, order_seed
-from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.batches import OrderedBatches, RankBatches
 from sa1bpack.loading.order.orders import (
     Extent,
     HomeShuffleOrder,
@@ -13,7 +13,6 @@ from sa1bpack.loading.order.orders import (
     SequentialOrder,
     ShuffleOrder,
 )
-from sa1bpack.loading.order.ranks import RankBatches
 
 ORDERS = "shuffle, local, home, sequential"
 DS = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))

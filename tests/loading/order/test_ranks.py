@@ -10,9 +10,9 @@ import pytest
 
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.batches import OrderedBatches, RankBatches
 from sa1bpack.loading.order.orders import Extent, ShuffleOrder
-from sa1bpack.loading.order.ranks import RankBatches, cores
+from sa1bpack.loading.plans import cores
 
 ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
 
@@ -65,7 +65,7 @@ def test_a_process_that_never_imported_torch_is_rank_0_of_1(announced):
     program = (
         "import sys\n"
         "from sa1bpack.loading.order.orders import Extent, SequentialOrder\n"
-        "from sa1bpack.loading.order.ranks import RankBatches\n"
+        "from sa1bpack.loading.order.batches import RankBatches\n"
         "print([*RankBatches(SequentialOrder(Extent(3, '0' * 16)), 2)])\n"
         "assert 'torch' not in sys.modules"
     )

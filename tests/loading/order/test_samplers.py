@@ -144,7 +144,9 @@ def test_the_flags_that_last_replaced_are_refused_by_name(flag, value):
 @pytest.mark.parametrize(("size", "numbers"), [(8, [1, 2]), (6, [2, 3]), (12, [1]), (4, [2, 3, 4])])
 def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
     state = EpochBatches(SequentialOrder(EXTENT), 8).state_after(1)
-    rest = EpochBatches(SequentialOrder(EXTENT), size).restored(state)
+    resumed = OrderedBatches(SequentialOrder(EXTENT), size)
+    resumed.load_state_dict(state)
+    rest = resumed.current
     assert [rest.number(k) for k in range(len(rest))] == numbers
     with pytest.raises(IndexError, match=f"batch {len(rest)} of {len(rest)}"):
         rest.number(len(rest))

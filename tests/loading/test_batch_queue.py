@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import LoaderTimeout
-from sa1bpack.loading import epoch
-from sa1bpack.loading.epoch import BatchQueue, Buffer, BufferPool
+from sa1bpack.loading import batch_queue
+from sa1bpack.loading.batch_queue import BatchQueue, Buffer, BufferPool
 
 
 def doing() -> str:
@@ -89,7 +89,7 @@ def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monke
     """A collection takes as long as many batches; `list(loader)` would spend its time on them."""
     pool = pool_of(2)
     queue, collections = BatchQueue(pool, total=200, ahead=1), []
-    monkeypatch.setattr(epoch.gc, "collect", lambda: collections.append(pool.lent))
+    monkeypatch.setattr(batch_queue.gc, "collect", lambda: collections.append(pool.lent))
 
     def fill():
         while not queue.over:
@@ -110,7 +110,7 @@ def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monke
     queue = BatchQueue(pool, total=9, ahead=1)
     for _ in range(2):
         kept.append(lent(pool, queue))
-    monkeypatch.setattr(epoch.gc, "collect", lambda: pool.release(kept.pop()))
+    monkeypatch.setattr(batch_queue.gc, "collect", lambda: pool.release(kept.pop()))
     for _ in range(4):  # where it frees batches, no buffer is added
         with pytest.raises(LoaderTimeout):
             queue.take(0.01, doing)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sa1bpack.disk.aio import DEPTH
 from sa1bpack.loading.sample_reader import Read
-from sa1bpack.loading.statistics.stats import LoadingStats
+from sa1bpack.loading.stats import LoadingStats
 from sa1bpack.urls import Counts
 
 # The latest spans that are kept one by one; those before them are a sum.

@@ -1,0 +1,201 @@
+"""Puts bytes in their place in a batch: compiled, without the GIL.
+
+Copying past the processor's caches is for data next read by a device, or much later. An ordinary
+copy first reads the memory that it is about to overwrite, and fills the caches with a batch that is
+larger than they are. Non-temporal stores do neither: pixels are copied a quarter to a third faster
+than by memcpy, and all other code and data stay in the caches.
+
+A stored image is `height` x `width` pixels, rgb or the planes Y, Cb, Cr of yuv420, with or without
+the padding of a canvas; see `sa1bpack.format.image_bytes`. A batch has canvases of one size, zero
+beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at half the size.
+"""
+
+import numpy as np
+from llvmlite import ir
+
+from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS
+from sa1bpack.kernels import intrinsic, memcpy, memset, njit, types
+from sa1bpack.pixels.vectors import PIXELS
+from sa1bpack.pixels.yuv420 import rgb_row, row_scratch
+
+# Bytes of one vector and of one step. Vectors wider than the machine's are split by LLVM.
+_VECTOR, _STEP = 32, 64
+
+# Below this, going past the caches does not pay.
+LEAST = 4096
+
+_word = types.uintp
+
+
+def _pointer(builder, address, offset: int):
+    vector = ir.VectorType(ir.IntType(64), _VECTOR // 8)
+    moved = builder.add(address, ir.Constant(address.type, offset))
+    return builder.inttoptr(moved, vector.as_pointer())
+
+
+@intrinsic
+def _stream_step(typingctx, target, source):
+    """Copy _STEP bytes; `target` is a multiple of _VECTOR."""
+
+    def generate(context, builder, signature, arguments):
+        to, origin = arguments
+        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        offsets = range(0, _STEP, _VECTOR)
+        values = [builder.load(_pointer(builder, origin, offset), align=1) for offset in offsets]
+        for offset, value in zip(offsets, values, strict=True):
+            store = builder.store(value, _pointer(builder, to, offset), align=_VECTOR)
+            store.set_metadata("nontemporal", one)
+        return context.get_dummy_value()
+
+    return types.void(_word, _word), generate
+
+
+@intrinsic
+def stream_end(typingctx):
+    """Order the preceding non-temporal stores for other cores."""
+
+    def generate(context, builder, signature, arguments):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@njit
+def stream(target, source, count):
+    """Copy `count` bytes between two addresses that do not overlap; `stream_end` ends a series."""
+    done = min(-target % _STEP, count)
+    memcpy(target, source, done)
+    while done + _STEP <= count:
+        _stream_step(target + done, source + done)
+        done += _STEP
+    memcpy(target + done, source + done, count - done)
+
+
+@njit
+def stream_copy(target, source, count):
+    """Copy `count` bytes between two addresses that do not overlap, and end the series."""
+    if count < LEAST:
+        memcpy(target, source, count)
+        return
+    stream(target, source, count)
+    stream_end()
+
+
+# ------------------------------------------------------------------------------ images on canvases
+
+
+@njit
+def _put_rows(source, stride, rows, columns, target, target_stride, height):
+    """Copy a plane's rows to the top left of a larger plane; zero to their right and below.
+
+    source, target  addresses of uint8; strides are bytes
+    columns         bytes copied per row
+    height          rows of the target
+    """
+    if columns == stride == target_stride:
+        stream(target, source, rows * stride)
+    else:
+        row = np.zeros(target_stride, np.uint8)
+        address = np.int64(row.ctypes.data)
+        for i in range(rows):
+            memcpy(address, source + i * stride, columns)
+            stream(target + i * target_stride, address, target_stride)
+    stream_end()
+    memset(target + rows * target_stride, 0, (height - rows) * target_stride)
+
+
+@njit
+def _put_rgb(source, height, width, stride, rows, side, target):
+    """Convert the planes of one image into the top left of an RGB canvas, both at addresses."""
+    row_bytes = 3 * side
+    scratch, row = row_scratch(width), np.zeros(max(row_bytes, 3 * PIXELS), np.uint8)
+    for i in range(height):
+        rgb_row(source, i, height, width, stride, rows, scratch, row)
+        stream(target + i * row_bytes, np.int64(row.ctypes.data), row_bytes)
+    stream_end()
+    memset(target + height * row_bytes, 0, (side - height) * row_bytes)
+
+
+@njit
+def put_image(how, source, height, width, stride, rows, side, target):
+    """Put one image on its canvas.
+
+    how      RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV
+    source   address of the image's own bytes
+    stride   pixels of a stored row, padding included: `width`, or the side of a stored canvas
+    rows     stored rows, padding included
+    target   uint8, (side * side * 3,), or (side * side * 3 / 2,) for YUV_ON_CANVAS
+    """
+    at = np.int64(target.ctypes.data)
+    if how == RGB_OF_YUV:
+        _put_rgb(source, height, width, stride, rows, side, at)
+    elif how == RGB_ON_CANVAS:
+        _put_rows(source, 3 * stride, height, 3 * width, at, 3 * side, side)
+    else:
+        half_stride, half_side = (stride + 1) // 2, side // 2
+        plane = (height + 1) // 2, (width + 1) // 2
+        _put_rows(source, stride, height, width, at, side, side)
+        source, at = source + rows * stride, at + side * side
+        for _ in range(2):
+            _put_rows(source, half_stride, plane[0], plane[1], at, half_side, half_side)
+            source += (rows + 1) // 2 * half_stride
+            at += half_side * half_side
+
+
+# ----------------------------------------------------------------------------------- bits to bool
+
+
+@njit
+def _unpack_row(source, target):
+    """Unpack (b,) uint8 to (b,) uint64: a word is eight bools, from one byte of the bits."""
+    for i in range(len(source)):
+        # The byte eight times, with byte j keeping bit j only; adding 127 carries every nonzero
+        # byte into its top bit.
+        word = (np.uint64(source[i]) * np.uint64(0x0101010101010101)) & np.uint64(
+            0x8040201008040201
+        )
+        word = (word + np.uint64(0x7F7F7F7F7F7F7F7F)) >> np.uint64(7)
+        target[i] = word & np.uint64(0x0101010101010101)
+
+
+@njit
+def _unpack_words(bits, rows, out):
+    """The rows (k,) int64 of bits (n, b) uint8 to out (k, b) uint64. Checks nothing."""
+    for k in range(len(rows)):
+        _unpack_row(bits[rows[k]], out[k])
+
+
+@njit
+def unpack_rows(source, out):
+    """Unpack k rows of b bytes, one after the other at an address, to out (k, b) uint64."""
+    row = np.empty(out.shape[1], np.uint8)
+    for k in range(len(out)):
+        memcpy(row.ctypes.data, source + k * len(row), len(row))
+        _unpack_row(row, out[k])
+
+
+def unpack_into(bits: np.ndarray, out: np.ndarray, rows: np.ndarray | None = None) -> None:
+    """Unpack masks straight into `out`, without the GIL.
+
+    bits  uint8 (n, Sm, Sm / 8), C-contiguous, the lowest bit first
+    out   bool (k, Sm, Sm), C-contiguous
+    rows  int64 (k,), the masks to unpack, each 0 to n - 1; None for all
+
+    Callers have checked shapes and rows; even so, nothing outside the arrays is touched.
+    """
+    if rows is None:
+        rows = np.arange(len(bits))
+    if not len(rows):
+        return
+    if (
+        rows.min() < 0
+        or rows.max() >= len(bits)
+        or out.shape != (len(rows), bits.shape[1], 8 * bits.shape[2])
+    ):
+        raise ValueError(f"cannot unpack {len(rows)} rows of {bits.shape} into {out.shape}")
+    # One compiled kernel for memory maps and new arrays: to numba, read-only is another type.
+    flat = np.ascontiguousarray(bits).reshape(len(bits), -1).view()
+    flat.flags.writeable = False
+    words = out.reshape(len(out), -1).view(np.uint64)  # little-endian: byte j is cell j
+    _unpack_words(flat, rows, words)

@@ -1,1 +1,0 @@
-"""What does the loader wait for? Counted while an epoch runs, and said in figures and a verdict."""
