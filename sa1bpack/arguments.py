@@ -13,12 +13,12 @@ from difflib import get_close_matches
 from math import isfinite
 from numbers import Real
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, overload
 
 import numpy as np
 
 from sa1bpack.errors import OptionError
+from sa1bpack.wording import counted
 
 # Seeds, epochs and image ids of random choices: what 64 bits hold.
 MAX_WORD = 2**64 - 1
@@ -30,8 +30,6 @@ MAX_SECONDS = min(2_000_000, threading.TIMEOUT_MAX)
 
 Item = TypeVar("Item")
 _Call = TypeVar("_Call", bound=Callable)
-
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 # Which part of a job: (K, N), the K-th of N.
 Share = tuple[int, int]
@@ -240,98 +238,90 @@ def patterns_of(name: str, value: Any) -> list[str | Path]:
     return [each if isinstance(each, str) else Path(each) for each in patterns]
 
 
-# Options that people look for in another call: name → where it is. Tests hold them against it.
+# Calls, and options of theirs that people look for in another call. Tests hold them against it.
 PLACES = {
-    **dict.fromkeys(
-        (
-            "max_masks",
-            "choose",
-            "pad_to_max",
-            "order",
-            "buckets",
-            "relations",
-            "batch_size",
-            "threads",
-            "device",
-            "io",
-            "ahead",
-            "last",
-            "seed",
-            "timeout",
-            "max_dropped",
-        ),
-        "Loader",
-    ),
-    **dict.fromkeys(
-        ("coordinates", "transform", "check", "duplicates", "side", "cache", "cache_bytes"), "open"
-    ),
-    **dict.fromkeys(
-        (
-            "image_size",
-            "fit",
-            "resample",
-            "select",
-            "empty",
-            "samples_per_shard",
-            "workers",
-            "md5sums",
-            "max_rejects",
-        ),
-        "pack",
-    ),
-    **dict.fromkeys(("index_folder", "cache_folder", "cache_folder_bytes"), "TarDataset"),
+    "Loader": "max_masks choose pad_to_max order buckets relations batch_size threads device io "
+    "ahead last seed timeout max_dropped",
+    "open": "coordinates transform check duplicates side cache cache_bytes",
+    "pack": "image_size fit resample select empty samples_per_shard workers md5sums max_rejects",
+    "TarDataset": "index_folder cache_folder cache_folder_bytes",
 }
+_PLACE_OF = {name: place for place, names in PLACES.items() for name in names.split()}
 
 
-def refuse_unknown(
-    owner: str,
-    given: Collection[str],
-    known: Collection[str],
-    elsewhere: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Raise OptionError for an option that `owner` does not have, saying what is meant.
+@overload
+def checks_options(call: _Call, /) -> _Call: ...
+@overload
+def checks_options(**elsewhere: str) -> Callable[[_Call], _Call]: ...
+def checks_options(call: Any = None, /, **elsewhere: str) -> Any:
+    """A decorator of what users call: an option that it does not have is an OptionError.
 
-    known      its options
+    The message says what is meant, or where the option belongs. So is an argument without a name
+    too many, which names the options. Of `**options: Unpack[Keywords]` the keys of Keywords are
+    options. Of a class it holds for `__init__`, `__call__` and the public methods.
+
     elsewhere  options of other libraries → what to use here
     """
-    for name in sorted(set(given) - set(known)):
+    if call is None:
+        return functools.partial(_checks_options, elsewhere)
+    return _checks_options({}, call)
+
+
+def _checks_options(elsewhere: Mapping[str, str], call: Any) -> Any:
+    if not isinstance(call, type):
+        return _checked(elsewhere, call, method=False)
+    for name, member in [*vars(call).items()]:
+        if name not in ("__init__", "__call__") and name.startswith("_"):
+            continue
+        if inspect.isfunction(member):
+            setattr(call, name, _checked(elsewhere, member, method=True))
+        elif isinstance(member, classmethod):
+            setattr(call, name, classmethod(_checked(elsewhere, member.__func__, method=True)))
+    return call
+
+
+def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Callable:
+    code = call.__code__
+    most = code.co_argcount
+    names = code.co_varnames[: most + code.co_kwonlyargcount]
+    several = bool(code.co_flags & inspect.CO_VARARGS)
+    known = {*names[code.co_posonlyargcount + method :]}
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        (keywords,) = get_args(call.__annotations__[code.co_varnames[len(names) + several]])
+        known |= keywords.__annotations__.keys()
+
+    @functools.wraps(call)
+    def checked(*args, **options):
+        if known.issuperset(options) and (len(args) <= most or several):
+            return call(*args, **options)
+        owner = call.__name__
+        if method:
+            cls = args[0] if isinstance(args[0], type) else type(args[0])
+            owner = cls.__name__ if owner == "__init__" else f"{cls.__name__}.{owner}"
+        _refuse_unknown(owner, options.keys() - known, known, elsewhere)
+        named = ", ".join(f"{name}=" for name in names[most:]) or "it has no more"
+        raise OptionError(
+            f"{owner} takes {counted(most - method, 'argument')} without a name, and got "
+            f"{len(args) - method}: name the others ({named})"
+        )
+
+    return checked
+
+
+def _refuse_unknown(
+    owner: str, unknown: Collection[str], known: Collection[str], elsewhere: Mapping[str, str]
+) -> None:
+    """Raise OptionError for the first option of those that `owner` does not have."""
+    for name in sorted(unknown):
         if (meant := elsewhere.get(name)) is not None:
             raise OptionError(f"{owner} has no option {name!r}: use {meant}")
-        if (place := PLACES.get(name)) is not None and place != owner:
+        if (place := _PLACE_OF.get(name)) is not None:
             raise OptionError(f"{owner} has no option {name!r}: it is an option of {place}")
         near = get_close_matches(name, known, 1)
         raise OptionError(
             f"{owner} has no option {name!r}{f': is {near[0]} meant?' if near else ';'} valid "
-            f"options: {', '.join(sorted(known))}"
+            f"options: {', '.join(sorted(known)) or 'none'}"
         )
-
-
-def checks_options(owner: str, **elsewhere: str) -> Callable[[_Call], _Call]:
-    """A decorator: a call with an option that a function lacks raises as `refuse_unknown` does.
-
-    Of `**options: Unpack[Keywords]`, the keys of Keywords are options. Of a class, those of its
-    `__init__`.
-    """
-
-    def decorate(call: _Call) -> _Call:
-        if isinstance(call, type):
-            call.__init__ = decorate(call.__init__)
-            return call
-        parameters = inspect.signature(call).parameters.values()
-        known = {each.name for each in parameters if each.kind in _BY_NAME} - {"self"}
-        for each in parameters:
-            if each.kind is inspect.Parameter.VAR_KEYWORD:
-                known |= get_args(each.annotation)[0].__annotations__.keys()
-
-        @functools.wraps(call)
-        def checked(*args, **options):
-            if not known.issuperset(options):
-                refuse_unknown(owner, options, known, elsewhere)
-            return call(*args, **options)
-
-        return checked
-
-    return decorate
 
 
 def refuse_dataset(name: str, value: Any) -> None:

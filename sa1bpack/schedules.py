@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import MAX_WORD, choice, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, choice, whole_number
 from sa1bpack.errors import OptionError
 
 BY = ("epoch", "step")
@@ -128,6 +128,7 @@ def _value_text(value: Any) -> str:
     return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
 
 
+@checks_options
 class Steps(Schedule):
     """Values that hold until the next one: `Steps(20, {1: 30, 5: 40})`.
 
@@ -159,6 +160,7 @@ class Steps(Schedule):
         super().__init__(by, [0, *starts], [first, *(found[at] for at in starts)])
 
 
+@checks_options
 class _Curve(Schedule):
     """Whole numbers from `first` to `last` over some epochs or steps."""
 
@@ -229,6 +231,7 @@ class Cosine(_Curve):
         return (1 - np.cos(np.pi * part)) / 2
 
 
+@checks_options
 class Function(Schedule):
     """The values of a function: `Function(lambda epoch: 20 + 10 * epoch, epochs=9)`.
 

@@ -32,7 +32,7 @@ CODECS = {"source", "pixels", "masks", "format"}
 ALLOWED = {
     **{layer: set() for layer in BASE},
     "kernels": set(),
-    "arguments": {"errors"},
+    "arguments": {"errors", "wording"},
     "environment": {"errors"},
     "options": {"arguments", "errors"},
     "schedules": {"arguments", "errors"},

@@ -28,6 +28,7 @@ from public_surface import (
 
 import sa1bpack
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
+from sa1bpack.errors import OptionError
 from sa1bpack.loading.options import ReadingKeywords
 from sa1bpack.packing.options import PackKeywords
 
@@ -37,6 +38,8 @@ SHOWN = {
     for name, value in CALLABLES.items()
     if not (inspect.isclass(value) and issubclass(value, BaseException))
 }
+# What calls return: nobody but sa1bpack makes it.
+MADE_HERE = re.compile("LoadingStats|Relations|.*Result")
 # Their examples take seconds; tests/measuring runs them with tiny packs.
 NOT_EXECUTED = {"sa1bpack.bench"}
 
@@ -99,6 +102,45 @@ def test_what_a_public_name_returns_has_a_type(name):
         ):
             untyped.append(member)
     assert untyped == []
+
+
+def called_with_options() -> dict[str, tuple]:
+    """Name of everything that users call → (owner in messages, function, its first argument)."""
+    found = {}
+    for name, value in SHOWN.items():
+        last = name.rpartition(".")[2]
+        if not inspect.isclass(value):
+            found[name] = last, value, ()
+            continue
+        if inspect.signature(value).parameters and not MADE_HERE.fullmatch(last):
+            found[name] = last, value, ()
+        for member, method in members_of(value):
+            method = getattr(method, "__func__", method)
+            if inspect.isfunction(method) and len(inspect.signature(method).parameters) > 1:
+                found[f"{name}.{member}"] = f"{last}.{member}", method, (object.__new__(value),)
+    return found
+
+
+CALLED = called_with_options()
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_an_option_that_a_call_does_not_have_is_refused_with_those_that_it_has(name):
+    owner, call, first = CALLED[name]
+    parameters = [*inspect.signature(call).parameters.values()][len(first) :]
+    known = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+    for each in parameters:
+        if each.kind is each.VAR_KEYWORD:
+            known |= typing.get_args(each.annotation)[0].__annotations__.keys()
+    listed = re.escape(", ".join(sorted(known)))
+    with pytest.raises(OptionError, match=rf"^{owner} has no option 'zz'; valid .*: {listed}$"):
+        call(*first, zz=1)
+    if len(meant := max(known, key=len)) > 4:
+        with pytest.raises(OptionError, match=rf"^{owner} has no .*: is {meant} meant\? valid "):
+            call(*first, **{meant + "_": 1})
+    if all(each.kind is not each.VAR_POSITIONAL for each in parameters):
+        with pytest.raises(OptionError, match=rf"^{owner} takes \d+ arguments? without a name"):
+            call(*first, *range(30))
 
 
 def annotations_of(value):

@@ -19,7 +19,7 @@ import torch
 
 from sa1bpack import masks
 from sa1bpack.adapters.packs import opened
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.errors import OptionError
 
 # `tensor_2_PIL` of their vos_dataset.py multiplies by 255 and drops the fraction: all 256 return.
@@ -136,6 +136,7 @@ class SegmentLoader:
         return self.segments
 
 
+@checks_options
 class RawDataset:
     """The images of a pack as videos of one frame, with the methods of SAM 2's `VOSRawDataset`.
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from sa1bpack.arguments import choice
+from sa1bpack.arguments import checks_options, choice
 from sa1bpack.dataset.sample import COORDINATES
 from sa1bpack.errors import OptionError
 
@@ -15,6 +15,7 @@ from sa1bpack.errors import OptionError
 _DROPPED = ("bboxes", "point_coords", "crop_boxes")
 
 
+@checks_options
 def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> dict[str, Any]:
     """A sample or a batch whose image, masks, boxes and points v2 transforms move together.
 

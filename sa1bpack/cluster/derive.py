@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
-from sa1bpack.arguments import choice
+from sa1bpack.arguments import checks_options, choice
 from sa1bpack.cluster.tasks import Died, Needs, connected, once_unlocked
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.torch_subset import as_dataset
@@ -28,6 +28,7 @@ THREADS = 4
 BASE_BYTES = 3_000_000_000
 
 
+@checks_options
 def derive_on_ray(
     ds: Dataset,
     name: str,

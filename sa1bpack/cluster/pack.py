@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import interrupts
+from sa1bpack.arguments import checks_options
 from sa1bpack.cluster.tasks import Cluster, Died, Needs, connected, once_unlocked
 from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing.estimate import check_room, memory_bytes
@@ -39,6 +40,7 @@ def _pack_source(request: Request, plan: Plan) -> _Packed:
     return _Packed(*run_part(request, plan, progress=False))
 
 
+@checks_options
 def pack_on_ray(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,

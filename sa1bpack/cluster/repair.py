@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import local_path
+from sa1bpack.arguments import checks_options, local_path
 from sa1bpack.cluster.tasks import Died, Needs, connected, once_unlocked
 from sa1bpack.format import Problem
 from sa1bpack.packing.estimate import memory_bytes
@@ -17,6 +17,7 @@ from sa1bpack.progress import step_bar
 from sa1bpack.urls import is_url
 
 
+@checks_options
 def repair_on_ray(
     pack: str | Path,
     sources: str | Path | Iterable[str | Path] = (),

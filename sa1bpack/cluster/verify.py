@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from sa1bpack.arguments import choice, local_path
+from sa1bpack.arguments import checks_options, choice, local_path
 from sa1bpack.cluster.tasks import Died, Needs, connected
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError
@@ -18,6 +18,7 @@ from sa1bpack.format.verify import verify
 NEEDS = Needs(cores=1, memory=500_000_000)
 
 
+@checks_options
 def verify_on_ray(
     root: str | Path,
     *,

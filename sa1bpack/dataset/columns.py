@@ -169,7 +169,7 @@ def check_mask_column(name: str, pack: Pack) -> None:
 
 def _check_name(name: str, names: tuple[str, ...]) -> None:
     if name not in names:
-        raise UnknownName(f"{name!r}; the columns are {', '.join(names)}")
+        raise UnknownName(f"no column {name!r}; the columns are {', '.join(names)}")
 
 
 def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:

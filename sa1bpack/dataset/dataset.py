@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from sa1bpack.arguments import local_path, refuse_unknown, share, whole_number
+from sa1bpack.arguments import checks_options, local_path, share, whole_number
 from sa1bpack.dataset import select
 from sa1bpack.dataset.columns import (
     Columns,
@@ -67,6 +67,7 @@ class SampleInfo:
     annotations: int
 
 
+@checks_options
 class Dataset:
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
@@ -313,7 +314,6 @@ class Dataset:
         `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for
         a value that is not one of the choices, and for an unknown name.
         """
-        refuse_unknown("open", options, SampleKeywords.__annotations__)
         found = dataclasses.replace(self._options, **options)
         changed = found.side != self._options.side
         pack = with_sides(self._pack, self._rows, found.side) if changed else self._pack

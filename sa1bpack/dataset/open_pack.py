@@ -30,7 +30,7 @@ _log = logging.getLogger("sa1bpack")
 _reported: set[Path] = set()  # incomplete packs that a warning was logged for
 
 
-@checks_options("open")
+@checks_options
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,

@@ -61,11 +61,14 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
 
     Raises UnknownName for a name that no shard has.
     """
-    wanted = {names} if isinstance(names, str) else set(names)
+    one = isinstance(names, str) or not isinstance(names, Iterable)
+    wanted = [names] if one else list(names)
     edges, entries = pack.shards.first_row, pack.manifest.shards
     known = {getattr(entry, field) for entry in entries}
-    if unknown := sorted(wanted - known, key=str):
-        raise UnknownName(f"{unknown[0]!r}; {pack.name} has {span_text(known)}")
+    for name in wanted:
+        if not isinstance(name, str) or name not in known:
+            kind = "shard" if field == "name" else field
+            raise UnknownName(f"no {kind} {name!r}: {pack.name} has {span_text(known)}")
     chosen = np.array([getattr(entry, field) in wanted for entry in entries])
     if isinstance(rows, range) and rows == range(len(pack)):
         return concatenated(

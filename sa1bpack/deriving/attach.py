@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import xxhash
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.deriving.run import stored_rows
@@ -22,6 +23,7 @@ from sa1bpack.wording import counted
 PIECE_BYTES = 1 << 26
 
 
+@checks_options
 def attach(
     ds: Dataset,
     name: str,
@@ -63,7 +65,7 @@ def attach(
         array([2, 3])
     """
     ds = as_dataset(ds)
-    own = RowOptions.of("attach", options, ("dtype", "progress"))
+    own = RowOptions(**options)
     rows, kind = _probe(array, dtype)
     lookup = _Lookup(ids, rows)
     target = Target(ds, name, own, {"function": "sa1bpack:attach", "options": {}})

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import xxhash
 
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.deriving.target import (
@@ -52,6 +52,7 @@ class DeriveKeywords(LoadingKeywords, RowKeywords, total=False):
     options: Mapping[str, Any] | None
 
 
+@checks_options
 def derive(
     ds: Dataset,
     name: str,
@@ -204,8 +205,8 @@ class PartMaker:
         if not callable(fn):
             raise OptionError(f"fn is {fn!r}: choose a function of a batch")
         _check_call(fn, self._options)
+        rows = RowOptions.of(others)
         known = (*LoadingKeywords.__annotations__, "device")
-        rows = RowOptions.of("derive", others, known)
         loading = {name: others[name] for name in known if name in others}
         if rows.axis == "mask" and loading.setdefault("masks", "flat") not in ("flat", "flat_bits"):
             raise OptionError(

@@ -16,7 +16,6 @@ from sa1bpack.arguments import (
     flag,
     local_path,
     part_of_job,
-    refuse_unknown,
     whole_number,
 )
 from sa1bpack.dataset.dataset import Dataset
@@ -98,10 +97,9 @@ class RowOptions:
             )
 
     @classmethod
-    def of(cls, owner: str, given: Mapping[str, Any], others: Sequence[str]) -> "RowOptions":
-        """Those that are given beside `others`; OptionError for one that `owner` does not have."""
+    def of(cls, given: Mapping[str, Any]) -> "RowOptions":
+        """Those that are given, beside others."""
         names = [field.name for field in fields(cls)]
-        refuse_unknown(owner, given, (*names, *others))
         return cls(**{name: given[name] for name in names if name in given})
 
 

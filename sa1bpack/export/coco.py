@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.export.output import check_file, replacing
 from sa1bpack.export.records import annotations_of, image_of, runs_of
@@ -24,6 +25,7 @@ INFO = {"description": "SA-1B annotations, exported by sa1bpack"}
 IDS_AT_ONCE = 1 << 25
 
 
+@checks_options
 def export_coco(
     pack: str | Path | Iterable[str | Path],
     out: str | Path,

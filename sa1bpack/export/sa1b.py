@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OutputRefused
 from sa1bpack.export.output import check_folder
 from sa1bpack.export.records import annotations_of, image_of
@@ -14,6 +15,7 @@ from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.progress import image_steps
 
 
+@checks_options
 def export_sa1b(
     pack: str | Path | Iterable[str | Path],
     out: str | Path,

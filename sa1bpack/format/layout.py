@@ -176,7 +176,9 @@ class Layout:
         for spec in self.arrays:
             if spec.name == name:
                 return spec
-        raise UnknownName(f"{name!r}; the arrays are {', '.join(s.name for s in self.arrays)}")
+        raise UnknownName(
+            f"no array {name!r}; the arrays are {', '.join(s.name for s in self.arrays)}"
+        )
 
     def array_rows(self, extent: Extent) -> dict[ArraySpec, int]:
         """The number of rows of each array in a shard of the given extent."""

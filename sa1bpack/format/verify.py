@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.arguments import ALL, Share, choice, local_path, part_of_job, share_of
+from sa1bpack.arguments import ALL, Share, checks_options, choice, local_path, part_of_job, share_of
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import check_metadata
@@ -48,6 +48,7 @@ __all__ = ["Problem", "Report", "verify"]
 Progress = Callable[[int, int], None]
 
 
+@checks_options
 def verify(
     root: str | Path,
     *,

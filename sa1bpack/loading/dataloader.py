@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from sa1bpack.arguments import choice, flag, whole_number
+from sa1bpack.arguments import checks_options, choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.torch_subset import as_dataset
@@ -31,7 +31,7 @@ from sa1bpack.loading.batch.collate import Batch, BatchPlan, Collate, gives_bool
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
-from sa1bpack.loading.options import ReadingKeywords, ReadingOptions, reading_options
+from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.batches import BatchIndices, DealtBatches, OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, planned_batches
@@ -49,8 +49,8 @@ MAX_WORKERS = MAX_AHEAD = 1024
 # How long the workers that did start have to end when another one fails to start.
 _END_SECONDS = 5.0
 
-_OWN = ("multiprocessing_context", "pin_memory", "prefetch_factor", "workers")
-_OTHER_NAMES = {
+# Options of other loaders, and their names here.
+_OTHER_NAMES = OF_OTHER_LOADERS | {
     "num_workers": "workers",
     "threads": "workers",
     "ahead": "prefetch_factor",
@@ -288,6 +288,7 @@ def _end_all_workers() -> None:
         loader.end_workers()
 
 
+@checks_options(**_OTHER_NAMES)
 def make_dataloader(
     ds: Dataset,
     batch_size: WholeNumbers,
@@ -329,7 +330,7 @@ def make_dataloader(
         torch.Size([1, 1024, 1024, 3])
     """
     ds = as_dataset(ds)
-    chosen = reading_options("make_dataloader", options, _OWN, _OTHER_NAMES)
+    chosen = ReadingOptions(**options)
     batches = chosen.batches(ds, batch_size)
     prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
     if workers is None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch.collate import Batch, warn_of_dropped
@@ -88,6 +89,7 @@ class DroppedSamples:
         return max(whole, 1) if self.share else 0
 
 
+@checks_options
 class BatchReader:
     """Reads batches of a dataset in an order: the base of Loader and PackDataLoader.
 

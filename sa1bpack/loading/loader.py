@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.dataset.torch_subset import as_dataset
@@ -25,7 +25,7 @@ from sa1bpack.loading.checked_planner import CheckedPlanner
 from sa1bpack.loading.devices import Cuda, CudaChoice, Host, open_device
 from sa1bpack.loading.finish import finishing_bytes
 from sa1bpack.loading.iteration import BatchReader, Iteration
-from sa1bpack.loading.options import ReadingKeywords, reading_options
+from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, planned_batches, reading_mode
@@ -51,8 +51,8 @@ MAX_THREADS = MAX_AHEAD = 1024
 # on it: a thread that is still reading ends by itself, and cannot affect a later epoch.
 END_SECONDS, CLOSE_SECONDS = 1.0, 5.0
 
-_OWN = ("ahead", "device", "io", "threads")
-_OTHER_NAMES = {
+# Options of other loaders, and their names here.
+_OTHER_NAMES = OF_OTHER_LOADERS | {
     "num_workers": "threads",
     "workers": "threads",
     "prefetch_factor": "ahead",
@@ -62,6 +62,7 @@ _OTHER_NAMES = {
 _log = logging.getLogger("sa1bpack")
 
 
+@checks_options(**_OTHER_NAMES)
 class Loader(BatchReader):
     """Batches of a dataset as dicts of tensors, equal to those that `Collate` makes.
 
@@ -134,7 +135,7 @@ class Loader(BatchReader):
             OptionError: a value that cannot be used, or options that do not fit together.
         """
         ds = as_dataset(ds)
-        chosen = reading_options("Loader", options, _OWN, _OTHER_NAMES)
+        chosen = ReadingOptions(**options)
         if ds.options.transform is not None:
             raise OptionError(
                 "the dataset has a transform, which would run Python for every sample: transform "

@@ -1,13 +1,13 @@
 """The options that Loader and make_dataloader share, and the batches that follow from them."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import choice, flag, refuse_unknown, seconds
+from sa1bpack.arguments import checks_options, choice, flag, seconds
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.ahead import check_order
@@ -108,7 +108,7 @@ def _check_order(order: Order, ds: Any, seed: int | None) -> None:
 
 
 # Options of other loaders, and their names here.
-_ELSEWHERE = {
+OF_OTHER_LOADERS = {
     "shuffle": "order: 'shuffle', 'local' or 'sequential'",
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
@@ -144,6 +144,7 @@ class ReadingKeywords(TypedDict, total=False):
     on_epoch_end: Callable[[LoadingStats], object] | None
 
 
+@checks_options(**OF_OTHER_LOADERS)
 @dataclass(frozen=True)
 class ReadingOptions:
     """Options that Loader and make_dataloader share.
@@ -270,19 +271,3 @@ class ReadingOptions:
         Raises OptionError for an array that does not have one weight per mask of the dataset.
         """
         return self.choices.over(ds, order_seed(order, self.seed))
-
-
-def reading_options(
-    reader: str, given: Mapping[str, Any], own: Collection[str], elsewhere: Mapping[str, str]
-) -> ReadingOptions:
-    """The options given to `reader`.
-
-    own        options that it has besides
-    elsewhere  options of other loaders → what to use in this one
-
-    Raises OptionError for an unknown name, with the name to use instead.
-    """
-    shared = {field.name for field in fields(ReadingOptions)}
-    if unknown := given.keys() - shared:
-        refuse_unknown(reader, unknown, shared.union(own), {**_ELSEWHERE, **elsewhere})
-    return ReadingOptions(**given)

@@ -6,9 +6,11 @@ One bit per cell, row by row, lowest bit first: cell (i, j) is bit ``j % 8`` of 
 
 import numpy as np
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 
 
+@checks_options
 def pack_bits(masks: np.ndarray) -> np.ndarray:
     """Pack bool (..., Sm, Sm) into uint8 (..., Sm, Sm // 8).
 
@@ -29,6 +31,7 @@ def pack_bits(masks: np.ndarray) -> np.ndarray:
     return np.packbits(masks, axis=-1, bitorder="little")
 
 
+@checks_options
 def unpack_bits(bits: np.ndarray, width: int | None = None) -> np.ndarray:
     """Unpack uint8 (..., h, ceil(w / 8)) into bool (..., h, w).
 

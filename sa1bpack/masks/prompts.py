@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import check_array
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, words
@@ -32,6 +32,7 @@ BOX_SHIFT = 20.0
 DRAWS = {kind: number << 32 for number, kind in enumerate((*REGIONS, "boxes"), 1)}
 
 
+@checks_options
 def draw_points(
     run_ends: np.ndarray,
     run_offset: np.ndarray,
@@ -99,6 +100,7 @@ def prompt_draw(kind: str, draw: int) -> int:
     return DRAWS[kind] + whole_number("draw", draw, 0, 2**32 - 1)
 
 
+@checks_options
 def jitter_boxes(
     boxes: np.ndarray,
     extent: np.ndarray,

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sa1bpack.arguments import choice, whole_number
+from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import bits_for, check_image_runs
@@ -240,6 +240,7 @@ def fit_axes(height: int, width: int, mask_size: int, fit: str) -> tuple[Axis, A
     )
 
 
+@checks_options
 def rasterize(
     run_ends: np.ndarray,
     run_offset: np.ndarray,

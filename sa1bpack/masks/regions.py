@@ -12,7 +12,7 @@ on the number of runs, not on the size of the mask.
 
 import numpy as np
 
-from sa1bpack.arguments import choice
+from sa1bpack.arguments import checks_options, choice
 from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import check_array, check_image_runs
 from sa1bpack.masks.grid import check_image
@@ -168,6 +168,7 @@ def check_region(run_ends, run_offset, height, width, region, boxes):
 _NO_WORDS = np.empty((0, 0), np.uint64)
 
 
+@checks_options
 def count_pixels(
     run_ends: np.ndarray,
     run_offset: np.ndarray,
@@ -208,6 +209,7 @@ def count_pixels(
     return find_pixels(*arguments, _NO_WORDS, none, np.empty((masks, 0, 2), np.int64))
 
 
+@checks_options
 def nth_pixels(
     run_ends: np.ndarray,
     run_offset: np.ndarray,

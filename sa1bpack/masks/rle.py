@@ -16,7 +16,7 @@ that the text can be written again byte for byte.
 
 import numpy as np
 
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.errors import MaskError
 from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import (
@@ -141,6 +141,7 @@ def _fault(text: bytes, pixels: int) -> str:
     return f"the runs cover {total} pixels, the image has {pixels}"
 
 
+@checks_options
 def parse_counts(
     text: np.ndarray, text_offset: np.ndarray, pixels: int, keep: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -265,6 +266,7 @@ def _encode_text(run_ends, run_offset, text):
             p += 1
 
 
+@checks_options
 def encode_counts(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Write run ends as COCO compressed counts, byte for byte as pycocotools does.
 
@@ -343,6 +345,7 @@ def _area(run_ends, run_offset, area):
         area[m] = total
 
 
+@checks_options
 def mask_area(run_ends: np.ndarray, run_offset: np.ndarray) -> np.ndarray:
     """Count the foreground pixels of every mask.
 
@@ -395,6 +398,7 @@ def _boxes(run_ends, run_offset, height, boxes):
         boxes[m, 0], boxes[m, 1], boxes[m, 2], boxes[m, 3] = x0, y0, x1 - x0, y1 - y0
 
 
+@checks_options
 def mask_bbox(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width: int) -> np.ndarray:
     """The box around each mask's foreground as COCO defines it: w = xmax - xmin + 1.
 

@@ -19,7 +19,7 @@ Outside the source is background.
 
 import numpy as np
 
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import bits_for, check_image_runs
@@ -34,6 +34,7 @@ STEPS = 1 << FRACTION  # sample points of other maps lie at multiples of 1/STEPS
 LEVELS = {"center": 0, "area": 2}  # binary logarithm of the sample points along a cell's side
 
 
+@checks_options
 def window_map(x0: float, y0: float, x1: float, y1: float, size: tuple[int, int]) -> np.ndarray:
     """Return the map from an output of `size` to a rectangle of the source.
 
@@ -219,6 +220,7 @@ def _draw_affine(run_ends, run_offset, height, steps, level, columns, out):
                 hits[i] = 0
 
 
+@checks_options
 def draw_window(
     run_ends: np.ndarray,
     run_offset: np.ndarray,

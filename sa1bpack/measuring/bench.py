@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import seconds, whole_number
+from sa1bpack.arguments import checks_options, seconds, whole_number
 from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY, direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.errors import OptionError
@@ -203,6 +203,7 @@ def in_new_process(function: Callable, *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
+@checks_options
 def bench(
     pack: str | Path,
     *,

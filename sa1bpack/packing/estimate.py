@@ -145,7 +145,7 @@ class Forecast:
         return "\n".join(lines)
 
 
-@checks_options("estimate")
+@checks_options
 def estimate(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,

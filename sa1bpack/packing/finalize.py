@@ -4,7 +4,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from sa1bpack.arguments import local_path
+from sa1bpack.arguments import checks_options, local_path
 from sa1bpack.format import read_manifest
 from sa1bpack.format.files import flush_folder
 from sa1bpack.format.manifest import MANIFEST_NAME, identity_text
@@ -76,6 +76,7 @@ class FinalizeResult:
         return self.known and not self.missing
 
 
+@checks_options
 def finalize(out: str | Path) -> FinalizeResult:
     """Make one pack of the shards that the parts of a job (`pack_part`) have published in `out`.
 

@@ -44,7 +44,7 @@ class PackKeywords(ThresholdKeywords, total=False):
     samples_per_shard: int | None
 
 
-@checks_options("PackOptions")
+@checks_options
 @dataclass(frozen=True, kw_only=True)
 class PackOptions(MaskRule):
     """The options that determine which bytes a pack holds.

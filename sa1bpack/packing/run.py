@@ -90,7 +90,7 @@ class PackResult:
         return not self.failed
 
 
-@checks_options("pack")
+@checks_options
 def pack(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,
@@ -186,7 +186,7 @@ def pack(
         state.release()
 
 
-@checks_options("pack_part")
+@checks_options
 def pack_part(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,

@@ -39,6 +39,7 @@ from sa1bpack.wording import counted
 _NOT_OF_SAMPLES = ("samples_per_shard", "empty")
 
 
+@checks_options
 class TarDataset:
     """The samples of tars and folders as they are: `ds[i]` decodes a pair when it is asked for.
 
@@ -68,7 +69,6 @@ class TarDataset:
         (3, (1024, 1024, 3), 35)
     """
 
-    @checks_options("TarDataset")
     def __init__(
         self,
         tars: Tars,

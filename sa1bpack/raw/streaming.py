@@ -52,6 +52,7 @@ def shares(tars: int, consumer: int, consumers: int) -> list[Share]:
     return [Share(number, consumer // tars, len(range(number, consumers, tars)))]
 
 
+@checks_options(shuffle="shuffle_buffer")
 class IterableTarDataset(IterableDataset):
     """The samples of tars and folders in the order of their members: no index, no seeking.
 
@@ -77,7 +78,6 @@ class IterableTarDataset(IterableDataset):
         [5, 6, 2]
     """
 
-    @checks_options("IterableTarDataset", shuffle="shuffle_buffer")
     def __init__(
         self,
         tars: Tars,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import paths_of
+from sa1bpack.arguments import checks_options, paths_of
 from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
@@ -218,6 +218,7 @@ def _mask_text(layout: Layout) -> str:
     return " and ".join(forms)
 
 
+@checks_options
 def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
     """Summarize a pack, or several as one.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import MAX_WORD, torch_subset, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, torch_subset, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.torch_subset import as_dataset
@@ -45,6 +45,7 @@ class Shown:
     unreadable: tuple[Unreadable, ...]
 
 
+@checks_options
 def show(
     pack: str | Path | Iterable[str | Path] | Dataset | Mapping[str, Any],
     *,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import MAX_WORD, paths_of, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
@@ -79,6 +79,7 @@ class ReportResult:
         return self.verification.ok and not self.unreadable
 
 
+@checks_options
 def write_report(
     pack: str | Path | Iterable[str | Path],
     out: str | Path,

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from sa1bpack.arguments import checks_options
+
 COMPILED_ON = ("cpu",)  # types of devices where compiled kernels take the place of torch operations
 TRITON_ON = ("cuda",)  # and where Triton kernels do
 VARIABLE = "SA1BPACK_TRITON"
@@ -51,6 +53,7 @@ def uses_triton(device: torch.device, kernel: str | None = None) -> bool:
     )
 
 
+@checks_options
 def describe_kernels(device: torch.device | str) -> str:
     """What that is for a device, and why if it is not obvious.
 

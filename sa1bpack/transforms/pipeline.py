@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms import backends
 from sa1bpack.transforms.backends import describe_kernels, full_precision
@@ -56,6 +56,7 @@ MASK_KEYS = (
 )
 
 
+@checks_options
 class Pipeline:
     """Makes training input from batches of a dataset, as Loader, DataLoader and Collate make them.
 

@@ -1,6 +1,7 @@
 """An option that a call does not have: one answer everywhere, which says what is meant."""
 
 import inspect
+import re
 from types import ModuleType
 
 import pytest
@@ -41,8 +42,8 @@ def test_it_is_named_with_what_is_meant_or_where_it_belongs(packed, call, said):
 
 
 def test_every_place_that_is_named_has_the_option():
-    for name, place in arguments.PLACES.items():
-        assert name in _options_of(place), name
+    for place, names in arguments.PLACES.items():
+        assert {*names.split()} <= _options_of(place)
 
 
 def _options_of(place: str) -> set[str]:
@@ -60,7 +61,8 @@ def _options_of(place: str) -> set[str]:
     [
         lambda ds: ds.by_id(1), lambda ds: ds.index_of([1, 2]), lambda ds: ds.column("x"),
         lambda ds: ds.column("area"), lambda ds: ds.mask_column("size"), lambda ds: ds.source("x"),
-        lambda ds: ds.shard("x"), lambda ds: ds.shards[0]["x"],
+        lambda ds: ds.shard("x"), lambda ds: ds.shards[0]["x"], lambda ds: ds.source(99),
+        lambda ds: ds.shard(99), lambda ds: ds.source(["sa_000000", None]),
     ],
 )  # fmt: skip
 def test_a_name_that_a_dataset_does_not_have_is_an_error_of_sa1bpack_with_a_readable_text(
@@ -70,6 +72,18 @@ def test_a_name_that_a_dataset_does_not_have_is_an_error_of_sa1bpack_with_a_read
         look_up(sa1bpack.open(packed.root))
     assert isinstance(caught.value, KeyError) and isinstance(caught.value, Sa1bpackError)
     assert str(caught.value) == caught.value.args[0]
+    assert re.match(
+        r"no (image_id|column|source|shard|array) |'\w+' has one value", str(caught.value)
+    )
+
+
+def test_a_share_without_a_name_is_refused(packed):
+    """`split(0.9)` reads as the part for training."""
+    ds = sa1bpack.open(packed.root)
+    with pytest.raises(
+        OptionError, match=r"^Dataset\.split takes 0 arg.*, and got 1: .*\(val=, seed=\)$"
+    ):
+        ds.split(0.9)
 
 
 @pytest.mark.parametrize("module", [sa1bpack.masks, sa1bpack.transforms])

@@ -1,8 +1,6 @@
 """Options of Loader and make_dataloader: refused by name, with the name to use instead."""
 
-import inspect
 import pickle
-from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -15,7 +13,6 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.orders import (
     HomeShuffleOrder,
     LocalShuffleOrder,
@@ -53,22 +50,6 @@ def test_num_workers_are_threads_or_workers(ds):
         Loader(ds, 4, num_workers=2)
     with pytest.raises(OptionError, match=r"make_dataloader has no .* 'num_workers': use workers"):
         make_dataloader(ds, 4, num_workers=2)
-
-
-@BOTH
-def test_the_valid_options_are_all_that_the_reader_takes(ds, make):
-    """And the nearest of them is named."""
-    with pytest.raises(OptionError) as found:
-        make(ds, 2, worker_init_fn=print)
-    listed = str(found.value).partition("valid options: ")[2].split(", ")
-    parameters = {*inspect.signature(make).parameters} - {"ds", "batch_size", "options"}
-    assert listed == sorted(parameters | {field.name for field in fields(ReadingOptions)})
-    slips = {"prefetch": "prefetch_factor", "worker": "workers"}
-    if make is Loader:
-        slips = {"thread": "threads", "devise": "device"}
-    for slip, meant in (slips | {"mask": "masks", "onerror": "on_error"}).items():
-        with pytest.raises(OptionError, match=f"no option '{slip}': is {meant} meant"):
-            make(ds, 2, **{slip: 4})
 
 
 def test_options_of_the_loader_alone_name_it(ds):

@@ -336,14 +336,3 @@ def test_a_tar_in_gzip_members_of_which_some_are_empty_is_read_as_the_packer_rea
     assert len(ds) == len(packed) == 4
     for index in range(4):
         assert (ds[index]["image"] == packed.by_id(ds[index]["image_id"])["image"]).all()
-
-
-@pytest.mark.parametrize("kind", [sa1bpack.TarDataset, sa1bpack.IterableTarDataset])
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("mask", "masks"), ("max_mask", "max_masks"), ("option", "options"), ("colour", None)],
-)
-def test_a_mistyped_option_is_answered_with_the_one_that_is_meant(kind, name, meant):
-    said = f": is {meant} meant\\?" if meant else "; valid options: .*coordinates"
-    with pytest.raises(OptionError, match=f"{kind.__name__} has no option '{name}'{said}"):
-        kind("tests/samples/sa_000000.tar", **{name: 1})

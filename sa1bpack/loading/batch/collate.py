@@ -302,6 +302,7 @@ Batch = dict[str, Any]
 _log = logging.getLogger("sa1bpack")
 
 
+@checks_options
 class Collate:
     """Makes batches: the `collate_fn` of a torch DataLoader.
 
@@ -351,7 +352,6 @@ class Collate:
         (torch.Size([2, 1024, 1024, 3]), torch.Size([2, 64, 256, 256]), [35, 64])
     """
 
-    @checks_options("Collate")
     def __init__(
         self,
         masks: str = "padded",

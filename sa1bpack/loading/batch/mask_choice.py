@@ -50,7 +50,9 @@ class MaskColumns:
             return self._epoch
         key = _FIELDS[name].sample if name in _FIELDS else name
         if key not in self._sample or (key != "image_id" and name not in _FIELDS):
-            raise UnknownName(f"{name!r}; the columns are image_id, epoch, {', '.join(_FIELDS)}")
+            raise UnknownName(
+                f"no column {name!r}; the columns are image_id, epoch, {', '.join(_FIELDS)}"
+            )
         return self._sample[key]
 
 

@@ -31,6 +31,7 @@ from sa1bpack.loading.order.orders import Order
 from sa1bpack.schedules import Schedule, WholeNumbers
 
 
+@checks_options(drop_last="last='drop'", pad_last="last='pad'")
 class OrderedBatches:
     """Yields one rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
 
@@ -75,7 +76,6 @@ class OrderedBatches:
         1
     """
 
-    @checks_options("OrderedBatches", drop_last="last='drop'", pad_last="last='pad'")
     def __init__(
         self,
         order: Order,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import choice, select_nested, torch_subset, whole_number
+from sa1bpack.arguments import checks_options, choice, select_nested, torch_subset, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import brief
 
@@ -14,6 +14,7 @@ BY = ("mask_count", "aspect")
 MAX_WINDOW = 2**20
 
 
+@checks_options
 class Buckets:
     """What samples are sorted by, and how many batches are sorted together.
 

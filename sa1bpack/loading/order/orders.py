@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import MAX_WORD, select_nested, torch_subset, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, select_nested, torch_subset, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order import functions as pure
 from sa1bpack.loading.order.functions import Key
@@ -32,6 +32,7 @@ class Ordered(Protocol):
         """Return int64 (k + 1,); only orders that go by shards call it."""
 
 
+@checks_options
 @dataclass(frozen=True)
 class Extent:
     """Describes a dataset that sa1bpack did not open, such as torch's ConcatDataset of packs.
@@ -78,6 +79,7 @@ class Latest:
         return Latest, ()
 
 
+@checks_options
 class Order(ABC):
     """The samples of any epoch, in order. A pure function: no call changes what another returns.
 
@@ -160,6 +162,7 @@ def described(dataset: Any) -> Ordered:
     return select_nested(found, selections)
 
 
+@checks_options
 class SequentialOrder(Order):
     """0, 1, 2, ... in every epoch.
 
@@ -197,6 +200,7 @@ class SeededOrder(Order):
         return super().identity() | {"seed": self.seed}
 
 
+@checks_options
 class ShuffleOrder(SeededOrder):
     """Every sample once, in an order that is random over the whole dataset.
 
@@ -224,6 +228,7 @@ class ShuffleOrder(SeededOrder):
         return whole[start:stop].astype(np.int64)
 
 
+@checks_options
 class LocalShuffleOrder(SeededOrder):
     """Every sample once; only a few shards are in use at any time, and their samples are mixed.
 
@@ -297,6 +302,7 @@ def bounds_digest(bounds: np.ndarray) -> str:
     return xxhash.xxh3_64_hexdigest(bounds.astype("<i8").tobytes())
 
 
+@checks_options
 class WeightedOrder(SeededOrder):
     """Samples drawn with replacement, in proportion to their weights; weight 0 is never drawn.
 
@@ -385,6 +391,7 @@ def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
     return cumulative
 
 
+@checks_options
 class HomeShuffleOrder(SeededOrder):
     """Every sample once, shuffled; each rank reads the same part of the dataset in every epoch.
 

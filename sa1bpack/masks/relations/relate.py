@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import check_array, check_image_runs
 from sa1bpack.masks.grid import check_image
@@ -238,6 +239,7 @@ def check_rule(share: Any, neighbors: Any) -> tuple[float, int]:
     return float(share), int(neighbors)
 
 
+@checks_options
 def relate_runs(
     run_ends: np.ndarray,
     run_offset: np.ndarray,
@@ -276,6 +278,7 @@ def relate_runs(
     return Relations(_Runs(run_ends, run_offset, height), share, neighbors)
 
 
+@checks_options
 def relate_bits(
     masks: np.ndarray, *, share: float = SHARE, neighbors: int = NEIGHBORS
 ) -> Relations:
@@ -303,6 +306,7 @@ def relate_bits(
     return Relations(_Bits(masks), share, neighbors)
 
 
+@checks_options
 def relate(
     sample: Mapping[str, Any], *, share: float = SHARE, neighbors: int = NEIGHBORS
 ) -> Relations:

@@ -17,7 +17,7 @@ from fcntl import LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import check_can_be_folder, local_path, paths_of
+from sa1bpack.arguments import check_can_be_folder, checks_options, local_path, paths_of
 from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format import open_shard
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
@@ -83,6 +83,7 @@ class MergeResult:
     seconds: float = 0.0
 
 
+@checks_options
 def merge(
     out: str | os.PathLike[str],
     packs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

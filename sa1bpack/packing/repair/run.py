@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import ALL, Share, local_path, part_of_job, patterns_of
+from sa1bpack.arguments import ALL, Share, checks_options, local_path, part_of_job, patterns_of
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import Problem, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
@@ -94,6 +94,7 @@ class RepairResult:
         return not (self.left or self.extra)
 
 
+@checks_options
 def repair(
     pack: str | Path,
     sources: str | Path | Iterable[str | Path] = (),

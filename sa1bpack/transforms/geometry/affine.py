@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from sa1bpack.arguments import checks_options
 
+
+@checks_options
 @dataclass(frozen=True)
 class AxisMaps:
     """source = scale * output + offset, for x and y of each of B samples.
@@ -64,6 +67,7 @@ class AxisMaps:
         return torch.cat([torch.diag_embed(self.scale), self.offset[:, :, None]], 2)
 
 
+@checks_options
 @dataclass(frozen=True)
 class AffineMaps:
     """source = linear @ output + offset, for each of B samples: with rotation and shear.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.affine import (
     AffineMaps,
@@ -28,6 +29,7 @@ FRACTION = 32  # fractional bits of a position, as in `sa1bpack.masks.window`
 _FAR = 2.0**20  # pixels; positions beyond are in no image
 
 
+@checks_options
 @dataclass(frozen=True)
 class Frame:
     """How the stored images lie on the canvas.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.geometry.frame import Frame
@@ -20,6 +21,7 @@ Uniform = Callable[[int], torch.Tensor]
 CROP_ATTEMPTS = 10  # as in torchvision
 
 
+@checks_options
 class GeometricStep:
     """A step from one frame to the next; the base class for custom steps.
 
@@ -43,6 +45,7 @@ class GeometricStep:
         raise NotImplementedError
 
 
+@checks_options
 class RandomFlip(GeometricStep):
     """Mirror left and right; padding stays to the right of and below the image.
 
@@ -71,6 +74,7 @@ class RandomFlip(GeometricStep):
         return frame.step(AxisMaps(scale, offset), frame.extent)
 
 
+@checks_options
 class ScaleJitter(GeometricStep):
     """Scale, then crop randomly where the image is too large and pad where it is too small.
 
@@ -107,6 +111,7 @@ class ScaleJitter(GeometricStep):
         return frame.step(maps, torch.minimum(extent, frame.sides))
 
 
+@checks_options
 class RandomResizedCrop(GeometricStep):
     """Cut out a rectangle and stretch it over the full canvas.
 
@@ -172,6 +177,7 @@ class RandomResizedCrop(GeometricStep):
         return torch.where(fits.any(1, keepdim=True), found, largest)
 
 
+@checks_options
 class CenterCrop(GeometricStep):
     """Cut out the middle and enlarge it to the canvas, for evaluation: nothing is random.
 
@@ -204,6 +210,7 @@ class CenterCrop(GeometricStep):
         )
 
 
+@checks_options
 class RandomAffine(GeometricStep):
     """Shear and rotate by random angles around the middle of the image.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.masks.cells import count_cells
@@ -23,6 +24,7 @@ MAX_FACTOR = 256.0  # turns the darkest grey into white; far from overflowing fl
 Range = tuple[float, float]
 
 
+@checks_options
 class ColorJitter:
     """Change colours at random, as torchvision's `ColorJitter` does.
 

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.memory import Table
@@ -40,6 +41,7 @@ class MixStep:
         return torch.where(numbers < 0.5, half, 1 - half).float()
 
 
+@checks_options
 class Mixup(MixStep):
     """Mix every image with its neighbour in the batch (Zhang et al., "mixup: Beyond Empirical Risk
     Minimization", 2018).
@@ -73,6 +75,7 @@ class Mixup(MixStep):
         return {"images": mixed, "mix_lambda": lam, "mix_partner": _partners(images)}
 
 
+@checks_options
 class CutMix(MixStep):
     """Paste a rectangle of the neighbour in the batch into every image (Yun et al., "CutMix:
     Regularization Strategy to Train Strong Classifiers with Localizable Features", 2019).

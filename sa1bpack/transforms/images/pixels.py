@@ -2,6 +2,7 @@
 
 import torch
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.transforms.backends import launch
 
 # Of Segment Anything (`Sam.__init__`), R, G, B in 0 to 255: those of ImageNet times 255.
@@ -9,6 +10,7 @@ SAM_MEAN = (123.675, 116.28, 103.53)
 SAM_STD = (58.395, 57.12, 57.375)
 
 
+@checks_options
 def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Canvases of Y, Cb and Cr as RGB, byte for byte as `pixels.yuv420.yuv420_to_rgb`.
 

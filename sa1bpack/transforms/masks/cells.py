@@ -8,10 +8,12 @@ from math import gcd
 
 import torch
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.transforms.geometry.frame import FRACTION, positions
 from sa1bpack.transforms.memory import chunk_bytes
 
 
+@checks_options
 def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
     """Unpack bits, uint8 (..., Sm, Sm / 8) with the lowest first, to bool (..., Sm, Sm).
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from sa1bpack.arguments import choice, whole_number
+from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks import regions as region_kernels
@@ -33,6 +33,7 @@ from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import words
 
 
+@checks_options
 def count_pixels(
     runs: RunBatch, region: str = "inside", boxes: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -65,6 +66,7 @@ def count_pixels(
     return torch.from_numpy(count)
 
 
+@checks_options
 def nth_pixels(
     runs: RunBatch,
     numbers: torch.Tensor,
@@ -99,6 +101,7 @@ def nth_pixels(
     return torch.from_numpy(pixels)
 
 
+@checks_options
 def draw_points(
     runs: RunBatch,
     ids: torch.Tensor,
@@ -211,6 +214,7 @@ def _rows_of(tensor: torch.Tensor | None, rows: np.ndarray) -> np.ndarray | None
     return None if tensor is None else tensor.numpy()[rows]
 
 
+@checks_options
 def mask_boxes(runs: RunBatch) -> torch.Tensor:
     """The boxes around the masks, from their runs.
 
@@ -233,6 +237,7 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
     return torch.from_numpy(edges)
 
 
+@checks_options
 def jitter_boxes(
     boxes: torch.Tensor,
     extent: torch.Tensor,

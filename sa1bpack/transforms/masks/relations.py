@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sa1bpack.arguments import choice
+from sa1bpack.arguments import checks_options, choice
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.relations.relate import (
     NEIGHBORS,
@@ -42,6 +42,7 @@ def _type(relation: Relation) -> torch.dtype:
     return _TYPES[str(relation.dtype)]
 
 
+@checks_options
 class Relate:
     """Computes relations of the masks of batches: `Relate(["ious", "parents"])(batch)`.
 
@@ -280,6 +281,7 @@ class Relate:
         return out
 
 
+@checks_options
 def relation(
     batch: Mapping[str, Any], name: str, share: float = SHARE, neighbors: int = NEIGHBORS
 ) -> torch.Tensor:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.masks._arrays import check_image_runs
 
 
+@checks_options
 @dataclass(frozen=True)
 class RunBatch:
     """The runs of T masks of B samples; all tensors but `host_offset` are on one device.

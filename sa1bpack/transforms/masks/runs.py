@@ -9,6 +9,7 @@ kernels, which draw sample by sample, are some 30 times faster than that; where 
 
 import torch
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import check_sampling
 from sa1bpack.masks.window import FRACTION, LEVELS, check_maps, check_size
@@ -61,6 +62,7 @@ class AffineDrawer:
         return torch.where(inside, x * rows + y, -1)
 
 
+@checks_options
 def draw_runs(
     runs: RunBatch,
     maps: AxisMaps | torch.Tensor,
