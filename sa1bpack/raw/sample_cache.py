@@ -121,7 +121,8 @@ class DiskCache:
             temporary.replace(path)
             self._count(size)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             if not self._full:
                 self._full = True
                 _log.warning(

@@ -146,7 +146,7 @@ def test_an_endpoint_with_a_password_is_refused_and_not_shown(s3, monkeypatch, n
 
 TOKEN = "THE+SESSION/TOKEN=="
 SPELT = {
-    "as it is": TOKEN, "quoted": quote(TOKEN, safe=""), "in small letters": "the%2bsession%2ftoken%3d",
+    "as it is": TOKEN, "quoted": quote(TOKEN, safe=""), "small": "the%2bsession%2ftoken%3d",
     "twice": quote(quote(TOKEN, safe=""), safe=""), "HTML": "THE&#43;SESSION&#x2F;TOKEN==",
     "JSON": "THE\\u002bSESSION\\/TOKEN", "a form": "THE SESSION%2FTOKEN",
     "Google's": "ya29.a0AfH6SNoTokenOfOurs", "a web token": "eyJhbGciOiJub25lIn0.e30.",
@@ -176,6 +176,7 @@ def echo(monkeypatch):
         use_s3(f"http://127.0.0.1:{server.server_port}", monkeypatch)
         monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
         monkeypatch.setattr(stores, "PAUSE", 0.001)
+        server.bucket = f"s3://echo-{server.server_port}"  # stores are kept by their names
         yield server
         server.shutdown()
 
@@ -185,14 +186,14 @@ def test_a_token_that_the_server_echoes_is_not_shown(echo, tmp_path, caplog, spe
     """As S3 does in the body of its answers, and another server may do anywhere."""
     echo.text, shown = spelt, []
     for call in (
-        lambda: sa1bpack.open("s3://echo/pack", cache=tmp_path),
-        lambda: sa1bpack.estimate("s3://echo/sa_*.tar", tmp_path / "out"),
-        lambda: RemoteFile(parse_address("source", "s3://echo/sa_0.tar")).read(1),
+        lambda: sa1bpack.open(f"{echo.bucket}/pack", cache=tmp_path),
+        lambda: sa1bpack.estimate(f"{echo.bucket}/sa_*.tar", tmp_path / "out"),
+        lambda: RemoteFile(parse_address("source", f"{echo.bucket}/sa_0.tar")).read(1),
     ):
         with pytest.raises((StoreError, SourceError), match="400 Bad Request") as caught:
             call()
         shown.append("".join(traceback.format_exception(caught.value)))
-    BucketFolder("s3://echo/pack").abort_uploads()
+    BucketFolder(f"{echo.bucket}/pack").abort_uploads()
     shown.append(caplog.text)
     assert "could not be looked for" in caplog.text
     assert all((spelt in text) == (spelt == "InvalidToken") for text in shown)
@@ -202,7 +203,7 @@ def test_a_token_that_the_server_echoes_is_not_shown(echo, tmp_path, caplog, spe
 def test_no_text_of_the_library_shows_a_credential_in_any_spelling(echo, spelt):
     echo.text = "InvalidToken"
     with pytest.raises(StoreError):
-        StoreOrigin("s3://echo/pack").read("x")  # which hands them out
+        StoreOrigin(f"{echo.bucket}/pack").read("x")  # which hands them out
     for text in (f"no answer: {spelt}", f"{spelt} - status code: 400 {spelt}", f"<Code>{spelt}"):
         assert spelt not in error_text(Exception(text))
     assert error_text(Exception("status code: 503 <Code>SlowDown</Code>")) == (
