@@ -111,7 +111,9 @@ def test_sources_and_shards_are_found_across_packs(several):
         assert len(ds[2:].source(name)) == len(one[2:].source(name))
     assert len(ds.source("sa_000003")) == 4  # of two packs
     assert len(ds.shard("sa_000003-001")) == 1
-    with pytest.raises(KeyError, match=r"'sa_9'; 3 packs, .*c to .*b has sa_000000 to sa_000004"):
+    with pytest.raises(
+        KeyError, match=r"no source 'sa_9': 3 packs, .*c to .*b has sa_000000 to sa_000004"
+    ):
         ds.source("sa_9")
 
 
