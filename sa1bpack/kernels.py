@@ -20,7 +20,7 @@ import shutil
 import stat
 import sys
 import tempfile
-import time
+import threading
 import types as python_types
 import warnings
 from collections.abc import Callable, Iterator
@@ -88,11 +88,12 @@ class _KeptKernel(_Cache):
                     return CompileResultCacheImpl.rebuild(None, target_context, reduced)
             except Exception:  # whatever a damaged file makes of numba: it is compiled again
                 pass
-        _announce(path)
+        _first_use.begins(path)
         return None
 
     def save_overload(self, signature, compiled) -> None:
         """Keep code that was compiled; a folder that cannot be written is no reason to fail."""
+        _first_use.ends()
         if (path := kernel_file(self._kernel, signature, compiled.codegen)) is None:
             return
         content = dumps(CompileResultCacheImpl.reduce(None, compiled))
@@ -310,21 +311,36 @@ def _private_folder(folder: Path) -> Path:
 
 PATIENCE = 1.0  # seconds of compiling before a word is said
 
-_first_miss: float | None = None
-_announced = False
 
+class _FirstUse:
+    """Says on standard error, once per process, that kernels are compiled, while it goes on."""
 
-def _announce(path: Path | None) -> None:
-    """Say on standard error, once per process, that kernels are compiled, if it takes long."""
-    global _first_miss, _announced
-    now = time.monotonic()
-    if _first_miss is None:
-        _first_miss = now
-    elif not _announced and now - _first_miss > PATIENCE:
-        _announced = True
+    def __init__(self) -> None:
+        self._compiling = 0  # kernels at present, those that others call included
+        self._timer: threading.Timer | None = None
+
+    def begins(self, path: Path | None) -> None:
+        """A kernel is compiled now, to be kept at a path, or nowhere."""
+        self._compiling += 1
+        if self._timer is None:
+            self._timer = threading.Timer(PATIENCE, self._say, [path])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def ends(self) -> None:
+        """It is compiled."""
+        self._compiling -= 1
+
+    def _say(self, path: Path | None) -> None:
+        if self._compiling <= 0:  # between two kernels, or done: the next one starts again
+            self._timer = None
+            return
         kept = "in every process, since no folder can keep them" if path is None else "once"
         print(
             f"sa1bpack: compiling kernels for this processor, {kept}; takes up to half a minute",
             file=sys.stderr,
             flush=True,
         )
+
+
+_first_use = _FirstUse()

@@ -304,7 +304,7 @@ def test_a_kernel_whose_value_has_no_digest_is_refused():
 FIRST_USE = """
 import numpy as np
 from sa1bpack import kernels
-kernels.PATIENCE = 0.0
+kernels.PATIENCE = 0.05
 from sa1bpack.pixels.pil_memory import pack_rgb
 pack_rgb(np.full((1, 64), 7, np.uint32), np.zeros((1, 64, 3), np.uint8))
 """
