@@ -18,6 +18,10 @@ ifneq ($(filter-out $(KNOWN),$(GIVEN)),)
 $(error $(filter-out $(KNOWN),$(GIVEN)): no such variable; there are TARS (tars or folders to pack), \
 OUT, PACK_FLAGS, TEST_FLAGS, COLD and PYTHON, see `make help`)
 endif
+# Also in the environment, where other programs have variables of their own.
+ifeq ($(origin TAR) $(origin TARS) $(filter pack,$(MAKECMDGOALS)),environment file pack)
+$(error TAR is in the environment and TARS is not: give TARS, the tars or folders to pack)
+endif
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -74,12 +78,15 @@ $(VENV)/.created:
 	  echo "$(PYTHON) cannot create environments (Debian: apt install python3-venv)" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup_pillow.py scripts/compile_kernels.py \
-                | $(VENV)/.created
+$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup_pillow.py | $(VENV)/.created
 	@echo "set-up: dependencies, as pinned in constraints.txt (PyTorch is large)"
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt pip
 	@$(PIP) --editable .
 	@$(BIN)/python scripts/setup_pillow.py --fresh
+	@touch $@
+
+# After an update, those kernels are compiled again that it changes.
+$(VENV)/.kernels: scripts/compile_kernels.py $(shell grep -rl --include='*.py' njit sa1bpack) | $(VENV)/.ready
 	@$(BIN)/python scripts/compile_kernels.py
 	@touch $@
 
@@ -90,7 +97,7 @@ $(VENV)/.ready-%: $(VENV)/.ready
 
 # The last line runs every time, in a fraction of a second: any package that requires pillow would
 # have installed it over pillow-simd.
-setup: $(VENV)/.ready
+setup: $(VENV)/.ready $(VENV)/.kernels
 	@$(CHECK_PYTHON)
 	@$(BIN)/python scripts/setup_pillow.py
 

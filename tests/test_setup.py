@@ -196,10 +196,11 @@ def test_nothing_that_set_up_installs_requires_pillow():
 
 
 def test_set_up_compiles_what_packing_and_training_use(capsys):
-    shown = subprocess.run(
-        ["make", "--always-make", "--dry-run", "setup"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert "python scripts/compile_kernels.py" in shown.stdout
+    """Also after an update of a module with kernels."""
+    for changed in ("--always-make", "--what-if=sa1bpack/masks/rle.py"):
+        command = ["make", changed, "--dry-run", "setup"]
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert "python scripts/compile_kernels.py" in shown.stdout
     runpy.run_path(str(ROOT / "scripts/compile_kernels.py"), run_name="__main__")
     assert re.fullmatch(r"set-up: kernels are compiled \(\d+ s\)\n", capsys.readouterr().out)
 
@@ -219,5 +220,7 @@ def test_a_mistyped_variable_is_named_and_nothing_is_packed():
     found = run("TAR=/data/sa_000001.tar")
     assert found.returncode == 2 and found.stdout == ""
     assert "TAR: no such variable; there are TARS" in found.stderr
+    environment["TAR"] = "/data/sa_000001.tar"
+    assert "TAR is in the environment and TARS is not" in run().stderr
     meant = run("TARS='/my data/*.tar' b.tar", "OUT=a b", "PACK_FLAGS=--md5 x=y")
     assert meant.returncode == 0
