@@ -301,7 +301,7 @@ def _resized_by_pil(jpeg, header: JpegHeader, h: int, w: int) -> Image.Image:
 def store(image: Image.Image, out: np.ndarray) -> None:
     """Write an RGB or RGBX image into the top left of `out` and zero the rest."""
     w, h = image.size
-    pack_rgb(pixel_words(image), out[:h, :w])
+    pack_rgb(pixel_words(image), out)
     _blank_beyond(out, h, w)
 
 

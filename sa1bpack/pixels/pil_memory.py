@@ -98,7 +98,7 @@ def pack_rgb(rgbx, out):
     """Copy pixels.
 
     rgbx  uint32 (h, w), C-contiguous, red in the lowest byte; the highest is not used
-    out   uint8 (h, w, 3), whose pixels and bytes adjoin within a row
+    out   uint8, C-contiguous, at least (h, w, 3): its top left is written
     """
     h, w = rgbx.shape
     source, target = np.int64(rgbx.ctypes.data), np.int64(out.ctypes.data)
