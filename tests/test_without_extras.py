@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import sa1bpack
+from sa1bpack.kernels import kernel_folder
 
 # Packs, verifies, reads and loads in a copy of the package; then names URLs.
 PROGRAM = """
@@ -45,7 +46,8 @@ def test_without_remote_packs_of_this_machine_work_and_a_url_is_a_clear_error(sa
     )
     words = [sys.executable, "-c", PROGRAM, copy.parent, sample_tar, tmp_path / "pack"]
     done = subprocess.run(
-        list(map(str, words)), cwd=copy.parent, env={"PYTHONPATH": str(copy.parent)},
+        list(map(str, words)), cwd=copy.parent,
+        env={"PYTHONPATH": str(copy.parent), "NUMBA_CACHE_DIR": str(kernel_folder())},
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

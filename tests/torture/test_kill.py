@@ -113,7 +113,7 @@ def test_runs_killed_at_random_moments_produce_the_undisturbed_pack(
     runs, expected, tmp_path, torture
 ):
     runs.measure()
-    goal = torture.rounds(4, 200)
+    goal = torture.rounds(2, 200)
     packs, kills, shards = 0, Counter(), Counter()
     while kills.total() < goal:
         runs.root = tmp_path / f"pack{packs}"
