@@ -18,9 +18,9 @@ ifneq ($(filter-out $(KNOWN),$(GIVEN)),)
 $(error $(filter-out $(KNOWN),$(GIVEN)): no such variable; there are TARS (tars or folders to pack), \
 OUT, PACK_FLAGS, TEST_FLAGS, COLD and PYTHON, see `make help`)
 endif
-# Also in the environment, where other programs have variables of their own.
-ifeq ($(origin TAR) $(origin TARS) $(filter pack,$(MAKECMDGOALS)),environment file pack)
-$(error TAR is in the environment and TARS is not: give TARS, the tars or folders to pack)
+# Also in the environment, where TAR may be the program of that name for others.
+ifneq ($(if $(filter pack,$(MAKECMDGOALS)),$(filter %.tar %.tar.gz %.tgz,$(TAR))),)
+$(error TAR=$(TAR) is not read: give TARS, the tars or folders to pack)
 endif
 
 VENV := .venv
