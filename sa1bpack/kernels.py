@@ -43,6 +43,8 @@ from numba.extending import intrinsic
 __all__ = ["intrinsic", "memcpy", "memset", "njit", "types"]
 
 VARIABLE = "NUMBA_CACHE_DIR"
+# No kernel is passed to C by its address: the entry for that would take a fifth of compiling.
+DEFAULTS = {"nogil": True, "no_cfunc_wrapper": True}
 
 _word = types.uintp
 # Of the C library, on addresses.
@@ -57,7 +59,7 @@ def njit(function: Callable | None = None, /, **options):
     """
     if function is None:
         return lambda function: njit(function, **options)
-    kernel = numba.njit(**{"nogil": True, **options, "cache": False})(function)
+    kernel = numba.njit(**{**DEFAULTS, **options, "cache": False})(function)
     if isinstance(kernel, Dispatcher):  # with NUMBA_DISABLE_JIT it is the function itself
         kernel._cache = _KeptKernel(kernel)
     return kernel
@@ -313,7 +315,7 @@ PATIENCE = 1.0  # seconds of compiling before a word is said
 
 
 class _FirstUse:
-    """Says on standard error, once per process, that kernels are compiled, while it goes on."""
+    """Says on standard error, once per process, that kernels are compiled, during that time."""
 
     def __init__(self) -> None:
         self._compiling = 0  # kernels at present, those that others call included

@@ -135,7 +135,7 @@ class OpenShard:
 class ShardCache:
     """The open shards of all packs of the process, within one budget of memory maps.
 
-    Each is opened once, whoever asks; those that were used least recently are dropped. What is
+    Each is opened once, for all who ask; those that were used least recently are dropped. What is
     dropped is unmapped once no view of it is in use. Nothing is opened, unmapped or collected while
     the lock is held.
 

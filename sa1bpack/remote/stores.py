@@ -48,8 +48,6 @@ _TOKEN = re.compile(r"ya29\.|eyJ[\w-]{8}|\bbearer\s+\S", re.IGNORECASE)
 # Credentials that were handed out. Shorter ones are those of tests, and parts of any word.
 SHORTEST_SECRET = 8
 _secrets: set[str] = set()
-# The library reads these variables, too.
-_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 # Credentials are asked for again after so long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
@@ -161,7 +159,9 @@ def _s3_endpoint(session: Any) -> str | None:
 
 def _check_endpoint(bucket: str, endpoint: str | None) -> None:
     """Raise OptionError for what makes the library panic, or show a password."""
-    given = {name: os.environ.get(name) for name in _ENDPOINTS} | {"the endpoint": endpoint}
+    given = {"the endpoint": endpoint}
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        given[name] = os.environ.get(name)
     for name, url in given.items():
         if url == "":
             raise OptionError(f"s3://{bucket}: {name} is set, but empty: unset it")

@@ -4,7 +4,7 @@ There is no generator whose state would have to be saved: the numbers of an imag
 its batch, the rank, or previous steps. The same arguments produce the same bits on CPU and CUDA:
 everything is 64-bit integer arithmetic modulo 2**64.
 
-How words are made is told in `sa1bpack.masks.random`, which makes the same ones with numpy.
+How words are made is described in `sa1bpack.masks.random`, which makes the same ones with numpy.
 """
 
 import torch

@@ -85,7 +85,8 @@ def test_an_empty_list_of_ids_is_an_empty_selection(command, packs, tmp_path):
     ("options", "code", "match"),
     [(("--where", "area > 3"), 2, "--where is 'area > 3'"),
      (("--fraction", "2"), 2, "--fraction is 2.0"),
-     (("--source", "sa_9"), 2, "--source is 'sa_9'; 2 packs"), (("--seed", "1.5"), 2, "--seed")],
+     (("--source", "sa_9"), 2, "--source is no source 'sa_9': 2 packs"),
+     (("--seed", "1.5"), 2, "--seed")],
 )  # fmt: skip
 def test_wrong_usage_is_named(command, packs, tmp_path, options, code, match):
     found, _, error = command("subset", *packs, tmp_path / "a", *options)

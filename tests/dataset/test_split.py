@@ -88,7 +88,7 @@ def test_an_empty_part_is_refused(several, share, whose):
 
 def test_a_share_without_its_name_is_refused(several):
     """0.9 may be meant for either part."""
-    with pytest.raises(TypeError):
+    with pytest.raises(OptionError, match="without a name, and got 1: name the others"):
         open_pack(several.roots).split(0.9)
 
 

@@ -16,7 +16,7 @@ from small_tars import SMALL, contents
 import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import OptionError, SourceCorrupt, SourceError
-from sa1bpack.remote import objects
+from sa1bpack.remote import remote_file
 
 TARS = ("sa_000010.tar", "sa_000011.tar")
 SECRETS = ("SECRET", "oh=", "cdn/m1", "test-secret-key")
@@ -369,7 +369,7 @@ def test_an_object_store_with_faults_makes_the_same_pack(
 ):
     """The server plays S3, which this client asks for nothing but GET."""
     use_s3(web.url, monkeypatch)
-    monkeypatch.setattr(objects, "CHUNK_BYTES", 1 << 10)  # else these tars are one chunk
+    monkeypatch.setattr(remote_file, "CHUNK_BYTES", 1 << 10)  # else these tars are one chunk
     rng = random.Random(0)
     for tar in long_tars:
         path, data = f"/faulty/{tar.name}", tar.read_bytes()
