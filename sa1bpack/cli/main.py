@@ -18,7 +18,9 @@ from sa1bpack.wording import printable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = argparse.Namespace(shown_names={})
+    show = sys.unraisablehook
     try:
+        sys.unraisablehook = lambda lost: _show_unless_recorded(lost, show)
         _open_closed_streams()
         _handle_signals()
         with redirect_stdout(_Output(sys.stdout)):
@@ -33,6 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except exits.ERRORS as error:
         _complain(error, options)
         return exits.code_of(error)
+    finally:
+        sys.unraisablehook = show
+
+
+def _show_unless_recorded(lost: "sys.UnraisableHookArgs", show: Callable) -> None:
+    """Leave out an interruption that Python lost in a finalizer: `interrupts.check` raises it."""
+    if not issubclass(lost.exc_type, (KeyboardInterrupt, exits.Terminated)):
+        show(lost)
 
 
 def _open_closed_streams() -> None:

@@ -36,7 +36,7 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, name, ta
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
-@pytest.mark.parametrize("name, side", zip(LAYOUTS, ("start", "end", "start"), strict=True))
+@pytest.mark.parametrize("name, side", [*zip(LAYOUTS, ("start", "end", "start"), strict=True)])
 def test_nothing_outside_an_array_is_read(tmp_path, name, side):
     """In a process that a read past that side of any array would end.
 

@@ -197,7 +197,7 @@ print("alive")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
-@pytest.mark.parametrize("name, side", zip(LAYOUTS, ("end", "start", "end"), strict=True))
+@pytest.mark.parametrize("name, side", [*zip(LAYOUTS, ("end", "start", "end"), strict=True)])
 def test_nothing_outside_an_array_is_read(tmp_path, name, side):
     """In a process that a read past that side of any array would kill.
 
