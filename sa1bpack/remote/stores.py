@@ -159,9 +159,11 @@ def _s3_endpoint(session: Any) -> str | None:
 
 def _check_endpoint(bucket: str, endpoint: str | None) -> None:
     """Raise OptionError for what makes the library panic, or show a password."""
-    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
-    given = {name: os.environ.get(name) for name in names}
-    for name, url in (given | {"the endpoint": endpoint}).items():
+    given: dict[str, str | None] = {}
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        given[name] = os.environ.get(name)
+    given["the endpoint"] = endpoint
+    for name, url in given.items():
         if url == "":
             raise OptionError(f"s3://{bucket}: {name} is set, but empty: unset it")
         if url and re.search("[@?#]", url):
