@@ -2,11 +2,13 @@
 
 import os
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from itertools import count as count_from
 from itertools import cycle, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,46 +36,29 @@ class Reading(NamedTuple):
     nbytes: int
 
 
-def _in_threads(works: list[Callable[[], None]]) -> float:
-    """Seconds until all have ended. Raises the first error."""
-    errors: list[BaseException] = []
-
-    def run(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    taken = time.perf_counter() - begin
-    if errors:
-        raise errors[0]
-    return taken
+def _in_threads(threads: int, work: Callable[[int], int]) -> tuple[float, list[int]]:
+    """Seconds until `work` of each number below `threads` has ended, and what it returned."""
+    with ThreadPoolExecutor(threads) as pool:
+        begin = time.perf_counter()
+        found = list(pool.map(work, range(threads)))
+        return time.perf_counter() - begin, found
 
 
 def memory_ceiling(threads: int, seconds: float) -> float:
     """Bytes per second that threads copy past the processor's caches, the median of three turns."""
     stream_copy(0, 0, 0)  # compiles it, or loads what is compiled
     pairs = [(np.zeros(_COPIED, np.uint8), np.ones(_COPIED, np.uint8)) for _ in range(threads)]
-    found = []
-    for _ in range(_ROUNDS):
-        copied = [0] * threads
+
+    def copy(number: int) -> int:
+        target, source = (array.ctypes.data for array in pairs[number])
         limit = time.perf_counter() + seconds / _ROUNDS
+        for copies in count_from(1):
+            stream_copy(target, source, _COPIED)
+            if time.perf_counter() >= limit:
+                return copies * _COPIED
 
-        def copy(number: int, copied: list[int] = copied, limit: float = limit) -> None:
-            target, source = (array.ctypes.data for array in pairs[number])
-            while not copied[number] or time.perf_counter() < limit:
-                stream_copy(target, source, _COPIED)
-                copied[number] += _COPIED
-
-        taken = _in_threads([lambda number=n: copy(number) for n in range(threads)])
-        found.append(sum(copied) / taken)
-    return statistics.median(found)
+    turns = [_in_threads(threads, copy) for _ in range(_ROUNDS)]
+    return statistics.median(sum(copied) / taken for taken, copied in turns)
 
 
 def device_ceiling(index: int, nbytes: int, seconds: float) -> float:
@@ -120,8 +105,11 @@ def read_spans(
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
     block = BLOCK if direct else 1
-    files = {path: os.open(path, flags) for path in {p for one in samples for p, _, _ in one}}
-    try:
+    with ExitStack() as opened:
+        files = {}
+        for path in {path for sample in samples for path, _, _ in sample}:
+            files[path] = os.open(path, flags)
+            opened.callback(os.close, files[path])
         jobs = [
             [
                 (files[path], low // block * block, -(-(low + count) // block) * block, low + count)
@@ -129,73 +117,55 @@ def read_spans(
             ]
             for sample in samples
         ]
+        sizes = [sum(stop - start for _, start, stop, _ in job) for job in jobs]
         most = max(stop - start for job in jobs for _, start, stop, _ in job)
         # Every span has a place of its own: a thread's requests are in flight together.
         place = -(-most // BLOCK) * BLOCK
-        places = max(map(len, jobs)) * at_once
-        turns, used = -(-kept // at_once), place * places
+        turns, used = -(-min(kept, len(jobs)) // at_once), place * max(map(len, jobs)) * at_once
         # At least one huge page, so that it consists of them as buffers of a Loader do.
         memory = [aligned(max(turns * used, HUGE_PAGE)) for _ in range(threads)]
         for buffer in memory:
             buffer[:] = 0  # no page is touched for the first time later
-        areas = [cycle(np.split(buffer[: turns * used], turns)) for buffer in memory]
+        contexts = []
         if at_once > 1:
-            ready = Context()  # compiles, or loads what is compiled
-            ready.read(np.empty((0, REQUEST_COLUMNS), np.int64))
-            ready.close()
-        done: list[int] = []  # bytes of each sample
-        waiting = _Until(iter(jobs), seconds)
-        read = _read_one_by_one if at_once == 1 else _read_at_once
+            contexts = [opened.enter_context(closing(Context())) for _ in range(threads)]
+            contexts[0].read(np.empty((0, REQUEST_COLUMNS), np.int64))  # compiles it
+        waiting, done = iter(zip(jobs, sizes, strict=True)), []
+        limit = np.inf if seconds is None else time.perf_counter() + seconds
+
+        def read(number: int) -> None:
+            areas = cycle(np.split(memory[number][: turns * used], turns))
+            # A step of an iterator that threads share holds the GIL.
+            while time.perf_counter() <= limit and (some := list(islice(waiting, at_once))):
+                area = next(areas)
+                spans = [span for job, _ in some for span in job]
+                if contexts:
+                    _request(contexts[number], spans, area.ctypes.data, place)
+                else:
+                    _read_one_by_one(spans, memoryview(area), place)
+                done.extend(size for _, size in some)
+
         cpu = time.process_time()
-        works = [lambda each=each: read(waiting, each, place, at_once, done) for each in areas]
-        taken = _in_threads(works)
+        taken, _ = _in_threads(threads, read)
         return Reading(taken, time.process_time() - cpu, len(done), sum(done))
-    finally:
-        for file in files.values():
-            os.close(file)
 
 
-class _Until:
-    """The items of an iterator, until `seconds` have passed; threads may share it."""
-
-    def __init__(self, items: Iterator, seconds: float | None):
-        self._items = items
-        self._limit = None if seconds is None else time.perf_counter() + seconds
-
-    def __iter__(self) -> Iterator:
-        return self
-
-    def __next__(self) -> Any:
-        if self._limit is not None and time.perf_counter() > self._limit:
-            raise StopIteration
-        return next(self._items)  # one step: it holds the GIL
+def _read_one_by_one(spans: list[tuple[int, ...]], area: memoryview, place: int) -> None:
+    """Read spans (file, start, stop, end of what is needed) to places of an area."""
+    for number, (file, start, stop, needed) in enumerate(spans):
+        got = os.preadv(file, [area[number * place :][: stop - start]], start)
+        if start + got < needed:
+            raise OSError(f"{got} bytes at {start}, expected {stop - start}")
 
 
-def _read_one_by_one(jobs: Iterator, areas: Iterator, place: int, at_once: int, done) -> None:
-    for job, area in zip(jobs, areas, strict=False):
-        view = memoryview(area)
-        for number, (file, start, stop, needed) in enumerate(job):
-            got = os.preadv(file, [view[number * place :][: stop - start]], start)
-            if start + got < needed:
-                raise OSError(f"{got} bytes at {start}, expected {stop - start}")
-        done.append(sum(stop - start for _, start, stop, _ in job))
-
-
-def _read_at_once(jobs: Iterator, areas: Iterator, place: int, at_once: int, done) -> None:
-    context = Context()
-    try:
-        while some := list(islice(jobs, at_once)):
-            base = next(areas).ctypes.data
-            asked = [span for job in some for span in job]
-            requests = [
-                (file, start, stop - start, base + number * place, needed - start)
-                for number, (file, start, stop, needed) in enumerate(asked)
-            ]
-            if (status := context.read(np.array(requests, np.int64))).any():
-                raise OSError(f"status {status.tolist()} of {requests}")
-            done.extend(sum(stop - start for _, start, stop, _ in job) for job in some)
-    finally:
-        context.close()
+def _request(context: Context, spans: list[tuple[int, ...]], address: int, place: int) -> None:
+    """The same by one request for all of them."""
+    requests = [
+        (file, start, stop - start, address + number * place, needed - start)
+        for number, (file, start, stop, needed) in enumerate(spans)
+    ]
+    if (status := context.read(np.array(requests, np.int64))).any():
+        raise OSError(f"status {status.tolist()} of {requests}")
 
 
 def large_spans(ds: Dataset, indices: np.ndarray) -> Spans:
