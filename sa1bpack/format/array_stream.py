@@ -1,4 +1,4 @@
-"""Arrays of a shard, or of a side array, read once, front to back, and hashed on the way."""
+"""The files of a pack that is checked, and arrays that are read once, front to back."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
+from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
 from sa1bpack.disk.stream import FileStream
 from sa1bpack.errors import FormatError
 from sa1bpack.format.checksums import file_digest
 from sa1bpack.format.files import naming
 from sa1bpack.format.layout import ArraySpec
+from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.zarr_metadata import chunk_file
 
-# Files of several blocks that a shard has: image, mask_bits and run_ends.
-_THREADS = 3
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -29,12 +29,28 @@ class Stream(Protocol):
         """Close it."""
 
 
-class Reader:
-    """How the files of a pack are read that is checked: here, those of this machine."""
+class PackFiles:
+    """The files of a pack, or of a side array, that is checked: here, those of a folder.
 
-    def __init__(self, direct: bool = False):
-        """direct: read past the page cache, where the file system can do that"""
-        self._direct = direct
+    root   the folder; it has every file with its length, and those that are not read by `stream`,
+           `digest` and `rest`, nor below a shard that has not been brought, with their bytes
+    tries  how often a shard is checked at most, as long as something is wrong with it
+    """
+
+    tries = 1
+
+    def __init__(self, root: Path, io: str = "auto"):
+        self.root, self._io, self._direct = root, io, False
+
+    def choose_mode(self, nbytes: int) -> None:
+        """Decide how streams read that have so many bytes together.
+
+        Raises OptionError if `io` is impossible.
+        """
+        # A small file stands for the others: those may be damaged.
+        small = self.root / MANIFEST_NAME
+        found = choose_mode(self._io, nbytes, "the pack's", lambda: direct_obstacle(small))
+        self._direct = found.direct
 
     def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
         """A file of so many bytes, to be read once; `helper` may read ahead. Raises OSError."""
@@ -50,45 +66,27 @@ class Reader:
             stream.seek(first)
             return stream.read()
 
+    def bring(self, shard: str) -> None:
+        """Called before the files of a shard are looked at, again for each try."""
 
-class ArrayStreams:
-    """Arrays that are read side by side. A context manager, which closes them.
-
-    Its threads read the next block of each; none is left when it is closed.
-    """
-
-    def __init__(self, reader: Reader):
-        self._reader = reader
-        self._streams: list[ArrayStream] = []
-        self._threads = ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead")
-
-    def open(self, folder: Path, spec: ArraySpec, rows: int) -> "ArrayStream":
-        """Open one. Raises OSError."""
-        self._streams.append(ArrayStream(folder, spec, rows, self._reader, self._threads))
-        return self._streams[-1]
-
-    def __enter__(self) -> "ArrayStreams":
-        return self
-
-    def __exit__(self, *_) -> None:
-        for stream in self._streams:
-            stream.close()
-        self._threads.shutdown()
+    def leave(self, shard: str) -> None:
+        """Called when of the shard only `image_id`, `mask_offset` and metadata are needed still."""
 
 
 class ArrayStream:
     """One array, read front to back a few rows at a time, and its running XXH3-128."""
 
     def __init__(
-        self, folder: Path, spec: ArraySpec, rows: int, reader: Reader, helper: ThreadPoolExecutor
+        self, files: PackFiles, folder: Path, spec: ArraySpec, rows: int, helper: ThreadPoolExecutor
     ):
+        """Open it. Raises OSError."""
         self.spec = spec
         self.file = chunk_file(spec, rows)
         self.path = folder / spec.chunk_path
         self._digest = xxhash.xxh3_128()
         self._stream: Stream | None = None
-        if self.file.rows:
-            self._stream = reader.stream(self.path, self.file.file_bytes, helper)
+        if rows:
+            self._stream = files.stream(self.path, self.file.file_bytes, helper)
 
     def take(self, rows: int) -> np.ndarray:
         """The next rows, shape (rows, *row_shape); valid until the next call."""
@@ -112,12 +110,20 @@ class ArrayStream:
         return data
 
     def close(self) -> None:
+        """Close its file."""
         if self._stream is not None:
             self._stream.close()
-            self._stream = None
+
+
+def check_tail(files: PackFiles, folder: Path, spec: ArraySpec, rows: int) -> None:
+    """Check the zero rows and the shard index after an array's data."""
+    path, file = folder / spec.chunk_path, chunk_file(spec, rows)
+    if rows:
+        compare_tail(path, files.rest(path, file.data_bytes), file.tail())
 
 
 def compare_tail(path: Path, found: bytes, expected: bytes) -> None:
+    """Raise FormatError unless what follows an array's data is what must follow it."""
     if found != expected:
         raise FormatError(
             f"{path}: the padding or the shard index after the data is wrong, so Zarr cannot read "

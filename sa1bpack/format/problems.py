@@ -1,11 +1,16 @@
 """The findings of a check of a pack."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.format.array_stream import PackFiles
+from sa1bpack.format.checksums import CHECKSUMS_NAME
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,6 @@ def joined(reports: Sequence[Report]) -> Report:
     return Report(tuple(in_order), counts, tuple(notes), complete)
 
 
-_PLACE = tuple(each.name for each in fields(Problem) if each.name != "what")
-
-
 def reason_of(error: FormatError | OSError) -> str:
     """Why a part of a pack cannot be read, as a text."""
     if isinstance(error, OSError):
@@ -93,33 +95,43 @@ def reason_of(error: FormatError | OSError) -> str:
     return str(error)
 
 
-class Findings:
-    """Collects problems, notes and counts during a check."""
+class Check:
+    """A check under way: what it reads, how far it is, and what it has found.
 
-    def __init__(self):
-        self.problems: list[Problem] = []
+    files     that are checked
+    notes     as in Report
+    compared  files whose digest was compared
+    total     bytes that are to be checked
+    done      bytes that were
+    """
+
+    def __init__(self, files: PackFiles, progress: Progress | None = None):
+        self.files = files
         self.notes: list[str] = []
-        self.files = 0
-        self._reported: set[tuple[str, str | None, str | None, int | None]] = set()
+        self.compared = self.total = self.done = 0
+        self._progress = progress
+        self._problems: dict[tuple, Problem] = {}
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The problems in the order found."""
+        return tuple(self._problems.values())
+
+    def report(self, counts: dict[str, int], complete: bool | None = None) -> Report:
+        """What was found, with the number of files that were compared among the counts."""
+        return Report(
+            self.problems, {**counts, "files": self.compared}, tuple(self.notes), complete
+        )
 
     def add(self, what: str, **place) -> None:
         """Add a problem, once; `place` holds the other fields of Problem.
 
         Several parts of a check can find the same problem in the same file.
         """
-        problem = Problem(what.removesuffix(f"; {REMEDY}"), **place)
-        key = (problem.what, problem.side, problem.shard, problem.sample)
-        if key not in self._reported:
-            self._reported.add(key)
-            self.problems.append(problem)
+        self._keep(Problem(what.removesuffix(f"; {REMEDY}"), **place))
 
-    def take(self, other: "Findings") -> None:
-        """Add what another check found."""
-        for problem in other.problems:
-            place = {name: getattr(problem, name) for name in _PLACE}
-            self.add(problem.what, **place)
-        self.notes += other.notes
-        self.files += other.files
+    def _keep(self, found: Problem) -> None:
+        self._problems.setdefault((found.what, found.side, found.shard, found.sample), found)
 
     @contextmanager
     def collecting(self, **place) -> Iterator[None]:
@@ -128,3 +140,39 @@ class Findings:
             yield
         except (FormatError, OSError) as error:
             self.add(reason_of(error), **place, denied=isinstance(error, PermissionError))
+
+    def digest(self, path: Path, expected: str, **place) -> None:
+        """Compare the XXH3-128 of a file with the listed one; a missing file is no finding here."""
+        with self.collecting(**place):
+            try:
+                found = self.files.digest(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            self.same_digest(path, found, expected, **place)
+
+    def same_digest(self, path: Path, found: str, expected: str | None, **place) -> None:
+        """Compare the XXH3-128 that was computed of a file with the listed one."""
+        self.compared += 1
+        if found != expected:
+            what = f"{path}: XXH3-128 is {found}, but {CHECKSUMS_NAME} says {expected}"
+            self.add(what, **place)
+
+    def advance(self, nbytes: int) -> None:
+        """Count bytes that were checked."""
+        self.done += nbytes
+        if self._progress is not None:
+            self._progress(min(self.done, self.total), self.total)
+
+    def attempt(self) -> "Check":
+        """A check of the same files that may be thrown away; `take` adds what it found."""
+        found = Check(self.files, self._progress)
+        found.total, found.done = self.total, self.done
+        return found
+
+    def take(self, other: "Check") -> None:
+        """Add what an attempt found."""
+        for problem in other.problems:
+            self._keep(problem)
+        self.notes += other.notes
+        self.compared += other.compared
+        self.done = other.done

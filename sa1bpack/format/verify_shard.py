@@ -1,4 +1,4 @@
-"""Checking one shard: structure, file digests and, sample by sample, contents.
+"""Checking a group: its files, their digests and, sample by sample, the contents of a shard.
 
 A full check reads every file once, front to back, and computes the digest of the file and the
 checksums of samples from the same bytes. It reads with `preadv`, not through a memory map: a disk
@@ -6,88 +6,115 @@ error is then a problem to report, not a signal that kills the process.
 """
 
 import os
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import describe_fall, first_fall
-from sa1bpack.format.array_stream import ArrayStream, ArrayStreams, Reader, compare_tail
+from sa1bpack.format.array_stream import ArrayStream, PackFiles, check_tail
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums, rows_checksum
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.image_bytes import image_nbytes, is_zero_beyond
 from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.manifest import ShardEntry
-from sa1bpack.format.problems import Findings
+from sa1bpack.format.problems import Check
 from sa1bpack.format.shard_reader import Shard, open_shard
-from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
+from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.wording import counted
 
 # Nine tenths and more of a pack: a quick check skips their digests.
 HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
 
-_OF_THIS_MACHINE = Reader()
+# Files of several blocks that a shard has: image, mask_bits and run_ends.
+_THREADS = 3
+
+# The digests of a checksum file by path; None if it cannot be read.
+Listed = dict[str, str] | None
+
+
+def check_group(
+    check: Check,
+    folder: Path,
+    read: Callable[[Listed], Set[str]],
+    *,
+    heavy: Set[str],
+    known: Set[str] = frozenset(),
+    **place,
+) -> None:
+    """Check the files of a shard, or of a part of a side array.
+
+    read   checks what is in them, given what the checksum file lists; returns the paths of those
+           whose digest need not be compared any more
+    heavy  files whose digest is not compared either if `read` fails
+    known  files that are not reported as foreign if the checksum file does not list them
+    """
+    listed, done = None, heavy
+    with check.collecting(**place):
+        listed = read_checksums(folder / CHECKSUMS_NAME)
+        compare_files(check, folder, {*listed, CHECKSUMS_NAME}, known, **place)
+    with check.collecting(**place):
+        done = read(listed)
+    for path, expected in (listed or {}).items():
+        if path not in done:
+            check.digest(folder / path, expected, array=_array_of(path), **place)
 
 
 def check_shard(
-    folder: Path,
-    entry: ShardEntry,
-    layout: Layout,
-    findings: Findings,
-    *,
-    quick: bool,
-    reader: Reader = _OF_THIS_MACHINE,
-    advance: Callable[[int], None],
+    check: Check, folder: Path, entry: ShardEntry, layout: Layout, *, quick: bool
 ) -> None:
     """Check a shard against its manifest entry.
 
-    quick    skip what HEAVY_ARRAYS hold
-    reader   reads its large files, and those that are too damaged to be split into samples
-    advance  called with bytes checked
+    quick  skip what HEAVY_ARRAYS hold
     """
-    listed = None
-    with findings.collecting(shard=entry.name):
-        listed = read_checksums(folder / CHECKSUMS_NAME)
-        expected = {*listed, CHECKSUMS_NAME}
-        compare_files(folder, expected, findings, known=_names_of(layout), shard=entry.name)
-    with findings.collecting(shard=entry.name):
+    chunks = {spec.name: spec.chunk_path for spec in layout.arrays}
+    heavy = {chunks[name] for name in HEAVY_ARRAYS if name in chunks} if quick else set()
+
+    def read(listed: Listed) -> Set[str]:
         shard = open_shard(folder, layout)
         _check_against_entry(shard, entry)
+        arrays = layout.array_rows(shard.extent)
         if listed is not None:  # otherwise it was reported; samples have checksums of their own
-            _check_listed(shard, listed)
-        rising = _check_offsets(shard, findings)
-        if rising and not quick:
-            _check_samples(shard, listed, findings, reader, advance)
-            streamed = {spec.chunk_path for spec in layout.arrays}
-            _check_digests(folder, listed or {}, streamed, findings, entry.name, reader)
-            return
-        for spec in layout.arrays:
-            with findings.collecting(shard=entry.name, array=spec.name):
-                check_tail(folder, spec, spec.rows(shard.extent), reader)
-    # Quick, or too damaged to be split into samples.
-    heavy = {spec.chunk_path for spec in layout.arrays if spec.name in HEAVY_ARRAYS}
-    skipped = heavy if quick else set()
-    _check_digests(folder, listed or {}, skipped, findings, entry.name, reader)
-    advance(entry.bytes)
+            check_listed(folder, arrays, listed)
+        if _check_offsets(check, shard) and not quick:
+            _check_samples(check, shard, listed)
+            return set(chunks.values())
+        for spec, rows in arrays.items():
+            with check.collecting(shard=entry.name, array=spec.name):
+                check_tail(check.files, folder, spec, rows)
+        return heavy
+
+    # If a damaged checksum file does not list a file that the layout has, that is the problem, and
+    # the user must not be told to remove the file.
+    known = files_of(layout.array_rows(entry.extent), every_chunk=True)
+    done = check.done
+    check_group(check, folder, read, heavy=heavy, known=known, shard=entry.name)
+    check.advance(done + entry.bytes - check.done)
 
 
-def _names_of(layout: Layout) -> set[str]:
-    """The files that a shard of this layout may have.
+def files_of(arrays: Mapping[ArraySpec, int], every_chunk: bool = False) -> set[str]:
+    """The files of a group of these arrays, by their number of rows, but for the checksum file.
 
-    If a damaged checksum file does not list one of them, that is the problem (_check_listed), and
-    the user must not be told to remove the file.
+    every_chunk  with a chunk file for arrays without rows, too
     """
-    arrays = {name for spec in layout.arrays for name in (spec.chunk_path, _metadata_of(spec))}
-    return arrays | {METADATA_NAME}
+    chunks = {spec.chunk_path for spec, rows in arrays.items() if rows or every_chunk}
+    return chunks | {METADATA_NAME} | {f"{spec.name}/{METADATA_NAME}" for spec in arrays}
 
 
-def _metadata_of(spec: ArraySpec) -> str:
-    return f"{spec.name}/{METADATA_NAME}"
+def check_listed(folder: Path, arrays: Mapping[ArraySpec, int], listed: dict[str, str]) -> None:
+    """Raise FormatError unless the checksum file of a group covers exactly its files."""
+    if different := files_of(arrays) ^ set(listed):
+        raise FormatError(
+            f"{folder / CHECKSUMS_NAME}: must list exactly the files of the folder; missing or "
+            f"extra: {sorted(different)}"
+        )
 
 
 def compare_files(
-    folder: Path, expected: set[str], findings: Findings, known: Set[str] = frozenset(), **place
+    check: Check, folder: Path, expected: set[str], known: Set[str] = frozenset(), **place
 ) -> None:
     """Report files below `folder` that are missing or not listed, and note links.
 
@@ -100,19 +127,15 @@ def compare_files(
     found = dict(_files_below(folder, inner))
     links = {path for path, is_link in found.items() if is_link}
     if followed := sorted(links & (expected | inner)):
-        findings.notes.append(
+        check.notes.append(
             f"{folder}: it has {counted(len(followed), 'symbolic link')}, the first "
             f"{followed[0]} to {(folder / followed[0]).readlink()}; their targets were checked"
         )
     for path in sorted(expected - found.keys()):
-        findings.add(f"{folder / path}: missing", array=_array_of(path), **place)
+        check.add(f"{folder / path}: missing", array=_array_of(path), **place)
     for path in sorted(found.keys() - expected - known - (links & inner)):
-        findings.add(
-            f"{folder / path}: not a file of the pack; remove it",
-            array=_array_of(path),
-            extra=True,
-            **place,
-        )
+        what = f"{folder / path}: not a file of the pack; remove it"
+        check.add(what, array=_array_of(path), extra=True, **place)
 
 
 def _files_below(folder: Path, inner: Set[str]) -> Iterator[tuple[str, bool]]:
@@ -140,44 +163,6 @@ def _array_of(path: str) -> str | None:
     return array if slash else None
 
 
-def check_digest(
-    folder: Path,
-    path: str,
-    expected: str,
-    findings: Findings,
-    *,
-    reader: Reader = _OF_THIS_MACHINE,
-    **place,
-) -> None:
-    """Compare the XXH3-128 of a file with the listed one; missing files are reported elsewhere."""
-    with findings.collecting(**place):
-        try:
-            found = reader.digest(folder / path)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        findings.files += 1
-        compare_digests(folder / path, found, expected, findings, **place)
-
-
-def compare_digests(path: Path, found: str, expected: str, findings: Findings, **place) -> None:
-    if found != expected:
-        findings.add(f"{path}: XXH3-128 is {found}, but {CHECKSUMS_NAME} says {expected}", **place)
-
-
-def _check_digests(
-    folder: Path,
-    listed: dict[str, str],
-    skipped: set[str],
-    findings: Findings,
-    shard: str,
-    reader: Reader,
-) -> None:
-    for path, expected in listed.items():
-        if path not in skipped:
-            place = {"shard": shard, "array": _array_of(path)}
-            check_digest(folder, path, expected, findings, reader=reader, **place)
-
-
 def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
     for key in entry.__struct_fields__:
         found, expected = getattr(shard.entry, key), getattr(entry, key)
@@ -188,19 +173,7 @@ def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
             )
 
 
-def _check_listed(shard: Shard, listed: dict[str, str]) -> None:
-    """Check that the checksum file covers every file of the shard."""
-    arrays = shard.layout.array_rows(shard.extent)
-    expected = {METADATA_NAME} | {_metadata_of(spec) for spec in arrays}
-    expected |= {spec.chunk_path for spec, rows in arrays.items() if rows}
-    if expected != set(listed):
-        raise FormatError(
-            f"{shard.folder / CHECKSUMS_NAME}: must list exactly the files of the shard; missing "
-            f"or extra: {sorted(expected ^ set(listed))}"
-        )
-
-
-def _check_offsets(shard: Shard, findings: Findings) -> bool:
+def _check_offsets(check: Check, shard: Shard) -> bool:
     """Whether offsets are non-decreasing; if they are not, reports the sample."""
     for spec in shard.layout.arrays:
         if not spec.offsets or (row := first_fall(shard[spec.name])) is None:
@@ -208,7 +181,7 @@ def _check_offsets(shard: Shard, findings: Findings) -> bool:
         sample = row
         if spec.axis == "mask":  # mask_offset was checked before
             sample = int(np.searchsorted(shard["mask_offset"], row, side="right")) - 1
-        findings.add(
+        check.add(
             f"{shard.folder / spec.name}: {describe_fall(shard[spec.name], row)}",
             array=spec.name,
             **_place(shard, sample, shard["image_id"][sample], shard["file_name"][sample]),
@@ -223,57 +196,50 @@ def _place(shard: Shard, sample: int, image_id: np.ndarray, file_name: np.ndarra
         "shard": shard.entry.name,
         "sample": sample,
         "image_id": int(image_id),
-        "file_name": decode_name(file_name),
+        "file_name": byte_view(file_name).tobytes().rstrip(b"\0").decode(errors="replace"),
     }
 
 
-def check_tail(folder: Path, spec: ArraySpec, rows: int, reader: Reader = _OF_THIS_MACHINE) -> None:
-    """Check the zero rows and the shard index after an array's data."""
-    file = chunk_file(spec, rows)
-    if not file.rows:
-        return
-    path = folder / spec.chunk_path
-    compare_tail(path, reader.rest(path, file.data_bytes), file.tail())
+class ArrayStreams(ExitStack):
+    """Arrays of a folder that are read side by side: a thread for each reads its next block."""
+
+    def __init__(self, files: PackFiles, folder: Path):
+        super().__init__()
+        self._files, self._folder = files, folder
+        self._helper = self.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
+
+    def open(self, spec: ArraySpec, rows: int) -> ArrayStream:
+        """Open one. Raises OSError."""
+        stream = ArrayStream(self._files, self._folder, spec, rows, self._helper)
+        return self.enter_context(closing(stream))
 
 
-def _check_samples(
-    shard: Shard,
-    listed: dict[str, str] | None,
-    findings: Findings,
-    reader: Reader,
-    advance: Callable[[int], None],
-) -> None:
+def _check_samples(check: Check, shard: Shard, listed: Listed) -> None:
     """Read the shard once: check the checksum of each sample, then the digest of each chunk file.
 
     Offsets were checked before, and `listed` covers every file, or is None.
     """
-    streams: dict[str, ArrayStream] = {}
-    with ArrayStreams(reader) as opened:
-        for spec in shard.layout.arrays:
-            streams[spec.name] = opened.open(shard.folder, spec, spec.rows(shard.extent))
+    with ArrayStreams(check.files, shard.folder) as opened:
+        arrays = shard.layout.array_rows(shard.extent)
+        streams = {spec.name: opened.open(spec, rows) for spec, rows in arrays.items()}
         for stream in streams.values():
             if stream.spec.offsets:
                 stream.take(1)  # the leading 0; each sample then takes its own ends
-        done, total = 0, shard.entry.bytes
+        before, total = check.done, shard.entry.bytes
         for row in range(len(shard)):
-            _check_sample(shard, row, streams, findings)
-            advance(total * (row + 1) // len(shard) - done)
-            done = total * (row + 1) // len(shard)
-        advance(total - done)  # a shard without samples has a few bytes of offsets
+            _check_sample(check, shard, row, streams)
+            check.advance(before + total * (row + 1) // len(shard) - check.done)
         for name, stream in streams.items():
             if stream.file.rows:
                 place = {"shard": shard.entry.name, "array": name}
-                with findings.collecting(**place):
+                with check.collecting(**place):
                     found = stream.finish()
                     if listed is not None:
-                        findings.files += 1
                         expected = listed[stream.spec.chunk_path]
-                        compare_digests(stream.path, found, expected, findings, **place)
+                        check.same_digest(stream.path, found, expected, **place)
 
 
-def _check_sample(
-    shard: Shard, row: int, streams: dict[str, ArrayStream], findings: Findings
-) -> None:
+def _check_sample(check: Check, shard: Shard, row: int, streams: dict[str, ArrayStream]) -> None:
     rows = _take_sample(shard, row, streams)
     stored = int(rows.pop("checksum")[0])
     side = shard.layout.image_size
@@ -291,7 +257,7 @@ def _check_sample(
         what = f"the canvas is not zero beyond the stored {height} x {width} pixels"
     else:
         return
-    findings.add(what, **_place(shard, row, rows["image_id"][0], rows["file_name"][0]))
+    check.add(what, **_place(shard, row, rows["image_id"][0], rows["file_name"][0]))
 
 
 def _take_sample(shard: Shard, row: int, streams: dict[str, ArrayStream]) -> dict[str, np.ndarray]:
@@ -310,8 +276,3 @@ def _take_sample(shard: Shard, row: int, streams: dict[str, ArrayStream]) -> dic
             counts[spec.child_axis] = int(rows.sum())
         taken[spec.name] = rows
     return taken
-
-
-def decode_name(name: np.ndarray) -> str:
-    """A row of file_name, (64,) uint8, as text."""
-    return byte_view(name).tobytes().rstrip(b"\0").decode(errors="replace")

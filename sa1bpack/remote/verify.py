@@ -17,13 +17,12 @@ import xxhash
 from sa1bpack.arguments import ALL, choice, part_of_job
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
-from sa1bpack.format.array_stream import Reader, Stream
+from sa1bpack.format.array_stream import PackFiles, Stream
 from sa1bpack.format.checksums import CHECKSUMS_NAME, is_inside
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
-from sa1bpack.format.pack_files import PackFiles
-from sa1bpack.format.problems import Report
+from sa1bpack.format.problems import Progress, Report
 from sa1bpack.format.publish import REJECTS_NAME
-from sa1bpack.format.verify import Progress, check_files
+from sa1bpack.format.verify import check_files
 from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.remote.fetch import fetch_files
 from sa1bpack.remote.origin import StoreOrigin, submit
@@ -96,10 +95,6 @@ class _Mirror(PackFiles):
         """A text with the URL in place of the temporary folder."""
         return text.replace(str(self.root), self.url)
 
-    def reader(self, nbytes: int) -> Reader:
-        """See PackFiles."""
-        return _StoreReader(self._origin, self.root)
-
     def bring(self, shard: str) -> None:
         """See PackFiles."""
         self._fetch(path for path in self._sizes if self._shard_of(path) == shard)
@@ -110,6 +105,34 @@ class _Mirror(PackFiles):
             keep = path.rpartition("/")[2] in (METADATA_NAME, CHECKSUMS_NAME)
             if self._shard_of(path) == shard and not keep and path.split("/")[2] not in _KEPT:
                 _make_hole(self.root / path, size)
+
+    def _key(self, path: Path) -> str | None:
+        """The path in the origin of a file that is read from there."""
+        key = str(path.relative_to(self.root))
+        return key if _is_streamed(key) else None
+
+    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
+        """See PackFiles."""
+        if (key := self._key(path)) is None:
+            return super().stream(path, nbytes, helper)
+        return _RangeStream(self._origin, key, 0, path.stat().st_size)
+
+    def digest(self, path: Path) -> str:
+        """See PackFiles."""
+        if (key := self._key(path)) is None:
+            return super().digest(path)
+        found, nbytes = xxhash.xxh3_128(), path.stat().st_size
+        stream = _RangeStream(self._origin, key, 0, nbytes)
+        for first in range(0, nbytes, RANGE_BYTES):
+            found.update(stream.read(min(RANGE_BYTES, nbytes - first)))
+        return found.hexdigest()
+
+    def rest(self, path: Path, first: int) -> bytes:
+        """See PackFiles."""
+        if (key := self._key(path)) is None:
+            return super().rest(path, first)
+        nbytes = path.stat().st_size
+        return _RangeStream(self._origin, key, first, nbytes).read(nbytes - first).tobytes()
 
     def _shard_of(self, path: str) -> str | None:
         parts = path.split("/")
@@ -147,42 +170,6 @@ def _gone(error: FileNotFoundError) -> StoreError:
         f"{error.filename or error} is gone: the pack was changed while it was checked; repeat the "
         "command"
     )
-
-
-class _StoreReader(Reader):
-    """Reads large files from an object store, and others from the folder that has them."""
-
-    def __init__(self, origin: StoreOrigin, root: Path):
-        super().__init__()
-        self._origin, self._root = origin, root
-
-    def _key(self, path: Path) -> str | None:
-        """The path in the origin of a file that is read from there."""
-        key = str(path.relative_to(self._root))
-        return key if _is_streamed(key) else None
-
-    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
-        """See Reader."""
-        if (key := self._key(path)) is None:
-            return super().stream(path, nbytes, helper)
-        return _RangeStream(self._origin, key, 0, path.stat().st_size)
-
-    def digest(self, path: Path) -> str:
-        """See Reader."""
-        if (key := self._key(path)) is None:
-            return super().digest(path)
-        found, nbytes = xxhash.xxh3_128(), path.stat().st_size
-        stream = _RangeStream(self._origin, key, 0, nbytes)
-        for first in range(0, nbytes, RANGE_BYTES):
-            found.update(stream.read(min(RANGE_BYTES, nbytes - first)))
-        return found.hexdigest()
-
-    def rest(self, path: Path, first: int) -> bytes:
-        """See Reader."""
-        if (key := self._key(path)) is None:
-            return super().rest(path, first)
-        nbytes = path.stat().st_size
-        return _RangeStream(self._origin, key, first, nbytes).read(nbytes - first).tobytes()
 
 
 class _RangeStream:

@@ -1,7 +1,7 @@
 """Verification of a pack for a report: what was checked, and what was found."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,15 +10,14 @@ import numpy as np
 
 from sa1bpack.arguments import choice
 from sa1bpack.format import Manifest, Problem, Report, verify
+from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.manifest import SHARDS_NAME
-from sa1bpack.format.problems import Findings
+from sa1bpack.format.problems import Check, Progress
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.wording import counted
 
 VERIFY = ("sample", "quick", "full", "none")
 SAMPLED_SHARDS = 8
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -109,26 +108,19 @@ def _verified(roots: list[Path], quick: bool, progress: Progress | None) -> list
 
 def _sample(
     packs: Sequence[tuple[Path, Manifest]], seed: int, progress: Progress | None
-) -> tuple[list, list, str]:
+) -> tuple[Sequence[Problem], list[str], str]:
     """Problems, notes and coverage of a quick check of a few shards."""
-    findings = Findings()
+    check = Check(PackFiles(packs[0][0]), progress)
     shards = [(root, manifest, entry) for root, manifest in packs for entry in manifest.shards]
     picked = np.random.default_rng(seed).permutation(len(shards))[:SAMPLED_SHARDS]
     chosen = [shards[number] for number in np.sort(picked).tolist()]
-    done, total = 0, sum(entry.bytes for _, _, entry in chosen)
-
-    def advance(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if progress is not None:
-            progress(done, total)
-
+    check.total = sum(entry.bytes for _, _, entry in chosen)
     for root, manifest, entry in chosen:
         folder = root / SHARDS_NAME / entry.name
-        check_shard(folder, entry, manifest.layout, findings, quick=True, advance=advance)
+        check_shard(check, folder, entry, manifest.layout, quick=True)
     covered = (
         f"Structure, exact file sizes and the checksums of all files except pixels, mask bits and "
         f"runs, of {len(chosen)} of {counted(len(shards), 'shard')}, chosen at random "
         f"(seed {seed}). `sa1bpack verify --quick` checks all shards."
     )
-    return findings.problems, findings.notes, covered
+    return check.problems, check.notes, covered

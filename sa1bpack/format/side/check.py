@@ -1,6 +1,6 @@
 """Checking a side array against its checksums and against docs/format.md, "Side data"."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -10,34 +10,26 @@ import xxhash
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.array_reader import check_metadata, read_metadata
-from sa1bpack.format.array_stream import ArrayStreams, Reader
+from sa1bpack.format.array_stream import check_tail
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.files import byte_view
+from sa1bpack.format.index import Index
 from sa1bpack.format.layout import Extent
 from sa1bpack.format.manifest import MANIFEST_NAME, Count
-from sa1bpack.format.problems import Findings
+from sa1bpack.format.problems import Check
 from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
-from sa1bpack.format.side.part import SidePart, open_part, part_bytes
+from sa1bpack.format.side.part import SidePart, open_part
 from sa1bpack.format.side.spec import (
     AGAIN,
     REMAKE,
     SIDES_NAME,
-    SideManifest,
     SideSpec,
     read_side_manifest,
     side_root_metadata,
 )
-from sa1bpack.format.verify_shard import (
-    check_digest,
-    check_tail,
-    compare_digests,
-    compare_files,
-)
-from sa1bpack.format.zarr_metadata import METADATA_NAME
+from sa1bpack.format.verify_shard import ArrayStreams, Listed, check_group, check_listed
+from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
 from sa1bpack.wording import counted
-
-# Masks of each sample of a shard, int64 (N,), by its number.
-Counts = Callable[[int], np.ndarray]
 
 
 class _PartAttributes(msgspec.Struct, kw_only=True):
@@ -58,72 +50,62 @@ def side_folders(root: Path) -> list[Path]:
 
 
 def check_side(
+    check: Check,
     folder: Path,
-    findings: Findings,
     *,
     quick: bool = False,
-    reader: Reader,
     shards: Sequence[ShardIdentity] | None = None,
-    counts: Counts | None = None,
-    advance: Callable[[int], None] = lambda nbytes: None,
+    index: Index | None = None,
     share: Share = ALL,
-) -> SideManifest | None:
-    """Check a side array, and report every problem; returns its manifest unless that is damaged.
+) -> None:
+    """Check a side array, and report every problem.
 
-    quick    skip the rows themselves
-    reader   reads the rows
-    shards   of the pack that it belongs to: what is missing and what is stale is noted
-    counts   masks of the samples of these shards, by number: needed to name damaged samples
-    advance  called with the bytes that were checked
-    share    (K, N): check every N-th part, from the K-th on; the first also what is not in parts
+    quick   skip the rows themselves
+    shards  of the pack that it belongs to: what is missing and what is stale is noted
+    index   of that pack: needed to name damaged samples of arrays with a row per mask
+    share   (K, N): check every N-th part, from the K-th on; the first also what is not in parts
     """
-    side = Path(folder).name
-    with findings.collecting(side=side):
+    with check.collecting(side=folder.name):
         try:
             manifest = read_side_manifest(folder)
         except NotAPack as error:
-            findings.add(f"{error}, or remove it", side=side, extra=True)
-            return None
-        side, spec = manifest.name, manifest.spec
+            check.add(f"{error}, or remove it", side=folder.name, extra=True)
+            return
         if share[0] == 1:
-            with findings.collecting(side=side):
-                _check_top(folder, findings, side)
+            with check.collecting(side=manifest.name):
+                _check_top(check, folder, manifest.name)
         names = part_names(folder)
-        known = {shard.part: number for number, shard in enumerate(shards or ())}
         if shards is not None and share[0] == 1:
-            _note_coverage(folder, names, shards, findings)
+            _note_coverage(check, folder, names, shards)
+        numbers = {shard.part: number for number, shard in enumerate(shards or ())}
         for name in share_of(names, share):
-            with findings.collecting(side=side, shard=name):
-                number = known.get(name)
-                rows = None if number is None or counts is None else counts(number)
-                _check_part(folder, name, spec, findings, quick, reader, rows, advance)
-        return manifest
-    return None
+            with check.collecting(side=manifest.name, shard=name):
+                _check_part(check, folder / name, manifest.spec, quick, index, numbers.get(name))
 
 
-def _check_top(folder: Path, findings: Findings, side: str) -> None:
+def _check_top(check: Check, folder: Path, side: str) -> None:
     """Check the files that are not part of a part."""
     listed = read_checksums(folder / CHECKSUMS_NAME)
     if set(listed) != {MANIFEST_NAME, METADATA_NAME}:
-        findings.add(
-            f"{folder / CHECKSUMS_NAME}: must list exactly {MANIFEST_NAME} and {METADATA_NAME}",
-            side=side,
-        )
+        path = folder / CHECKSUMS_NAME
+        check.add(f"{path}: must list exactly {MANIFEST_NAME} and {METADATA_NAME}", side=side)
     for path, digest in listed.items():
-        check_digest(folder, path, digest, findings, side=side)
+        check.digest(folder / path, digest, side=side)
     check_metadata(folder / METADATA_NAME, side_root_metadata())
 
 
-def _note_coverage(folder: Path, names, shards, findings: Findings) -> None:
+def _note_coverage(
+    check: Check, folder: Path, names: list[str], shards: Sequence[ShardIdentity]
+) -> None:
     found = coverage(names, shards)
     if found.missing:
-        findings.notes.append(f"{folder}: {found}; to make them, {AGAIN}")
+        check.notes.append(f"{folder}: {found}; to make them, {AGAIN}")
     if found.others:
         of_shards = {shard.name for shard in shards}
         stale = sum(name.rpartition("-")[0] in of_shards for name in found.others)
         stale = f" ({stale:,} stale: for other bytes of one)" if stale else ""
         verb = "belongs" if len(found.others) == 1 else "belong"
-        findings.notes.append(
+        check.notes.append(
             f"{folder}: {counted(len(found.others), 'part')} {verb} to no shard of this "
             f"pack{stale}, such as {found.others[0]}; another pack may have the shard; "
             "otherwise remove what belongs to none"
@@ -146,72 +128,60 @@ def read_identity(part: Path) -> ShardIdentity:
 
 
 def _check_part(
-    folder: Path,
-    name: str,
+    check: Check,
+    part: Path,
     spec: SideSpec,
-    findings: Findings,
     quick: bool,
-    reader: Reader,
-    counts: np.ndarray | None,
-    advance: Callable[[int], None],
+    index: Index | None,
+    number: int | None,
 ) -> None:
-    place = {"side": spec.name, "shard": name}
-    if not (folder / name).is_dir():
-        findings.add(
-            f"{folder / name}: not a part of the side array; remove it", extra=True, **place
-        )
+    """Check a part, that of the shard of a number in the index."""
+    place = {"side": spec.name, "shard": part.name}
+    if not part.is_dir():
+        check.add(f"{part}: not a part of the side array; remove it", extra=True, **place)
         return
-    part = folder / name
-    listed = read_checksums(part / CHECKSUMS_NAME)
-    compare_files(part, {*listed, CHECKSUMS_NAME}, findings, **place)
-    identity = read_identity(part)
-    opened = open_part(folder, spec, identity, deep=True)
-    arrays = spec.arrays(identity.extent)
-    expected = {METADATA_NAME} | {f"{array.name}/{METADATA_NAME}" for array in arrays}
-    expected |= {array.chunk_path for array, rows in arrays.items() if rows}
-    if expected != set(listed):
-        findings.add(
-            f"{part / CHECKSUMS_NAME}: must list exactly the files of the part; missing or extra: "
-            f"{sorted(expected ^ set(listed))}",
-            **place,
-        )
-    chunk, rows = spec.values.chunk_path, arrays[spec.values]
-    if quick:
-        check_tail(part, spec.values, rows, reader)
-    elif rows:
-        _check_rows(opened, listed.get(chunk), findings, reader, counts, place)
-    for path, digest in listed.items():
-        if path != chunk:
-            check_digest(part, path, digest, findings, **place)
-    advance(part_bytes(spec, identity.extent))
+    values = spec.values
+
+    def read(listed: Listed) -> Set[str]:
+        identity = read_identity(part)
+        opened = open_part(part.parent, spec, identity, deep=True)
+        arrays = spec.arrays(identity.extent)
+        rows = arrays[values]
+        check.advance(sum(chunk_file(*each).file_bytes for each in arrays.items()))
+        if listed is not None:
+            check_listed(part, arrays, listed)
+        if quick:
+            check_tail(check.files, part, values, rows)
+            return {values.chunk_path}
+        counts = None
+        if spec.axis == "sample":
+            counts = np.ones(opened.samples, np.int64)
+        elif number is not None and index is not None:
+            first, stop = index.shard_offset[number : number + 2].tolist()
+            counts = np.diff(index.mask_offset[first : stop + 1])
+        if not rows or counts is None or int(counts.sum()) != rows:
+            return set()  # nobody knows which rows are whose
+        _check_rows(check, opened, listed, counts, place)
+        return {values.chunk_path}
+
+    check_group(check, part, read, heavy={values.chunk_path} if quick else set(), **place)
 
 
 def _check_rows(
-    part: SidePart,
-    expected: str | None,
-    findings: Findings,
-    reader: Reader,
-    counts: np.ndarray | None,
-    place: dict,
+    check: Check, part: SidePart, listed: Listed, counts: np.ndarray, place: dict
 ) -> None:
     """Read the rows once: check the checksum of each sample, then the digest of the file."""
-    if part.spec.axis == "sample":
-        counts = np.ones(part.samples, np.int64)
-    rows = len(part.values)
-    if counts is None or int(counts.sum()) != rows:  # nobody knows which rows are whose
-        path = part.spec.values.chunk_path
-        check_digest(part.folder, path, expected or "", findings, reader=reader, **place)
-        return
-    with ArrayStreams(reader) as opened:
+    with ArrayStreams(check.files, part.folder) as opened:
         stored = part.checksum
-        stream = opened.open(part.folder, part.spec.values, rows)
+        stream = opened.open(part.spec.values, len(part.values))
         for sample, count in enumerate(counts.tolist()):
             found = xxhash.xxh3_64_intdigest(byte_view(stream.take(count)))
             if found != int(stored[sample]):
-                findings.add(
+                check.add(
                     f"checksum of sample {sample} is {found:016x}, but "
                     f"{int(stored[sample]):016x} is stored; {REMAKE}",
                     **place,
                 )
-        findings.files += 1
-        compare_digests(stream.path, stream.finish(), expected or "none", findings, **place)
+        found = stream.finish()
+        if listed is not None:
+            check.same_digest(stream.path, found, listed[part.spec.values.chunk_path], **place)

@@ -27,14 +27,14 @@ from sa1bpack.format import (
     open_shard,
     read_manifest,
 )
+from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, read_metadata_file, replace_file
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, manifest_bytes
-from sa1bpack.format.problems import Findings
+from sa1bpack.format.problems import Check
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.verify import check_pack
-from sa1bpack.format.verify_shard import check_digest
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
 from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import check_can_write, check_shard_record, check_source_record
@@ -163,10 +163,10 @@ def find_damage(
     version.
     """
     listed = _listed(root)
-    findings = Findings()
-    manifest = None if lost else _believed_manifest(root, listed, findings)
+    check = Check(PackFiles(root), progress)
+    manifest = None if lost else _believed_manifest(root, listed, check)
     if lost:
-        findings.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
+        check.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
     _refuse_newer(root, manifest)
     lost = manifest is None
     if lost:
@@ -179,14 +179,12 @@ def find_damage(
     first = share[0] == 1
     sources = frozenset(share_of(sources_of(manifest, folders), share))
     if not first:
-        _check_listed(root, manifest, sources, listed, findings)
+        _check_listed(check, manifest, sources, listed)
     report = check_pack(
-        root,
+        check,
         manifest,
-        findings,
         quick=quick or bool(only),
         full=only,
-        progress=progress,
         sources=None if share == ALL else sources,
         own_files=first,
     )
@@ -228,7 +226,7 @@ def find_damage(
 
 def sources_in_pack(root: Path) -> list[str] | None:
     """Names of the sources of all shards of a pack; None if its manifest cannot be believed."""
-    manifest = _believed_manifest(root, _listed(root), Findings())
+    manifest = _believed_manifest(root, _listed(root), Check(PackFiles(root)))
     if manifest is None or read_note(root) != Unfinished():
         return None
     return sources_of(manifest, (folder.name for folder in shard_folders(root)))
@@ -243,13 +241,13 @@ def sources_of(manifest: Manifest, folders: Iterable[str]) -> list[str]:
 
 
 def _check_listed(
-    root: Path, manifest: Manifest, sources: Set[str], listed: dict[str, str], findings: Findings
+    check: Check, manifest: Manifest, sources: Set[str], listed: dict[str, str]
 ) -> None:
     """Compare the checksum files of the shards of these sources with what the pack demands."""
     for entry in manifest.shards:
         path = f"{SHARDS_NAME}/{entry.name}/{CHECKSUMS_NAME}"
         if entry.source in sources and path in listed:
-            check_digest(root, path, listed[path], findings, shard=entry.name)
+            check.digest(check.files.root / path, listed[path], shard=entry.name)
 
 
 def _listed(root: Path) -> dict[str, str]:
@@ -262,11 +260,11 @@ def _listed(root: Path) -> dict[str, str]:
         return {}
 
 
-def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -> Manifest | None:
+def _believed_manifest(root: Path, listed: dict[str, str], check: Check) -> Manifest | None:
     """The manifest, or None with a finding if it is missing or damaged."""
     path = root / MANIFEST_NAME
     if not path.exists():
-        findings.add(f"{path}: missing")
+        check.add(f"{path}: missing")
         return None
     try:
         manifest = read_manifest(root)
@@ -275,7 +273,7 @@ def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -
     except VersionError:
         raise
     except FormatError as error:
-        findings.add(str(error))
+        check.add(str(error))
         return None
     data = path.read_bytes()
     found, expected = xxhash.xxh3_128_hexdigest(data), listed.get(MANIFEST_NAME)
@@ -291,12 +289,12 @@ def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -
         if not (canonical and as_written):
             return manifest
         if not manifest.complete:
-            findings.add(f"{path}: its version is not the one that was written")
+            check.add(f"{path}: its version is not the one that was written")
         return ours
     # The checksums of an unfinished pack may be older; those of another must be missing.
     if canonical and (expected is None or not manifest.complete):
         return manifest
-    findings.add(f"{path}: XXH3-128 is {found}, but {expected} was written")
+    check.add(f"{path}: XXH3-128 is {found}, but {expected} was written")
     return None
 
 

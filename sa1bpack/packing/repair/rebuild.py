@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sa1bpack.format import open_shard
+from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.manifest import DIGEST_NAMES, SHARDS_NAME
-from sa1bpack.format.problems import Findings
+from sa1bpack.format.problems import Check
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import NOT_LOCKED, Key, PackState, check_shard_record
@@ -86,12 +87,10 @@ def _replacement(
     Returns why it cannot be used, if so.
     """
     name, key = shard.entry.name, (shard.entry.source, shard.entry.part)
-    findings = Findings()
-    check_shard(
-        folder, shard.entry, damage.manifest.layout, findings, quick=False, advance=lambda _: None
-    )
-    if findings.problems:
-        return f"the rebuilt shard is damaged, too: {findings.problems[0].what}"
+    check = Check(PackFiles(root))
+    check_shard(check, folder, shard.entry, damage.manifest.layout, quick=False)
+    if check.problems:
+        return f"the rebuilt shard is damaged, too: {check.problems[0].what}"
     old = root / SHARDS_NAME / name
     attributes = recorded_attributes(old)
     if attributes and (attributes["source"], attributes["part"]) != key:
