@@ -5,7 +5,7 @@ The path of one sample, and the modules that it passes::
     source.pairs.PairReader    tar → pairs of a JPEG and a JSON record, digests
     source_packer              which pairs need work, and which shard each belongs to
     sample.make_sample         pair → the rows of one sample
-    shard_builder              samples in the order of the tar
+    source_packer              samples in the order of the tar
                                its threads: rows → files (format.ShardWriter), publication
     pack_state                 what the pack holds, manifest and index
 

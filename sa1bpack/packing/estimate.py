@@ -27,9 +27,9 @@ from sa1bpack.packing.options import MASKS, PIXELS, PackOptions
 from sa1bpack.packing.pack_state import PackState, existing_parent
 from sa1bpack.packing.progress import RejectLimit, nothing_to_do
 from sa1bpack.packing.request import Request, RunKeywords, checked_request, sources_to_pack
-from sa1bpack.packing.sample import Buffers, Packed, Rejected, attempt, warm_up
+from sa1bpack.packing.sample import Buffers, Packed, attempt, warm_up
 from sa1bpack.source.find import Source
-from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader
+from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject
 from sa1bpack.wording import counted, size_text
 
 # Enough for a mean; reading that far into a tar in random order takes about a second.
@@ -344,7 +344,7 @@ def _probe(source: Source, options: PackOptions) -> _Probe:
             started = time.perf_counter()
             outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
             seconds += time.perf_counter() - started
-            rejected += isinstance(outcome, Rejected)
+            rejected += isinstance(outcome, Reject)
             if isinstance(outcome, Packed):
                 extent = extent + outcome.extent
                 sizes.append(tuple(map(int, outcome.rows["size"][0, 2:])))

@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -42,7 +43,6 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.part_notes import PARTS_NAME, Done, all_notes, note_path
-from sa1bpack.packing.shard_builder import PublishedShard, shard_name
 from sa1bpack.wording import printable
 
 LOCK_NAME = ".lock"
@@ -50,6 +50,25 @@ _NAMED = 5  # sources in one line
 NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
 
 Key = tuple[str, int]  # source and part
+
+
+def shard_name(source: str, part: int) -> str:
+    """Name of the shard that a part of a source becomes."""
+    return f"{source}-{part:03d}"
+
+
+@dataclass(frozen=True)
+class PublishedShard:
+    """A shard under its final name.
+
+    attributes
+        The packer's record: source, part, first_pair, pairs, pairs_digest (XXH3-64 of the pairs'
+        digests, which tells whether a source is still the same), dropped, rejects, unknown_keys,
+        packed_by, and options (all of the pack's, so that a lost manifest can be rewritten).
+    """
+
+    entry: ShardEntry
+    attributes: dict
 
 
 class PackState:

@@ -23,6 +23,7 @@ from sa1bpack.format.publish import shard_folders
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import (
     PackState,
+    PublishedShard,
     check_can_write,
     check_ours,
     check_source_record,
@@ -39,7 +40,6 @@ from sa1bpack.packing.part_notes import (
     working_folder,
     write_plan,
 )
-from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.wording import printable
 
 

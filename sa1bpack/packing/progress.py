@@ -15,9 +15,10 @@ from tqdm import tqdm
 
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.publish import REJECTS_NAME
-from sa1bpack.packing.sample import Outcome, Packed, Rejected
+from sa1bpack.packing.sample import Outcome, Packed
 from sa1bpack.progress import Bar
 from sa1bpack.source.find import Source
+from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import counted
 
 # The bar is drawn at most this often.
@@ -112,11 +113,11 @@ class Progress:
         match outcome:
             case Packed():
                 self.images += 1
-            case Rejected():
+            case Reject():
                 self.reject(source, outcome)
         self.advance(source, bytes_read)
 
-    def reject(self, source: Source, reject: Rejected) -> None:
+    def reject(self, source: Source, reject: Reject) -> None:
         """Count a reject. Raises TooManyRejects if there are more than allowed."""
         self.rejects.add(source.path, reject.member, reject.detail)
         self.rejects.check()

@@ -29,8 +29,7 @@ from sa1bpack.packing.request import (
     upload_to,
 )
 from sa1bpack.packing.sample import require_decoder, warm_up
-from sa1bpack.packing.shard_builder import WriterThreads
-from sa1bpack.packing.source_packer import SourcePacker
+from sa1bpack.packing.source_packer import SourcePacker, WriterThreads
 from sa1bpack.source.find import Source
 from sa1bpack.urls import scheme_of, shown
 

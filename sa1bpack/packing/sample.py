@@ -21,6 +21,7 @@ from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.geometry import stored_size
 from sa1bpack.source.annotations import Annotations, parse_annotations
+from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import size_text
 
 # Images of up to this size are resized in memory that malloc keeps. glibc's limit is 32 MiB, with
@@ -58,19 +59,7 @@ class Dropped:
     """No masks of the sample remained, and the options drop such images."""
 
 
-@dataclass(frozen=True)
-class Rejected:
-    """A member cannot be used. `as_json` is its line in rejects.jsonl, without the source."""
-
-    member: str
-    code: str
-    detail: str
-
-    def as_json(self) -> dict:
-        return {"member": self.member, "reason": self.code, "detail": self.detail}
-
-
-Outcome = Packed | Dropped | Rejected
+Outcome = Packed | Dropped | Reject
 
 
 class Buffers:
@@ -263,7 +252,7 @@ def _padded_name(file_name: str) -> np.ndarray:
 
 
 def attempt(file_name: str, jpeg, json, options: PackOptions, buffers: Buffers) -> Outcome:
-    """Make a sample; what goes wrong with it becomes a Rejected.
+    """Make a sample; what goes wrong with it becomes a Reject.
 
     An exception that no code of ours raises on purpose is filed as "unexpected" with its type: one
     image must not end a run of days. A lack of memory and errors of the operating system (which,
@@ -273,13 +262,13 @@ def attempt(file_name: str, jpeg, json, options: PackOptions, buffers: Buffers) 
         packed = make_sample(file_name, jpeg, json, options, buffers)
     except (AnnotationError, MaskError) as error:
         record = str(PurePath(file_name).with_suffix(".json"))
-        return Rejected(record, error.code, str(error))
+        return Reject(record, error.code, str(error))
     except SampleError as error:
-        return Rejected(file_name, error.code, str(error))
+        return Reject(file_name, error.code, str(error))
     except MemoryError:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        return Rejected(file_name, "unexpected", f"{type(error).__name__}: {error}")
+        return Reject(file_name, "unexpected", f"{type(error).__name__}: {error}")
     return Dropped() if packed is None else packed

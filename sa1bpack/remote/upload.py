@@ -39,8 +39,7 @@ from sa1bpack.format.publish import REJECTS_NAME, top_files
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, chunk_file
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.shard_builder import PublishedShard
+from sa1bpack.packing.pack_state import PackState, PublishedShard
 from sa1bpack.remote.bucket import BucketFolder
 from sa1bpack.remote.fetch import fetch_files
 from sa1bpack.remote.origin import StoreOrigin

@@ -55,15 +55,19 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A member that is named like half of a pair but cannot become one.
+    """A member that cannot be used.
 
-    `code` is one of missing-json, missing-jpeg, duplicate, too-large, name-too-long, bad-name,
-    not-a-file.
+    `code` of one that cannot become half of a pair is one of missing-json, missing-jpeg, duplicate,
+    too-large, name-too-long, bad-name, not-a-file; others have the code of their SampleError.
     """
 
     member: str
     code: str
     detail: str
+
+    def as_json(self) -> dict[str, str]:
+        """Its line in rejects.jsonl, without the source."""
+        return {"member": self.member, "reason": self.code, "detail": self.detail}
 
 
 class PairReader:

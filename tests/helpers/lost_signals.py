@@ -47,7 +47,7 @@ module.ExecutionEngine.set_object_cache = wrapped
 """,
     ),
     "between two samples": (
-        "sa1bpack.packing.shard_builder",
+        "sa1bpack.packing.source_packer",
         """
 resolve, calls = module.ShardBuilder.resolve, []
 

@@ -1,7 +1,6 @@
 """The order in a shard is that of the tar, whoever was faster."""
 
 import threading
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -12,92 +11,131 @@ from small_tars import SMALL, members, write_tar
 from sa1bpack.format import Extent
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.sample import Dropped, Packed, Rejected
-from sa1bpack.packing.shard_builder import ShardBuilder, ShardQueue, WriterThreads
-from sa1bpack.packing.source_packer import SourcePacker
-from sa1bpack.source import PairReader, find_sources
+from sa1bpack.packing.sample import Dropped, Packed
+from sa1bpack.packing.source_packer import ShardBuilder, SourcePacker, WriterThreads
+from sa1bpack.source import PairReader, Reject, find_sources
 
 OPTIONS = PackOptions(**{**SMALL, "samples_per_shard": 100})
 FIRST = 200  # the builder begins with this pair of its source
 
 
-class NoQueue:
-    """Stands in for ShardQueue, which would make a folder for each example."""
+class FakeWriter:
+    """Stands in for ShardWriter, and notes what it is asked to do, at a gate if it must wait."""
 
-    def __init__(self, writers, shards_dir, name, layout):
-        self.appended = []
-        self.error = None
-        self.ended = False
+    did: list
+    gate, begun = threading.Event(), threading.Event()
 
-    def append(self, rows, release):
-        self.appended.append(rows)
-        release()
+    def __init__(self, *arguments):
+        FakeWriter.did.clear()
 
-    def check(self):
-        if self.error is not None:
-            raise self.error
+    def append(self, rows):
+        self.did.append(rows["n"])
+        self.begun.set()
+        self.gate.wait(30)
+        if rows.get("error"):
+            raise rows["error"]
 
     def publish(self, attributes):
-        return Future()
+        self.did.append("publish")
+        return "entry"
 
-    def end(self):
-        self.ended = True
-
-
-outcomes = st.lists(
-    st.one_of(
-        st.builds(lambda key: Packed({}, Extent(1), frozenset([key])), st.sampled_from("abc")),
-        st.just(Dropped()),
-        st.builds(lambda number: Rejected(str(number), "code", ""), st.integers(0, 99)),
-    ),
-    min_size=1, max_size=80,
-)  # fmt: skip
+    def discard(self):
+        self.did.append("discard")
 
 
 @pytest.fixture(scope="module")
-def no_queues():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sa1bpack.packing.shard_builder.ShardQueue", NoQueue)
-        yield
+def builder_of():
+    """builder_of(): a new builder, and what its writer does."""
+    with pytest.MonkeyPatch.context() as patch, WriterThreads() as writers:
+        patch.setattr("sa1bpack.packing.source_packer.ShardWriter", FakeWriter)
+
+        def builder_of(opened: bool = True) -> tuple[ShardBuilder, list]:
+            FakeWriter.did = []
+            FakeWriter.begun.clear()
+            (FakeWriter.gate.set if opened else FakeWriter.gate.clear)()
+            return ShardBuilder("sa_1", 2, Path(), OPTIONS, writers), FakeWriter.did
+
+        yield builder_of
+
+
+def packed(n: int, **more) -> Packed:
+    return Packed({"n": n, **more}, Extent(1), frozenset("abc"[n % 3]))
+
+
+outcomes = st.lists(
+    st.sampled_from((packed, lambda n: Dropped(), lambda n: Reject(str(n), "code", ""))),
+    min_size=1,
+    max_size=40,
+).map(lambda made: [make(n) for n, make in enumerate(made)])
 
 
 @given(outcomes=outcomes, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
-    no_queues, outcomes, data
+    builder_of, outcomes, data
 ):
-    outcomes = [
-        Packed({"n": n}, o.extent, o.unknown_keys) if isinstance(o, Packed) else o
-        for n, o in enumerate(outcomes)
-    ]
-    builder = ShardBuilder("sa_1", 2, Path(), OPTIONS, None)
+    builder, did = builder_of()
     released = []
-    order = data.draw(st.permutations(range(len(outcomes))))
-    for count, index in enumerate(order):
+    for _ in outcomes:
+        builder.begin(b"8 bytes.")
+    builder.closed = True
+    for index in data.draw(st.permutations(range(len(outcomes)))):
         assert not builder.complete
         builder.resolve(FIRST + index, outcomes[index], lambda index=index: released.append(index))
-        # All before the first that is missing, and no other.
-        missing = min(set(range(len(outcomes) + 1)) - set(order[: count + 1]))
-        assert released == list(range(missing))
-    builder.close(FIRST + len(outcomes))
     assert builder.complete
-    packed = [o for o in outcomes if isinstance(o, Packed)]
-    assert (builder.queue is None) == (not packed)
-    assert (builder.queue.appended if packed else []) == [o.rows for o in packed]
-    assert builder.unknown_keys == {key for o in packed for key in o.unknown_keys}
-    assert builder.rejects == [o for o in outcomes if isinstance(o, Rejected)]
+    kept = [n for n, o in enumerate(outcomes) if isinstance(o, Packed)]
+    assert builder.hollow == (not kept)
+    if kept:
+        builder.publish({})
+        assert builder.publication.result(30) == "entry"
+    builder.end()
+    assert did == ([*kept, "publish", "discard"] if kept else [])
+    assert sorted(released) == list(range(len(outcomes)))
+    assert [n for n in released if n in kept] == kept
+    assert builder.unknown_keys == {"abc"[n % 3] for n in kept}
+    assert builder.rejects == [o for o in outcomes if isinstance(o, Reject)]
     assert builder.dropped == sum(isinstance(o, Dropped) for o in outcomes)
 
 
-def test_what_waits_for_an_earlier_pair_is_released_when_the_shard_is_given_up(no_queues):
-    builder = ShardBuilder("sa_1", 2, Path(), OPTIONS, None)
+def test_after_an_error_nothing_more_is_written_and_all_is_released(builder_of):
+    builder, did = builder_of()
     released = []
-    for index in (0, 2, 3):
-        packed = Packed({}, Extent(1), frozenset())
-        builder.resolve(FIRST + index, packed, lambda index=index: released.append(index))
-    assert released == [0]
+    for n in range(5):
+        error = OSError(5, "Input/output error") if n == 1 else None
+        builder.begin(b"8 bytes.")
+        builder.resolve(FIRST + n, packed(n, error=error), lambda n=n: released.append(n))
+    builder.publish({})
+    with pytest.raises(OSError, match="Input/output"):
+        builder.publication.result(30)
+    with pytest.raises(OSError, match="Input/output"):
+        builder.check()
+    assert did == [0, 1] and released == list(range(5))
     builder.end()
-    assert sorted(released) == [0, 2, 3] and builder.queue.ended
+
+
+def test_the_end_waits_for_what_was_begun_and_leaves_the_rest_undone(builder_of):
+    builder, did = builder_of(opened=False)
+    released = []
+    for n in (0, 1, 3):  # of which the last waits for another pair
+        builder.resolve(FIRST + n, packed(n), lambda n=n: released.append(n))
+    assert FakeWriter.begun.wait(30)
+    threading.Timer(0.1, FakeWriter.gate.set).start()
+    builder.end()
+    builder.end()
+    assert did == [0, "discard"] and sorted(released) == [0, 1, 3]
+
+
+def test_an_error_of_releasing_is_not_lost(builder_of):
+    def fail():
+        raise OSError(22, "Invalid argument")
+
+    builder, _ = builder_of()
+    builder.resolve(FIRST, packed(0), fail)
+    builder.publish({})
+    assert builder.publication.exception(30) is not None
+    with pytest.raises(OSError, match="Invalid argument"):
+        builder.check()
+    builder.end()
 
 
 @pytest.fixture
@@ -111,9 +149,8 @@ def packer_of(tmp_path):
         states.append(PackState(tmp_path / "pack", options))
         (source,) = find_sources([tar])
         packer = SourcePacker(source, states[0], writers, {"sa1bpack": "0"})
-        reader = PairReader(source, spool_dir=tmp_path)
-        assert len(list(reader)) == pairs
-        reader.close()
+        with PairReader(source, spool_dir=tmp_path) as reader:
+            assert len(list(reader)) == pairs
         return packer, states[0], reader
 
     with WriterThreads() as writers:
@@ -121,170 +158,41 @@ def packer_of(tmp_path):
     states[0].release()
 
 
-def nothing():
-    pass
-
-
 def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(packer_of):
     packer, state, reader = packer_of(6)
     for index in range(6):
         packer.begin(index, b"8 bytes.")
-    for index in (4, 5, 2, 3):  # two complete shards, the later one first
-        packer.resolve(index, Rejected(f"m{index}", "code", ""), nothing)
-    packer.end(reader, 6)
-    for index in (1, 0):
-        packer.resolve(index, Rejected(f"m{index}", "code", ""), nothing)
+    for index in (4, 5, 2, 3, None, 1, 0):  # two complete shards, the later one first
+        if index is None:
+            packer.end(reader, 6)
+        else:
+            packer.resolve(index, Reject(f"m{index}", "code", ""), lambda: None)
     packer.wait()
     assert packer.finished
-    found = [line["member"] for line in state.rejects()]
-    assert found == [f"m{index}" for index in range(6)]
+    assert [line["member"] for line in state.rejects()] == [f"m{index}" for index in range(6)]
 
 
-def test_an_error_of_writing_comes_out_of_the_packer_before_its_shard_is_complete(
-    packer_of, no_queues
-):
-    packer, _, _ = packer_of(2)
-    packer.begin(0, b"8 bytes.")
-    packer.resolve(0, Packed({}, Extent(1), frozenset()), nothing)
-    packer.poll()
-    packer.builders[0].queue.error = OSError(5, "Input/output error")
-    with pytest.raises(OSError, match="Input/output"):
-        packer.poll()
-    packer.stop()
-
-
-class Interrupted(Exception):
-    pass
-
-
-def packer_with_a_resolved_shard(packer_of) -> tuple[SourcePacker, ShardBuilder]:
-    """A packer and its open builder, both samples of which are packed."""
-    packer, _, _ = packer_of(2)
-    for index in range(2):
-        packer.begin(index, b"8 bytes.")
-        packer.resolve(index, Packed({}, Extent(1), frozenset()), nothing)
-    return packer, packer.builders[0]
-
-
-@pytest.mark.parametrize("step", ["attributes", "publish", "entered"])
+@pytest.mark.parametrize("step", ["as_json", "submit"])
 def test_a_shard_that_is_interrupted_on_its_way_to_publication_is_not_lost(
-    packer_of, no_queues, monkeypatch, step
+    builder_of, packer_of, monkeypatch, step
 ):
+    class Interrupted(Exception):
+        pass
+
     def interrupt(*_):
         raise Interrupted
 
-    packer, builder = packer_with_a_resolved_shard(packer_of)
-    if step == "entered":
-        packer.publications = type("Interrupting", (dict,), {"__setitem__": interrupt})()
-    else:
-        monkeypatch.setattr(ShardBuilder, step, interrupt)
-    with pytest.raises(Interrupted):
-        packer.finish_earlier_part(part=1, index=2)
+    builder_of()
+    packer, _, _ = packer_of(2)
+    outcomes = [packed(0), Reject("m1", "code", "")]
+    for index in range(2):
+        packer.begin(index, b"8 bytes.")
+        packer.resolve(index, outcomes[index], lambda: None)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        if step == "as_json":
+            patch.setattr(Reject, step, interrupt)
+        else:
+            patch.setattr("concurrent.futures.ThreadPoolExecutor.submit", interrupt)
+        packer.begin(2, b"8 bytes.")
     packer.stop()
-    assert builder.queue.ended
-
-
-def test_a_shard_that_is_interrupted_as_it_enters_publication_is_ended_once_more(
-    packer_of, no_queues, monkeypatch
-):
-    class Interrupting(dict):
-        def __delitem__(self, key):
-            raise Interrupted
-
-    packer, builder = packer_with_a_resolved_shard(packer_of)
-    published = Future()
-    monkeypatch.setattr(ShardBuilder, "publish", lambda *_: published)
-    monkeypatch.setattr(ShardBuilder, "end", lambda _: published.cancel())
-    packer.builders = Interrupting(packer.builders)
-    with pytest.raises(Interrupted):
-        packer.finish_earlier_part(part=1, index=2)
-    assert packer.publications.keys() == {published} and builder in packer.builders.values()
-    packer.stop()
-    assert published.cancelled() and not packer.publications and not packer.builders
-
-
-class SlowWriter:
-    """Stands in for ShardWriter, and notes what it is asked to do."""
-
-    made = None
-
-    def __init__(self, *arguments):
-        self.did = []
-        SlowWriter.made = self
-
-    def append(self, rows):
-        self.did.append(rows["n"])
-        if "begun" in rows:
-            rows["begun"].set()
-        rows["wait"].wait(30)
-        if rows.get("error"):
-            raise rows["error"]
-
-    def publish(self, attributes):
-        self.did.append("publish")
-        return "entry"
-
-    def discard(self):
-        self.did.append("discard")
-
-
-@pytest.fixture
-def queue(monkeypatch, tmp_path):
-    monkeypatch.setattr("sa1bpack.packing.shard_builder.ShardWriter", SlowWriter)
-    monkeypatch.setattr(SlowWriter, "made", None)
-    with WriterThreads() as writers:
-        yield ShardQueue(writers, tmp_path, "a-000", OPTIONS.layout)
-
-
-def test_a_shard_is_written_one_thing_at_a_time_and_in_order(queue):
-    gate, released = threading.Event(), []
-    for n in range(50):
-        queue.append({"n": n, "wait": gate}, lambda n=n: released.append(n))
-    entry = queue.publish({})
-    assert not entry.done() and released == []
-    gate.set()
-    assert entry.result(30) == "entry"
-    assert SlowWriter.made.did == [*range(50), "publish"] and released == list(range(50))
-
-
-def test_after_an_error_nothing_more_is_written_and_all_is_released(queue):
-    gate, released = threading.Event(), []
-    for n in range(5):
-        error = OSError(5, "Input/output error") if n == 1 else None
-        rows = {"n": n, "wait": gate, "error": error}
-        queue.append(rows, lambda n=n: released.append(n))
-    entry = queue.publish({})
-    gate.set()
-    with pytest.raises(OSError, match="Input/output"):
-        entry.result(30)
-    with pytest.raises(OSError, match="Input/output"):
-        queue.check()
-    assert SlowWriter.made.did == [0, 1] and released == list(range(5))
-
-
-def test_the_end_waits_for_what_was_begun_and_leaves_the_rest_undone(queue):
-    gate, begun, released = threading.Event(), threading.Event(), []
-
-    def release(n: int) -> None:
-        released.append(n)
-        if len(released) == 4:  # all but the one in work, which `end` waits for only now
-            gate.set()
-
-    for n in range(5):
-        queue.append({"n": n, "wait": gate, "begun": begun}, lambda n=n: release(n))
-    assert begun.wait(30)
-    queue.end()
-    queue.end()
-    assert SlowWriter.made.did == [0, "discard", "discard"] and sorted(released) == list(range(5))
-
-
-def test_an_error_of_releasing_is_not_lost(queue):
-    def fail():
-        raise OSError(22, "Invalid argument")
-
-    gate = threading.Event()
-    gate.set()
-    queue.append({"n": 0, "wait": gate}, fail)
-    assert queue.publish({}).exception(30) is not None
-    with pytest.raises(OSError, match="Invalid argument"):
-        queue.check()
+    assert FakeWriter.did == [0, "discard"]

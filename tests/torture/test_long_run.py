@@ -142,7 +142,7 @@ def test_packing_holds_few_descriptors_and_does_not_grow(big_tar, tmp_path, imag
     peak = max(usage["descriptors"] for usage in found)
     assert peak < 256
     if torture.full:
-        # Those that write are made as they are needed, up to shard_builder.THREADS in all.
+        # Those that write are made as they are needed, one for each open shard.
         said = check_flat(found, first=3, threads=3)
         torture.record("one pack, long", images, f"{said}; at most {peak} descriptors")
 

@@ -15,8 +15,12 @@ from sa1bpack.errors import PackError, SourceError
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.sample import Buffers, attempt
-from sa1bpack.packing.shard_builder import MAX_IN_PUBLICATION
-from sa1bpack.packing.source_packer import SourcePacker, pair_digest, stopped_on_error
+from sa1bpack.packing.source_packer import (
+    MAX_IN_PUBLICATION,
+    SourcePacker,
+    pair_digest,
+    stopped_on_error,
+)
 
 # Samples in memory: one being decoded, one being written, one waiting to be written.
 SAMPLES_IN_MEMORY = 3

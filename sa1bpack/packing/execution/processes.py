@@ -1,4 +1,4 @@
-"""Threads read and write, worker processes decode, this thread keeps the order.
+"""Threads read, worker processes decode, this thread keeps the order.
 
 A pair keeps its slot until the rows made of it are written. Slots and workers are given to the
 pairs of a source in their order: the oldest pair of every source can always proceed, whatever waits
@@ -6,30 +6,26 @@ after it, so there is no deadlock.
 """
 
 import selectors
+import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from queue import SimpleQueue
 
 from sa1bpack import interrupts
 from sa1bpack.errors import PackError, SourceError
 from sa1bpack.packing.execution.inline import SOURCE_FILES, enough_descriptors, files_needed
 from sa1bpack.packing.execution.shared_slots import SharedSlots
-from sa1bpack.packing.execution.source_reader import (
-    PairRead,
-    PairSkipped,
-    ReaderFailed,
-    SourceFailed,
-    SourceRead,
-    SourceReaders,
-)
 from sa1bpack.packing.execution.worker import JOBS_PER_WORKER, WorkerProcess, start_worker
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.request import Request
-from sa1bpack.packing.sample import Outcome, Packed, Rejected
-from sa1bpack.packing.source_packer import SourcePacker, stopped_on_error
+from sa1bpack.packing.sample import Outcome, Packed
+from sa1bpack.packing.source_packer import SourcePacker, pair_digest, stopped_on_error
+from sa1bpack.source.pairs import PairReader, Reject
 from sa1bpack.urls import Address
 
 # One thread inflates and hashes as much as this many workers decode (benchmarks/inflate.py).
@@ -52,19 +48,27 @@ POLL_SECONDS = 0.05
 
 @dataclass(eq=False)
 class Job:
-    """One pair on its way through a worker.
+    """A pair that lies in a slot.
 
+    bytes_read
+        Of its source, when it was read.
     deaths
         Workers that ended while they decoded it.
     """
 
-    pair: PairRead
+    packer: SourcePacker
+    index: int
+    file_name: str
+    slot: int
+    jpeg_bytes: int
+    json_bytes: int
+    bytes_read: int
     deaths: int = 0
 
     @property
     def wanted(self) -> bool:
         """False once its source was given up, and its shard with it."""
-        return self.pair.packer.wants(self.pair.index)
+        return self.packer.wants(self.index)
 
 
 def pack_with_processes(
@@ -79,64 +83,82 @@ def pack_with_processes(
     more than there are workers, and at least as many as of files.
     """
     workers, downloads = request.workers, request.downloads
-    reader_threads = -(-workers // WORKERS_PER_READER_THREAD)
+    readers = -(-workers // WORKERS_PER_READER_THREAD)
     if any(isinstance(packer.source.path, Address) for packer in packers):
-        reader_threads = downloads or max(reader_threads, min(DOWNLOADS, workers))
-    reader_threads = min(len(packers), reader_threads)
-    slots = workers * (JOBS_PER_WORKER + SLOTS_AHEAD) + reader_threads * READ_AHEAD
+        readers = downloads or max(readers, min(DOWNLOADS, workers))
+    readers = min(len(packers), readers)
+    slots = workers * (JOBS_PER_WORKER + SLOTS_AHEAD) + readers * READ_AHEAD
     # Per source: the shard being filled, and the one whose last samples are being decoded. There
     # are more only if shards are smaller than the number of slots.
-    filling = 2 * reader_threads + slots // options.samples_per_shard
-    needed = files_needed(options, filling, others=2 * workers + reader_threads * SOURCE_FILES)
+    filling = 2 * readers + slots // options.samples_per_shard
+    needed = files_needed(options, filling, others=2 * workers + readers * SOURCE_FILES)
     with enough_descriptors(needed, workers):
         shared_slots = SharedSlots(slots, options)
         try:
-            readers = SourceReaders(list(packers), reader_threads, shared_slots)
-            try:
-                readers.start()
-                dispatcher = _Dispatcher(packers, options, workers, progress, readers, shared_slots)
-                with stopped_on_error(packers):
-                    dispatcher.run()
-            finally:
-                readers.stop()
+            _Dispatcher(packers, options, progress, shared_slots).run(readers, workers)
         finally:
             shared_slots.close()
 
 
 class _Dispatcher:
-    def __init__(self, packers, options, workers, progress, readers, shared_slots):
+    """What threads that read tell is done in this thread: they leave calls in a queue.
+
+    Inflating and hashing release the GIL. A slot belongs to its pair until `_free` is called.
+    """
+
+    def __init__(
+        self,
+        packers: Sequence[SourcePacker],
+        options: PackOptions,
+        progress: Progress,
+        shared_slots: SharedSlots,
+    ):
+        self._packers = packers
         self._begun: dict[SourcePacker, None] = {}  # ordered; a run may have a thousand sources
         self._unfinished = len(packers)
-        self._options: PackOptions = options
-        self._progress: Progress = progress
-        self._readers: SourceReaders = readers
-        self._shared_slots: SharedSlots = shared_slots
+        self._options = options
+        self._progress = progress
+        self._shared_slots = shared_slots
+        self._free_slots: SimpleQueue[int] = SimpleQueue()
+        for slot in range(shared_slots.count):
+            self._free_slots.put(slot)
         self._jobs: dict[int, Job] = {}
         self._waiting: deque[int] = deque()
         self._count = 0
         self._pool: list[WorkerProcess] = []
-        self._size = workers
+        self._reading: set[PairReader] = set()
+        self._stopping = False
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._wakeup, self._waker = socket.socketpair()  # readable with each call
         self._selector = selectors.DefaultSelector()
-        self._selector.register(readers.wakeup, selectors.EVENT_READ)
 
-    def run(self) -> None:
-        """Drive every packer to its end. No worker is left, whatever happens."""
+    def run(self, readers: int, workers: int) -> None:
+        """Drive every packer to its end. No thread and no worker is left, whatever happens."""
+        for end in (self._wakeup, self._waker):
+            end.setblocking(False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        threads = ThreadPoolExecutor(readers, "sa1bpack-reader")
         try:
-            for _ in range(self._size):
-                self._start_worker()
-            while self._unfinished:
-                interrupts.check()
-                self._send_jobs()
-                self._receive()
-                self._poll_packers()
-            for worker in self._pool:
-                worker.end()
-        except BaseException:
+            with stopped_on_error(self._packers):
+                for packer in self._packers:
+                    threads.submit(self._read, packer).add_done_callback(self._read_ended)
+                for _ in range(workers):
+                    self._start_worker()
+                while self._unfinished:
+                    interrupts.check()
+                    self._send_jobs()
+                    self._receive()
+                    self._poll_packers()
+                for worker in self._pool:
+                    worker.end()
+                self._pool.clear()
+        finally:
             for worker in self._pool:
                 worker.end(kill=True)
-            raise
-        finally:
+            self._stop_reading(threads, readers)
             self._selector.close()
+            self._wakeup.close()
+            self._waker.close()
 
     def _start_worker(self) -> None:
         worker = start_worker(self._options, self._shared_slots)
@@ -157,20 +179,23 @@ class _Dispatcher:
                 return
             number = self._waiting.popleft()
             worker.jobs.append(number)
-            pair = self._jobs[number].pair
+            job = self._jobs[number]
             # If the worker has ended, reading from it fails, and `_replace_worker` takes its jobs.
             with suppress(OSError):
                 worker.connection.send(
-                    (number, pair.slot, pair.jpeg_bytes, pair.json_bytes, pair.file_name)
+                    (number, job.slot, job.jpeg_bytes, job.json_bytes, job.file_name)
                 )
 
     def _receive(self) -> None:
-        """Wait for messages; take one of each worker that has any, and all of the readers."""
+        """Wait for messages; take one of each worker that has any, and all calls of the threads."""
         for key, _ in self._selector.select(POLL_SECONDS):
             worker = key.data
             if worker is None:
-                for event in self._readers.drain():
-                    self._take_event(event)
+                with suppress(BlockingIOError):
+                    while self._wakeup.recv(4096):
+                        pass
+                while not self._calls.empty():
+                    self._calls.get()()
                 continue
             try:
                 message = worker.connection.recv()
@@ -179,55 +204,115 @@ class _Dispatcher:
             else:
                 self._take_message(worker, *message)
 
-    # Events of the readers
+    def _free(self, slot: int) -> None:
+        """The pair in a slot is no longer needed. For any thread."""
+        self._shared_slots.free(slot)
+        self._free_slots.put(slot)
 
-    def _take_event(self, event) -> None:
-        if isinstance(event, ReaderFailed):
-            raise event.error
-        if not event.packer.finished:
-            self._begun[event.packer] = None
-        match event:
-            case PairSkipped(packer, index, digest, bytes_read):
-                if packer.error is None:
-                    self._skip(packer, index, digest)
-                    self._progress.advance(packer.source, bytes_read)
-            case PairRead(packer, index, digest):
-                if packer.error is not None:
-                    self._readers.free(event.slot)
-                    return
-                packer.begin(index, digest)
-                self._jobs[self._count] = Job(event)
-                self._waiting.append(self._count)
-                self._count += 1
-            case SourceRead(packer, reader, pairs):
-                if packer.error is None:
-                    for reject in packer.end(reader, pairs):
-                        self._progress.reject(packer.source, reject)
-                    self._drop_unwanted(packer)
-                self._progress.source_done(packer.source)
-            case SourceFailed(packer, error):
-                if packer.error is None:
-                    packer.fail(error)
-                    self._drop_unwanted(packer)
-                self._progress.source_done(packer.source)
+    # In the threads that read
 
-    def _skip(self, packer: SourcePacker, index: int, digest: bytes) -> None:
+    def _read(self, packer: SourcePacker) -> None:
+        try:
+            with packer.open_reader() as reader:
+                self._reading.add(reader)
+                try:  # `_stop_reading` sees the reader, or this thread that it should stop
+                    pairs = None if self._stopping else self._read_pairs(packer, reader)
+                finally:
+                    self._reading.discard(reader)
+        except SourceError as error:
+            self._call(self._fail, packer, error)
+        else:
+            if pairs is not None:
+                self._call(self._end, packer, reader, pairs)
+
+    def _read_pairs(self, packer: SourcePacker, reader: PairReader) -> int | None:
+        """Read a source to its end; returns the number of pairs, None if it is not wanted."""
+        pairs = 0
+        for pair in reader:
+            if self._stopping or packer.error is not None:
+                return None
+            pairs += 1
+            digest = pair_digest(pair)
+            if packer.is_published(pair.index):
+                self._call(self._skip, packer, pair.index, digest, reader.bytes_read)
+                continue
+            slot = self._free_slots.get()
+            if slot < 0:
+                return None
+            self._shared_slots.put(slot, pair.jpeg, pair.json)
+            sizes = len(pair.jpeg), len(pair.json)
+            job = Job(packer, pair.index, pair.file_name, slot, *sizes, reader.bytes_read)
+            self._call(self._begin, job, digest)
+        return pairs
+
+    def _read_ended(self, future: Future) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            self._call(self._raise, error)  # it must reach the run, whatever it is
+
+    def _call(self, call: Callable, *arguments: object) -> None:
+        """Have a call made by the thread that keeps the order."""
+        self._calls.put(partial(call, *arguments))
+        with suppress(BlockingIOError):  # full: it will wake up in any case
+            self._waker.send(b"\0")
+
+    def _stop_reading(self, threads: ThreadPoolExecutor, count: int) -> None:
+        self._stopping = True
+        for reader in list(self._reading):
+            reader.cancel()
+        for _ in range(count):
+            self._free_slots.put(-1)
+        threads.shutdown(cancel_futures=True)
+
+    # What these threads have this one do
+
+    def _begin(self, job: Job, digest: bytes) -> None:
+        if job.packer.error is not None:
+            self._free(job.slot)
+            return
+        self._begun[job.packer] = None
+        job.packer.begin(job.index, digest)
+        self._jobs[self._count] = job
+        self._waiting.append(self._count)
+        self._count += 1
+
+    def _skip(self, packer: SourcePacker, index: int, digest: bytes, bytes_read: int) -> None:
+        if packer.error is not None:
+            return
+        self._begun[packer] = None
         try:
             packer.skip(index, digest)
         except SourceError as error:
+            self._fail(packer, error)
+        else:
+            self._progress.advance(packer.source, bytes_read)
+
+    def _end(self, packer: SourcePacker, reader: PairReader, pairs: int) -> None:
+        if packer.error is None:
+            self._begun[packer] = None
+            for reject in packer.end(reader, pairs):
+                self._progress.reject(packer.source, reject)
+            self._drop_unwanted(packer)
+        self._progress.source_done(packer.source)
+
+    def _fail(self, packer: SourcePacker, error: SourceError) -> None:
+        if packer.error is None:
+            self._begun[packer] = None
             packer.fail(error)
             self._drop_unwanted(packer)
-            self._progress.source_done(packer.source)
+        self._progress.source_done(packer.source)
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
 
     def _drop_unwanted(self, packer: SourcePacker) -> None:
         """Drop the waiting jobs of a source that was given up.
 
         Those that a worker holds are dropped when it reports them done.
         """
-        for number in [n for n in self._waiting if self._jobs[n].pair.packer is packer]:
+        for number in [n for n in self._waiting if self._jobs[n].packer is packer]:
             if not self._jobs[number].wanted:
                 self._waiting.remove(number)
-                self._readers.free(self._jobs.pop(number).pair.slot)
+                self._free(self._jobs.pop(number).slot)
 
     # Messages of the workers
 
@@ -239,18 +324,17 @@ class _Dispatcher:
         worker.jobs.remove(number)
         job = self._jobs.pop(number)
         if not job.wanted:
-            self._readers.free(job.pair.slot)
+            self._free(job.slot)
         elif kind == "failed":
             raise result
         else:
-            self._take_outcome(job, result)
+            self._resolve(job, result)
 
-    def _take_outcome(self, job: Job, outcome: Outcome) -> None:
-        pair = job.pair
+    def _resolve(self, job: Job, outcome: Outcome) -> None:
         if isinstance(outcome, Packed):
-            outcome = replace(outcome, rows=self._shared_slots.rows(pair.slot, outcome.extent))
-        pair.packer.resolve(pair.index, outcome, partial(self._readers.free, pair.slot))
-        self._progress.done(pair.packer.source, outcome, pair.bytes_read)
+            outcome = replace(outcome, rows=self._shared_slots.rows(job.slot, outcome.extent))
+        job.packer.resolve(job.index, outcome, partial(self._free, job.slot))
+        self._progress.done(job.packer.source, outcome, job.bytes_read)
 
     # When a worker dies
 
@@ -273,19 +357,18 @@ class _Dispatcher:
             if self._jobs[number].wanted:
                 self._waiting.appendleft(number)
             else:
-                self._readers.free(self._jobs.pop(number).pair.slot)
-        if suspect in self._jobs:
-            self._count_death(suspect, how, worker.killed)
-
-    def _count_death(self, number: int, how: str, killed: bool) -> None:
-        job = self._jobs[number]
+                self._free(self._jobs.pop(number).slot)
+        if suspect not in self._jobs:
+            return
+        job = self._jobs[suspect]
         job.deaths += 1
-        name = job.pair.file_name
-        self._progress.note(f"a worker {how} while it decoded {name}; another one replaces it")
+        self._progress.note(
+            f"a worker {how} while it decoded {job.file_name}; another one replaces it"
+        )
         if job.deaths < MAX_DEATHS:
             return
         detail = f"{job.deaths} workers ended while they decoded it; the last one {how}"
-        if killed:  # from outside: the sample is not at fault, and must not be missing
-            raise MemoryError(f"{job.pair.packer.source.path}: {name}: {detail}")
-        self._waiting.remove(number)
-        self._take_outcome(self._jobs.pop(number), Rejected(name, "worker-died", detail))
+        if worker.killed:  # from outside: the sample is not at fault, and must not be missing
+            raise MemoryError(f"{job.packer.source.path}: {job.file_name}: {detail}")
+        self._waiting.remove(suspect)
+        self._resolve(self._jobs.pop(suspect), Reject(job.file_name, "worker-died", detail))

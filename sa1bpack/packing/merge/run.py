@@ -43,8 +43,13 @@ from sa1bpack.packing.merge.plan import (
     plan_sides,
     working_name,
 )
-from sa1bpack.packing.pack_state import LOCK_NAME, PackState, check_shard_record
-from sa1bpack.packing.shard_builder import PublishedShard, shard_name
+from sa1bpack.packing.pack_state import (
+    LOCK_NAME,
+    PackState,
+    PublishedShard,
+    check_shard_record,
+    shard_name,
+)
 from sa1bpack.wording import size_text
 
 

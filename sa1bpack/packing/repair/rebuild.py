@@ -11,13 +11,18 @@ from sa1bpack.format.manifest import DIGEST_NAMES, SHARDS_NAME
 from sa1bpack.format.problems import Check
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.pack_state import NOT_LOCKED, Key, PackState, check_shard_record
+from sa1bpack.packing.pack_state import (
+    NOT_LOCKED,
+    Key,
+    PackState,
+    PublishedShard,
+    check_shard_record,
+)
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.repair.damage import Damage, recorded_attributes, recorded_samples
 from sa1bpack.packing.request import Request
 from sa1bpack.packing.run import pack_sources, versions_in_force
 from sa1bpack.packing.sample import warm_up
-from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.source.find import Source, look_at
 
 

@@ -19,7 +19,7 @@ from small_tars import SMALL, contents, members, rejects_of, write_tar
 
 import sa1bpack
 from sa1bpack.errors import PackError, TooManyRejects
-from sa1bpack.packing import shard_builder
+from sa1bpack.packing import source_packer
 from sa1bpack.packing.execution import worker
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.source_packer import SourcePacker
@@ -241,7 +241,7 @@ def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
     decoded = []
     done = Progress.done
     monkeypatch.setattr(Progress, "done", lambda self, *a: (decoded.append(1), done(self, *a)))
-    monkeypatch.setattr(shard_builder.ShardWriter, "append", fail)
+    monkeypatch.setattr(source_packer.ShardWriter, "append", fail)
     tar = write_tar(tmp_path / "a.tar", members(range(60)))
     for workers in (1, 2):
         decoded.clear()
@@ -283,7 +283,7 @@ def test_publishing_that_fails_leaves_no_working_folder(tar, tmp_path, monkeypat
     def fail(self, attributes):
         raise OSError(errno.EIO, "the disk is gone", str(self.folder))
 
-    monkeypatch.setattr(shard_builder.ShardWriter, "publish", fail)
+    monkeypatch.setattr(source_packer.ShardWriter, "publish", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     assert temporaries(tmp_path / "pack") == []
