@@ -23,9 +23,11 @@ from statistics import median
 
 import numpy as np
 
-from sa1bpack.format import Extent, Layout, ShardEntry, make_manifest, publish
 from sa1bpack.format.checksums import CHECKSUMS_NAME
 from sa1bpack.format.files import byte_view
+from sa1bpack.format.layout import Extent, Layout
+from sa1bpack.format.manifest import ShardEntry, make_manifest
+from sa1bpack.format.publish import publish
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.format.zarr_metadata import (
     METADATA_NAME,

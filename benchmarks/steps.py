@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sa1bpack import transforms
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.transforms.geometry.affine import AxisMaps, scaling
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize
 from sa1bpack.transforms.masks.run_batch import RunBatch

@@ -7,7 +7,7 @@ from pathlib import Path
 from sa1bpack import interrupts
 from sa1bpack.arguments import checks_options, local_path
 from sa1bpack.cluster.tasks import Died, Needs, connected, once_unlocked
-from sa1bpack.format import Problem
+from sa1bpack.format.problems import Problem
 from sa1bpack.packing.estimate import memory_bytes
 from sa1bpack.packing.progress import report
 from sa1bpack.packing.repair.damage import sources_in_pack

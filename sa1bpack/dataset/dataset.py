@@ -32,8 +32,8 @@ from sa1bpack.dataset.shards import Shards
 from sa1bpack.dataset.sides import with_sides
 from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
-from sa1bpack.format import Layout, Manifest
-from sa1bpack.format.layout import FILE_NAME_BYTES
+from sa1bpack.format.layout import FILE_NAME_BYTES, Layout
+from sa1bpack.format.manifest import Manifest
 from sa1bpack.urls import ShardSource
 from sa1bpack.wording import counted
 

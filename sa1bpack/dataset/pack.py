@@ -28,13 +28,13 @@ from sa1bpack.dataset.shards import CACHE, Shards
 from sa1bpack.dataset.sides import Side
 from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format import Layout, Manifest
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.checked_rows import REPAIR, read_sample_rows
 from sa1bpack.format.completeness import completeness_of
 from sa1bpack.format.index import has_distinct_ids, open_manifest_and_index
 from sa1bpack.format.index_check import check_index
-from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import SHARDS_NAME, Manifest
 from sa1bpack.format.shard_digests import shard_digests
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.masks import MaskRule

@@ -8,7 +8,8 @@ import numpy as np
 from sa1bpack import masks
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.format import Layout, Manifest
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import Manifest
 
 # How an image is put into a batch.
 AS_STORED = 0  # a stored canvas, unchanged

@@ -13,7 +13,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.export.output import check_file, replacing
 from sa1bpack.export.records import annotations_of, image_of, runs_of
 from sa1bpack.export.selection import ExportResult, Selection, count_shard
-from sa1bpack.format import Shard
+from sa1bpack.format.shard_reader import Shard
 from sa1bpack.masks import mask_bbox
 from sa1bpack.progress import image_steps
 

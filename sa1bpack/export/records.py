@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.errors import FormatError, MaskError, ReadError
-from sa1bpack.format import Shard
 from sa1bpack.format.layout import NUMBER_TYPE_BITS
+from sa1bpack.format.shard_reader import Shard
 from sa1bpack.masks import check_image_runs, encode_counts
 
 _BITS = {name: bits[0] for name, bits in NUMBER_TYPE_BITS.items()}  # the first bit of each field

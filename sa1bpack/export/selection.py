@@ -11,20 +11,14 @@ import numpy as np
 
 from sa1bpack.arguments import paths_of, whole_number
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format import (
-    Index,
-    Layout,
-    Shard,
-    ShardEntry,
-    completeness_of,
-    open_index,
-    open_shard,
-    read_manifest,
-)
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.completeness import completeness_of
 from sa1bpack.format.duplicates import shared_ids
-from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.index import Index, open_index
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import SHARDS_NAME, ShardEntry, read_manifest
 from sa1bpack.format.selection import is_selection, packs_of, read_selection
+from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.wording import brief, counted, span_text
 
 _log = logging.getLogger("sa1bpack")

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sa1bpack.arguments import checks_options, local_path
-from sa1bpack.format import read_manifest
 from sa1bpack.format.files import flush_folder
-from sa1bpack.format.manifest import MANIFEST_NAME, identity_text
+from sa1bpack.format.manifest import MANIFEST_NAME, identity_text, read_manifest
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.options import recorded_options
 from sa1bpack.packing.pack_state import PackState, check_can_write

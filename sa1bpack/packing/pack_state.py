@@ -21,13 +21,6 @@ from typing import Any
 import msgspec
 
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceError, VersionError
-from sa1bpack.format import (
-    make_manifest,
-    open_shard,
-    publish,
-    read_manifest,
-    remove_stale,
-)
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, remove_published, replace_file
 from sa1bpack.format.index import open_manifest_and_index
@@ -38,9 +31,12 @@ from sa1bpack.format.manifest import (
     Count,
     Manifest,
     ShardEntry,
+    make_manifest,
+    read_manifest,
     write_manifest,
 )
-from sa1bpack.format.publish import REJECTS_NAME, shard_folders
+from sa1bpack.format.publish import REJECTS_NAME, publish, remove_stale, shard_folders
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.part_notes import PARTS_NAME, Done, all_notes, note_path
 from sa1bpack.wording import printable

@@ -15,10 +15,15 @@ from pathlib import Path
 import msgspec
 
 from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
-from sa1bpack.format import read_manifest
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import flush_folder, make_folder, remove_published, replace_file
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, write_manifest
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    SHARDS_NAME,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import (

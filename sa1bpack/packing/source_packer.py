@@ -15,7 +15,8 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import SourceCorrupt, SourceError
-from sa1bpack.format import ShardEntry, ShardWriter
+from sa1bpack.format.manifest import ShardEntry
+from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState, PublishedShard, shard_name
 from sa1bpack.packing.progress import report

@@ -23,7 +23,7 @@ from sa1bpack.dataset.rows import as_position, take
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows

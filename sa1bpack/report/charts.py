@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.format import Manifest
+from sa1bpack.format.manifest import Manifest
 from sa1bpack.report.survey import Survey
 from sa1bpack.wording import counted
 

@@ -11,10 +11,12 @@ import numpy as np
 from sa1bpack.arguments import checks_options, paths_of
 from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
 from sa1bpack.errors import FormatError
-from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
+from sa1bpack.format.completeness import Completeness, completeness_of
 from sa1bpack.format.duplicates import Duplicates, find_duplicates
 from sa1bpack.format.index import open_manifest_and_index
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, identity_text
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, identity_text
+from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.report.records import (

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sa1bpack.format import Completeness, Manifest
+from sa1bpack.format.completeness import Completeness
 from sa1bpack.format.duplicates import Duplicates
+from sa1bpack.format.manifest import Manifest
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.progress import Run
 from sa1bpack.report.charts import charts

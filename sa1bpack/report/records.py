@@ -14,10 +14,11 @@ import numpy as np
 
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import FormatError
-from sa1bpack.format import Completeness, Manifest, Shard
 from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.format.completeness import Completeness
 from sa1bpack.format.index import Index
-from sa1bpack.format.manifest import MANIFEST_NAME, Count
+from sa1bpack.format.manifest import MANIFEST_NAME, Count, Manifest
+from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.side.binding import coverage, part_names, shard_identities
 from sa1bpack.format.side.check import side_folders
 from sa1bpack.format.side.part import part_bytes

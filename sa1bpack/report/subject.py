@@ -6,9 +6,9 @@ import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import FormatError, MaskError, OptionError
-from sa1bpack.format import Shard
 from sa1bpack.format.array_reader import REMEDY
 from sa1bpack.format.problems import reason_of
+from sa1bpack.format.shard_reader import Shard
 from sa1bpack.masks import passes, rasterize
 from sa1bpack.pixels import yuv420_to_rgb
 

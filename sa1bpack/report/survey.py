@@ -11,8 +11,8 @@ import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import FormatError
-from sa1bpack.format import Shard
 from sa1bpack.format.problems import reason_of
+from sa1bpack.format.shard_reader import Shard
 from sa1bpack.report.records import check_attributes
 
 MAX_IMAGES = 20_000

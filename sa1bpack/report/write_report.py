@@ -18,9 +18,10 @@ from sa1bpack.arguments import MAX_WORD, checks_options, paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
-from sa1bpack.format import completeness_of, read_manifest
+from sa1bpack.format.completeness import completeness_of
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import replace_file
+from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import reason_of
 from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.packing.progress import Run, read_runs

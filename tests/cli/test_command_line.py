@@ -13,7 +13,7 @@ from small_tars import SMALL, contents, members, rejects_of, write_tar
 from unprivileged import without_privileges
 
 import sa1bpack
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 

@@ -13,7 +13,7 @@ from batches import same as same_batch
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError, ReadError
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 

@@ -17,7 +17,7 @@ from sa1bpack.dataset.fields import (
 )
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.transforms.pipeline import Pipeline
 

@@ -14,8 +14,11 @@ from torch.utils.data import Subset, TensorDataset, random_split
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format import Layout, ShardWriter, finished_rows, publish, read_manifest
-from sa1bpack.format.manifest import write_manifest
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import read_manifest, write_manifest
+from sa1bpack.format.publish import publish
+from sa1bpack.format.sample_rows import finished_rows
+from sa1bpack.format.shard_writer import ShardWriter
 
 
 @pytest.fixture
@@ -110,7 +113,7 @@ def texts_of(tmp_path_factory):
     """texts_of(layout): function of options that opens an empty shard's pack of it."""
     from reading_packs import made_sample
 
-    from sa1bpack.format import make_manifest
+    from sa1bpack.format.manifest import make_manifest
 
     root = tmp_path_factory.mktemp("texts")
     for name, layout in LAYOUTS.items():

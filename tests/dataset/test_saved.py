@@ -18,8 +18,8 @@ import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.rows import IdLookup
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused, VersionError
-from sa1bpack.format import Shard
 from sa1bpack.format.selection import read_selection, write_selection
+from sa1bpack.format.shard_reader import Shard
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from small_tars import changed, members, photo, record, write_tar
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError, ReadError
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.spec import BatchSpec, mask_layout
 from sa1bpack.loading.batch_copy import BatchSource

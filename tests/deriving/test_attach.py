@@ -8,10 +8,11 @@ from torch.utils.data import Subset, random_split
 import sa1bpack
 from sa1bpack.deriving.attach import attach
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format import read_manifest, verify
+from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.binding import shard_identities
 from sa1bpack.format.side.part import open_part
 from sa1bpack.format.side.spec import read_side_manifest
+from sa1bpack.format.verify import verify
 
 
 def stored(folder, pack) -> np.ndarray:

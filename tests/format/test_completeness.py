@@ -2,7 +2,9 @@
 
 import msgspec
 
-from sa1bpack.format import completeness_of, make_manifest, publish, read_manifest, write_manifest
+from sa1bpack.format.completeness import completeness_of
+from sa1bpack.format.manifest import make_manifest, read_manifest, write_manifest
+from sa1bpack.format.publish import publish
 
 SHARD = "sa_000002-000"
 

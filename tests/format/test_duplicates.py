@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from sa1bpack.format import Layout, ShardEntry, make_manifest
 from sa1bpack.format.duplicates import MAX_EXAMPLES, Duplicates, find_duplicates
 from sa1bpack.format.index import Index
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import ShardEntry, make_manifest
 
 REMEDY = "; open with duplicates='first' to leave the later ones out"
 

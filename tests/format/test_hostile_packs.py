@@ -9,10 +9,13 @@ import pytest
 from memory import peak_growth
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format import open_index, open_shard, read_manifest, remove_stale, verify
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import MAX_METADATA_BYTES, remove_published
-from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.format.index import open_index
+from sa1bpack.format.manifest import MANIFEST_NAME, read_manifest
+from sa1bpack.format.publish import remove_stale
+from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.verify import verify
 
 SHARD = "shards/sa_000000-000"
 READERS = {
@@ -227,7 +230,7 @@ except (FormatError, OSError) as error:
     assert "mask_offset" in str(error) or "c.0" in str(error), error
 """
     imports = (
-        "sa1bpack.format; from sa1bpack.format import open_shard; "
+        "sa1bpack; from sa1bpack.format.shard_reader import open_shard; "
         "from sa1bpack.errors import FormatError"
     )
     assert peak_growth(program, pack / SHARD, imports=imports) < 64

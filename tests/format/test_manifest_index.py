@@ -10,19 +10,12 @@ import pytest
 from killed_calls import Killed, killed_after
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
-from sa1bpack.format import (
-    Layout,
-    make_manifest,
-    open_index,
-    open_shard,
-    publish,
-    read_manifest,
-    remove_stale,
-    scan_shards,
-    verify,
-    write_manifest,
-)
-from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.format.index import open_index
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import MANIFEST_NAME, make_manifest, read_manifest, write_manifest
+from sa1bpack.format.publish import publish, remove_stale, scan_shards
+from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.verify import verify
 
 
 def edit(root, change):

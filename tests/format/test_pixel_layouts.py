@@ -13,18 +13,15 @@ from hypothesis import strategies as st
 from verify_script import script_finds
 
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format import (
-    Layout,
-    ShardWriter,
-    finished_rows,
-    open_shard,
-    publish,
-    read_manifest,
-    sample_checksum,
-    verify,
-)
 from sa1bpack.format.checksums import format_checksums
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.publish import publish
+from sa1bpack.format.sample_rows import finished_rows, sample_checksum
+from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.shard_writer import ShardWriter
+from sa1bpack.format.verify import verify
 
 SHARD = "sa_000000-000"
 LAYOUTS = {

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from sa1bpack.errors import FormatError, VersionError
-from sa1bpack.format import Layout, open_shard
 from sa1bpack.format.files import map_bytes
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.shard_reader import open_shard
 
 SHARD = "sa_000000-000"
 

@@ -11,17 +11,12 @@ import xxhash
 from killed_calls import Killed, killed_after
 
 from sa1bpack.errors import FormatError, OptionError, PackError
-from sa1bpack.format import (
-    Extent,
-    Layout,
-    ShardWriter,
-    append_file,
-    finished_rows,
-    open_shard,
-    sample_checksum,
-    sample_extent,
-    scan_shards,
-)
+from sa1bpack.format import append_file
+from sa1bpack.format.layout import Extent, Layout
+from sa1bpack.format.publish import scan_shards
+from sa1bpack.format.sample_rows import finished_rows, sample_checksum, sample_extent
+from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.shard_writer import ShardWriter
 
 MASKS = (2, 0, 5, 1)
 ATTRIBUTES = {"source": "sa_000000", "part": 0, "rejects": [{"member": "sa_5.jpg"}]}
@@ -240,7 +235,8 @@ def test_everything_is_flushed_before_the_final_name_appears(tmp_path, shard_of,
 def test_a_killed_process_leaves_only_a_working_name(tmp_path):
     code = (
         "import os, sys\n"
-        "from sa1bpack.format import Layout, ShardWriter\n"
+        "from sa1bpack.format.layout import Layout\n"
+        "from sa1bpack.format.shard_writer import ShardWriter\n"
         "writer = ShardWriter(sys.argv[1], 'a-000', Layout(16, 8))\n"
         "os._exit(9)\n"
     )

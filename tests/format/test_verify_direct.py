@@ -7,7 +7,8 @@ from page_cache import direct_folder, drop, resident  # noqa: F401 - a fixture
 
 from sa1bpack.disk import direct, reading_mode
 from sa1bpack.errors import OptionError
-from sa1bpack.format import read_manifest, verify
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.verify import verify
 
 
 @pytest.fixture

@@ -16,8 +16,10 @@ import xxhash
 from verify_script import SCRIPT, script, script_finds
 
 from sa1bpack.errors import FormatError, VersionError
-from sa1bpack.format import publish, read_manifest, verify
 from sa1bpack.format.checksums import format_checksums
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.publish import publish
+from sa1bpack.format.verify import verify
 from sa1bpack.format.verify_shard import HEAVY_ARRAYS
 
 SHARD = "sa_000000-000"

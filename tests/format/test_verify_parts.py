@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 from sa1bpack.errors import OptionError
-from sa1bpack.format import read_manifest, verify
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.verify import verify
 
 
 @pytest.fixture

@@ -2,25 +2,17 @@
 
 import os
 import shutil
-import sys
 
 import msgspec
 import pytest
 from killed_calls import Killed, killed_after
 from verify_script import script_finds
 
-from sa1bpack.format import (
-    Layout,
-    make_manifest,
-    publish,
-    read_manifest,
-    scan_shards,
-    verify,
-    write_manifest,
-)
-
-# `sa1bpack.format.verify` is the function of that name.
-verify_module = sys.modules["sa1bpack.format.verify"]
+from sa1bpack.format import verify as verify_module
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import make_manifest, read_manifest, write_manifest
+from sa1bpack.format.publish import publish, scan_shards
+from sa1bpack.format.verify import verify
 
 SHARD = "sa_000002-000"
 

@@ -10,7 +10,9 @@ import pytest
 from unprivileged import without_privileges
 from verify_script import script_finds
 
-from sa1bpack.format import publish, read_manifest, verify
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.publish import publish
+from sa1bpack.format.verify import verify
 
 SHARD = "sa_000000-000"
 

@@ -9,7 +9,11 @@ import tensorstore
 import xarray
 import zarr
 
-from sa1bpack.format import ShardWriter, finished_rows, open_index, open_shard, read_manifest
+from sa1bpack.format.index import open_index
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.sample_rows import finished_rows
+from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.shard_writer import ShardWriter
 
 DOCS = Path(__file__).parents[2] / "docs" / "format.md"
 SHARD = "sa_000000-000"

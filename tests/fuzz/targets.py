@@ -30,9 +30,10 @@ from sa1bpack.errors import (
     OptionsDiffer,
     SourceError,
 )
-from sa1bpack.format import open_index, open_shard, read_manifest
 from sa1bpack.format.checksums import read_checksums
-from sa1bpack.format.manifest import manifest_bytes
+from sa1bpack.format.index import open_index
+from sa1bpack.format.manifest import manifest_bytes, read_manifest
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.format import open_shard, read_manifest
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify_shard import HEAVY_ARRAYS
 from sa1bpack.format.zarr_metadata import chunk_file
 

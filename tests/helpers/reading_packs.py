@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from unflushed import unflushed
 
-from sa1bpack.format import Layout, ShardWriter, finished_rows, make_manifest, publish
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import make_manifest
+from sa1bpack.format.publish import publish
+from sa1bpack.format.sample_rows import finished_rows
+from sa1bpack.format.shard_writer import ShardWriter
 
 LAYOUT = Layout(image_size=24, mask_size=16)
 # Shard → masks of its samples. The second one is empty.

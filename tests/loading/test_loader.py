@@ -11,7 +11,7 @@ from small_tars import SMALL, members, write_tar
 import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.loading import devices
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.spec import LAYOUTS, BatchSpec

@@ -18,7 +18,10 @@ from unprivileged import give_up_privileges
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, ReadError, VersionError
-from sa1bpack.format import make_manifest, open_shard, publish, read_manifest, verify
+from sa1bpack.format.manifest import make_manifest, read_manifest
+from sa1bpack.format.publish import publish
+from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.verify import verify
 from sa1bpack.loading.loader import Loader
 
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
@@ -90,7 +93,7 @@ WRITES_NOTHING = """
 import os, sys
 import sa1bpack
 import sa1bpack.loading.loader
-from sa1bpack.format import verify
+from sa1bpack.format.verify import verify
 
 seen = []
 def hook(event, arguments):
@@ -171,7 +174,7 @@ def allocated(root: Path) -> int:
 @pytest.mark.skipif(shutil.which("cp") is None, reason="needs the program cp")
 def test_a_copy_that_lost_its_holes_is_the_same_pack(pack_writer, tmp_path):
     """Only larger on disk."""
-    from sa1bpack.format import Layout
+    from sa1bpack.format.layout import Layout
 
     pack_writer(tmp_path / "pack", {"sa_0-000": (1, 2)}, Layout(image_size=256, mask_size=16))
     ways = {"kept": "--sparse=always", "lost": "--sparse=never"}

@@ -11,7 +11,7 @@ from small_tars import SMALL, contents, members, names_of, write_tar
 
 import sa1bpack
 from sa1bpack.errors import PackError, SourceCorrupt, SourceError, SourceTruncated
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing import progress, run
 
 

@@ -20,7 +20,7 @@ from small_tars import (
 )
 
 import sa1bpack
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing.pack_state import check_shard_record
 from sa1bpack.pixels.header import MAX_SCANS
 

@@ -12,7 +12,8 @@ from small_tars import SMALL, contents, photo, record, write_tar
 
 import sa1bpack
 from sa1bpack.errors import OptionError, OptionsDiffer
-from sa1bpack.format import open_shard, read_manifest
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import rasterize, unpack_bits
 
 LAYOUTS = [

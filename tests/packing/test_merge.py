@@ -23,7 +23,8 @@ from sa1bpack.errors import (
     OutputLocked,
     OutputRefused,
 )
-from sa1bpack.format import files, read_manifest
+from sa1bpack.format import files
+from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side
 from sa1bpack.packing.merge import place_files
 

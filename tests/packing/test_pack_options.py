@@ -9,7 +9,7 @@ from small_tars import SMALL, changed, contents, members, record, write_tar
 
 import sa1bpack
 from sa1bpack.errors import OptionError
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import unpack_bits
 from sa1bpack.packing import progress
 from sa1bpack.packing.options import PackOptions

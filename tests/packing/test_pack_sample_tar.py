@@ -12,7 +12,7 @@ from PIL import Image
 from small_tars import SMALL, changed, members, names_of, write_tar
 
 import sa1bpack
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import encode_counts, unpack_bits
 
 

@@ -25,7 +25,7 @@ from small_tars import (
 
 import sa1bpack
 from sa1bpack.errors import TooManyRejects
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 
 BAD = 2  # the photo that each case spoils, among 1, 2 and 3
 JPEG, JSON = f"./sa_{BAD}.jpg", f"./sa_{BAD}.json"

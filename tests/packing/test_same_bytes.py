@@ -6,7 +6,7 @@ import pytest
 from small_tars import SMALL, contents, members, names_of, rejects_of, write_tar
 
 import sa1bpack
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tars import SMALL, members, write_tar
 
-from sa1bpack.format import Extent
+from sa1bpack.format.layout import Extent
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.sample import Dropped, Packed

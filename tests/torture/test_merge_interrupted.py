@@ -18,6 +18,7 @@ from small_tars import contents
 
 import sa1bpack
 from sa1bpack.errors import FormatError
+from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideSpec
 
 pytestmark = pytest.mark.skipif(
@@ -97,7 +98,7 @@ class Merge:
     def check_readable(self, where: str) -> None:
         """What there is can be opened, or is no pack with samples yet; a complete pack is sound."""
         try:
-            manifest = sa1bpack.format.read_manifest(self.root)
+            manifest = read_manifest(self.root)
             ds = sa1bpack.open(self.root) if manifest.shards else ()
         except FormatError as error:
             assert not (self.root / "manifest.json").exists(), (where, error)

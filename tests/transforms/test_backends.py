@@ -8,7 +8,7 @@ import pytest
 import torch
 from made_batches import dataset, noisy_batch
 
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import KernelWarning, Pipeline, RandomFlip, backends, describe_kernels
 
 CUDA = torch.device("cuda")

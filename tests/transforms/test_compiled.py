@@ -8,7 +8,7 @@ import pytest
 import torch
 from made_batches import STEPS, dataset, noisy_batch
 
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import (
     Pipeline,
     RandomFlip,

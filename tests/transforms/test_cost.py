@@ -13,7 +13,7 @@ import torch
 from allocations import Peak
 from made_batches import dataset, moved
 
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import (
     ColorJitter,
     Mixup,

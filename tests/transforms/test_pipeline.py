@@ -18,7 +18,7 @@ from PIL import Image
 from sync_debug import Waits, waiting_is_an_error
 
 from sa1bpack.errors import OptionError
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import (
     ColorJitter,
     Mixup,

@@ -6,7 +6,7 @@ import torch
 from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
 
 from sa1bpack.errors import OptionError
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import ColorJitter, Mixup, Pipeline, RandomFlip, ScaleJitter
 from sa1bpack.transforms.masks.run_batch import RunBatch
 

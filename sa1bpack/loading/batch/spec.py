@@ -12,7 +12,7 @@ from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_FIELDS
 from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate

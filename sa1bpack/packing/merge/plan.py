@@ -9,10 +9,16 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.errors import FormatError, OptionsDiffer, OutputRefused
-from sa1bpack.format import Manifest, ShardEntry, open_index, read_manifest
 from sa1bpack.format.duplicates import shared_ids
 from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, temporary_beside
-from sa1bpack.format.manifest import DIGEST_NAMES, MANIFEST_NAME
+from sa1bpack.format.index import open_index
+from sa1bpack.format.manifest import (
+    DIGEST_NAMES,
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    read_manifest,
+)
 from sa1bpack.format.shard_digests import shard_digests
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.spec import (

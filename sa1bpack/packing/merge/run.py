@@ -19,10 +19,10 @@ from pathlib import Path
 from sa1bpack import interrupts
 from sa1bpack.arguments import check_can_be_folder, checks_options, local_path, paths_of
 from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
-from sa1bpack.format import open_shard
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import flush_folder, make_folder, temporary_beside
 from sa1bpack.format.manifest import SHARDS_NAME, refuse_in_pack
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.packing.merge.place_files import (
     CLONED,

@@ -18,22 +18,21 @@ import xxhash
 
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, OptionError, VersionError
-from sa1bpack.format import (
-    Layout,
-    Manifest,
-    Problem,
-    Shard,
-    make_manifest,
-    open_shard,
-    read_manifest,
-)
 from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, read_metadata_file, replace_file
-from sa1bpack.format.layout import FORMAT_VERSION
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, manifest_bytes
-from sa1bpack.format.problems import Check
+from sa1bpack.format.layout import FORMAT_VERSION, Layout
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    SHARDS_NAME,
+    Manifest,
+    make_manifest,
+    manifest_bytes,
+    read_manifest,
+)
+from sa1bpack.format.problems import Check, Problem
 from sa1bpack.format.publish import shard_folders
+from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.verify import check_pack
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
 from sa1bpack.packing.options import PackOptions, recorded_options

@@ -4,11 +4,11 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sa1bpack.format import open_shard
 from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.manifest import DIGEST_NAMES, SHARDS_NAME
 from sa1bpack.format.problems import Check
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import (

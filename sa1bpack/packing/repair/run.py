@@ -16,11 +16,11 @@ from shlex import quote
 from sa1bpack import interrupts
 from sa1bpack.arguments import ALL, Share, checks_options, local_path, part_of_job, patterns_of
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format import Problem, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import put_in_place, restore_set_aside
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
-from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes
+from sa1bpack.format.problems import Problem
+from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes, remove_stale
 from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.packing.pack_state import PackState, lock_folder
 from sa1bpack.packing.part_notes import alone, remove_empty_notes, working_folder

@@ -10,10 +10,11 @@ from side_arrays import write_side
 from verify_script import SCRIPT, script_finds
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
-from sa1bpack.format import read_manifest, verify
+from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.binding import shard_identities
 from sa1bpack.format.side.part import open_part
 from sa1bpack.format.side.spec import SideSpec, read_side_manifest
+from sa1bpack.format.verify import verify
 
 SPEC = SideSpec("teacher", "mask", "float32", (3, 2))
 MANIFESTS = {

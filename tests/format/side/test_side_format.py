@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from side_arrays import side_rows, write_side
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputLocked, OutputRefused
-from sa1bpack.format import read_manifest, verify
 from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.binding import coverage, part_names, shard_identities
 from sa1bpack.format.side.part import open_part
 from sa1bpack.format.side.spec import (
@@ -38,6 +38,7 @@ from sa1bpack.format.side.spec import (
     remove_unused,
 )
 from sa1bpack.format.side.writer import PartWriter
+from sa1bpack.format.verify import verify
 
 DOCS = Path(__file__).parents[3] / "docs" / "format.md"
 IMAGE = SideSpec("teacher", "sample", "float16", (4, 3, 3), spatial=True)
@@ -184,7 +185,7 @@ def test_two_writers_of_one_part_exclude_each_other_and_a_killed_one_leaves_noth
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from sa1bpack.format import read_manifest\n"
+        "from sa1bpack.format.manifest import read_manifest\n"
         "from sa1bpack.format.side.binding import shard_identities\n"
         "from sa1bpack.format.side.spec import read_side_manifest\n"
         "from sa1bpack.format.side.writer import PartWriter\n"

@@ -12,7 +12,7 @@ import sa1bpack
 from sa1bpack.errors import (
     OptionError,
 )
-from sa1bpack.format import open_shard
+from sa1bpack.format.shard_reader import open_shard
 
 
 def test_a_flipped_bit_in_any_file_of_a_shard_is_repaired(root, tars, expected):

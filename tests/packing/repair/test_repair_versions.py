@@ -12,8 +12,9 @@ import sa1bpack
 from sa1bpack.errors import (
     VersionError,
 )
-from sa1bpack.format import publish, read_manifest
 from sa1bpack.format.checksums import file_digest, format_checksums, read_checksums
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.publish import publish
 
 
 @pytest.fixture

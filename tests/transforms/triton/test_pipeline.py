@@ -11,7 +11,7 @@ from made_batches import (
     ragged,
 )
 
-from sa1bpack.format import Layout
+from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import (
     Pipeline,
     RandomFlip,
