@@ -33,8 +33,8 @@ from sa1bpack.measuring.bench import bench as bench
 from sa1bpack.packing.estimate import estimate as estimate
 from sa1bpack.packing.finalize import FinalizeResult as FinalizeResult
 from sa1bpack.packing.finalize import finalize as finalize
-from sa1bpack.packing.merge.run import MergeResult as MergeResult
-from sa1bpack.packing.merge.run import merge as merge
+from sa1bpack.packing.merge import MergeResult as MergeResult
+from sa1bpack.packing.merge import merge as merge
 from sa1bpack.packing.options import PackOptions as PackOptions
 from sa1bpack.packing.repair.run import RepairResult as RepairResult
 from sa1bpack.packing.repair.run import repair as repair

@@ -30,7 +30,7 @@ def run(out: UserPath, packs: list[UserPath]) -> int:
     To train from several packs without merging them: sa1bpack.open([...]).
     """
     with interrupts_held():  # loads what packing needs
-        from sa1bpack.packing.merge.run import merge
+        from sa1bpack.packing.merge import merge
 
     try:
         with byte_bar() as advance:

@@ -24,7 +24,7 @@ from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceErro
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, remove_published, replace_file
 from sa1bpack.format.index import open_manifest_and_index
-from sa1bpack.format.layout import FORMAT_VERSION
+from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
@@ -309,27 +309,39 @@ def _check_writable(root: Path) -> None:
 def published_shard(folder: Path, root: Path) -> PublishedShard:
     """A shard under its final name in the pack at `root`. Raises FormatError if it is damaged."""
     try:
-        shard = open_shard(folder)
-        check_shard_record(shard.attributes, folder)
-        _check_name(folder, shard.entry)
+        shard = read_shard(folder)
+        if folder.name != (name := shard_name(shard.entry.source, shard.entry.part)):
+            raise FormatError(
+                f"{folder}: it holds part {shard.entry.part} of {shard.entry.source}, whose name "
+                f"is {name}"
+            )
     except FormatError as error:
         raise FormatError(
             f"{error}\nRemove the folder {folder} and repeat the command: that part is "
             f"packed again. Or repair all damage: sa1bpack repair {quote(str(root))} TARS"
         ) from error
+    return shard
+
+
+def read_shard(folder: Path, layout: Layout | None = None) -> PublishedShard:
+    """A shard with the packer's record, of this layout if given. Raises FormatError and OSError."""
+    shard = open_shard(folder, layout)
+    check_shard_record(shard.attributes, folder)
     return PublishedShard(shard.entry, shard.attributes)
 
 
-def lock_folder(root: Path, shared: bool = False) -> int:
+def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """Lock a folder until the descriptor is closed or the process ends, however it ends.
 
     shared
         Beside others that lock it so; else alone.
+    flags
+        To open its file with; by default it is made.
 
     The lock is on a file in it, which stays: NFS supports such locks between machines, but not
     those on folders.
     """
-    descriptor = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = os.open(root / LOCK_NAME, flags, 0o666)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -347,15 +359,6 @@ def check_can_write(version: tuple[int, int], path: Path) -> None:
         raise VersionError(
             f"{path}: format version {found}, but this release writes {ours} and would drop "
             "what is new; install the sa1bpack that wrote it to add to it or to repair it"
-        )
-
-
-def _check_name(folder: Path, entry: ShardEntry) -> None:
-    """Raise FormatError for a copy of a shard, or a renamed one."""
-    expected = shard_name(entry.source, entry.part)
-    if folder.name != expected:
-        raise FormatError(
-            f"{folder}: it holds part {entry.part} of {entry.source}, whose name is {expected}"
         )
 
 

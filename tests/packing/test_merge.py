@@ -26,7 +26,7 @@ from sa1bpack.errors import (
 from sa1bpack.format import files
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side
-from sa1bpack.packing.merge import place_files
+from sa1bpack.packing import place_files
 
 
 @pytest.fixture(scope="session")

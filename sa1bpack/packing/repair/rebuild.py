@@ -8,16 +8,9 @@ from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.manifest import DIGEST_NAMES, SHARDS_NAME
 from sa1bpack.format.problems import Check
-from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.pack_state import (
-    NOT_LOCKED,
-    Key,
-    PackState,
-    PublishedShard,
-    check_shard_record,
-)
+from sa1bpack.packing.pack_state import NOT_LOCKED, Key, PackState, PublishedShard, read_shard
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.repair.damage import Damage, recorded_attributes, recorded_samples
 from sa1bpack.packing.request import Request
@@ -48,17 +41,12 @@ class _Rebuilding(PackState):
 def sound_shards(root: Path, damage: Damage, sources: Container[str]) -> dict[Key, PublishedShard]:
     """The shards of sources that a check has found sound. Raises FormatError and OSError."""
     return {
-        (entry.source, entry.part): packed_shard(root, entry.name, damage)
+        (entry.source, entry.part): read_shard(
+            root / SHARDS_NAME / entry.name, damage.options.layout
+        )
         for entry in damage.manifest.shards
         if entry.source in sources and entry.name not in damage.shards
     }
-
-
-def packed_shard(root: Path, name: str, damage: Damage) -> PublishedShard:
-    """A shard under its final name. Raises FormatError and OSError."""
-    shard = open_shard(root / SHARDS_NAME / name, damage.options.layout)
-    check_shard_record(shard.attributes, shard.folder)
-    return PublishedShard(shard.entry, shard.attributes)
 
 
 def _identity_of(record: dict | None) -> str:

@@ -22,7 +22,7 @@ from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifes
 from sa1bpack.format.problems import Problem
 from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes, remove_stale
 from sa1bpack.format.zarr_metadata import METADATA_NAME
-from sa1bpack.packing.pack_state import PackState, lock_folder
+from sa1bpack.packing.pack_state import PackState, lock_folder, read_shard
 from sa1bpack.packing.part_notes import alone, remove_empty_notes, working_folder
 from sa1bpack.packing.progress import report
 from sa1bpack.packing.repair.damage import (
@@ -34,7 +34,7 @@ from sa1bpack.packing.repair.damage import (
     remove_note,
     write_note,
 )
-from sa1bpack.packing.repair.rebuild import Replacement, Wanted, packed_shard, sound_shards
+from sa1bpack.packing.repair.rebuild import Replacement, Wanted, sound_shards
 from sa1bpack.packing.request import Request, checked_workers
 from sa1bpack.packing.run import pack_into
 from sa1bpack.progress import byte_bar
@@ -363,7 +363,9 @@ class _Repair:
                 continue
             try:
                 self._check_digest(name)
-                self._state.add_shard(packed_shard(self._root, name, self._damage))
+                self._state.add_shard(
+                    read_shard(self._root / SHARDS_NAME / name, self._damage.options.layout)
+                )
             except (FormatError, OSError) as error:
                 if self._damage.lost:
                     continue

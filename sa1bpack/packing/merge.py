@@ -1,0 +1,443 @@
+"""`merge`: one pack from several, without reading a tar or decoding anything.
+
+What is taken from each is checked before anything is written. Shards are put under their names in
+the new pack by links, clones or copies, each in one step; then index, manifest and checksums are
+published as by the packer. What results has the bytes of a pack of all sources. A merge that is
+killed is repeated: what is published stays.
+"""
+
+import errno
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sa1bpack import interrupts
+from sa1bpack.arguments import check_can_be_folder, checks_options, local_path, paths_of
+from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputRefused
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.duplicates import shared_ids
+from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, temporary_beside
+from sa1bpack.format.index import open_index
+from sa1bpack.format.manifest import (
+    DIGEST_NAMES,
+    MANIFEST_NAME,
+    SHARDS_NAME,
+    Manifest,
+    ShardEntry,
+    read_manifest,
+    refuse_in_pack,
+)
+from sa1bpack.format.shard_digests import shard_digests
+from sa1bpack.format.side.binding import ShardIdentity
+from sa1bpack.format.side.spec import (
+    SIDES_NAME,
+    create_side,
+    first_difference,
+    is_side,
+    is_unused,
+    read_side_manifest,
+)
+from sa1bpack.packing.options import PackOptions, worded
+from sa1bpack.packing.pack_state import (
+    Key,
+    PackState,
+    check_can_write,
+    check_source_record,
+    lock_folder,
+    read_shard,
+    shard_name,
+)
+from sa1bpack.packing.place_files import (
+    CLONED,
+    COPIED,
+    LINKED,
+    can_share,
+    data_bytes,
+    publish_like,
+)
+from sa1bpack.wording import brief, counted, size_text
+
+_WORKING = "merge-"
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What a merge did, and what the new pack holds.
+
+    root                    its folder
+    images, masks, shards   totals of the pack
+    packs                   how many were merged
+    before                  shards that an earlier merge had put there
+    repeated                shards that several packs have, which are there once
+    linked, cloned, copied  files of shards and side arrays that are hard links, clones, and copies
+    sides                   name of a side array → shards without a part of it
+    complete                whether every pack was complete
+    seconds                 wall time
+
+    Examples:
+        >>> result = sa1bpack.merge("merged", ["packed"])
+        >>> result.images, result.shards, result.complete
+        (3, 1, True)
+    """
+
+    root: Path
+    images: int
+    masks: int
+    shards: int
+    packs: int
+    before: int
+    repeated: int
+    linked: int
+    cloned: int
+    copied: int
+    sides: dict[str, list[str]] = field(default_factory=dict)
+    complete: bool = True
+    seconds: float = 0.0
+
+
+@checks_options
+def merge(
+    out: str | os.PathLike[str],
+    packs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> MergeResult:
+    """Make one pack of several that were made with the same options.
+
+    out
+        Folder of the new pack: new, empty, or what an earlier merge of these packs, or of some of
+        them, left there.
+    packs
+        Folders of packs, or glob patterns. They stay as they are, and may be removed afterwards.
+    progress
+        Called as progress(bytes copied, bytes to copy), again and again while files are copied.
+
+    Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
+    else clones that share their blocks, else copies. Side arrays in PACK/side come along. The
+    result has the same bytes as if all sources had been packed into `out`; interrupted or killed,
+    repeat the call.
+
+    Raises OptionError; OptionsDiffer; OutputRefused if two packs have different shards, sources or
+    side arrays of one name, or an image id in common, or if `out` holds something else;
+    OutputLocked (a packer or a repair works on one of the folders); FormatError for a pack that is
+    damaged or not one of this packer, and OSError if the disk fails or is too small.
+
+    Examples:
+        >>> sa1bpack.merge("both", ["packed"]).copied
+        0
+        >>> sa1bpack.verify("both").ok
+        True
+    """
+    started = time.perf_counter()
+    root, roots = local_path("out", out), paths_of("packs", packs)
+    for pack in roots:
+        one, other = root.resolve(), pack.resolve()
+        if one.is_relative_to(other) or other.is_relative_to(one):
+            raise OptionError(
+                f"out is {str(out)!r}: it is, holds or lies in the pack {pack}; choose a folder "
+                "elsewhere"
+            )
+    check_can_be_folder(root, "give a new folder, or that of a pack")
+    refuse_in_pack("out", root)
+    plan = _Plan(root, roots)
+    state = PackState(root, plan.options)
+    try:
+        missing = plan.missing(state)
+        before = len(state.shards)
+        parts = plan.find_parts()
+        state.write_first_manifest()
+        copied = _Copied(_checked_space(state, [*missing.values(), *parts]), progress)
+        state.publish(complete=False)
+        counts = _place_shards(state, plan, missing, copied)
+        plan.create_sides()
+        for part, final in parts.items():
+            interrupts.check()
+            # A name that tells it from those at which `derive` is working.
+            working = temporary_beside(final.with_name(_WORKING + final.name))
+            counts += publish_like(part, working, final, copied)
+        interrupts.check()
+        state.sources.update(plan.sources)
+        state.publish(complete=plan.complete)
+        totals = state.counts()
+    finally:
+        state.release()
+    return MergeResult(
+        root,
+        totals["images"],
+        totals["masks"],
+        len(state.shards),
+        len(roots),
+        before,
+        plan.repeated,
+        counts[LINKED],
+        counts[CLONED],
+        counts[COPIED],
+        plan.without_part,
+        plan.complete,
+        time.perf_counter() - started,
+    )
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A shard of one of the packs: the pack, its entry, and its digest."""
+
+    pack: Path
+    entry: ShardEntry
+    digest: str
+
+    @property
+    def folder(self) -> Path:
+        return self.pack / SHARDS_NAME / self.entry.name
+
+
+class _Plan:
+    """What the packs hold together, checked as far as it can be without writing anything.
+
+    root          folder of the merged pack, which may have some of an earlier merge
+    options       of all packs
+    shards        (source, part) → where it is taken from
+    sources       name → record, of the sources that are packed to their end
+    repeated      shards that several packs have, with the same bytes
+    complete      whether every pack is
+    sides         name of a side array in PACK/side → the folders of that name
+    without_part  name → shards with samples, but without a part in any of the packs
+    """
+
+    def __init__(self, root: Path, packs: Sequence[Path]):
+        """Read the packs, and check that they make one.
+
+        Raises OptionsDiffer, naming the differences, if they were not made with the same options;
+        OutputRefused if two packs have different shards, sources or side arrays of one name, or an
+        image id in common; FormatError or VersionError for a pack that is damaged or newer.
+        """
+        manifests = {pack: read_manifest(pack) for pack in packs}
+        first, one = next(iter(manifests.items()))
+        for pack, manifest in manifests.items():
+            check_can_write(manifest.version, pack / MANIFEST_NAME)
+            _check_same_options(first, one, pack, manifest)
+        self.root = root
+        self.options = PackOptions(**one.options)
+        if any(manifest.layout != self.options.layout for manifest in manifests.values()):
+            raise FormatError(f"{first}: its layout is not that of its options; `sa1bpack verify`")
+        self.shards: dict[Key, _Taken] = {}
+        self.sources: dict[str, dict[str, Any]] = {}
+        self.repeated = 0
+        self.complete = all(manifest.complete for manifest in manifests.values())
+        for pack, manifest in manifests.items():
+            self._take_shards(pack, manifest)
+            self._take_sources(pack, manifest)
+        self._check_ids(manifests)
+        self.sides: dict[str, list[Path]] = {}
+        self.without_part: dict[str, list[str]] = {}
+        for pack in packs:
+            for folder in sorted((pack / SIDES_NAME).glob("[!.]*")):
+                if not (is_side(folder) and is_unused(folder)):  # what a failed call left
+                    self.sides.setdefault(folder.name, []).append(folder)
+        for name, folders in self.sides.items():
+            out = root / SIDES_NAME / name
+            _check_alike([*folders, out] if out.exists() else folders)
+
+    def _take_shards(self, pack: Path, manifest: Manifest) -> None:
+        for entry, digest in zip(manifest.shards, shard_digests(pack, manifest), strict=True):
+            mine = _Taken(pack, entry, digest)
+            found = self.shards.setdefault((entry.source, entry.part), mine)
+            if found.digest != digest:
+                raise OutputRefused(
+                    f"{found.pack} and {pack} have different shards {entry.name}: two sources of "
+                    "one name, or one was packed again; leave one out"
+                )
+            self.repeated += found is not mine
+
+    def _take_sources(self, pack: Path, manifest: Manifest) -> None:
+        where = pack / MANIFEST_NAME
+        for record in manifest.sources:
+            check_source_record(record, where)
+            found = self.sources.setdefault(record["name"], record)
+            for key in ("kind", "nbytes", "pairs", *DIGEST_NAMES):
+                one, other = found.get(key), record.get(key)
+                if one != other and not (key in DIGEST_NAMES and None in (one, other)):
+                    raise OutputRefused(
+                        f"{where}: the source {record['name']} is another file than that of an "
+                        f"earlier pack: {key} is {brief(other)}, not {brief(one)}; leave one of "
+                        "the packs out"
+                    )
+
+    def _check_ids(self, manifests: dict[Path, Manifest]) -> None:
+        """Raise OutputRefused if an image id is in shards that are taken from different packs."""
+        ids = []
+        for pack, manifest in manifests.items():
+            mine = [np.empty(0, np.int64)]
+            if manifest.shards:
+                index = open_index(pack, manifest)
+                edges = index.shard_offset.tolist()
+                mine += [
+                    index.image_id[edges[k] : edges[k + 1]]
+                    for k, entry in enumerate(manifest.shards)
+                    if self.shards[entry.source, entry.part].pack == pack
+                ]
+            ids.append(np.concatenate(mine))
+        if (found := shared_ids(ids)) is not None:
+            packs = list(manifests)
+            raise OutputRefused(
+                f"{counted(found.count, 'image id')} in more than one pack, such as "
+                f"{found.example} in {packs[found.first]} and {packs[found.second]}: shards are "
+                "merged as they are; open the packs with sa1bpack.open([...], duplicates='first')"
+            )
+
+    def missing(self, state: PackState) -> dict[Key, Path]:
+        """The folders of shards that are not there yet. Raises OutputRefused if others are."""
+        others = [
+            f"the source {name}" for name in sorted(state.sources.keys() - self.sources.keys())
+        ]
+        for key, shard in state.shards.items():
+            digest = file_digest(state.shards_dir / shard.entry.name / CHECKSUMS_NAME)
+            if key not in self.shards or self.shards[key].digest != digest:
+                others.append(f"the shard {shard.entry.name} with these bytes")
+        if others:
+            raise OutputRefused(
+                f"{state.root} holds {others[0]}, which the packs to be merged do not have: name "
+                "all packs that it was merged from, or another folder"
+            )
+        return {key: s.folder for key, s in self.shards.items() if key not in state.shards}
+
+    def find_parts(self) -> dict[Path, Path]:
+        """The parts of side arrays for the merged pack's shards → where those go that are missing.
+
+        A part is bound to the bytes of its shard, so it fits them under the same name in any pack.
+        """
+        parts: dict[Path, Path] = {}
+        for name, folders in self.sides.items():
+            out, self.without_part[name] = self.root / SIDES_NAME / name, []
+            for _, taken in sorted(self.shards.items()):
+                shard = ShardIdentity(taken.entry.name, taken.digest, taken.entry.extent)
+                there = [each for each in (out, *folders) if (each / shard.part).is_dir()]
+                if not there and shard.extent.samples:
+                    self.without_part[name].append(shard.name)
+                elif there and there[0] != out:
+                    parts[there[0] / shard.part] = out / shard.part
+        return parts
+
+    def create_sides(self) -> None:
+        """Make the folders of the side arrays, with their manifests, where they are not there yet.
+
+        Only for the process that holds the pack's lock: what a killed merge left is removed.
+        """
+        for name, folders in self.sides.items():
+            out = self.root / SIDES_NAME / name
+            make_folder(out.parent)
+            for folder in folders:
+                create_side(out, read_side_manifest(folder), _WORKING)
+            for place in (out.parent, out):
+                for left in place.glob(f"{TEMPORARY_PREFIX}{_WORKING}*"):
+                    shutil.rmtree(left)
+
+
+def _check_same_options(first: Path, one: Manifest, root: Path, two: Manifest) -> None:
+    own, other = one.options, two.options
+    lines = [
+        f"  {brief(key)[1:-1]}: {worded(key, own)} in {first}, {worded(key, other)} in {root}"
+        for key in sorted(own.keys() | other.keys())
+        if own.get(key) != other.get(key)
+    ]
+    if lines:
+        alike = one.layout == two.layout and own.get("mask_sampling") == other.get("mask_sampling")
+        remedy = "sa1bpack.open([...]) opens them together: their layout is the same."
+        if not alike:
+            remedy = "Pack one of them again: nor can sa1bpack.open([...]) read these together."
+        lines = ["packs made with other options cannot be merged:", *lines[:20], remedy]
+        raise OptionsDiffer("\n".join(lines))
+
+
+def _check_alike(folders: Sequence[Path]) -> None:
+    first = read_side_manifest(folders[0])
+    for folder in folders[1:]:
+        if (difference := first_difference(first, read_side_manifest(folder))) is not None:
+            raise OutputRefused(
+                f"{folders[0]} and {folder} are different side arrays, {difference}: make one of "
+                "them again like the other, or move its folder out of the pack (it can still be "
+                "read by its path), and merge again"
+            )
+
+
+def _checked_space(state: PackState, folders: Iterable[Path]) -> int:
+    """How many bytes must be copied. Raises OSError if the disk has no room for them."""
+    make_folder(state.shards_dir)
+    needed, shares = 0, {}
+    for folder in folders:
+        if folder.parent not in shares:
+            shares[folder.parent] = can_share(folder, state.shards_dir)
+        needed += 0 if shares[folder.parent] else data_bytes(folder)
+    if needed > (free := shutil.disk_usage(state.root).free):
+        raise OSError(
+            errno.ENOSPC,
+            f"{size_text(needed)} must be copied, because the file system has no links to these "
+            f"packs, but only {size_text(free)} are free",
+            str(state.root),
+        )
+    return needed
+
+
+class _Copied:
+    """Counts the bytes that are copied, and reports them."""
+
+    def __init__(self, total: int, progress: Callable[[int, int], None] | None):
+        self._total, self._progress, self._done = total, progress, 0
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, max(self._done, self._total))
+
+
+def _place_shards(
+    state: PackState, plan: _Plan, missing: Iterable[Key], copied: _Copied
+) -> Counter:
+    """Publish the missing shards, one pack after another; each is locked meanwhile."""
+    counts: Counter = Counter()
+    parts = Counter(source for source, _ in missing)
+    packs: dict[Path, list[Key]] = {}
+    for key in missing:
+        packs.setdefault(plan.shards[key].pack, []).append(key)
+    for pack, keys in packs.items():
+        with ExitStack() as held:
+            with suppress(FileNotFoundError, PermissionError):  # then no packer can work there
+                held.callback(os.close, lock_folder(pack, shared=True, flags=os.O_RDONLY))
+            for source, part in keys:
+                interrupts.check()
+                counts += _place_shard(state, plan.shards[source, part], copied)
+                parts[source] -= 1
+                if not parts[source] and source in plan.sources:
+                    state.finish_source(plan.sources[source])
+    return counts
+
+
+def _place_shard(state: PackState, taken: _Taken, copied: _Copied) -> Counter:
+    folder, name = taken.folder, taken.entry.name
+    shard = read_shard(folder, state.options.layout)
+    if name != shard_name(taken.entry.source, taken.entry.part) or shard.entry != taken.entry:
+        raise FormatError(f"{folder}: not the shard that the manifest lists; `sa1bpack verify`")
+
+    def check(working: Path) -> None:
+        """Raise FormatError unless exactly the files of the shard are there."""
+        files = {p.relative_to(working).as_posix() for p in working.rglob("*") if p.is_file()}
+        checksums = working / CHECKSUMS_NAME
+        listed = {CHECKSUMS_NAME, *read_checksums(checksums)}
+        if file_digest(checksums) != taken.digest or files != listed:
+            raise FormatError(
+                f"{folder}: it changed while it was merged, or has other files than its checksums "
+                "list; `sa1bpack verify` names them"
+            )
+
+    final = state.shards_dir / name
+    counts = publish_like(folder, temporary_beside(final), final, copied, check)
+    state.add_shard(shard)
+    return counts
