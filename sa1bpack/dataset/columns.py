@@ -12,9 +12,8 @@ from sa1bpack.dataset.rows import Rows, offsets_of, row_array, shard_bounds
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.dataset.shards import CACHE
 from sa1bpack.errors import UnknownName
-from sa1bpack.format.checked_rows import read_array_rows
 from sa1bpack.format.layout import FILE_NAME_BYTES
-from sa1bpack.format.shard_reader import Shard
+from sa1bpack.format.shard_reader import Shard, read_array_rows
 from sa1bpack.masks import MaskRule, passes
 
 # How the values of a sample's masks become one value; a sample without masks has 0.

@@ -29,13 +29,16 @@ from sa1bpack.dataset.sides import Side
 from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
-from sa1bpack.format.checked_rows import REPAIR, read_sample_rows
 from sa1bpack.format.completeness import completeness_of
-from sa1bpack.format.index import has_distinct_ids, open_manifest_and_index
-from sa1bpack.format.index_check import check_index
+from sa1bpack.format.index import (
+    check_index,
+    has_distinct_ids,
+    open_manifest_and_index,
+    shard_digests,
+)
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest
-from sa1bpack.format.shard_digests import shard_digests
+from sa1bpack.format.shard_reader import REPAIR, read_sample_rows
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.masks import MaskRule
 from sa1bpack.urls import Counts, ShardSource
@@ -92,7 +95,7 @@ class PackFolder:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """The digest that identifies each shard's content, see `format.shard_digests`.
+        """The digest that identifies each shard's content, see `format.index.shard_digests`.
 
         Raises as that does.
         """
@@ -256,7 +259,7 @@ class Pack:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """What identifies the content of each shard, see `format.shard_digests`.
+        """What identifies the content of each shard, see `format.index.shard_digests`.
 
         Raises FormatError if the checksum file of a shard is missing.
         """
@@ -478,7 +481,7 @@ class Pack:
     ) -> dict[str, np.ndarray]:
         """All rows of a sample, copied, and compared with its checksum and with the index.
 
-        out, direct  as in `format.checked_rows.read_sample_rows`
+        out, direct  as in `format.shard_reader.read_sample_rows`
 
         Raises FormatError if they are not what was written, OSError if they cannot be read,
         ResourceShortage if the system refuses an open file for lack of resources.

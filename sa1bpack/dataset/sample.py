@@ -27,9 +27,9 @@ from sa1bpack.dataset.specs import (
 )
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
 from sa1bpack.format.array_reader import map_array
-from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.layout import Layout
+from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.select import ThresholdKeywords, Thresholds
 from sa1bpack.options import declarations

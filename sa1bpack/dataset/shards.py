@@ -19,11 +19,10 @@ from sa1bpack.dataset.fields import MASK_FIELDS, STORED_SAMPLE_FIELDS
 from sa1bpack.dataset.resources import is_shortage, mapping_budget, shortage
 from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise, map_array
-from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import ShardEntry
-from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard
 from sa1bpack.format.side.part import SidePart
 from sa1bpack.urls import Lease
 

@@ -8,14 +8,29 @@ read back for the digest, which costs more than the rest of writing (docs/decisi
 import errno
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from sa1bpack.disk.direct import BLOCK, aligned
-from sa1bpack.format.checksums import update_zeros
-from sa1bpack.format.files import flush_file, naming, read_at, write_at
+from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums, update_zeros
+from sa1bpack.format.files import (
+    flush_file,
+    flush_folder,
+    naming,
+    read_at,
+    write_at,
+    write_durably,
+)
+from sa1bpack.format.layout import ArraySpec, Extent
+from sa1bpack.format.zarr_metadata import (
+    METADATA_NAME,
+    array_metadata,
+    canonical_json,
+    chunk_file,
+)
 
 # Smaller appends are gathered before they are written.
 STAGE_BYTES = 64 * BLOCK
@@ -168,3 +183,32 @@ def set_direct(fd: int, on: bool) -> bool:
     except OSError:
         return False
     return on and flag != 0
+
+
+def complete_group(
+    folder: Path, group: bytes, files: Mapping[ArraySpec, AppendFile], extent: Extent
+) -> None:
+    """Finish all files, write metadata and checksums, and flush everything.
+
+    group   the group's own metadata
+    files   to which the rows of each array were appended; that of an array without rows is removed
+    extent  how many rows that are
+    """
+    digests = {METADATA_NAME: xxhash.xxh3_128_hexdigest(group)}
+    for spec, file in files.items():
+        count = spec.rows(extent)
+        if count == 0:
+            file.path.unlink()
+        else:
+            sizes = chunk_file(spec, count)
+            zeros = sizes.padded_bytes - sizes.data_bytes
+            file.skip(zeros)
+            file.append(np.frombuffer(sizes.tail(), np.uint8)[zeros:])
+            digests[spec.chunk_path] = file.finish()
+        metadata = canonical_json(array_metadata(spec, count))
+        digests[f"{spec.name}/{METADATA_NAME}"] = xxhash.xxh3_128_hexdigest(metadata)
+        write_durably(folder / spec.name / METADATA_NAME, metadata)
+        flush_folder(folder / spec.name)
+    write_durably(folder / METADATA_NAME, group)
+    write_durably(folder / CHECKSUMS_NAME, format_checksums(digests))
+    flush_folder(folder)

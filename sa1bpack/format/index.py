@@ -6,6 +6,7 @@ there is no Python object per sample.
 
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,20 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import check_array, check_metadata, check_offset_ends, map_array
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.array_reader import (
+    REMEDY,
+    check_array,
+    check_metadata,
+    check_offset_ends,
+    check_offsets_rise,
+    map_array,
+    missing,
+)
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import byte_view, flush_folder, temporary_beside, write_durably
 from sa1bpack.format.layout import ArraySpec, array_spec
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest, ShardEntry, read_manifest
+from sa1bpack.format.shard_reader import check_rows_digest
 from sa1bpack.format.zarr_metadata import (
     METADATA_NAME,
     array_metadata,
@@ -28,6 +38,8 @@ from sa1bpack.format.zarr_metadata import (
 )
 
 _BLOCK = 1 << 18  # ids that are compared together
+_ORDER_BLOCK = 1 << 20  # rows of the order that are checked together
+_THREADS = 16  # small files that are hashed at the same time
 
 # In the index, axis 0 of shard_offset counts shards; that of the others counts samples.
 INDEX_ARRAYS: tuple[ArraySpec, ...] = (
@@ -91,6 +103,34 @@ def index_name_of(shards: Sequence[ShardEntry], digests: Sequence[str]) -> str:
     for shard, found in zip(shards, digests, strict=True):
         digest.update(f"{shard.name} {found}\n".encode())
     return f"index-{digest.hexdigest()[:8]}"
+
+
+def shard_digests(root: Path, manifest: Manifest) -> tuple[str, ...]:
+    """What identifies the content of each shard, wherever it lies, in manifest order.
+
+    It is the XXH3-128 of its checksum file, 32 hexadecimal digits. That file has the digests of all
+    others of the shard, so shards with the same digest have the same bytes; it names neither the
+    pack nor the place in it, so a shard keeps its digest in every pack that it is in.
+
+    They are taken from the pack's own checksum file, one read for all shards, if they are those
+    that the name of the index was computed from. Otherwise, as while a packer or a repair runs,
+    each shard's checksum file is read.
+
+    Raises FormatError if one is missing, OSError if it cannot be read.
+    """
+    paths = [f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards]
+    try:
+        listed = read_checksums(root / CHECKSUMS_NAME)
+    except FormatError:  # missing or damaged: the shards have their own
+        listed = {}
+    found = tuple(listed.get(path, "") for path in paths)
+    if all(found) and index_name_of(manifest.shards, found) == manifest.index:
+        return found
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return tuple(pool.map(lambda path: file_digest(root / path), paths))
+    except FileNotFoundError as error:
+        raise missing(Path(error.filename)) from None
 
 
 def build_index(root: Path, manifest: Manifest) -> str:
@@ -215,3 +255,88 @@ def open_manifest_and_index(root: Path) -> tuple[Manifest, Index | None]:
             if manifest.index == before.index:
                 raise
     return manifest, None
+
+
+def check_index(root: Path, manifest: Manifest, index: Index) -> None:
+    """Compare the mapped index with its digests; reads 24 bytes per sample.
+
+    While a packer publishes, and after it was killed doing so, checksums.xxh128 may list another
+    index: this one is then compared with the shards. Raises FormatError naming the array.
+    """
+    listed = read_checksums(root / CHECKSUMS_NAME)
+    paths = {spec: f"{manifest.index}/{spec.chunk_path}" for spec in INDEX_ARRAYS}
+    if not any(path in listed for path in paths.values()):
+        check_against_shards(root, manifest, index)
+        return
+    for spec, path in paths.items():
+        rows = getattr(index, spec.name)
+        if len(rows):
+            check_rows_digest(root / path, rows, spec, listed.get(path))
+
+
+def check_against_shards(
+    root: Path,
+    manifest: Manifest,
+    index: Index,
+    damaged: frozenset[str | None] = frozenset(),
+    elsewhere: frozenset[str] = frozenset(),
+    whole: bool = True,
+) -> None:
+    """Check that the index is that of these shards.
+
+    damaged    names of shards to skip, with which nothing can be compared
+    elsewhere  names of shards to skip, which another part of a check compares
+    whole      check what is not of a single shard, too: one part does
+    """
+    name = manifest.index
+    if whole and not damaged and name != (expected := index_name(root, manifest.shards)):
+        raise FormatError(
+            f"{root}: the manifest names {name}, but the index of its shards is {expected}; repeat "
+            "the pack command, which publishes it again"
+        )
+    folder = root / name
+    for spec in INDEX_ARRAYS if whole else ():
+        if spec.offsets:
+            check_offsets_rise(folder / spec.name, getattr(index, spec.name))
+    first_mask = 0
+    for row, entry in enumerate(manifest.shards):
+        first, stop = int(index.shard_offset[row]), int(index.shard_offset[row + 1])
+        masks = index.mask_offset[first : stop + 1] - first_mask
+        first_mask += entry.masks
+        if entry.name in damaged or entry.name in elsewhere:
+            continue
+        image_id, mask_offset = (
+            _array_of(root / SHARDS_NAME / entry.name, entry, manifest, name)
+            for name in ("image_id", "mask_offset")
+        )
+        if not (
+            np.array_equal(index.image_id[first:stop], image_id)
+            and np.array_equal(masks, mask_offset)
+        ):
+            raise FormatError(
+                f"{folder}: samples {first} to {stop} are not those of shard {entry.name}; {REMEDY}"
+            )
+    if whole:
+        _check_order(folder, index)
+
+
+def _array_of(folder: Path, entry: ShardEntry, manifest: Manifest, name: str) -> np.ndarray:
+    """An array of a shard, memory-mapped. Raises FormatError if its length or metadata is wrong."""
+    spec = manifest.layout.array(name)
+    check_array(folder, spec, spec.rows(entry.extent))
+    return map_array(folder, spec, spec.rows(entry.extent))
+
+
+def _check_order(folder: Path, index: Index) -> None:
+    """Check that id_order is the stable argsort of image_id, a block of rows at a time."""
+    count = len(index.image_id)
+    for first in range(0, count, _ORDER_BLOCK):
+        rows = np.asarray(index.id_order[first : first + _ORDER_BLOCK + 1])
+        inside = rows.size == 0 or (rows.min() >= 0 and rows.max() < count)
+        ids = index.image_id[rows] if inside else rows
+        rising = (ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & (rows[1:] > rows[:-1]))
+        # (id, row) pairs strictly increase: no row occurs twice, so every row occurs.
+        if not (inside and rising.all()):
+            raise FormatError(
+                f"{folder / 'id_order'}: not the stable argsort of image_id; {REMEDY}"
+            )

@@ -1,11 +1,25 @@
-"""Reading a shard: everything is checked before the first view; arrays are memory maps."""
+"""Reading a shard: memory maps, checked before the first view, or copies compared with checksums.
 
+`open_shard` maps. `read_sample_rows` compares one sample with its XXH3-64, `read_array_rows` one
+array with the XXH3-128 of its file. Both read with `pread`, not through a memory map: the bytes
+that were compared are the bytes returned, whatever happens to the file afterwards, and a truncated
+file or a failing disk is an error, not a signal that ends the process.
+
+A file is opened for each read: no descriptors are held, and a shard that `sa1bpack repair` replaced
+is read at once.
+"""
+
+import functools
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 
+from sa1bpack.disk.direct import open_direct_if_possible, read_direct
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import (
     REMEDY,
@@ -16,24 +30,17 @@ from sa1bpack.format.array_reader import (
     map_array,
     read_metadata,
 )
+from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums, rows_checksum
+from sa1bpack.format.files import byte_view, cut_short, naming, read_at
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
-from sa1bpack.format.layout import FORMAT_VERSION, Extent, Layout
+from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec, Layout
 from sa1bpack.format.manifest import Count, ShardEntry
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metadata
 
+REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
 
-class _ShardAttributes(msgspec.Struct, kw_only=True):
-    """The attributes of every shard; the packer may add others."""
-
-    format: tuple[Count, Count]
-    source: str
-    part: Count
-    samples: Count
-    masks: Count
-    runs: Count
-    image_bytes: Count
-    annotations: Count
-    layout: dict[str, Any]
+# Bytes of one read from which it pays to leave the page cache out.
+_LARGE = 1 << 16
 
 
 class Shard:
@@ -95,16 +102,6 @@ class Shard:
                 views[spec.name] = rows[0] if spec.axis == "sample" else rows
         return views
 
-    def image_range(self, row: int) -> tuple[int, int]:
-        """Byte range [start, stop) of one sample's image in the chunk file of `image`."""
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {self.folder}, which has {len(self)} samples")
-        if self.layout.flat:
-            start, stop = self["image_offset"][row : row + 2].tolist()
-            return start, stop
-        nbytes = self.layout.array("image").row_bytes
-        return row * nbytes, (row + 1) * nbytes
-
     def planes(self, row: int) -> dict[str, np.ndarray]:
         """The stored pixels of one sample, without padding: views of its planes by name.
 
@@ -113,15 +110,14 @@ class Shard:
         IndexError for a row outside 0 .. samples - 1, FormatError if the number of bytes of the
         image does not follow from its size.
         """
-        start, stop = self.image_range(row)
-        height, width = self["size"][row, 2:].tolist()
+        sample = self.sample(row)
+        image, (height, width) = sample["image"].reshape(-1), sample["size"][2:].tolist()
         expected = image_nbytes(self.layout, height, width)
-        if stop - start != expected:
+        if image.size != expected:
             raise FormatError(
-                f"{self.folder / 'image_offset'}: sample {row} has {stop - start} bytes of pixels, "
+                f"{self.folder / 'image_offset'}: sample {row} has {image.size} bytes of pixels, "
                 f"but its {height} x {width} take {expected}; {REMEDY}"
             )
-        image = self["image"].reshape(-1)[start:stop]
         planes = image_planes(self.layout, height, width)
         return {plane.name: plane.view(image) for plane in planes}
 
@@ -141,68 +137,173 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     """
     folder = Path(folder)
     path = folder / METADATA_NAME
-    attributes = _read_attributes(path)
-    own = _own_attributes(attributes, path)
-    found = Layout.from_json(own.layout, f"{path}: layout")
+    try:
+        attributes = read_metadata(path)["attributes"]["sa1bpack"]
+        own = {**attributes, "name": folder.name, "bytes": 0}
+    except (KeyError, TypeError):
+        raise FormatError(
+            f"{path}: not a Zarr group with sa1bpack's attributes; {REMEDY}"
+        ) from None
+    try:
+        major, minor = msgspec.convert(own.get("format"), tuple[Count, Count])
+        entry = msgspec.convert(own, ShardEntry)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{path}: attributes: {error}; {REMEDY}") from None
+    if major != FORMAT_VERSION[0]:
+        raise VersionError(
+            f"{path}: format version {major}.{minor}, but this release reads "
+            f"{FORMAT_VERSION[0]}.x; install a sa1bpack for format {major}"
+        )
+    found = Layout.from_json(own.get("layout"), f"{path}: layout")
     if layout is not None and found != layout:
         raise FormatError(f"{path}: layout is {found}, but the pack's is {layout}")
-    extent = Extent(own.samples, own.masks, own.runs, own.image_bytes)
     for name, stored in (("runs", found.runs), ("image_bytes", found.flat)):
-        if getattr(own, name) and not stored:
-            found_count = getattr(own, name)
-            raise FormatError(f"{path}: {name} is {found_count}, but the layout stores no {name}")
-    arrays = found.array_rows(extent)
+        if (count := getattr(entry, name)) and not stored:
+            raise FormatError(f"{path}: {name} is {count}, but the layout stores no {name}")
+    arrays = found.array_rows(entry.extent)
     check_metadata(path, group_metadata(attributes, arrays))
-    nbytes = 0
     for spec, rows in arrays.items():
-        expected = chunk_file(spec, rows).file_bytes
         if deep:
             check_array(folder, spec, rows)
         else:
-            check_length(folder / spec.chunk_path, expected)
-        nbytes += expected
-    shard = Shard(folder, found, attributes, _entry(folder.name, own, nbytes))
+            check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
+    nbytes = sum(chunk_file(*each).file_bytes for each in arrays.items())
+    shard = Shard(folder, found, attributes, msgspec.structs.replace(entry, bytes=nbytes))
     for spec in found.arrays:
         if spec.offsets:
-            ends = shard[spec.name]
-            check_offset_ends(folder / spec.name, ends, extent.along(spec.child_axis))
+            last = entry.extent.along(spec.child_axis)
+            check_offset_ends(folder / spec.name, shard[spec.name], last)
     return shard
 
 
-def _read_attributes(path: Path) -> dict[str, Any]:
-    """The attributes of a shard's group; the rest of its zarr.json is checked after them."""
-    metadata = read_metadata(path)
-    try:
-        attributes = metadata["attributes"]["sa1bpack"]
-    except (KeyError, TypeError):
-        attributes = None
-    if not isinstance(attributes, dict):
-        raise FormatError(f"{path}: not a Zarr group with sa1bpack's attributes; {REMEDY}")
-    return attributes
+@functools.lru_cache(maxsize=16)
+def _chunk_paths(layout: Layout) -> tuple[tuple[ArraySpec, str], ...]:
+    return tuple((spec, spec.chunk_path) for spec in layout.arrays)
 
 
-def _own_attributes(attributes: dict[str, Any], path: Path) -> _ShardAttributes:
-    try:
-        own = msgspec.convert(attributes, _ShardAttributes)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{path}: attributes: {error}; {REMEDY}") from None
-    if own.format[0] != FORMAT_VERSION[0]:
-        raise VersionError(
-            f"{path}: format version {own.format[0]}.{own.format[1]}, but this release reads "
-            f"{FORMAT_VERSION[0]}.x; install a sa1bpack for format {own.format[0]}"
+def read_sample_rows(
+    shard: Shard, row: int, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
+) -> dict[str, np.ndarray]:
+    """All rows of one sample by array name, (n, *row_shape) each, compared with its checksum.
+
+    An offset array yields the n + 1 offsets stored in the shard. The arrays are C-contiguous and
+    belong to the caller.
+
+    out     arrays to read into, by name, of exactly the dtype and shape of the rows; the others are
+            allocated
+    direct  read what is large past the page cache, where that is possible
+
+    Raises FormatError if the bytes are not those that were written or a file is too short, OSError
+    if a file cannot be opened or read, IndexError for a row outside 0 .. samples - 1.
+    """
+    if not 0 <= row < len(shard):
+        raise IndexError(f"row {row} of {shard.folder}, which has {len(shard)} samples")
+    given = {} if out is None else out
+    bounds = {"sample": (row, row + 1)}
+    rows: dict[str, np.ndarray] = {}
+    covered: dict[str, np.ndarray] = {}  # input of the checksum: offsets as lengths
+    for spec, path in _chunk_paths(shard.layout):
+        first, stop = bounds[spec.axis]
+        path = f"{shard.folder}/{path}"
+        found = read_rows(path, spec, first, stop + spec.offsets, given.get(spec.name), direct)
+        rows[spec.name] = covered[spec.name] = found
+        if spec.offsets:
+            most = shard.extent.along(spec.child_axis)
+            covered[spec.name], bounds[spec.child_axis] = _lengths(path, found, most)
+    stored = int(rows["checksum"][0])
+    found_sum = rows_checksum(shard.layout, covered, shard.layout.image_size)
+    if found_sum != stored:
+        raise FormatError(
+            f"{shard.folder}: checksum of sample {row} is {found_sum:016x}, but {stored:016x} was "
+            f"written; {REPAIR}"
         )
-    return own
+    return rows
 
 
-def _entry(name: str, own: _ShardAttributes, nbytes: int) -> ShardEntry:
-    return ShardEntry(
-        name=name,
-        source=own.source,
-        part=own.part,
-        samples=own.samples,
-        masks=own.masks,
-        runs=own.runs,
-        image_bytes=own.image_bytes,
-        annotations=own.annotations,
-        bytes=nbytes,
-    )
+def read_rows_unchecked(shard: Shard, name: str, first: int, stop: int) -> np.ndarray:
+    """Rows `first` to `stop` of an array, read from its file and compared with nothing.
+
+    For what is compared later: a file that is cut short is an error here, where it would end the
+    process through a memory map. Raises FormatError and OSError as `read_sample_rows` does.
+    """
+    spec = shard.layout.array(name)
+    return read_rows(f"{shard.folder}/{spec.chunk_path}", spec, first, stop)
+
+
+def read_rows(
+    path: str,
+    spec: ArraySpec,
+    first: int,
+    stop: int,
+    out: np.ndarray | None = None,
+    direct: bool = False,
+) -> np.ndarray:
+    """Rows `first` to `stop` of an array, read from its file, into `out` if given.
+
+    direct  read what is large past the page cache, where that is possible
+
+    Raises FormatError if the file is too short, OSError if it cannot be opened or read.
+    """
+    rows = np.empty((stop - first, *spec.row_shape), spec.dtype) if out is None else out
+    if not rows.nbytes:  # an array without rows has no file
+        return rows
+    large = direct and rows.nbytes >= _LARGE
+    past_cache = open_direct_if_possible(path) if large else None
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if past_cache is None else past_cache
+    begin = first * spec.row_bytes
+    try:
+        if past_cache is None:
+            read_at(file, byte_view(rows), begin, path)
+        else:
+            with naming(path):
+                count = read_direct(file, byte_view(rows), begin)
+            if count < rows.nbytes:
+                raise cut_short(path, begin + count, begin + rows.nbytes)
+    finally:
+        os.close(file)
+    return rows
+
+
+def _lengths(path: str, offsets: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """Lengths between a sample's offsets, and the rows that they span, which are in 0 .. most."""
+    first, stop = int(offsets[0]), int(offsets[-1])
+    # Compared, not subtracted: a difference of two int64 may wrap round.
+    if first < 0 or stop > most or (offsets[1:] < offsets[:-1]).any():
+        raise FormatError(
+            f"{path}: offsets of the sample run from {first} to {stop}, but must be non-decreasing "
+            f"within 0 and {most}; {REPAIR}"
+        )
+    return np.diff(offsets), (first, stop)
+
+
+def read_array_rows(shard: Shard, name: str) -> np.ndarray:
+    """All rows of an array of a shard, compared with the digest of its file; a fresh copy.
+
+    Meant for the small arrays. Raises FormatError and OSError as `read_sample_rows` does, and
+    FormatError if the shard's checksum file is damaged.
+    """
+    spec = shard.layout.array(name)
+    count = spec.rows(shard.extent)
+    path = f"{shard.folder}/{spec.chunk_path}"
+    rows = read_rows(path, spec, 0, count)
+    if count:
+        listed = read_checksums(shard.folder / CHECKSUMS_NAME)
+        check_rows_digest(path, rows, spec, listed.get(spec.chunk_path))
+    return rows
+
+
+def check_rows_digest(
+    path: object, rows: np.ndarray, spec: ArraySpec, expected: str | None
+) -> None:
+    """Compare all rows of an array with the XXH3-128 of its file.
+
+    The rest of the file, after the rows, follows from their number and is not read.
+    """
+    digest = xxhash.xxh3_128(byte_view(rows))
+    digest.update(chunk_file(spec, len(rows)).tail())
+    if digest.hexdigest() != expected:
+        says = "lists none" if expected is None else f"says {expected}"
+        raise FormatError(
+            f"{path}: XXH3-128 of its rows is {digest.hexdigest()}, but {CHECKSUMS_NAME} {says}; "
+            f"{REPAIR}"
+        )

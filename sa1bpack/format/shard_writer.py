@@ -7,15 +7,15 @@ was flushed, so whatever has a final name is complete.
 import secrets
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sa1bpack.errors import FormatError, OptionError, PackError
-from sa1bpack.format.append_file import AppendFile
+from sa1bpack.format.append_file import AppendFile, complete_group
 from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder
-from sa1bpack.format.group_files import complete_group
 from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec, Extent, Layout
 from sa1bpack.format.manifest import ShardEntry, check_shard_name
@@ -104,39 +104,22 @@ class ShardWriter:
         _check_attributes(attributes)
         if self._torn:
             raise FormatError(f"{self.folder}: a sample was written in part; pack this part again")
-        extent = self.extent
-        entry = ShardEntry(
-            name=self.name,
-            source=attributes["source"],
-            part=attributes["part"],
-            samples=extent.samples,
-            masks=extent.masks,
-            runs=extent.runs,
-            image_bytes=extent.image_bytes,
-            annotations=self._annotations,
-            bytes=shard_bytes(self.layout, extent),
-        )
-        own = {
-            "format": list(FORMAT_VERSION),
-            "layout": self.layout.to_json(),
-            "samples": extent.samples,
-            "masks": extent.masks,
-            "runs": extent.runs,
-            "image_bytes": extent.image_bytes,
-            "annotations": self._annotations,
-        }
-        arrays = self.layout.array_rows(extent)
+        arrays = self.layout.array_rows(self.extent)
+        counts = {**asdict(self.extent), "annotations": self._annotations}
+        own = {"format": list(FORMAT_VERSION), "layout": self.layout.to_json(), **counts}
         group = canonical_json(group_metadata({**attributes, **own}, arrays))
-        self._complete(group)
+        complete_group(self.folder, group, self._files, self.extent)
         self.folder.rename(self._final)
         self.folder = self._final
         self._close()
         flush_folder(self._final.parent)
-        return entry
-
-    def _complete(self, group: bytes) -> None:
-        """Finish all files, write metadata and checksums, and flush everything."""
-        complete_group(self.folder, group, self._files, self.extent)
+        return ShardEntry(
+            name=self.name,
+            source=attributes["source"],
+            part=attributes["part"],
+            bytes=shard_bytes(self.layout, self.extent),
+            **counts,
+        )
 
     def discard(self) -> None:
         """Remove the working folder; does nothing after publication.

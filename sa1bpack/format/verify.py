@@ -19,8 +19,7 @@ from sa1bpack.format.array_reader import check_metadata
 from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.duplicates import find_duplicates
-from sa1bpack.format.index import Index, open_index
-from sa1bpack.format.index_check import check_against_shards
+from sa1bpack.format.index import Index, check_against_shards, open_index
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,

@@ -15,7 +15,7 @@ from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.disk.aio import CUT_SHORT
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.array_reader import missing
-from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.loading.batch.load_samples import (
     AS_IT_IS,
     BAD_SPANS,

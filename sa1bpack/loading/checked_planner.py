@@ -14,8 +14,7 @@ from sa1bpack.dataset.shards import CACHE
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
-from sa1bpack.format.checked_rows import REPAIR, read_rows_unchecked
-from sa1bpack.format.shard_reader import Shard
+from sa1bpack.format.shard_reader import REPAIR, Shard, read_rows_unchecked
 from sa1bpack.loading.batch.load_samples import IMAGE, IN_MEMORY, IN_PLACE, MAP, OPEN, Samples
 from sa1bpack.loading.batch_copy import (
     BatchCopy,

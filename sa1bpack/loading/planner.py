@@ -23,8 +23,8 @@ from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.shards import FIRST_ADDRESS, OpenShard
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, LoaderError, ReadError
-from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
+from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.loading.batch.look_up import FINE, Stored, look_up, passing_masks, run_spans
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule

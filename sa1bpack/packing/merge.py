@@ -25,7 +25,7 @@ from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputRefus
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.duplicates import shared_ids
 from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, temporary_beside
-from sa1bpack.format.index import open_index
+from sa1bpack.format.index import open_index, shard_digests
 from sa1bpack.format.manifest import (
     DIGEST_NAMES,
     MANIFEST_NAME,
@@ -35,7 +35,6 @@ from sa1bpack.format.manifest import (
     read_manifest,
     refuse_in_pack,
 )
-from sa1bpack.format.shard_digests import shard_digests
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.spec import (
     SIDES_NAME,

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.checked_rows import read_array_rows, read_sample_rows
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.shard_reader import open_shard, read_array_rows, read_sample_rows
 
 SHARD = "sa_000000-000"  # samples with 2, 0, 5 and 1 masks
 LAYOUTS = [

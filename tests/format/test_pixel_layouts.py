@@ -36,6 +36,13 @@ NATIVE = [name for name in LAYOUTS if "native" in name]
 CANVAS = [name for name in LAYOUTS if name not in NATIVE]
 
 
+def image_range(shard, row):
+    """The bytes [start, stop) of a sample's image in the chunk file of `image`."""
+    nbytes = shard.sample(row)["image"].nbytes
+    start = int(shard["image_offset"][row]) if shard.layout.flat else row * nbytes
+    return start, start + nbytes
+
+
 @pytest.fixture(params=LAYOUTS)
 def layout(request) -> Layout:
     return LAYOUTS[request.param]
@@ -93,13 +100,9 @@ def test_planes_of_a_shard_are_the_pixels_that_were_written(pack, layout, sample
             assert plane.all(), "the fixture has no zeros among the stored pixels"
             np.testing.assert_array_equal(found[name], plane)
             assert not found[name].flags.writeable and found[name].base is not None
-        start, stop = shard.image_range(row)
-        data = np.fromfile(shard.folder / layout.array("image").chunk_path, np.uint8)
-        np.testing.assert_array_equal(data[start:stop], sample["image"].reshape(-1))
         np.testing.assert_array_equal(shard.sample(row)["image"], sample["image"])
-    for method in (shard.planes, shard.image_range):
-        with pytest.raises(IndexError, match="has 4 samples"):
-            method(4)
+    with pytest.raises(IndexError, match="has 4 samples"):
+        shard.planes(4)
 
 
 def test_checksum_is_the_documented_one(layout, sample_of):
@@ -135,7 +138,7 @@ def test_a_flipped_bit_anywhere_in_the_pixels_names_its_sample(pack, layout):
     path = shard.folder / layout.array("image").chunk_path
     whole = path.read_bytes()
     for row in (0, 2, 3):
-        start, stop = shard.image_range(row)
+        start, stop = image_range(shard, row)
         for at in (start, (start + stop) // 2, stop - 1):
             changed = bytearray(whole)
             changed[at] ^= 1
@@ -179,7 +182,7 @@ def test_a_canvas_that_is_not_zero_beyond_the_image_is_found(pack, layout, sampl
         below, right = plane.start + plane.shape[0] * plane.stride, plane.shape[1]
         for at in (below, plane.start + right * (3 if layout.pixels == "rgb" else 1)):
             changed = bytearray(whole)
-            changed[shard.image_range(row)[0] + at] = 1
+            changed[image_range(shard, row)[0] + at] = 1
             path.write_bytes(changed)
             rewrite_checksums(pack, row)
             (problem,) = verify(pack).problems
@@ -221,7 +224,7 @@ def test_zarr_tensorstore_and_xarray_read_what_the_maps_show(pack, layout):
         for found in (group[spec.name][:], stored.read().result(), dataset[spec.name].values):
             assert found.dtype == spec.dtype
             np.testing.assert_array_equal(found, array)
-    start, stop = shard.image_range(2)
+    start, stop = image_range(shard, 2)
     image = group["image"][start:stop] if layout.fit == "native" else group["image"][2]
     np.testing.assert_array_equal(image, shard.sample(2)["image"])
 

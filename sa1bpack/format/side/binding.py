@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sa1bpack.format.checksums import CHECKSUMS_NAME
+from sa1bpack.format.index import shard_digests
 from sa1bpack.format.layout import Extent
 from sa1bpack.format.manifest import MANIFEST_NAME, Manifest
-from sa1bpack.format.shard_digests import shard_digests
 from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.wording import counted
 

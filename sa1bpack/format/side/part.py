@@ -1,6 +1,5 @@
 """One part of a side array: checked before the first view; its rows are memory maps."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,17 +7,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.disk.direct import open_direct_if_possible, read_direct
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import check_length, check_metadata, map_array
-from sa1bpack.format.files import byte_view, cut_short, naming, read_at
+from sa1bpack.format.files import byte_view
 from sa1bpack.format.layout import Extent
+from sa1bpack.format.shard_reader import read_rows
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.spec import AGAIN, CHECKSUM, REMAKE, SIDE_FORMAT_VERSION, SideSpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metadata
-
-# Bytes of one read from which it pays to leave the page cache out.
-_LARGE = 1 << 16
 
 
 def part_metadata(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
@@ -77,38 +73,17 @@ class SidePart:
         Raises FormatError if they are not what was written or the file is too short, OSError if it
         cannot be read.
         """
-        width, path = self.spec.row_bytes, self.path
-        if out is None:
-            out = np.empty((stop - first, *self.spec.row_shape), self.spec.stored)
-        data = byte_view(out)
-        if direct and data.size >= _LARGE and (file := open_direct_if_possible(path)) is not None:
-            try:
-                with naming(path):
-                    count = read_direct(file, data, first * width)
-            finally:
-                os.close(file)
-            if count < data.size:
-                raise cut_short(path, first * width + count, stop * width)
-        elif data.size:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                read_at(file, data, first * width, path)
-            finally:
-                os.close(file)
-        stored = np.empty(1, CHECKSUM.dtype)
+        path = self.path
+        rows = read_rows(path, self.spec.values, first, stop, out, direct)
         checksums = f"{self.folder}/{CHECKSUM.chunk_path}"
-        file = os.open(checksums, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            read_at(file, byte_view(stored), sample * CHECKSUM.row_bytes, checksums)
-        finally:
-            os.close(file)
-        found = xxhash.xxh3_64_intdigest(data)
-        if found != int(stored[0]):
+        stored = int(read_rows(checksums, CHECKSUM, sample, sample + 1)[0])
+        found = xxhash.xxh3_64_intdigest(byte_view(rows))
+        if found != stored:
             raise FormatError(
-                f"{path}: checksum of sample {sample} is {found:016x}, but {int(stored[0]):016x} "
-                f"was written; {REMAKE}"
+                f"{path}: checksum of sample {sample} is {found:016x}, but {stored:016x} was "
+                f"written; {REMAKE}"
             )
-        return out
+        return rows
 
 
 def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False):

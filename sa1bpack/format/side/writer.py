@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
-from sa1bpack.format.append_file import AppendFile
+from sa1bpack.format.append_file import AppendFile, complete_group
 from sa1bpack.format.files import (
     TEMPORARY_PREFIX,
     byte_view,
@@ -21,7 +21,6 @@ from sa1bpack.format.files import (
     read_metadata_file,
     write_durably,
 )
-from sa1bpack.format.group_files import complete_group
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.part import part_metadata
 from sa1bpack.format.side.spec import CHECKSUM, SideSpec, read_side_manifest
