@@ -60,28 +60,15 @@ def run(
     and is named on stderr; the exit code is then 1, and with --large no picture is
     written.
     """
-    from sa1bpack.dataset.open_pack import open as open_pack
     from sa1bpack.report.drawing import write_png
     from sa1bpack.report.output import check_output
-    from sa1bpack.report.show import draw_first, draw_samples
-    from sa1bpack.report.tar import raw_source, refuse_among_several
+    from sa1bpack.report.show import draw_samples
 
     path = check_output(out, ".png")
     if sum(value is not None for value in (samples, image_id, row)) > 1:
         raise OptionError("--samples, --image-id and --row exclude one another: give one")
-    thresholds = asdict(rule)
-    chosen = {"samples": samples, "large": large}
-    rows = {"image_ids": image_id, "rows": row}
-    if len(packs) > 1:
-        refuse_among_several(packs)
-    found = raw_source(packs[0])
-    if found is None:
-        dataset = open_pack(one_or_several(packs), **thresholds)
-        shown = draw_samples(dataset, seed=seed, **chosen, **rows)
-    elif seed or any(value is not None for value in rows.values()):
-        shown = draw_samples(packs[0], seed=seed, **rows)  # which refuses them
-    else:
-        shown = draw_first(found, rule=thresholds, **chosen)
+    chosen = {"samples": samples, "image_ids": image_id, "rows": row, "seed": seed, "large": large}
+    shown = draw_samples(one_or_several(packs), **chosen, rule=asdict(rule))
     write_png(shown.picture, path)
     for sample in shown.unreadable:
         print(f"sa1bpack: {printable(sample)}", file=sys.stderr)

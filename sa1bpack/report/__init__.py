@@ -4,10 +4,10 @@ info           what a pack holds, as text
 show           samples of a pack, a tar or a batch as a picture
 write_report   a page about a pack: verification, survey, then page
 
-subject        a sample, with what a picture needs of it; of a `tar`, or of a `batch`
+subject        a sample, with what a picture needs of it; those of a `batch` in its own module
 drawing        PIL: the image under masks, boxes and points, and text
 sheets         several samples with captions, or a large one with a table of its masks
-records        what the packer recorded beside the data, checked, and side arrays
+records        what packs hold, by their manifests, indexes and shards; several as one
 survey         distributions, from some of the shards
 charts         histograms of them
 page           HTML, by the templates

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,6 @@ from sa1bpack.report.survey import Survey
 from sa1bpack.wording import counted
 
 _COMMON_SIZES = 8  # the rest are one bar
-_STEPS = (1, 2, 5, 10)
 _BINS, _BINS_A_DECADE = 30, 4
 
 
@@ -47,17 +47,13 @@ class Chart:
 class Histogram(NamedTuple):
     """The number of values between each two edges.
 
-    counts       int64 (b,); a value on an edge belongs to the bin above it
-    edges        float64 (b + 1,), increasing
-    logarithmic  whether bins have equal width on a logarithmic scale
-    whole        whether values are whole numbers, so that a bin ends one below its upper edge
-    left_out     number of values that are not finite, or not above 0 with `logarithmic`
+    counts    int64 (b,); a value on an edge belongs to the bin above it
+    edges     float64 (b + 1,), increasing
+    left_out  number of values that are not finite, or not above 0 on a logarithmic axis
     """
 
     counts: np.ndarray
     edges: np.ndarray
-    logarithmic: bool
-    whole: bool
     left_out: int
 
 
@@ -65,10 +61,13 @@ def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[
     """Histograms of masks per image, image sizes, areas, predicted IoU and stability."""
     if not mask_counts.size:
         return []
-    of_all = f"all {counted(len(mask_counts), 'image')}"
-    found = [_chart(mask_counts, "Masks per image", of_all, ("masks per image", "images"))]
+    images = counted(len(mask_counts), "image")
+    found = [_chart(mask_counts, "Masks per image", f"all {images}", ("masks per image", "images"))]
     if survey.images:
-        of = _basis(manifest, survey)
+        of = f"all {images}"
+        if survey.images < manifest.samples:
+            shards = counted(len(manifest.shards), "shard")
+            of = f"{survey.images:,} of {images}, in {len(survey.shards):,} of {shards}"
         found.append(_sizes_chart(survey, of))
         of = f"{counted(len(survey.area), 'mask')} of {of}"
         for values, title, label in (
@@ -81,20 +80,10 @@ def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[
     return found
 
 
-def _basis(manifest: Manifest, survey: Survey) -> str:
-    """The basis of the values, as text: all images, or so many of them."""
-    if survey.images == manifest.samples:
-        return f"all {counted(survey.images, 'image')}"
-    return (
-        f"{survey.images:,} of {counted(manifest.samples, 'image')}, "
-        f"in {len(survey.shards):,} of {counted(len(manifest.shards), 'shard')}"
-    )
-
-
 def round_step(span: float, most: int) -> float:
     """The smallest 1, 2 or 5 times a power of ten of which at most `most` cover `span` (> 0)."""
     power = 10.0 ** math.floor(math.log10(span / most))
-    return next(step * power for step in _STEPS if step * power * most >= span * (1 - 1e-9))
+    return next(each * power for each in (1, 2, 5, 10) if each * power * most >= span * (1 - 1e-9))
 
 
 def histogram(values: np.ndarray, logarithmic: bool = False) -> Histogram:
@@ -102,46 +91,38 @@ def histogram(values: np.ndarray, logarithmic: bool = False) -> Histogram:
 
     With `logarithmic`, four bins per decade, from that of the smallest to that of the largest.
     """
-    whole = np.issubdtype(values.dtype, np.integer)
     kept = values[values > 0 if logarithmic else np.isfinite(values)]
     low, high = (float(kept.min()), float(kept.max())) if kept.size else (1.0, 9.0)
     if logarithmic:
-        decades = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
-        edges = 10.0 ** (np.arange(*(_BINS_A_DECADE * d for d in decades)) / _BINS_A_DECADE)
-        edges = np.append(edges, 10.0 ** decades[1])
+        first, last = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
+        edges = np.logspace(first, last, (last - first) * _BINS_A_DECADE + 1)
     else:
-        step = round_step(max(high - low, 1e-9 * max(1.0, abs(high))), _BINS)
-        if whole:
-            step = max(1.0, step)
-        elif high == low:
-            step = round_step(max(abs(high), 1.0), 20)
-        first = math.floor(low / step + 1e-9)
-        if _multiple(first, step) > low:  # by less than the rounding of the quotient
-            first -= 1
-        last = math.floor(high / step + 1e-9) + 1
-        edges = np.array([_multiple(number, step) for number in range(first, last + 1)])
-    counts = np.histogram(kept, edges)[0]
-    return Histogram(counts, edges, logarithmic, whole, values.size - kept.size)
-
-
-def _multiple(number: int, step: float) -> float:
-    """`number` steps, a product rather than a sum: 0.95 is an edge, not 0.9500000000001."""
-    return float(f"{number * step:.12g}")
+        whole = np.issubdtype(values.dtype, np.integer)
+        scale = max(1.0, abs(high))
+        span = 1.5 * scale if low == high and not whole else max(high - low, 1e-9 * scale)
+        step = max(1.0, round_step(span, _BINS)) if whole else round_step(span, _BINS)
+        numbers = range(math.floor(low / step) - 1, math.floor(high / step) + 3)
+        # A product has few digits: 0.95 is an edge, not 0.9500000000001.
+        edges = np.array([float(f"{number * step:.12g}") for number in numbers])
+        first, last = np.searchsorted(edges, (low, high), "right").tolist()
+        edges = edges[first - 1 : last + 1]
+    return Histogram(np.histogram(kept, edges)[0], edges, values.size - kept.size)
 
 
 def _chart(values: np.ndarray, title: str, of: str, columns: tuple[str, str]) -> Chart:
     shape = histogram(values, columns[0].endswith("(log scale)"))
-    form = ",.0f" if shape.whole else ".3f"
+    whole = np.issubdtype(values.dtype, np.integer)
+    form = ",.0f" if whole else ".3f"
     low, middle, high = (format(float(at), form) for at in np.quantile(values, (0, 0.5, 1)))
     note = f"Smallest {low}, median {middle}, largest {high}; {of}."
     if shape.left_out:
         note += f" Not shown: {counted(shape.left_out, 'value')} that the axis cannot show."
-    counts = shape.counts.tolist()
-    if not any(counts):
+    if not shape.counts.any():
         return Chart(title, note, columns, [])
-    names = [_range(shape, place) for place in range(len(counts))]
-    ends = f"{shape.edges[0]:,.6g}", f"{shape.edges[-1]:,.6g}"
-    return Chart(title, note, columns, _bars(names, counts), ends)
+    edges = shape.edges.tolist()
+    names = [_range(*pair, whole) for pair in pairwise(edges)]
+    ends = f"{edges[0]:,.10g}", f"{edges[-1]:,.10g}"
+    return Chart(title, note, columns, _bars(names, shape.counts.tolist()), ends)
 
 
 def _bars(names: list[str], counts: list[int]) -> list[Bar]:
@@ -152,10 +133,9 @@ def _bars(names: list[str], counts: list[int]) -> list[Bar]:
     ]
 
 
-def _range(shape: Histogram, place: int) -> str:
+def _range(low: float, high: float, whole: bool) -> str:
     """The values of a bin as text, such as `20 to 29` or `0.95 to 0.96`."""
-    low, high = shape.edges[place], shape.edges[place + 1]
-    if not shape.whole:
+    if not whole:
         return f"{low:g} to {high:g}"
     first, last = math.ceil(low - 1e-9), math.ceil(high - 1e-9) - 1
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"

@@ -1,7 +1,7 @@
 """`info`: what a pack holds, from its manifest and its index, without reading pixels."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,30 +9,11 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import checks_options, paths_of
-from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
-from sa1bpack.errors import FormatError
-from sa1bpack.format.completeness import Completeness, completeness_of
-from sa1bpack.format.duplicates import Duplicates, find_duplicates
-from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, identity_text
-from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.manifest import SHARDS_NAME, Manifest, identity_text
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side.spec import SIDES_NAME
-from sa1bpack.masks.select import left_out_text
-from sa1bpack.report.records import (
-    REJECTS_PREFIX,
-    TOTALS,
-    SideInfo,
-    check_attributes,
-    check_records,
-    joined_completeness,
-    joined_index,
-    joined_manifest,
-    joined_sides,
-    name_of,
-    side_infos,
-    text_of,
-)
+from sa1bpack.report.records import Holdings, Stored, name_of, read_holdings, text_of
 from sa1bpack.wording import counted, size_text
 
 # Bins of the histogram, at most: a bin is a tenth of the largest mask count, rounded up.
@@ -42,8 +23,8 @@ _WIDTH = 90  # columns
 _PACKS = 20  # of several, those that are listed
 
 
-@dataclass(frozen=True)
-class PackInfo:
+@dataclass(frozen=True, kw_only=True)
+class PackInfo(Holdings, Stored):
     """Summary of a pack, or of several as one.
 
     roots
@@ -65,23 +46,11 @@ class PackInfo:
     duplicates
         Sources and image ids that the pack holds more than once.
     sides
-        The side arrays in PACK/side; their files are not counted above.
+        The side arrays in PACK/side, name → text; their files are not counted above.
     packs
         Of several packs, what each holds; empty for one.
     """
 
-    roots: tuple[Path, ...]
-    manifest: Manifest
-    bytes: int
-    disk_bytes: int
-    files: int
-    folders: int
-    mask_counts: np.ndarray
-    packed_by: list[dict]
-    unknown_keys: list[str]
-    completeness: Completeness
-    duplicates: Duplicates
-    sides: tuple[SideInfo, ...] = ()
     packs: tuple["PackInfo", ...] = ()
 
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +66,6 @@ class PackInfo:
     def as_text(self) -> str:
         """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
         manifest, counts = self.manifest, self.manifest.counts
-        left_out = left_out_text(manifest.options, counts, manifest.masks)
         lines = [
             name_of(self.roots),
             *self._packs(),
@@ -108,24 +76,17 @@ class PackInfo:
             f"  identity   {identity_text(manifest.sources)}",
             *self._state(),
             f"  pixels     {_pixel_text(manifest.layout)}",
-            f"  masks      {manifest.masks:,}; " + (left_out or "none left out"),
+            f"  masks      {manifest.masks:,}; " + (self.left_out or "none left out"),
             f"  mask data  {_mask_text(manifest.layout)}",
             f"  size       {size_text(self.bytes)}, {size_text(self.disk_bytes)} on disk"
             + ("" if manifest.layout.flat else " (padding is stored as holes)"),
             f"  files      {self.files:,} in {counted(self.folders, 'folder')}",
-            f"  dropped    {counted(counts['dropped_images'], 'image')} without masks, "
-            f"{counted(counts['rejects'], 'rejected member')}",
+            f"  dropped    {counted(counts.get('dropped_images', 0), 'image')} without masks, "
+            f"{counted(counts.get('rejects', 0), 'rejected member')}",
         ]
-        lines += [
-            f"             {count:,} {key.removeprefix(REJECTS_PREFIX)}"
-            for key, count in counts.items()
-            if key.startswith(REJECTS_PREFIX)
-        ]
+        lines += [f"             {count:,} {reason}" for reason, count in self.reasons.items()]
         if self.unknown_keys:
-            text = f"keys of the JSON: {', '.join(self.unknown_keys)}"
-            lines += textwrap.wrap(
-                text, _WIDTH, initial_indent="  not stored ", subsequent_indent=" " * 13
-            )
+            lines += _wrapped("not stored", f"keys of the JSON: {', '.join(self.unknown_keys)}")
         for made in self.packed_by:
             lines.append(
                 "  made by    " + ", ".join(f"{key} {value}" for key, value in made.items())
@@ -158,7 +119,7 @@ class PackInfo:
             "identity": identity_text(manifest.sources),
             "packed_by": self.packed_by,
             "unknown_keys": self.unknown_keys,
-            "side_arrays": {side.name: side.text for side in self.sides},
+            "side_arrays": self.sides,
             "notes": ([] if manifest.complete else [str(self.completeness)])
             + self.duplicates.lines(),
             "packs": [each.as_dict() for each in self.packs],
@@ -179,16 +140,15 @@ class PackInfo:
     def _state(self) -> list[str]:
         """Lines on what is missing, held more than once, or kept beside the pack."""
         state = [] if self.manifest.complete and self.manifest.samples else [self.completeness]
-        lines = []
-        for label, text in [
-            *(("state", str(line)) for line in state),
-            *(("duplicates", line) for line in self.duplicates.lines()),
-            *(("side array", line) for line in map(str, self.sides)),
-        ]:
-            lines += textwrap.wrap(
-                text, _WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13
+        return [
+            line
+            for label, text in (
+                *(("state", str(each)) for each in state),
+                *(("duplicates", line) for line in self.duplicates.lines()),
+                *(("side array", f"{name}: {text}") for name, text in self.sides.items()),
             )
-        return lines
+            for line in _wrapped(label, text)
+        ]
 
     def _bars(self) -> list[str]:
         counts, edges = self.histogram()
@@ -199,6 +159,11 @@ class PackInfo:
             bar = "#" * round(_BAR * int(count) / most)
             lines.append(f"  {label:>9}  {bar:<{_BAR}} {count:,}")
         return lines
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    """A text in lines of at most 90 columns, beside its label."""
+    return textwrap.wrap(text, _WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13)
 
 
 def _pixel_text(layout: Layout) -> str:
@@ -236,91 +201,29 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
         >>> print(facts.as_text().splitlines()[2])
           images     3 in 1 shard from 1 source
     """
-    found = [_info(each) for each in paths_of("root", root)]
-    return found[0] if len(found) == 1 else _together(found)
+    packs = [_info([each]) for each in paths_of("root", root)]
+    return packs[0] if len(packs) == 1 else _info([each.roots[0] for each in packs], packs)
 
 
-def _together(found: list[PackInfo]) -> PackInfo:
-    """Several packs as one."""
-    folders = open_folders([each.roots[0] for each in found])
-    check_same_layout(folders)
-    pack = Pack(folders)
-    manifest, index = joined_manifest(pack), joined_index(pack)
-    versions = {tuple(sorted(made.items())) for each in found for made in each.packed_by}
-    return PackInfo(
-        roots=tuple(each.roots[0] for each in found),
-        manifest=manifest,
-        bytes=sum(each.bytes for each in found),
-        disk_bytes=sum(each.disk_bytes for each in found),
-        files=sum(each.files for each in found),
-        folders=sum(each.folders for each in found),
-        mask_counts=np.diff(index.mask_offset),
-        packed_by=[dict(made) for made in sorted(versions)],
-        unknown_keys=sorted({key for each in found for key in each.unknown_keys}),
-        completeness=joined_completeness([each.completeness for each in found]),
-        duplicates=find_duplicates(manifest, index),
-        sides=joined_sides([(each.roots[0], each.sides) for each in found]),
-        packs=tuple(found),
-    )
+def _info(roots: Sequence[Path], packs: Sequence[PackInfo] = ()) -> PackInfo:
+    """The summary of a pack; of several, with those of each, whose figures add up."""
+    held = read_holdings(roots)
+    if packs:
+        stored = sum(packs, Stored())
+    else:
+        folder = roots[0] / SHARDS_NAME
+        shards = (open_shard(folder / entry.name) for entry in held.manifest.shards)
+        stored = sum(map(Stored.of, shards), _own(roots[0], held.manifest))
+    return PackInfo(**vars(held), **vars(stored), packs=tuple(packs))
 
 
-def _info(root: Path) -> PackInfo:
-    manifest, index = open_manifest_and_index(root)
-    check_records(manifest, root)
-    _require_counts(manifest, root / MANIFEST_NAME)
-    mask_counts = np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset)
-    shards = [open_shard(root / SHARDS_NAME / entry.name) for entry in manifest.shards]
-    made, unknown = _records(shards)
-    inside = [path for shard in shards for path in shard.folder.rglob("*")]
-    outside = _paths_outside(root, manifest)
-    stored = [path.stat().st_blocks * 512 for path in inside if path.is_file()]
-    files = len(stored) + sum(path.is_file() for path in outside)
-    return PackInfo(
-        roots=(root,),
-        manifest=manifest,
-        bytes=sum(entry.bytes for entry in manifest.shards),
-        disk_bytes=sum(stored),
-        files=files,
-        folders=1 + len(inside) + len(outside) - files,
-        mask_counts=mask_counts,
-        packed_by=made,
-        unknown_keys=unknown,
-        completeness=completeness_of(root, manifest),
-        duplicates=find_duplicates(manifest, index),
-        sides=side_infos(root, manifest),
-    )
-
-
-def _paths_outside(root: Path, manifest: Manifest) -> list[Path]:
-    """Paths of a pack outside its shards, without working files of a packer."""
-    shown = [
+def _own(root: Path, manifest: Manifest) -> Stored:
+    """Files and folders of a pack outside its shards, without working files of a packer."""
+    paths = [
         path
         for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
         if not path.name.startswith(".") and path != root / SIDES_NAME
     ]
-    return shown + ([] if manifest.index is None else [*(root / manifest.index).rglob("*")])
-
-
-def _require_counts(manifest: Manifest, path: Path) -> None:
-    """Raise FormatError unless the totals of the packer are recorded."""
-    for key in TOTALS:
-        if key not in manifest.counts:
-            raise FormatError(
-                f"{path}: counts: {key} is missing; only packs made by sa1bpack itself can be "
-                "summarized"
-            )
-
-
-def _records(shards: list[Shard]) -> tuple[list[dict], list[str]]:
-    """The versions that packed the shards, and the keys that these do not store."""
-    made, unknown = set(), set()
-    for shard in shards:
-        if not {"packed_by", "unknown_keys"} <= set(shard.attributes):
-            raise FormatError(
-                f"{shard.folder}: the attributes packed_by and unknown_keys are missing; only "
-                "packs made by sa1bpack itself can be summarized"
-            )
-        check_attributes(shard)
-        made.add(tuple(sorted(shard.attributes["packed_by"].items())))
-        unknown.update(shard.attributes["unknown_keys"])
-    return [dict(versions) for versions in sorted(made)], sorted(unknown)
+    paths += [] if manifest.index is None else (root / manifest.index).rglob("*")
+    files = sum(path.is_file() for path in paths)
+    return Stored(files=files, folders=1 + len(paths) - files)

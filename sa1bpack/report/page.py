@@ -1,21 +1,17 @@
 """A report as one self-contained HTML page: no script, no other file, no network."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sa1bpack.format.completeness import Completeness
-from sa1bpack.format.duplicates import Duplicates
 from sa1bpack.format.manifest import Manifest
-from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.progress import Run
 from sa1bpack.report.charts import charts
-from sa1bpack.report.records import REJECTS_PREFIX, SideInfo, text_of
+from sa1bpack.report.records import Holdings, text_of
 from sa1bpack.report.survey import Survey
 from sa1bpack.report.verification import Verification
 from sa1bpack.wording import counted, printable, size_text
@@ -41,51 +37,6 @@ class Picture(NamedTuple):
     height: int = 0
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The contents of a report.
-
-    roots, manifest
-        The pack, or several as one.
-    mask_counts
-        (N,) int64, masks of each sample.
-    survey
-        Distributions, from some of its shards.
-    verification
-        What was checked and found.
-    runs
-        The recorded packing runs, in order.
-    rejects
-        The first lines of rejects.jsonl.
-    pictures
-        Samples, as they are stored.
-    completeness
-        How much of the pack is published.
-    duplicates
-        Sources and image ids that the pack holds more than once.
-    seed
-        Seed of every random choice.
-    version
-        Version of sa1bpack that writes the report.
-    sides
-        The side arrays in the pack's own folder.
-    """
-
-    roots: tuple[Path, ...]
-    manifest: Manifest
-    mask_counts: np.ndarray
-    survey: Survey
-    verification: Verification
-    runs: list[Run]
-    rejects: list[dict[str, Any]]
-    pictures: list[Picture]
-    completeness: Completeness
-    duplicates: Duplicates
-    seed: int
-    version: str
-    sides: tuple[SideInfo, ...] = ()
-
-
 class _Card(NamedTuple):
     """A statement on the state of the pack; kind is "good", "warn" or "bad"."""
 
@@ -98,8 +49,24 @@ class _Card(NamedTuple):
     remedy: str = ""
 
 
-def page(contents: Contents) -> str:
-    """The HTML of a report. All text is escaped: only the templates are markup."""
+def page(
+    held: Holdings,
+    seen: Survey,
+    checked: Verification,
+    *,
+    runs: list[Run],
+    rejects: list[dict[str, Any]],
+    pictures: list[Picture],
+    seed: int,
+) -> str:
+    """The HTML of a report. All text is escaped: only the templates are markup.
+
+    seen      distributions, from some of the shards
+    runs      the recorded packing runs, in order
+    rejects   the first lines of rejects.jsonl
+    pictures  samples, as they are stored
+    seed      of every random choice
+    """
     templates = Environment(
         loader=PackageLoader("sa1bpack.report"),
         autoescape=True,
@@ -109,56 +76,47 @@ def page(contents: Contents) -> str:
         keep_trailing_newline=True,
     )
     templates.filters["counted"] = counted
-    roots, manifest, runs = contents.roots, contents.manifest, contents.runs
+    roots, manifest = held.roots, held.manifest
     places = ", ".join(str(root.resolve()) for root in roots[:_SHOWN_PACKS])
     if len(roots) > _SHOWN_PACKS:
         places += f" and {counted(len(roots) - _SHOWN_PACKS, 'more pack')}"
-    several = f"{len(roots):,} packs"
     return templates.get_template("report.html").render(
-        title=f"Pack {roots[0].resolve().name}" if len(roots) == 1 else several,
+        title=f"Pack {roots[0].resolve().name}" if len(roots) == 1 else f"{len(roots):,} packs",
         places=places,
-        made=_when(contents.verification.finished),
-        version=contents.version,
-        totals=_totals(contents),
-        cards=_cards(contents),
-        charts=charts(manifest, contents.mask_counts, contents.survey),
-        pictures=contents.pictures,
-        samples=_how_shown(contents),
+        made=_when(checked.finished),
+        version=version("sa1bpack"),
+        totals=_totals(held, seen),
+        cards=_cards(held, seen, checked),
+        charts=charts(manifest, held.mask_counts, seen),
+        pictures=pictures,
+        samples=_how_shown(manifest, len(pictures), seed),
         options=_texts(manifest.options),
         layout=_texts(manifest.layout.to_json()),
-        identity=_identity(contents),
+        identity=_identity(held, seen),
         summary=_summary(runs),
         runs=[_run_row(run) for run in reversed(runs[-_SHOWN_RUNS:])],
         dropped=manifest.counts.get("dropped_images", 0),
-        reasons=[
-            (key.removeprefix(REJECTS_PREFIX), f"{count:,}")
-            for key, count in sorted(manifest.counts.items())
-            if key.startswith(REJECTS_PREFIX)
-        ],
+        reasons=[(reason, f"{count:,}") for reason, count in held.reasons.items()],
         rejects=[
             [line.get(key, "") for key in ("source", "reason", "member", "detail")]
-            for line in contents.rejects
+            for line in rejects
         ],
         sources=[_source_row(source) for source in manifest.sources[:_SHOWN_SOURCES]],
         more_sources=max(0, len(manifest.sources) - _SHOWN_SOURCES),
     )
 
 
-def _totals(contents: Contents) -> list[tuple[str, ...]]:
+def _totals(held: Holdings, seen: Survey) -> list[tuple[str, ...]]:
     """Name, value and remark of the numbers at the top."""
-    manifest, counts, seen = contents.manifest, contents.mask_counts, contents.survey
-    masks = []
+    manifest, counts = held.manifest, held.mask_counts
+    masks, disk, shards = [], [], []
     if counts.size:
         masks = [f"{np.mean(counts):.1f} per image, median {np.median(counts):.0f}"]
-    annotations = sum(entry.annotations for entry in manifest.shards)
-    counts = {**manifest.counts, "annotations": annotations}
-    left_out = left_out_text(manifest.options, counts, manifest.masks) or f"of {annotations:,}"
     nbytes = sum(entry.bytes for entry in manifest.shards)
-    disk = []
-    if seen.file_bytes:
-        about = "" if seen.file_bytes == nbytes else "about "
-        disk = [f"{about}{size_text(nbytes * seen.disk_bytes / seen.file_bytes)} on disk"]
-    shards = []
+    if seen.stored.bytes:
+        about = "" if seen.stored.bytes == nbytes else "about "
+        on_disk = size_text(nbytes * seen.stored.disk_bytes / seen.stored.bytes)
+        disk = [f"{about}{on_disk} on disk"]
     if sizes := sorted(entry.samples for entry in manifest.shards):
         same = sizes[0] == sizes[-1]
         span = counted(sizes[0], "image") if same else f"{sizes[0]:,} to {sizes[-1]:,} images"
@@ -168,25 +126,27 @@ def _totals(contents: Contents) -> list[tuple[str, ...]]:
     return [
         ("Images", f"{manifest.samples:,}"),
         ("Masks", f"{manifest.masks:,}", *masks),
-        ("Masks left out", f"{annotations - manifest.masks:,}", left_out),
+        (
+            "Masks left out",
+            f"{held.annotations - manifest.masks:,}",
+            held.left_out or f"of {held.annotations:,}",
+        ),
         ("Size", size_text(nbytes), *disk),
         ("Shards", f"{len(manifest.shards):,}", *shards),
         ("Rejects", "not recorded" if rejects is None else f"{rejects:,}"),
     ]
 
 
-def _cards(contents: Contents) -> list[_Card]:
-    checked, seen = contents.verification, contents.survey
+def _cards(held: Holdings, seen: Survey, checked: Verification) -> list[_Card]:
     cards = []
-    if not contents.manifest.complete:
-        text = str(contents.completeness)
+    if not held.manifest.complete:
+        text = str(held.completeness)
         cards.append(_Card("warn", "Not complete.", f"{text[0].upper()}{text[1:]}."))
-    if contents.duplicates:
-        lines = contents.duplicates.lines()
+    if lines := held.duplicates.lines():
         cards.append(_Card("warn", "Held more than once.", lines=lines, noun="finding"))
-    if sides := contents.sides:
-        size = counted(len(sides), "side array")
-        cards.append(_Card("good", f"{size}.", lines=sides, noun="side array"))
+    if lines := [f"{name}: {text}" for name, text in held.sides.items()]:
+        size = counted(len(lines), "side array")
+        cards.append(_Card("good", f"{size}.", lines=lines, noun="side array"))
     cards.append(_verdict(checked))
     if lines := seen.unreadable:
         text = f"{counted(len(lines), 'part')} of the pack could not be read for this report."
@@ -218,32 +178,33 @@ def _verdict(checked: Verification) -> _Card:
     )
 
 
-def _how_shown(contents: Contents) -> str:
-    total, shown = contents.manifest.samples, len(contents.pictures)
-    how = f"All {counted(total, 'image')}"
-    if shown != total:
-        how = f"{shown} of {counted(total, 'image')}, at random (seed {contents.seed})"
-    masks = "stored masks" if contents.manifest.layout.bits else "masks drawn from exact runs"
+def _how_shown(manifest: Manifest, shown: int, seed: int) -> str:
+    images = counted(manifest.samples, "image")
+    all_of_them = shown == manifest.samples
+    how = f"All {images}" if all_of_them else f"{shown} of {images}, at random (seed {seed})"
+    masks = "stored masks" if manifest.layout.bits else "masks drawn from exact runs"
     return (
         f"{how}: stored pixels and {masks}, smaller ones over larger ones, with boxes and the "
         "points that prompted them."
     )
 
 
-def _identity(contents: Contents) -> list[tuple[str, str]]:
-    manifest, seen = contents.manifest, contents.survey
+def _identity(held: Holdings, seen: Survey) -> list[tuple[str, str]]:
+    manifest, stored = held.manifest, seen.stored
     made = [
         "; ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-        for versions in seen.packed_by
+        for versions in stored.packed_by
     ]
-    unknown = f"keys of the JSON: {', '.join(sorted(seen.unknown_keys))}"
-    index = "one in each pack" if len(contents.roots) > 1 else manifest.index or "none yet"
+    unknown = "no key of the JSON, in the shards read"
+    if stored.unknown_keys:
+        unknown = f"keys of the JSON: {', '.join(stored.unknown_keys)}"
+    index = "one in each pack" if len(held.roots) > 1 else manifest.index or "none yet"
     return [
         ("format", f"{manifest.format} {'.'.join(map(str, manifest.version))}"),
         *(("packed by", text) for text in made or ["not recorded"]),
         ("seen in", f"{len(seen.shards):,} of {counted(len(manifest.shards), 'shard')}"),
         ("index", index),
-        ("not stored", unknown if seen.unknown_keys else "no key of the JSON, in the shards read"),
+        ("not stored", unknown),
     ]
 
 

@@ -1,32 +1,33 @@
-"""Records of the packer and side arrays: what one pack or several hold beside their samples.
+"""What one pack or several hold, by their records, which are checked before they are shown.
 
-The format leaves records to the packer: a missing one is fine, one of another type is damage, and
-is found before it is shown. Several packs are summed up as `sa1bpack.open` has them as one dataset.
+The format leaves records to the packer: a missing one is fine, one of another type is damage.
+Several packs are summed up as `sa1bpack.open` has them as one dataset.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY
-from sa1bpack.format.completeness import Completeness
-from sa1bpack.format.index import Index
+from sa1bpack.format.completeness import Completeness, completeness_of
+from sa1bpack.format.duplicates import Duplicates, find_duplicates
+from sa1bpack.format.index import Index, open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, Count, Manifest
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.side.binding import coverage, part_names, shard_identities
 from sa1bpack.format.side.check import side_folders
 from sa1bpack.format.side.part import part_bytes
 from sa1bpack.format.side.spec import read_side_manifest
+from sa1bpack.masks.select import left_out_text
 from sa1bpack.wording import brief, printable, size_text
 
-REJECTS_PREFIX = "rejects:"  # of the keys of counts by reason
-TOTALS = ("annotations", "dropped_images", "rejects")  # of the counts, those that are shown
+_REASON = "rejects:"  # begins the keys of counts by reason
 
 
 class _Source(msgspec.Struct):
@@ -50,7 +51,7 @@ class _Attributes(msgspec.Struct):
     unknown_keys: list[str] = []
 
 
-def check_records(manifest: Manifest, root: Path) -> None:
+def _check_records(manifest: Manifest, root: Path) -> None:
     """Check the sources and counts of a pack's manifest, as far as they are shown.
 
     Raises FormatError naming the record and the place of the value in it.
@@ -59,16 +60,8 @@ def check_records(manifest: Manifest, root: Path) -> None:
     for number, source in enumerate(manifest.sources):
         _check(source, _Source, f"{path}: sources[{number}]")
     _check(manifest.counts, _Counts, f"{path}: counts")
-    reasons = {key: n for key, n in manifest.counts.items() if key.startswith(REJECTS_PREFIX)}
+    reasons = {key: n for key, n in manifest.counts.items() if key.startswith(_REASON)}
     _check(reasons, dict[str, Count], f"{path}: counts, rejects by reason")
-
-
-def check_attributes(shard: Shard) -> None:
-    """Check the attributes of a shard that are shown: packed_by and unknown_keys.
-
-    Raises FormatError naming the shard and the attribute.
-    """
-    _check(shard.attributes, _Attributes, f"{shard.folder}: attributes")
 
 
 def text_of(value: Any) -> str:
@@ -76,53 +69,99 @@ def text_of(value: Any) -> str:
     return brief(value) if isinstance(value, (list, dict)) else str(value)
 
 
-def _check(found: dict[str, Any], schema: Any, where: str) -> None:
+def _check(found: dict[str, Any], schema: Any, where: str) -> Any:
     try:
-        msgspec.convert(found, schema)
+        return msgspec.convert(found, schema)
     except msgspec.ValidationError as error:
         raise FormatError(f"{where}: {printable(str(error)[:200])}; {REMEDY}") from None
 
 
-@dataclass(frozen=True)
-class SideInfo:
-    """A side array in a pack's own folder.
+@dataclass(frozen=True, kw_only=True)
+class Holdings:
+    """What a pack holds, or several as one, by manifests and indexes.
 
-    name   of its folder
-    text   what it holds, how large it is, which function made it, and what is missing; or what is
-           wrong with it
+    roots
+        Its folder, or those of several packs that are summarized as one.
+    manifest
+        Its manifest; of several packs, one that lists the shards of all, with the sums of their
+        counts.
+    mask_counts
+        (N,) int64, number of masks of each sample.
+    completeness
+        How much of the pack is published.
+    duplicates
+        Sources and image ids that the pack holds more than once.
+    sides
+        The side arrays in PACK/side: name → what it holds, how large it is, which function made
+        it, and what is missing; or what is wrong with it.
     """
 
-    name: str
-    text: str
+    roots: tuple[Path, ...]
+    manifest: Manifest
+    mask_counts: np.ndarray
+    completeness: Completeness
+    duplicates: Duplicates
+    sides: dict[str, str]
 
-    def __str__(self) -> str:
-        return f"{self.name}: {self.text}"
+    @property
+    def annotations(self) -> int:
+        """Masks in the records of the images, before filtering and capping."""
+        return sum(entry.annotations for entry in self.manifest.shards)
+
+    @property
+    def left_out(self) -> str:
+        """The masks that a pack does not hold, with the options that left them out, or nothing."""
+        counts = {**self.manifest.counts, "annotations": self.annotations}
+        return left_out_text(self.manifest.options, counts, self.manifest.masks)
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Reason → members that were rejected for it."""
+        counts = sorted(self.manifest.counts.items())
+        return {key.removeprefix(_REASON): n for key, n in counts if key.startswith(_REASON)}
 
 
-def joined_sides(
-    found: Sequence[tuple[Path, Sequence[SideInfo]]],
-) -> tuple[SideInfo, ...]:
-    """The side arrays of packs, each named with its pack if there are several."""
-    if len(found) == 1:
-        return tuple(found[0][1])
-    return tuple(
-        SideInfo(f"{root}: {side.name}", side.text) for root, sides in found for side in sides
+def read_holdings(roots: Sequence[Path], pack: Pack | None = None) -> Holdings:
+    """Read what packs hold, from their folders, or as an open Pack of these folders has it.
+
+    Raises FormatError if one is not a pack, or what is read here is damaged; OptionError for packs
+    of different layouts.
+    """
+    if pack is None and len(roots) > 1:
+        folders = open_folders(roots)
+        check_same_layout(folders)
+        pack = Pack(folders)
+    if pack is None:
+        manifest, index = open_manifest_and_index(roots[0])
+        packs = [(roots[0], manifest)]
+    else:
+        packs = [(folder.root, folder.manifest) for folder in pack.folders]
+        manifest, index = pack.manifest, _joined_index(pack)
+    for root, each in packs:
+        _check_records(each, root)
+    if len(packs) > 1:
+        manifest = msgspec.structs.replace(manifest, counts=_summed([m.counts for _, m in packs]))
+    sides = [(root, name, text) for root, each in packs for name, text in _sides(root, each)]
+    return Holdings(
+        roots=tuple(roots),
+        manifest=manifest,
+        mask_counts=np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset),
+        completeness=_joined_completeness([completeness_of(*each) for each in packs]),
+        duplicates=find_duplicates(manifest, index),
+        sides={name if len(packs) == 1 else f"{root}: {name}": text for root, name, text in sides},
     )
 
 
-def side_infos(root: Path, manifest: Manifest) -> tuple[SideInfo, ...]:
-    """The side arrays in PACK/side. Raises FormatError if the pack's own digests are damaged."""
+def _sides(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Name and text of the side arrays in PACK/side. Raises FormatError for damaged digests."""
     folders = side_folders(root)
-    if not folders:
-        return ()
-    shards = shard_identities(root, manifest)
-    found = []
+    shards = shard_identities(root, manifest) if folders else ()
     for folder in folders:
         try:
             side = read_side_manifest(folder)
             names = part_names(folder)
         except FormatError as error:
-            found.append(SideInfo(folder.name, str(error)))
+            yield folder.name, str(error)
             continue
         there = coverage(names, shards)
         size = sum(part_bytes(side.spec, shard.extent) for shard in shards if shard.part in names)
@@ -130,25 +169,17 @@ def side_infos(root: Path, manifest: Manifest) -> tuple[SideInfo, ...]:
         if (function := side.provenance.get("function")) is not None:
             parts.append(f"by {brief(function)}")
         parts.append(str(there) if there.missing else "complete")
-        found.append(SideInfo(folder.name, ", ".join(parts)))
-    return tuple(found)
+        yield folder.name, ", ".join(parts)
 
 
-def joined_manifest(pack: Pack) -> Manifest:
-    """The manifest of a pack, or of several as one, with the sums of their checked counts.
-
-    A total that one of them lacks is left out.
-    """
-    if len(pack.folders) == 1:
-        return pack.manifest
-    counts = [folder.manifest.counts for folder in pack.folders]
-    totals = [key for key in TOTALS if all(key in each for each in counts)]
-    reasons = {key for each in counts for key in each if key.startswith(REJECTS_PREFIX)}
-    sums = {key: sum(each.get(key, 0) for each in counts) for key in (*totals, *sorted(reasons))}
-    return msgspec.structs.replace(pack.manifest, counts=sums)
+def _summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    """The sums of checked counts; a total that one of them lacks is left out."""
+    keys = {key for each in counts for key in each if key.startswith(_REASON)}
+    keys |= {key for key in _Counts.__struct_fields__ if all(key in each for each in counts)}
+    return {key: sum(each.get(key, 0) for each in counts) for key in sorted(keys)}
 
 
-def joined_index(pack: Pack) -> Index:
+def _joined_index(pack: Pack) -> Index:
     """The index of a pack; of several as one, in memory: 24 bytes per sample."""
     if len(pack.folders) == 1:
         return pack.folders[0].index
@@ -161,7 +192,7 @@ def joined_index(pack: Pack) -> Index:
     )
 
 
-def joined_completeness(found: Sequence[Completeness]) -> Completeness:
+def _joined_completeness(found: Sequence[Completeness]) -> Completeness:
     """The completeness of several packs together."""
     return Completeness(
         complete=all(each.complete for each in found),
@@ -172,6 +203,54 @@ def joined_completeness(found: Sequence[Completeness]) -> Completeness:
         unindexed=tuple(name for each in found for name in each.unindexed),
         remedy="; ".join(dict.fromkeys(each.remedy for each in found if not each.complete)),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What shards take on the disk, and what they record of their making; those of several add up.
+
+    bytes
+        Size of their chunk files, including holes; `disk_bytes` is their size on disk.
+    files, folders
+        Number of each.
+    packed_by
+        The versions that packed them, one entry per combination.
+    unknown_keys
+        Keys of the JSON records that a pack does not store.
+    """
+
+    bytes: int = 0
+    disk_bytes: int = 0
+    files: int = 0
+    folders: int = 0
+    packed_by: list[dict[str, str]] = field(default_factory=list)
+    unknown_keys: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, shard: Shard) -> "Stored":
+        """Those of a shard. Raises FormatError for attributes that no packer wrote, OSError."""
+        attributes = _check(shard.attributes, _Attributes, f"{shard.folder}: attributes")
+        paths = [*shard.folder.rglob("*")]
+        sizes = [path.stat().st_blocks * 512 for path in paths if path.is_file()]
+        return cls(
+            bytes=shard.entry.bytes,
+            disk_bytes=sum(sizes),
+            files=len(sizes),
+            folders=len(paths) - len(sizes),
+            packed_by=[attributes.packed_by] if attributes.packed_by else [],
+            unknown_keys=attributes.unknown_keys,
+        )
+
+    def __add__(self, other: "Stored") -> "Stored":
+        made = {tuple(sorted(each.items())) for each in (*self.packed_by, *other.packed_by)}
+        return Stored(
+            bytes=self.bytes + other.bytes,
+            disk_bytes=self.disk_bytes + other.disk_bytes,
+            files=self.files + other.files,
+            folders=self.folders + other.folders,
+            packed_by=[dict(each) for each in sorted(made)],
+            unknown_keys=sorted({*self.unknown_keys, *other.unknown_keys}),
+        )
 
 
 def name_of(roots: Sequence[Path]) -> str:

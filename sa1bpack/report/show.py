@@ -1,8 +1,12 @@
 """`show`: samples of a pack as a picture, with masks, boxes and points."""
 
 import logging
+import os
+import re
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +15,25 @@ import numpy as np
 from sa1bpack.arguments import MAX_WORD, checks_options, torch_subset, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.dataset.torch_subset import as_dataset
-from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.errors import FormatError, OptionError, ReadError, SourceError, UnknownName
+from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.format.selection import is_selection
+from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.dataset import TarDataset
+from sa1bpack.raw.decoding import Decoder
 from sa1bpack.report.batch import batch_rows, subjects_of
 from sa1bpack.report.drawing import Image
 from sa1bpack.report.sheets import SIDE, contact_sheet, large_picture, tile_width
-from sa1bpack.report.subject import Subject, Unreadable, read_subject
-from sa1bpack.report.tar import first_subjects, raw_source, refuse_among_several
-from sa1bpack.source.find import Source
+from sa1bpack.report.subject import Subject, Unreadable, read_subject, subject_of
+from sa1bpack.source.find import Source, open_source
+from sa1bpack.source.pairs import PairReader
 from sa1bpack.wording import counted
 
 DEFAULT_SAMPLES = 12
+_IMAGES = (".jpg", ".jpeg")
+_TARS = (".tar", ".tar.gz", ".tgz")
 _MOST_SAMPLES = 400  # a sheet of more than a hundred rows is of no use
 
 _log = logging.getLogger("sa1bpack")
@@ -116,68 +127,70 @@ def draw_samples(
     rows: Sequence[int] | None = None,
     seed: int = 0,
     large: bool = False,
+    rule: Mapping[str, Any] | None = None,
 ) -> Shown:
-    """As `show`, but unreadable samples are returned, not logged."""
+    """As `show`, but unreadable samples are returned, not logged.
+
+    rule  thresholds of masks, as `sa1bpack.open` takes them; not with a dataset
+    """
+    several = isinstance(pack, Sequence) and not isinstance(pack, str)
+    for path in pack if several else ():
+        if raw_source(path) is not None:
+            raise OptionError(
+                f"{path} is a tar or a folder of images, and one of several paths: show it by "
+                "itself; several packs can be shown together"
+            )
+    if samples is None and image_ids is None and rows is None:
+        samples = 1 if large else DEFAULT_SAMPLES
     if (source := raw_source(pack)) is not None:
         if image_ids is not None or rows is not None or seed:
             raise OptionError(
                 f"image_ids, rows and seed are for packs: of {source.path} the first samples are "
                 "shown; for others, look at those of sa1bpack.TarDataset"
             )
-        return draw_first(source, samples=samples, large=large)
+        count = checked_count("samples", samples)
+        _require_one(count, large)
+        name, title, size = str(source.path), source.path.name, "first image"
+        subjects = first_subjects(source, count, rule or {})
+        note = f"first {counted(len(subjects), 'image')}"
+        if large and isinstance(subjects[0], Unreadable):
+            raise FormatError(subjects[0].reason)
+    else:
+        dataset = _dataset_of(pack, rule or {})
+        indices = chosen(dataset, samples, image_ids, rows, seed)
+        _require_one(len(indices), large)
+        name = title = dataset.pack.name
+        size = counted(len(dataset), "image")
+        at_random = samples is not None and samples < len(dataset)
+        note = f"{len(indices):,} of {size}{f' at random (seed {seed})' if at_random else ''}"
+        if large:
+            subjects = [read_subject(dataset, indices[0], SIDE)]
+        else:
+            side = tile_width(len(indices))
+            subjects = [_subject(dataset, index, side) for index in indices]
+    if large:
+        return Shown(name, large_picture(subjects[0], f"{title}, {size}"), ())
+    unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
+    return Shown(name, contact_sheet(subjects, title, note), unreadable)
+
+
+def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:
+    """The dataset to show. Raises OptionError for one without images, and as `open` does."""
     if isinstance(pack, TarDataset):
         raise OptionError(
             f"pack is {pack!r}, of which no pictures are made: pass the path of a tar, whose first "
             "samples are shown"
         )
-    if isinstance(pack, Sequence) and not isinstance(pack, str):
-        refuse_among_several(pack)
-    if isinstance(pack, Dataset) or torch_subset(pack)[1]:
-        dataset = as_dataset(pack)
-    else:
-        dataset = open_pack(pack)
+    opened = isinstance(pack, Dataset) or torch_subset(pack)[1]
+    dataset = as_dataset(pack) if opened else open_pack(pack, **rule)
     if not len(dataset):
         raise OptionError(f"{dataset.pack.name}: the dataset has no images to show")
-    if samples is None and image_ids is None and rows is None:
-        samples = 1 if large else DEFAULT_SAMPLES
-    indices = chosen(dataset, samples, image_ids, rows, seed)
-    if large and len(indices) != 1:
-        raise OptionError(f"a large picture shows 1 image, not {len(indices)}; choose one of them")
-    size = counted(len(dataset), "image")
-    if large:
-        subject = read_subject(dataset, indices[0], SIDE)
-        return Shown(dataset.pack.name, large_picture(subject, f"{dataset.pack.name}, {size}"), ())
-    side = tile_width(len(indices))
-    how = f" at random (seed {seed})" if samples is not None and samples < len(dataset) else ""
-    note = f"{len(indices):,} of {size}{how}"
-    subjects = [_subject(dataset, index, side) for index in indices]
-    unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
-    return Shown(dataset.pack.name, contact_sheet(subjects, dataset.pack.name, note), unreadable)
+    return dataset
 
 
-def draw_first(
-    source: Source,
-    *,
-    samples: int | None = None,
-    large: bool = False,
-    rule: Mapping[str, Any] | None = None,
-) -> Shown:
-    """The first samples of a tar or folder, with the masks that pass the thresholds of `rule`."""
-    if samples is None:
-        samples = 1 if large else DEFAULT_SAMPLES
-    count = checked_count("samples", samples)
+def _require_one(count: int, large: bool) -> None:
     if large and count != 1:
         raise OptionError(f"a large picture shows 1 image, not {count}; choose one of them")
-    subjects = first_subjects(source, count, rule or {})
-    unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
-    if large and unreadable:
-        raise FormatError(unreadable[0].reason)
-    if large:
-        picture = large_picture(subjects[0], f"{source.path.name}, first image")
-    else:
-        note = f"first {counted(len(subjects), 'image')}"
-        picture = contact_sheet(subjects, source.path.name, note)
-    return Shown(str(source.path), picture, unreadable)
 
 
 def _batch_sheet(
@@ -222,12 +235,15 @@ def chosen(
     if sum(value is not None for value in given.values()) != 1:
         raise OptionError("choose by one of samples, image_ids and rows, not by several")
     seed = whole_number("seed", seed, 0, MAX_WORD)
-    if image_ids is not None:
-        indices = [_index_of(dataset, image_id) for image_id in image_ids]
-    elif rows is not None:
-        indices = [_checked_row(dataset, row) for row in rows]
-    else:
+    if samples is not None:
         return random_indices(len(dataset), checked_count("samples", samples), seed)
+    if rows is not None:
+        indices = [whole_number("rows", row, 0, len(dataset) - 1) for row in rows]
+    else:
+        try:
+            indices = [dataset.index_of(image_id) for image_id in image_ids]
+        except UnknownName as error:
+            raise OptionError(str(error)) from None
     checked_count("the number of samples asked for", len(indices))
     return indices
 
@@ -243,21 +259,52 @@ def checked_count(name: str, count: int) -> int:
     return whole_number(name, count, 1, _MOST_SAMPLES)
 
 
-def _index_of(dataset: Dataset, image_id: int) -> int:
-    try:
-        return dataset.index_of(image_id)
-    except KeyError:
-        size = counted(len(dataset), "image")
-        raise OptionError(
-            f"{dataset.pack.name}: none of its {size} has the id {image_id}"
-        ) from None
+# ----------------------------------------------------------------------------------- of a tar
 
 
-def _checked_row(dataset: Dataset, row: int) -> int:
-    row = whole_number("rows", row, 0)
-    if row >= len(dataset):
-        raise OptionError(
-            f"{dataset.pack.name}: row {row} does not exist; the pack has "
-            f"{counted(len(dataset), 'image')}, rows 0 to {len(dataset) - 1}"
-        )
-    return row
+def raw_source(path: Any) -> Source | None:
+    """The tar or folder that a path names; None if it is not one, but a pack or a selection.
+
+    Raises SourceError for a file that is called a tar and is none.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        return None
+    found = Path(os.path.expanduser(path))  # noqa: PTH111 - keeps "~" of a user without a home
+    if found.is_file():
+        try:
+            return None if is_selection(found) else open_source(found)
+        except SourceError:
+            if found.name.lower().endswith(_TARS):
+                raise
+            return None
+    if not found.is_dir() or (found / MANIFEST_NAME).exists():
+        return None
+    names = (name for _, _, names in os.walk(found) for name in names)
+    return open_source(found) if any(name.lower().endswith(_IMAGES) for name in names) else None
+
+
+def first_subjects(
+    source: Source, samples: int, rule: Mapping[str, Any]
+) -> list[Subject | Unreadable]:
+    """The first pairs of a tar, decoded as for a pack; it is read only as far as they go.
+
+    rule  thresholds, as in `sa1bpack.open`
+
+    Raises SourceError if the tar cannot be read, OptionError if it has no pairs.
+    """
+    options = SampleOptions(coordinates="source", **rule)
+    decoder = Decoder(PackOptions(max_masks=None), options, None)
+    found: list[Subject | Unreadable] = []
+    with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
+        for pair in islice(reader, samples):
+            try:
+                rows = decoder.rows(source, pair.file_name, pair.jpeg, pair.json)
+            except ReadError as error:
+                number = re.search(r"\d+", pair.name)
+                found.append(Unreadable(pair.index, int(number[0]) if number else -1, str(error)))
+                continue
+            sample = decoder.sample(rows, pair.index)
+            found.append(subject_of(sample, int(rows["annotation_count"][0])))
+    if not found:
+        raise OptionError(f"{source.path}: has no image with its record to show")
+    return found

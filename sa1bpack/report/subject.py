@@ -5,14 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.errors import FormatError, MaskError, OptionError
-from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.dataset.sample import Sample
+from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format.problems import reason_of
-from sa1bpack.format.shard_reader import Shard
-from sa1bpack.masks import passes, rasterize
-from sa1bpack.pixels import yuv420_to_rgb
 
-_LARGEST_GRID = 4096  # of `rasterize`
+_LARGEST_GRID = 4096  # of masks that are drawn
 
 
 @dataclass(frozen=True)
@@ -89,67 +86,46 @@ class Unreadable:
 def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
     """Read a sample of a dataset, to draw it at most `side` pixels wide or high.
 
+    Without stored bits, the runs are drawn on a grid of one cell per pixel.
+
     Raises IndexError as the dataset does, FormatError if its shard is damaged or its bytes are not
     those that were written, OSError if a file cannot be read, StoreError if it cannot be fetched.
     """
-    number, row, _, _ = dataset.locate(index)
-    pack_row = int(dataset.rows_at(np.array([index]))[0])
-    dataset.pack.read_rows(pack_row)  # compares them with the checksum of the sample
-    opened = dataset.shards.open(number)
-    return _read(dataset, pack_row, opened.shard, row, side)
+    layout = dataset.layout
+    grid = None if layout.bits else min(-(-side // 8) * 8, _LARGEST_GRID)
+    wanted = {"masks": "bits", "mask_size": grid, "mask_sampling": None, "pixels": "rgb"}
+    as_stored = dataset.with_options(
+        **wanted, coordinates="source", check="read", transform=None, side=()
+    )
+    try:
+        sample, found = as_stored[index], as_stored.info(index)
+    except ReadError as error:  # which names the sample, as every picture does
+        if isinstance(error.__cause__, FormatError | OSError):
+            raise error.__cause__ from None
+        raise
+    return subject_of(sample, found.annotations, found.shard, layout.fit, not layout.bits)
 
 
-def _read(dataset: Dataset, pack_row: int, shard: Shard, row: int, side: int) -> Subject:
-    sample = shard.sample(row)
-    height, width = sample["size"][:2].tolist()
-    kept: slice | np.ndarray = slice(None)
-    if dataset.options.rule is not None:
-        scores = (sample[name] for name in ("area", "predicted_iou", "stability_score"))
-        kept = np.flatnonzero(passes(dataset.options.rule, *scores, height * width))
+def subject_of(
+    sample: Sample, annotations: int, shard: str = "", fit: str = "pad", from_runs: bool = False
+) -> Subject:
+    """A sample with its masks as bits and in source coordinates; see Subject for the others."""
+    height, width, stored_height, stored_width = sample["size"].tolist()
     return Subject(
-        index=pack_row,
-        shard=shard.entry.name,
-        image_id=int(sample["image_id"]),
-        file_name=file_name_of(sample),
-        rgb=rgb_of(shard, row),
+        index=sample["index"],
+        shard=shard,
+        image_id=sample["image_id"],
+        file_name=sample["file_name"],
+        rgb=sample["image"][:stored_height, :stored_width],
         source_height=height,
         source_width=width,
-        fit=shard.layout.fit,
-        bits=_bits(shard, sample, side)[kept],
-        from_runs="mask_bits" not in sample,
-        bboxes=sample["bbox"][kept],
-        points=sample["point_coords"][kept],
-        areas=sample["area"][kept],
-        predicted_ious=sample["predicted_iou"][kept],
-        stability_scores=sample["stability_score"][kept],
-        annotation_count=int(sample["annotation_count"]),
+        fit=fit,
+        bits=sample["masks"],
+        from_runs=from_runs,
+        bboxes=sample["bboxes"],
+        points=sample["point_coords"],
+        areas=sample["areas"],
+        predicted_ious=sample["predicted_ious"],
+        stability_scores=sample["stability_scores"],
+        annotation_count=annotations,
     )
-
-
-def file_name_of(sample: dict[str, np.ndarray]) -> str:
-    """The file name of a sample's arrays, as far as it can be read."""
-    return bytes(sample["file_name"]).rstrip(b"\0").decode(errors="replace")
-
-
-def _bits(shard: Shard, sample: dict[str, np.ndarray], side: int) -> np.ndarray:
-    """The stored bits; without them, the runs drawn on a grid of one cell per pixel."""
-    if "mask_bits" in sample:
-        return sample["mask_bits"]
-    height, width = sample["size"][:2].tolist()
-    offsets = sample["run_offset"] - sample["run_offset"][0]
-    grid = min(-(-side // 8) * 8, _LARGEST_GRID)
-    try:
-        return rasterize(sample["run_ends"], offsets, height, width, grid, shard.layout.fit)
-    except (MaskError, OptionError) as error:  # a sound pack raises neither
-        name = file_name_of(sample)
-        raise FormatError(f"{shard.folder / 'run_ends'}: {name}: {error}; {REMEDY}") from error
-
-
-def rgb_of(shard: Shard, row: int) -> np.ndarray:
-    """The stored part of an image, without padding: uint8 (stored height, stored width, 3), RGB.
-
-    Read-only if it is a view of the memory map. Raises IndexError for a row outside the shard,
-    FormatError or OSError if a file cannot be mapped or the image has another size.
-    """
-    planes = shard.planes(row)
-    return planes["rgb"] if "rgb" in planes else yuv420_to_rgb(**planes)

@@ -13,7 +13,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import FormatError
 from sa1bpack.format.problems import reason_of
 from sa1bpack.format.shard_reader import Shard
-from sa1bpack.report.records import check_attributes
+from sa1bpack.report.records import Stored
 
 MAX_IMAGES = 20_000
 MAX_SHARDS = 64
@@ -36,12 +36,8 @@ class Survey:
         (m,) values of all masks of those samples: int64 source pixels, float64, float64.
     sizes
         (width, height) of a source image in pixels → number of those samples.
-    packed_by
-        The versions that packed those shards, one entry per combination.
-    unknown_keys
-        Keys of their JSON records that a pack does not store.
-    file_bytes, disk_bytes
-        Size of the chunk files of those shards, and the bytes they take on disk.
+    stored
+        What those shards take on the disk, and record of their making.
     """
 
     images: int = 0
@@ -51,10 +47,7 @@ class Survey:
     predicted_iou: np.ndarray = field(default_factory=lambda: np.empty(0))
     stability_score: np.ndarray = field(default_factory=lambda: np.empty(0))
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    packed_by: list[dict[str, str]] = field(default_factory=list)
-    unknown_keys: set[str] = field(default_factory=set)
-    file_bytes: int = 0
-    disk_bytes: int = 0
+    stored: Stored = field(default_factory=Stored)
 
 
 def survey(dataset: Dataset, seed: int) -> Survey:
@@ -85,12 +78,9 @@ def survey(dataset: Dataset, seed: int) -> Survey:
 def _look_at(
     shard: Shard, first: int, block: int, found: Survey, columns: dict[str, list[np.ndarray]]
 ) -> None:
-    check_attributes(shard)
     stop = min(first + block, len(shard))
     masks = slice(*(int(shard["mask_offset"][edge]) for edge in (first, stop)))
-    disk_bytes = sum(
-        path.stat().st_blocks * 512 for path in shard.folder.rglob("*") if path.is_file()
-    )
+    stored = Stored.of(shard)
     parts = {name: np.array(shard[name][masks]) for name in _COLUMNS}
     sizes = Counter((width, height) for height, width in shard["size"][first:stop, :2].tolist())
     # Only after everything was read: a shard counts completely or not at all.
@@ -99,9 +89,4 @@ def _look_at(
     found.sizes += sizes
     found.images += stop - first
     found.shards.append(shard.entry.name)
-    found.file_bytes += shard.entry.bytes
-    found.disk_bytes += disk_bytes
-    versions = shard.attributes.get("packed_by")
-    if versions and versions not in found.packed_by:
-        found.packed_by.append(versions)
-    found.unknown_keys.update(shard.attributes.get("unknown_keys", ()))
+    found.stored += stored

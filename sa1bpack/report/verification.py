@@ -50,6 +50,11 @@ class Verification:
         return not self.problems
 
 
+_LIGHT = (
+    "Structure, exact file sizes and the checksums of all files except pixels, mask bits and runs"
+)
+
+
 def check_how(how: str) -> None:
     """Raise OptionError if `how` is not one of VERIFY."""
     choice("verify", how, VERIFY)
@@ -60,67 +65,43 @@ def verification(
 ) -> Verification:
     """Check packs, their folders and manifests, by `how`, one of VERIFY.
 
-    progress  called as progress(bytes done, bytes in all)
+    progress  called as progress(bytes done, bytes in all), for one pack after the other
     """
     check_how(how)
-    if how == "sample" and sum(len(manifest.shards) for _, manifest in packs) <= SAMPLED_SHARDS:
+    shards = [(root, manifest, entry) for root, manifest in packs for entry in manifest.shards]
+    if how == "sample" and len(shards) <= SAMPLED_SHARDS:
         how = "quick"
     started = time.monotonic()
-    if how == "none":
-        problems, notes, covered = (), (), "Nothing was checked for this report."
-    elif how == "sample":
-        problems, notes, covered = _sample(packs, seed, progress)
-    else:
-        found = _verified([root for root, _ in packs], how == "quick", progress)
-        problems = [problem for each in found for problem in each.problems]
-        notes = [note for each in found for note in each.notes]
-        shards, images = (
+    found: list[Report] = []
+    covered = "Nothing was checked for this report."
+    if how == "sample":
+        picked = np.random.default_rng(seed).permutation(len(shards))[:SAMPLED_SHARDS]
+        chosen = [shards[number] for number in np.sort(picked).tolist()]
+        check = Check(PackFiles(packs[0][0]), progress)
+        check.total = sum(entry.bytes for _, _, entry in chosen)
+        for root, manifest, entry in chosen:
+            folder = root / SHARDS_NAME / entry.name
+            check_shard(check, folder, entry, manifest.layout, quick=True)
+        found = [check.report({})]
+        covered = (
+            f"{_LIGHT}, of {len(chosen)} of {counted(len(shards), 'shard')}, chosen at random "
+            f"(seed {seed}). `sa1bpack verify --quick` checks all shards."
+        )
+    elif how != "none":
+        found = [verify(root, quick=how == "quick", progress=progress) for root, _ in packs]
+        count, images = (
             sum(each.counts.get(key, 0) for each in found) for key in ("shards", "samples")
         )
-        size = f"{counted(shards, 'shard')} with {counted(images, 'image')}"
+        size = f"{counted(count, 'shard')} with {counted(images, 'image')}"
         own = "the pack's own files" if len(packs) == 1 else "the packs' own files"
-        covered = (
-            f"Structure, exact file sizes and the checksums of all files except pixels, mask bits "
-            f"and runs, of {size} and of {own}."
-            if how == "quick"
-            else f"Every byte of {size} against the checksums of files and samples."
-        )
-    seconds = time.monotonic() - started
-    return Verification(how, covered, tuple(problems), tuple(notes), datetime.now(UTC), seconds)
-
-
-def _verified(roots: list[Path], quick: bool, progress: Progress | None) -> list[Report]:
-    """The reports on several packs, one after the other."""
-    before, found = 0, []
-    for root in roots:
-        total = 0
-
-        def advance(done: int, of_pack: int, before: int = before) -> None:
-            nonlocal total
-            total = of_pack
-            if progress is not None:
-                progress(before + done, before + of_pack)
-
-        found.append(verify(root, quick=quick, progress=advance))
-        before += total
-    return found
-
-
-def _sample(
-    packs: Sequence[tuple[Path, Manifest]], seed: int, progress: Progress | None
-) -> tuple[Sequence[Problem], list[str], str]:
-    """Problems, notes and coverage of a quick check of a few shards."""
-    check = Check(PackFiles(packs[0][0]), progress)
-    shards = [(root, manifest, entry) for root, manifest in packs for entry in manifest.shards]
-    picked = np.random.default_rng(seed).permutation(len(shards))[:SAMPLED_SHARDS]
-    chosen = [shards[number] for number in np.sort(picked).tolist()]
-    check.total = sum(entry.bytes for _, _, entry in chosen)
-    for root, manifest, entry in chosen:
-        folder = root / SHARDS_NAME / entry.name
-        check_shard(check, folder, entry, manifest.layout, quick=True)
-    covered = (
-        f"Structure, exact file sizes and the checksums of all files except pixels, mask bits and "
-        f"runs, of {len(chosen)} of {counted(len(shards), 'shard')}, chosen at random "
-        f"(seed {seed}). `sa1bpack verify --quick` checks all shards."
+        covered = f"Every byte of {size} against the checksums of files and samples."
+        if how == "quick":
+            covered = f"{_LIGHT}, of {size} and of {own}."
+    return Verification(
+        how,
+        covered,
+        tuple(problem for each in found for problem in each.problems),
+        tuple(note for each in found for note in each.notes),
+        datetime.now(UTC),
+        time.monotonic() - started,
     )
-    return check.problems, check.notes, covered

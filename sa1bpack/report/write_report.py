@@ -6,41 +6,29 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from importlib.metadata import version
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, checks_options, paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
-from sa1bpack.format.completeness import completeness_of
-from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.problems import reason_of
+from sa1bpack.format.problems import Progress, reason_of
 from sa1bpack.format.publish import REJECTS_NAME
-from sa1bpack.packing.progress import Run, read_runs
+from sa1bpack.packing.progress import read_runs
 from sa1bpack.report.drawing import drawn, fitted
 from sa1bpack.report.output import check_output
-from sa1bpack.report.page import SHOWN_REJECTS, Contents, Picture, page
-from sa1bpack.report.records import (
-    check_records,
-    joined_completeness,
-    joined_index,
-    joined_manifest,
-    joined_sides,
-    side_infos,
-)
+from sa1bpack.report.page import SHOWN_REJECTS, Picture, page
+from sa1bpack.report.records import read_holdings
 from sa1bpack.report.sheets import mask_text, size_text
 from sa1bpack.report.show import checked_count, random_indices
 from sa1bpack.report.subject import read_subject
 from sa1bpack.report.survey import Survey, survey
-from sa1bpack.report.verification import Progress, Verification, check_how, verification
+from sa1bpack.report.verification import Verification, check_how, verification
 
 _log = logging.getLogger("sa1bpack")
 
@@ -124,46 +112,32 @@ def write_report(
     check_how(verify)
     samples = checked_count("samples", samples)
     seed = whole_number("seed", seed, 0, MAX_WORD)
-    manifests = [read_manifest(root) for root in roots]
-    dataset = index = None
-    if len(roots) > 1 or manifests[0].index is not None:
+    dataset = None
+    if len(roots) > 1 or read_manifest(roots[0]).index is not None:
         dataset = open_pack(roots, duplicates="all")
-        # A packer may have published meanwhile.
-        manifests = [folder.manifest for folder in dataset.pack.folders]
-    packs = list(zip(roots, manifests, strict=True))
-    for root, each in packs:
-        check_records(each, root)
-    manifest = manifests[0]
-    if dataset is not None:
-        manifest, index = joined_manifest(dataset.pack), joined_index(dataset.pack)
-    completeness = joined_completeness([completeness_of(root, each) for root, each in packs])
+    held = read_holdings(roots, None if dataset is None else dataset.pack)
+    manifest = held.manifest
     if dataset is None and not manifest.complete:  # else sa1bpack.open has logged it
-        _log.warning("%s: %s", roots[0].absolute(), completeness)
+        _log.warning("%s: %s", roots[0].absolute(), held.completeness)
+    packs = [(roots[0], manifest)]
+    if dataset is not None:
+        packs = [(folder.root, folder.manifest) for folder in dataset.pack.folders]
     checked = verification(packs, verify, seed, progress)
     seen = Survey() if dataset is None else survey(dataset, seed)
-    contents = Contents(
-        roots=roots,
-        manifest=manifest,
-        mask_counts=np.empty(0, np.int64) if dataset is None else dataset.column("mask_count"),
-        survey=seen,
-        verification=checked,
-        runs=sorted((run for root in roots for run in read_runs(root)), key=_when_finished),
+    runs = (run for root in roots for run in read_runs(root))
+    text = page(
+        held,
+        seen,
+        checked,
+        runs=sorted(runs, key=attrgetter("finished")),
         rejects=[reject for root in roots for reject in _first_rejects(root)][:SHOWN_REJECTS],
         pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
-        completeness=completeness,
-        duplicates=find_duplicates(manifest, index),
         seed=seed,
-        version=version("sa1bpack"),
-        sides=joined_sides([(root, side_infos(root, each)) for root, each in packs]),
     )
-    replace_file(path, page(contents).encode())
+    replace_file(path, text.encode())
     return ReportResult(
         path, manifest.samples, seen.images, checked, tuple(seen.unreadable), manifest.complete
     )
-
-
-def _when_finished(run: Run) -> datetime:
-    return run.finished
 
 
 def _first_rejects(root: Path) -> list[dict[str, Any]]:

@@ -133,7 +133,7 @@ def test_show_draws_samples_of_several_packs_and_of_a_selection(command, packs, 
     assert all(np.array_equal(same[0], other) for other in same[1:])
     assert sa1bpack.show(packs, image_ids=[10, 1]).width > 1000
     code, _, error = command("show", *packs, "-o", tmp_path / "x.png", "--image-id", 99)
-    assert code == 2 and "2 packs, " in error and "none of its 12 images has the id 99" in error
+    assert code == 2 and "2 packs, " in error and "no image_id 99 among the 12 samples" in error
 
 
 def test_the_first_line_of_a_selection_names_the_packs(command, packs, tmp_path):

@@ -204,10 +204,12 @@ def test_a_folder_that_is_not_a_pack_is_refused(tmp_path):
         sa1bpack.info(tmp_path)
 
 
-@pytest.mark.parametrize("counts", [{}, {"annotations": 3, "dropped_images": -1, "rejects": 0}])
-def test_a_pack_without_the_packers_own_records_is_an_error_with_the_file(pack, tmp_path, counts):
+def test_records_of_the_packer_may_be_missing_but_not_wrong(pack, tmp_path):
     root = shutil.copytree(pack, tmp_path / "pack")
     manifest = json.loads((root / "manifest.json").read_text())
+    (root / "manifest.json").write_text(json.dumps(manifest | {"counts": {}}))
+    assert "10 of 289 left out by " in sa1bpack.info(root).as_text()
+    counts = {"annotations": 3, "dropped_images": -1, "rejects": 0}
     (root / "manifest.json").write_text(json.dumps(manifest | {"counts": counts}))
     with pytest.raises(FormatError, match=r"manifest\.json: counts"):
         sa1bpack.info(root)
@@ -217,7 +219,7 @@ def test_side_arrays_are_listed_with_what_is_missing(pack, tmp_path, monkeypatch
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     root = shutil.copytree(pack, tmp_path / "pack")
     before = sa1bpack.info(root)
-    assert before.sides == ()
+    assert before.sides == {}
     names = [shard.name for shard in before.manifest.shards]
     write_side(root, SideSpec("teacher", "sample", "bfloat16", (3,)))
     write_side(root, SideSpec("depth", "mask", "int8", ()), shards=names[1:])

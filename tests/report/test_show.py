@@ -108,13 +108,13 @@ def test_exactly_one_way_of_choosing_is_accepted(small_pack):
         ({"samples": 2, "rows": [1]}, "by one of"),
         ({"samples": 0}, "from 1 to 400"),
         ({"samples": 401}, "from 1 to 400"),
-        ({"rows": [11]}, "rows 0 to 10"),
-        ({"rows": [-1]}, "rows is -1: choose a whole number of at least 0"),
+        ({"rows": [11]}, "rows is 11: choose a whole number from 0 to 10"),
+        ({"rows": [-1]}, "rows is -1: choose a whole number from 0 to 10"),
         ({"rows": []}, "from 1 to 400"),
         ({"rows": [True]}, "rows is True: choose a whole number"),
         ({"samples": 2.0}, "samples is 2.0: choose a whole number"),
         ({"seed": -1}, "seed is -1: choose a whole number"),
-        ({"image_ids": [12345]}, "has the id 12345"),
+        ({"image_ids": [12345]}, "no image_id 12345 among the 11 samples"),
         ({"rows": [1, 2], "large": True}, "1 image, not 2"),
     ):
         with pytest.raises(OptionError, match=message):
