@@ -36,8 +36,8 @@ from sa1bpack.packing.finalize import finalize as finalize
 from sa1bpack.packing.merge import MergeResult as MergeResult
 from sa1bpack.packing.merge import merge as merge
 from sa1bpack.packing.options import PackOptions as PackOptions
-from sa1bpack.packing.repair.run import RepairResult as RepairResult
-from sa1bpack.packing.repair.run import repair as repair
+from sa1bpack.packing.repair import RepairResult as RepairResult
+from sa1bpack.packing.repair import repair as repair
 from sa1bpack.packing.run import PackResult as PackResult
 from sa1bpack.packing.run import pack as pack
 from sa1bpack.packing.run import pack_part as pack_part

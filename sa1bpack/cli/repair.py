@@ -83,7 +83,7 @@ def run(
         more = {"address": job.address}
     else:
         with interrupts_held():
-            from sa1bpack.packing.repair.run import repair
+            from sa1bpack.packing.repair import repair
 
         more = {"shards": shard, "part": job.share, "dry_run": dry_run}
     try:

@@ -8,10 +8,10 @@ from sa1bpack import interrupts
 from sa1bpack.arguments import checks_options, local_path
 from sa1bpack.cluster.tasks import Died, Needs, connected, once_unlocked
 from sa1bpack.format.problems import Problem
+from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import memory_bytes
 from sa1bpack.packing.progress import report
-from sa1bpack.packing.repair.damage import sources_in_pack
-from sa1bpack.packing.repair.run import OWN_FILES, RepairResult, repair
+from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.request import checked_workers
 from sa1bpack.progress import step_bar
 from sa1bpack.urls import is_url

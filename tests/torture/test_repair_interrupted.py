@@ -23,7 +23,7 @@ from small_tars import contents
 import sa1bpack
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import files
-from sa1bpack.packing.repair import run as repair_run
+from sa1bpack.packing import repair as repair_run
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"

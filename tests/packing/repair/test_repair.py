@@ -187,7 +187,7 @@ def test_a_damaged_shard_stays_until_its_replacement_is_complete(root, tars, mon
         assert found.items() >= before.items()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sa1bpack.packing.repair.run.put_in_place", inspect)
+    monkeypatch.setattr("sa1bpack.packing.repair.put_in_place", inspect)
     with pytest.raises(KeyboardInterrupt):
         sa1bpack.repair(root, tars, workers=1)
     assert contents(root) == before

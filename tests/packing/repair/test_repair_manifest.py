@@ -11,7 +11,7 @@ import sa1bpack
 from sa1bpack.errors import (
     FormatError,
 )
-from sa1bpack.packing.repair.run import OWN_FILES
+from sa1bpack.packing.repair import OWN_FILES
 
 
 def test_a_flipped_bit_in_any_file_of_the_pack_itself_is_repaired_from_the_shards(

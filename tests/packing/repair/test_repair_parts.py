@@ -12,7 +12,7 @@ from small_tars import contents
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OutputLocked
 from sa1bpack.packing.pack_state import lock_folder
-from sa1bpack.packing.repair.run import OWN_FILES
+from sa1bpack.packing.repair import OWN_FILES
 
 OTHER = "sa_000001-002"
 
@@ -74,7 +74,7 @@ def test_a_shard_that_comes_out_with_other_bytes_is_left_to_a_repair_of_the_pack
     root, tars, monkeypatch
 ):
     versions = {"sa1bpack": "9.9"}
-    monkeypatch.setattr("sa1bpack.packing.repair.rebuild.versions_in_force", lambda: versions)
+    monkeypatch.setattr("sa1bpack.packing.repair.versions_in_force", lambda: versions)
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
     before = contents(root)
     result = sa1bpack.repair(root, tars, part=(1, 2), workers=1)

@@ -20,7 +20,7 @@ from sa1bpack.format.publish import publish
 @pytest.fixture
 def other_versions(monkeypatch):
     versions = {"sa1bpack": "9.9"}
-    monkeypatch.setattr("sa1bpack.packing.repair.rebuild.versions_in_force", lambda: versions)
+    monkeypatch.setattr("sa1bpack.packing.repair.versions_in_force", lambda: versions)
     return versions
 
 

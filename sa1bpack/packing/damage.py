@@ -88,6 +88,8 @@ _SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
 class Damage:
     """What a full check of a pack found.
 
+    root
+        The pack's folder.
     manifest
         The pack's; if that is lost, one made from the records of the sound shards, without sources.
     lost
@@ -107,6 +109,7 @@ class Damage:
         Everything that the check found.
     """
 
+    root: Path
     manifest: Manifest
     lost: bool
     options: PackOptions
@@ -116,17 +119,9 @@ class Damage:
     digests: dict[str, str]
     problems: tuple[Problem, ...]
 
-    def records(self) -> dict[str, dict]:
-        """Name of each source → its record in the manifest."""
-        return {record["name"]: record for record in self.manifest.sources}
-
-    def foreign_files(self, shard: str) -> list[str]:
-        """The findings about files in a shard's folder that are not part of the pack."""
-        return [problem.what for problem in self.extra if problem.shard == shard]
-
-    def denied_files(self, shard: str) -> list[str]:
-        """The findings about files of a shard that this user may not read."""
-        return [p.what for p in self.problems if p.denied and p.shard == shard]
+    def folder(self, shard: str) -> Path:
+        """Where a shard lies, or belongs."""
+        return self.root / SHARDS_NAME / shard
 
     def of_complete_pack(self) -> "Damage":
         """The same of a pack that is complete, though its manifest may not say so yet."""
@@ -212,6 +207,7 @@ def find_damage(
         path.split("/")[1]: digest for path, digest in listed.items() if path.startswith(prefix)
     }
     return Damage(
+        root=root,
         manifest=manifest,
         lost=lost,
         options=recorded_options(manifest.options, root),
@@ -339,7 +335,7 @@ def _manifest_of_shards(root: Path) -> Manifest:
         # An error of the disk is raised: a shard that cannot be read now must not be missing after.
         with suppress(FormatError, FileNotFoundError, NotADirectoryError):
             shard = open_shard(folder)
-            written = _read_written_attributes(folder)
+            written = _written_attributes(folder)
             if shard.attributes == written and _is_in_its_place(shard):
                 check_shard_record(written, folder)
                 shards.append(shard)
@@ -372,48 +368,43 @@ def recorded_attributes(folder: Path) -> dict[str, Any] | None:
 
     Raises FormatError if they are not the packer's.
     """
-    attributes = _written_attributes(folder)
+    attributes = None
+    with suppress(FormatError, OSError):
+        attributes = _written_attributes(folder)
     if attributes is not None:
         check_shard_record(attributes, folder)
     return attributes
+
+
+def recorded_samples(folder: Path, layout: Layout) -> np.ndarray | None:
+    """The checksums of the samples in a shard's folder, (N,) uint64, if they are as written."""
+    spec = layout.array("checksum")
+    if (attributes := recorded_attributes(folder)) is not None:
+        with suppress(FormatError, OSError):
+            if (data := _as_written(folder, spec.chunk_path)) is not None:
+                return np.frombuffer(data, spec.dtype, attributes["samples"])
+    return None
 
 
 def _written_version(folder: Path) -> tuple[int, int] | None:
     """The format version in the attributes of a group, or None if they may be damaged."""
     try:
         return msgspec.convert(_written_attributes(folder)["format"], tuple[int, int])
-    except (KeyError, TypeError, msgspec.ValidationError):  # not a packer's
-        return None
+    except (FormatError, OSError, KeyError, TypeError, msgspec.ValidationError):
+        return None  # damaged, or not a packer's
 
 
 def _written_attributes(folder: Path) -> dict[str, Any] | None:
-    """The attributes of a group with a checksum file, or None if they may be damaged."""
-    try:
-        return _read_written_attributes(folder)
-    except (FormatError, OSError):
-        return None
+    """The attributes of a group if they are as written. Raises FormatError and OSError."""
+    data = _as_written(folder, METADATA_NAME)
+    return None if data is None else msgspec.json.decode(data)["attributes"]["sa1bpack"]
 
 
-def _read_written_attributes(folder: Path) -> dict[str, Any] | None:
-    """As `_written_attributes`, but raises FormatError and OSError for unreadable files."""
-    expected = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
-    data = read_metadata_file(folder / METADATA_NAME)
-    if xxhash.xxh3_128_hexdigest(data) != expected:
-        return None
-    return msgspec.json.decode(data)["attributes"]["sa1bpack"]
+def _as_written(folder: Path, path: str) -> bytes | None:
+    """The bytes of a file if they are those that the folder's checksum file lists.
 
-
-def recorded_samples(folder: Path, layout: Layout) -> np.ndarray | None:
-    """The checksums of the samples in a shard's folder, (N,) uint64, if they are as written."""
-    spec = layout.array("checksum")
-    attributes = recorded_attributes(folder)
-    if attributes is None:
-        return None
-    try:
-        expected = read_checksums(folder / CHECKSUMS_NAME).get(spec.chunk_path)
-        data = (folder / spec.chunk_path).read_bytes()
-    except (FormatError, OSError):
-        return None
-    if xxhash.xxh3_128_hexdigest(data) != expected:
-        return None
-    return np.frombuffer(data, spec.dtype, attributes["samples"])
+    Raises FormatError and OSError if one of the two cannot be read.
+    """
+    expected = read_checksums(folder / CHECKSUMS_NAME).get(path)
+    data = read_metadata_file(folder / path)
+    return data if xxhash.xxh3_128_hexdigest(data) == expected else None

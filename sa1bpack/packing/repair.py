@@ -1,13 +1,14 @@
 """`repair`: replaces what is damaged in a pack, and nothing else.
 
-Damaged shards are rebuilt from the tars, by the same path and options that packed them; the pack's
-own files are rewritten from the shards. Sound shards are neither decoded again nor touched. At any
-moment the pack opens as it did before: whatever is replaced changes in one step.
+Damaged shards are rebuilt from the tars in a working folder, by the same path and options that
+packed them, and compared with all that is known of the old ones; the pack's own files are rewritten
+from the shards. Sound shards are neither decoded again nor touched. At any moment the pack opens as
+it did before: whatever is replaced changes in one step.
 """
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,29 +17,40 @@ from shlex import quote
 from sa1bpack import interrupts
 from sa1bpack.arguments import ALL, Share, checks_options, local_path, part_of_job, patterns_of
 from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import put_in_place, restore_set_aside
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
-from sa1bpack.format.problems import Problem
+from sa1bpack.format.manifest import DIGEST_NAMES, MANIFEST_NAME, SHARDS_NAME, without_manifest
+from sa1bpack.format.problems import Check, Problem
 from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes, remove_stale
+from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.format.zarr_metadata import METADATA_NAME
-from sa1bpack.packing.pack_state import PackState, lock_folder, read_shard
-from sa1bpack.packing.part_notes import alone, remove_empty_notes, working_folder
-from sa1bpack.packing.progress import report
-from sa1bpack.packing.repair.damage import (
+from sa1bpack.packing.damage import (
     Damage,
     Unfinished,
     find_damage,
     note_path,
     read_note,
+    recorded_attributes,
+    recorded_samples,
     remove_note,
     write_note,
 )
-from sa1bpack.packing.repair.rebuild import Replacement, Wanted, sound_shards
+from sa1bpack.packing.pack_state import (
+    NOT_LOCKED,
+    Key,
+    PackState,
+    PublishedShard,
+    lock_folder,
+    read_shard,
+)
+from sa1bpack.packing.part_notes import alone, remove_empty_notes, working_folder
+from sa1bpack.packing.progress import Progress, report
 from sa1bpack.packing.request import Request, checked_workers
-from sa1bpack.packing.run import pack_into
+from sa1bpack.packing.run import pack_into, pack_sources, versions_in_force
+from sa1bpack.packing.sample import warm_up
 from sa1bpack.progress import byte_bar
-from sa1bpack.source.find import Source, find_sources
+from sa1bpack.source.find import Source, find_sources, look_at
 from sa1bpack.source.lists import read_links
 
 # What `RepairResult.left` calls the manifest, the index and the other files at the top of a pack.
@@ -187,7 +199,7 @@ def repair(
             raise FormatError(f"{damage.problems[0].what}; {_first(root)}")
         if unfinished.complete and not damage.lost:
             damage = damage.of_complete_pack()
-        run = _Repair(root, damage, found, workers, progress)
+        run = _Repair(damage, found, workers, progress)
         if dry_run:
             run.forecast(share)
         elif share is not None:
@@ -225,29 +237,136 @@ def _refuse_misplaced(root: Path) -> None:
             )
 
 
+class _Rebuilding(PackState):
+    """Sound shards of a pack, and those that are made again in a working folder."""
+
+    def __init__(self, damage: Damage, shards: dict[Key, PublishedShard], folder: Path):
+        super().__init__(damage.root, damage.options, lock=NOT_LOCKED)
+        self.shards = shards
+        self.shards_dir = folder
+
+    def finish_source(self, record: dict, at_once: bool = False) -> None:
+        """A source was read to its end; nothing is published."""
+        self.sources[record["name"]] = record
+
+    def withdraw(self, source: str) -> int:
+        """A source is not usable: the pack stays as it is."""
+        return 0
+
+
+def _sound_shards(damage: Damage, sources: Container[str]) -> dict[Key, PublishedShard]:
+    """The shards of sources that a check has found sound. Raises FormatError and OSError."""
+    return {
+        (entry.source, entry.part): read_shard(damage.folder(entry.name), damage.options.layout)
+        for entry in damage.manifest.shards
+        if entry.source in sources and entry.name not in damage.shards
+    }
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """A rebuilt shard that can replace the damaged one.
+
+    folder
+        Where it lies, in the working folder.
+    same
+        It has the bytes that the pack's checksums demand.
+    note
+        What to report to the user, or "".
+    """
+
+    shard: PublishedShard
+    folder: Path
+    same: bool
+    note: str
+
+    @property
+    def name(self) -> str:
+        return self.shard.entry.name
+
+
+def _replacement(shard: PublishedShard, folder: Path, damage: Damage) -> _Replacement | str:
+    """Read a rebuilt shard back, and compare it with all that is known of the old one.
+
+    Returns why it cannot be used, if so.
+    """
+    name, layout = shard.entry.name, damage.manifest.layout
+    check = Check(PackFiles(folder.parent))
+    check_shard(check, folder, shard.entry, layout, quick=False)
+    if check.problems:
+        return f"the rebuilt shard is damaged, too: {check.problems[0].what}"
+    old = damage.folder(name)
+    attributes = recorded_attributes(old)
+    if attributes and any(attributes[key] != shard.attributes[key] for key in ("source", "part")):
+        attributes = None  # another shard has its name
+    if attributes and attributes["pairs_digest"] != shard.attributes["pairs_digest"]:
+        return "the source holds other images than those it was packed from"
+    found, expected = file_digest(folder / CHECKSUMS_NAME), damage.digests.get(name)
+    if expected is None or found == expected:
+        return _Replacement(shard, folder, found == expected, "")
+    note = f"{name}: rebuilt with other bytes than before"
+    packed_by = shard.attributes["packed_by"]
+    if attributes and attributes["packed_by"] != packed_by:
+        was, now = (
+            ", ".join(f"{key} {value}" for key, value in versions.items())
+            for versions in (attributes["packed_by"], packed_by)
+        )
+        note += f", by {now}; it was packed by {was}"
+    before, after = recorded_samples(old, layout), recorded_samples(folder, layout)
+    if before is not None and before.shape == after.shape:
+        same = int((before == after).sum())
+        note += f"; {same:,} of {len(after):,} samples are identical"
+    return _Replacement(shard, folder, False, note)
+
+
+def _identity_of(record: dict | None) -> str:
+    """The key of a record that identifies its source: packs of earlier releases have md5 only."""
+    return "md5" if record is not None and record.get("xxh128") is None else "xxh128"
+
+
 class _Repair:
     """One repair of a pack that has been checked."""
 
     def __init__(
-        self,
-        root: Path,
-        damage: Damage,
-        sources: list[Source],
-        workers: int,
-        show_progress: bool | None,
+        self, damage: Damage, sources: list[Source], workers: int, show_progress: bool | None
     ):
-        self._root = root
+        """Choose what to rebuild; what cannot be is in `result.left`. Needed URLs are asked."""
+        self._root = damage.root
         self._damage = damage
-        self._sources = sources
         self._workers = workers
         self._show_progress = show_progress
+        self._records = {record["name"]: record for record in damage.manifest.sources}
+        self._wanted: dict[str, dict[int, str]] = {}  # source → part → name of the shard
+        self._sources = {source.name: source for source in sources}
         self.result = RepairResult(
-            root, damage.problems, extra=damage.extra, complete=damage.manifest.complete
+            damage.root, damage.problems, extra=damage.extra, complete=damage.manifest.complete
         )
+        needed = {source for source, _ in damage.shards.values()} & self._sources.keys()
+        found, unreadable = look_at([self._sources[source] for source in needed])
+        self._sources |= {source.name: source for source in found}
+        for name, (source, part) in damage.shards.items():
+            record, given = self._records.get(source), self._sources.get(source)
+            if denied := [p.what for p in damage.problems if p.denied and p.shard == name]:
+                reason = f"{denied[0]}; check its owner and mode (ls -ld): it need not be damaged"
+            elif foreign := [p.what for p in damage.extra if p.shard == name]:
+                reason = f"its folder holds foreign files, move them away first: {foreign[0]}"
+            elif given is None:
+                reason = f"the source {source} is needed, but was not given"
+            elif source in unreadable:
+                reason = str(unreadable[source])
+            elif record is not None and record["nbytes"] != given.nbytes:
+                reason = (
+                    f"{given.path} has {given.nbytes} bytes, but the pack was made from one of "
+                    f"{record['nbytes']}; restore the original file"
+                )
+            else:
+                self._wanted.setdefault(source, {})[part] = name
+                continue
+            self.result.left[name] = reason
 
     def forecast(self, share: Share | None) -> None:
         """Report what `mend` would try, or a part."""
-        for parts in self._wanted().parts.values():
+        for parts in self._wanted.values():
             self.result.repaired += parts.values()
         if share is None:
             self.result.rewritten = self._damage.own_files
@@ -256,19 +375,17 @@ class _Repair:
 
     def mend_part(self) -> None:
         """Put in place what has the bytes that the pack demands; other parts may do so, too."""
-        root = self._root
         with self._rebuilt() as made:
             for replaced in made:
-                name = replaced.shard.entry.name
                 if replaced.same:
-                    with alone(root):
-                        put_in_place(replaced.folder, root / SHARDS_NAME / name)
-                    self.result.repaired.append(name)
+                    with alone(self._root):
+                        put_in_place(replaced.folder, self._damage.folder(replaced.name))
+                    self.result.repaired.append(replaced.name)
                 else:
-                    self.result.left[name] = (
+                    self.result.left[replaced.name] = (
                         f"{replaced.note or 'the digest that it must have is unknown'}; the pack's "
                         "own files change with it; once all parts have ended: sa1bpack repair "
-                        f"{quote(str(root))} TARS --shard {name}"
+                        f"{quote(str(self._root))} TARS --shard {replaced.name}"
                     )
         self._leave_own_files()
 
@@ -287,107 +404,131 @@ class _Repair:
             remove_note(self._root)
             return
         self._state = PackState(self._root, damage.options, lock)
-        self._state.sources = damage.records()
+        self._state.sources = self._records
         self._state.rebuild_index = damage.own_files
         every = {entry.source for entry in damage.manifest.shards}
-        self._state.shards = sound_shards(self._root, damage, every)
+        self._state.shards = _sound_shards(damage, every)
         with self._rebuilt() as made:
-            self._finish(made)
+            self._put_in_place(made)
 
-    def _wanted(self) -> Wanted:
-        """What is to be rebuilt; what cannot be is left."""
-        wanted = Wanted.of(self._damage, self._sources)
-        self._sources = list(wanted.sources.values())
-        self.result.left = wanted.left
-        return wanted
+    # Rebuilding shards
 
     @contextmanager
-    def _rebuilt(self) -> Iterator[list[Replacement]]:
+    def _rebuilt(self) -> Iterator[list[_Replacement]]:
         """What can replace damaged shards, in a working folder that goes with the block."""
-        wanted = self._wanted()
-        if not wanted.parts:
+        if not self._wanted:
             yield []
             return
         with working_folder(self._root) as folder:
-            made, notes = wanted.rebuild(
-                self._root, self._damage, folder, self._workers, self._show_progress
-            )
-            self.result.notes += notes
+            made = self._rebuild(folder)
             interrupts.check()
             yield made
 
-    # Putting it in place
+    def _rebuild(self, folder: Path) -> list[_Replacement]:
+        """Rebuild what is wanted; what turns out to be unusable is left."""
+        damage, packed_by = self._damage, versions_in_force()
+        sources = [self._sources[name] for name in self._wanted]
+        md5 = any(_identity_of(self._records.get(name)) == "md5" for name in self._wanted)
+        request = Request(sources, self._root, damage.options, self._workers, md5=md5)
+        state = _Rebuilding(damage, _sound_shards(damage, self._wanted), folder)
+        warm_up(damage.options)
+        progress = Progress(sum(source.nbytes for source in sources), show=self._show_progress)
+        parts = {name: set(parts) for name, parts in self._wanted.items()}
+        try:
+            failed = pack_sources(state, sources, request, packed_by, progress, parts)
+        finally:
+            progress.close()
+        self.result.notes += progress.notes
+        usable = []
+        for source in sources:
+            fault = failed.get(source.name) or self._fault(source, state.sources[source.name])
+            for part, name in self._wanted[source.name].items():
+                shard = state.shards.get((source.name, part))
+                if fault:
+                    made = str(fault)
+                elif shard is None:
+                    made = "the source has no image for it"
+                else:
+                    made = _replacement(shard, folder / name, damage)
+                if isinstance(made, _Replacement):
+                    usable.append(made)
+                else:
+                    self.result.left[name] = made
+        return usable
 
-    def _finish(self, made: list[Replacement]) -> None:
+    def _fault(self, source: Source, found: dict) -> str | None:
+        """Why nothing rebuilt from a source can be used, if its record says so."""
+        expected = self._records.get(source.name)
+        for key in (_identity_of(expected), "pairs") if expected is not None else ():
+            if found[key] != expected[key]:
+                return (
+                    f"{source.path}: {DIGEST_NAMES.get(key, key)} is {found[key]}, but the pack "
+                    f"was made from a source with {expected[key]}; restore the original file"
+                )
+        return None
+
+    # Putting them in place
+
+    def _put_in_place(self, made: list[_Replacement]) -> None:
         """Put shards in place, and rewrite the pack's own files if necessary.
 
         A shard with other bytes than the pack's checksums demand is damage to the next check until
         they are rewritten, so a repair that is killed in between is resumed.
         """
-        others = [replaced for replaced in made if not replaced.same]
-        rewrite = self._damage.own_files or bool(others)
+        damage, state = self._damage, self._state
+        others = [replaced.name for replaced in made if not replaced.same]
+        rewrite = damage.own_files or bool(others)
         if rewrite and not self._enter_damaged_shards(others):
             made, rewrite = [replaced for replaced in made if replaced.same], False
-        if self._damage.lost:
+        if damage.lost:
             write_note(self._root, Unfinished(lost=True))
-        elif rewrite and self._damage.manifest.complete:
+        elif rewrite and damage.manifest.complete:
             write_note(self._root, Unfinished(complete=True))
         interrupts.check()
         for replaced in made:
-            self._put_in_place(replaced)
-        if self._damage.lost:
+            put_in_place(replaced.folder, damage.folder(replaced.name))
+            state.add_shard(replaced.shard)
+            self.result.repaired.append(replaced.name)
+            if replaced.note:
+                self._note(replaced.note)
+        if damage.lost:
             self._rewrite_lost_manifest()
         elif rewrite:
-            self._publish(manifest_changes=bool(others))
+            if others:  # for a moment: a complete one that does not match could not be believed
+                state.publish(complete=False)
+            state.publish(complete=damage.manifest.complete)
+        self.result.rewritten = damage.lost or rewrite
         # A lost manifest that lacks what a damaged shard would tell is not restored yet.
-        restored = not (self._damage.lost and self.result.left)
-        if restored and (rewrite or not self._damage.own_files):
+        restored = not (damage.lost and self.result.left)
+        if restored and (rewrite or not damage.own_files):
             remove_note(self._root)
 
-    def _put_in_place(self, made: Replacement) -> None:
-        name = made.shard.entry.name
-        put_in_place(made.folder, self._state.shards_dir / name)
-        self._state.add_shard(made.shard)
-        self.result.repaired.append(name)
-        if made.note:
-            self._note(made.note)
-
-    def _enter_damaged_shards(self, others: list[Replacement]) -> bool:
+    def _enter_damaged_shards(self, others: list[str]) -> bool:
         """Enter the shards that stay damaged, so that the pack can be published with them.
 
-        If one is too damaged for that, returns False and leaves what depends on it. (A lost
-        manifest is rewritten without it.)
+        If one is too damaged for that, returns False and leaves what depends on it: the pack's own
+        files, and shards that now have other bytes. (A lost manifest is rewritten without it.)
         """
-        for name in self._damage.shards:
-            if name not in self.result.left:
-                continue
+        for name in [name for name in self._damage.shards if name in self.result.left]:
+            folder, expected = self._damage.folder(name), self._damage.digests.get(name)
             try:
-                self._check_digest(name)
-                self._state.add_shard(
-                    read_shard(self._root / SHARDS_NAME / name, self._damage.options.layout)
-                )
+                if expected is None and self._damage.lost:  # nothing vouches for it
+                    raise FormatError(f"{folder / CHECKSUMS_NAME}: its digest is unknown")
+                if expected is not None and file_digest(folder / CHECKSUMS_NAME) != expected:
+                    raise FormatError(f"{folder / CHECKSUMS_NAME} is damaged")
+                self._state.add_shard(read_shard(folder, self._damage.options.layout))
             except (FormatError, OSError) as error:
                 if self._damage.lost:
                     continue
                 reason = f"cannot be rewritten as long as {name} is damaged: {error}"
-                self.result.left[OWN_FILES] = reason
-                self.result.left.update({other.shard.entry.name: reason for other in others})
+                self.result.left |= dict.fromkeys([OWN_FILES, *others], reason)
                 return False
         return True
-
-    def _check_digest(self, name: str) -> None:
-        """Raise FormatError if the checksum file of a shard is damaged: it must not be listed."""
-        path = self._root / SHARDS_NAME / name / CHECKSUMS_NAME
-        expected = self._damage.digests.get(name)
-        if expected is None and self._damage.lost:  # nothing vouches for it
-            raise FormatError(f"{path}: its digest is unknown")
-        if expected is not None and file_digest(path) != expected:
-            raise FormatError(f"{path} is damaged")
 
     def _rewrite_lost_manifest(self) -> None:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
-        sources = [source for source in self._sources if source.name not in spoilt]
+        sources = [source for source in self._sources.values() if source.name not in spoilt]
         request = Request(
             sources, self._root, self._damage.options, self._workers, ignore_space=True
         )
@@ -403,19 +544,7 @@ class _Repair:
                 f"the lost manifest's record of {name} is missing: pack again, with all tars, to "
                 "restore it from them; nothing is decoded again"
             )
-        self.result.rewritten = True
 
     def _note(self, text: str) -> None:
         self.result.notes.append(text)
         report(text)
-
-    def _publish(self, manifest_changes: bool) -> None:
-        """Rewrite the pack's own files.
-
-        If the manifest changes, it says for a moment that the pack is not complete, as the packer
-        does it: a complete one that does not match its checksums could not be believed.
-        """
-        if manifest_changes:
-            self._state.publish(complete=False)
-        self._state.publish(complete=self._damage.manifest.complete)
-        self.result.rewritten = True

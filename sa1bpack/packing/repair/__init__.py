@@ -1,1 +1,0 @@
-"""`repair`: replaces what is damaged in a pack, and nothing else."""
