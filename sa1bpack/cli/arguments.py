@@ -111,22 +111,7 @@ def _user_path(text: str) -> str:
     return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a trailing slash
 
 
-def _user_pack(text: str) -> str:
-    from sa1bpack.urls import is_pack_url
-
-    return text if is_pack_url(text) else _user_path(text)
-
-
-def _out_path(text: str) -> str:
-    from sa1bpack.urls import STORE_SCHEMES
-
-    scheme, found, _ = text.partition("://")
-    return text if found and scheme.lower() in STORE_SCHEMES else _user_path(text)
-
-
-UserPath = Annotated[str, _user_path]  # a path of this machine
-UserPack = Annotated[str, _user_pack]  # or a URL that a pack can be read from
-UserOut = Annotated[str, _out_path]  # or the URL of a folder in an object store
+UserPath = Annotated[str, _user_path]  # of this machine, where Python's call takes URLs as well
 
 
 def one_or_several(paths: list[str]) -> str | list[str]:
@@ -134,43 +119,24 @@ def one_or_several(paths: list[str]) -> str | list[str]:
     return paths[0] if len(paths) == 1 else paths
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+_NUMBERS = {int: "a whole number", float: "a number"}
 
 
-def _real(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+def _converter(kind: type, more: str = "", none: str | None = None) -> Callable[[str], Any]:
+    """The type of an argument of this kind.
 
-
-def _one_of_several(text: str) -> int:
-    """A number of an option that takes several, and everything that follows them."""
-    try:
-        return _whole(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(
-            f"{error}; if it is an argument of its own, put it first"
-        ) from None
-
-
-def _or_none(convert: Callable[[str], Any], word: str) -> Callable[[str], Any]:
-    """The type of an option for which a word stands for None."""
+    more  follows, in messages, what the text is not
+    none  the word that stands for None
+    """
 
     def converted(text: str) -> Any:
         try:
-            return None if text == word else convert(text)
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(f"{error}, nor {word!r}") from None
+            return None if text == none is not None else kind(text)
+        except ValueError:
+            what = f"{text!r} is not {_NUMBERS[kind]}{more}"
+            raise argparse.ArgumentTypeError(what) from None
 
     return converted
-
-
-_TYPES = {str: str, int: _whole, float: _real}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,16 +198,6 @@ def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
     return re.sub(rf"`({choices})`", lambda found: shown_names[found[1]], message)
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Writes `-o, --out OUT` on every version of Python, as 3.13 does."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {value}"
-
-
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with a command line, and what was meant.
 
@@ -250,7 +206,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options):
-        super().__init__(**options, allow_abbrev=False, formatter_class=HelpFormatter)
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(**options, allow_abbrev=False, formatter_class=form)
 
     def refuse_unknown(self, words: list[str]) -> None:
         """Leave with exits.USAGE if one of the words is an option that there is not.
@@ -368,10 +325,10 @@ def _add_declared(group: argparse._ArgumentGroup, options: type) -> None:
 
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name, (declared, kind, optional) in declarations(options).items():
-        convert = _TYPES[kind]
+        none = (f", nor {declared.none!r}", declared.none) if optional else ()
         group.add_argument(
             f"--{name.replace('_', '-')}",
-            type=_or_none(convert, declared.none) if optional else convert,
+            type=_converter(kind, *none),
             default=defaults[name],
             choices=declared.choices or None,
             metavar=declared.metavar,
@@ -385,13 +342,13 @@ def _add(
     """Add one argument, or one option, of a command."""
     default = None if parameter.default is parameter.empty else parameter.default
     details: dict[str, Any] = {"help": _escaped(text)}
-    several = origin if (origin := typing.get_origin(kind)) in (list, tuple) else None
-    if several is not None:
+    if type(None) in (kinds := typing.get_args(kind)):
+        (kind,) = (each for each in kinds if each is not type(None))
+    several = typing.get_origin(kind)
+    if several in (list, tuple):
         kind = typing.get_args(kind)[0]
-    elif type(None) in typing.get_args(kind):
-        kind = next(each for each in typing.get_args(kind) if each is not type(None))
-        if typing.get_origin(kind) is tuple:
-            several, kind = tuple, typing.get_args(kind)[0]
+    else:
+        several = None
     if parameter.kind is parameter.KEYWORD_ONLY:
         flags = [f"--{parameter.name.replace('_', '-')}"]
         names = ["-o", *flags] if parameter.name == "out" else flags
@@ -406,20 +363,19 @@ def _add(
         details["choices"] = typing.get_args(kind)
     else:
         details["metavar"] = metavar
-        details["type"] = _type_of(kind)
+        details["type"] = (
+            kind.__metadata__[0] if hasattr(kind, "__metadata__") else _converter(kind)
+        )
     if parameter.kind is not parameter.KEYWORD_ONLY:
         details["nargs"] = None if several is not list else "+" if default is None else "*"
     elif several is tuple:
-        details |= {"nargs": "+", "type": _one_of_several}
+        first = "; if it is an argument of its own, put it first"
+        details |= {"nargs": "+", "type": _converter(kind, first)}
     elif several is list:
         details["action"] = "append"
     if several is None and default is not None:
         details["help"] += f" (default: {default})"
     parser.add_argument(*names, **details)
-
-
-def _type_of(kind: Any) -> Callable[[str], Any]:
-    return kind.__metadata__[0] if hasattr(kind, "__metadata__") else _TYPES[kind]
 
 
 def _escaped(text: str) -> str:

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import UserPath
 from sa1bpack.cli.output import say, say_json
 from sa1bpack.progress import step_line
 
@@ -23,12 +22,12 @@ class Batches:
 
 
 def run(
-    pack: UserPath,
+    pack: str,
     *,
     batches: Batches,
     seconds: float = 5.0,
     sweep: bool = False,
-    out: UserPath | None = None,
+    out: str | None = None,
     json: bool = False,
 ) -> int:
     """Measure your pack on this machine: how fast memory, disk and device are by

@@ -111,15 +111,12 @@ def run(
             interrupts.check()
             show(done, total)
 
-        try:
-            more = {"options": options, "progress": advance, **asdict(rows), **where}
+        outside = None if rows.out else "keep the array outside the pack: --out SIDE"
+        more = {"options": options, "progress": advance, **asdict(rows), **where}
+        with exits.advising(
+            "repeat the command: it resumes after the last complete batch", outside
+        ):
             result = derive(ds, name, function, **more)
-        except (KeyboardInterrupt, exits.Terminated, OSError) as error:
-            outside = None if rows.out else "keep the array outside the pack: --out SIDE"
-            exits.advise(
-                error, "repeat the command: it resumes after the last complete batch", outside
-            )
-            raise
     say(result)
     return exits.OK
 

@@ -1,9 +1,12 @@
 """Exit codes of every command, the errors that cause them, and remedies for some."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sa1bpack.errors import (
     ClusterError,
+    FormatError,
     MissingPackage,
     NotAPack,
     OptionError,
@@ -84,15 +87,30 @@ _REMEDIES = {
 _LASTING = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def advise(error: BaseException, advice: str, otherwise: str | None = None) -> None:
-    """Add advice to repeat a command to what an error says, where repeating alone can help.
+@contextmanager
+def advising(advice: str, otherwise: str | None = None) -> Iterator[None]:
+    """Add advice to repeat a command to what ends the block, where repeating alone can help.
 
     otherwise  advice where the user must do something first, such as write to another folder
     """
-    if not (isinstance(error, OSError) and error.errno in _LASTING):
-        error.add_note(advice)
-    elif otherwise is not None:
-        error.add_note(otherwise)
+    try:
+        yield
+    except (OSError, MemoryError, KeyboardInterrupt, Terminated) as error:
+        lasting = isinstance(error, OSError) and error.errno in _LASTING
+        if found := otherwise if lasting else advice:
+            error.add_note(found)
+        raise
+
+
+@contextmanager
+def refusing_damage() -> Iterator[None]:
+    """Refuse a folder for damage of what it held before: what a run writes itself is sound."""
+    try:
+        yield
+    except NotAPack:
+        raise
+    except FormatError as error:
+        raise OutputRefused(str(error)) from error
 
 
 def remedy(error: BaseException) -> str | None:

@@ -3,14 +3,14 @@
 from typing import Literal
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import UserPath, one_or_several
+from sa1bpack.cli.arguments import one_or_several
 from sa1bpack.cli.output import say
-from sa1bpack.wording import counted, printable
+from sa1bpack.wording import counted
 
 
 def run(
-    packs: list[UserPath],
-    out: UserPath,
+    packs: list[str],
+    out: str,
     *,
     format: Literal["sa1b", "coco"] = "sa1b",
     renumber: bool = False,
@@ -80,5 +80,5 @@ def _summary(result) -> str:
         )
     if result.unknown_keys:
         keys = ", ".join(sorted(result.unknown_keys))
-        lines.append(f"keys that a pack does not store: {printable(keys)}")
+        lines.append(f"keys that a pack does not store: {keys}")
     return "\n".join(lines)

@@ -1,17 +1,14 @@
 """`sa1bpack finalize`: one pack of what the parts of a job have packed."""
 
-import sys
 from shlex import quote
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import UserPath
-from sa1bpack.cli.output import say
-from sa1bpack.errors import FormatError, NotAPack, OutputRefused
+from sa1bpack.cli.output import say, say_totals, warn
 from sa1bpack.interrupts import interrupts_held
-from sa1bpack.wording import counted, printable
+from sa1bpack.wording import counted
 
 
-def run(out: UserPath) -> int:
+def run(out: str) -> int:
     """Make one pack of the shards that the parts of a job (sa1bpack pack --part K/N)
     have published in OUT: write its index, manifest, rejects.jsonl and checksums.
     The pack has the same bytes as if one run had packed all sources. No tar is
@@ -32,34 +29,17 @@ def run(out: UserPath) -> int:
     with interrupts_held():
         from sa1bpack.packing.finalize import finalize
 
-    try:
+    with exits.refusing_damage(), exits.advising("repeat the same command"):
         result = finalize(out)
-    except NotAPack:
-        raise
-    except FormatError as error:  # in what OUT held before
-        raise OutputRefused(str(error)) from error
-    except (OSError, KeyboardInterrupt, exits.Terminated) as error:
-        exits.advise(error, "repeat the same command")
-        raise
-    say(
-        f"{result.root}: {counted(result.images, 'image')}, {result.masks:,} of "
-        f"{counted(result.annotations, 'mask')}, of {counted(result.sources, 'source')}"
-    )
-    if result.left_out:
-        say(f"masks: {result.left_out}")
-    say(f"identity of the sources: {result.identity}")
-    if result.dropped:
-        say(f"dropped: no masks remained in {counted(result.dropped, 'image')}")
-    if result.rejects:
-        say(f"rejected: {counted(result.rejects, 'member')}, see {result.root / 'rejects.jsonl'}")
+    say_totals(result, result.root, of=f", of {counted(result.sources, 'source')}")
     for note in result.notes:
-        print(f"sa1bpack: {printable(note)}", file=sys.stderr)
+        warn(note)
     for name, reason in result.missing.items():
-        print(f"sa1bpack: {name} is missing: {printable(reason)}", file=sys.stderr)
+        warn(f"{name} is missing: {reason}")
     if not result.complete:
         say(f"NOT COMPLETE: {_remedy(result)}")
     elif not result.images:
-        print("sa1bpack: no image was packed", file=sys.stderr)
+        warn("no image was packed")
     return exits.OK if result.complete and result.images else exits.FAILED
 
 

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import UserPath, one_or_several
+from sa1bpack.cli.arguments import one_or_several
 from sa1bpack.cli.output import say, say_json
-from sa1bpack.wording import printable
 
 
-def run(packs: list[UserPath] = (), *, json: bool = False) -> int:
+def run(packs: list[str] = (), *, json: bool = False) -> int:
     """Show what a pack holds: images, masks, sizes, rejects, options, versions, and a
     histogram of masks per image. Several packs are summarized as the one dataset
     that sa1bpack.open makes of them: image ids that several have are named, and
@@ -35,7 +34,7 @@ def run(packs: list[UserPath] = (), *, json: bool = False) -> int:
         if json:
             say_json({"pack": None, "machine": found})
         else:
-            print("\n".join(f"{key:<16} {printable(value)}" for key, value in found.items()))
+            say("\n".join(f"{key:<16} {value}" for key, value in found.items()))
     else:
         from sa1bpack.report.info import info
 

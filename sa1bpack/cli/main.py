@@ -5,14 +5,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from typing import TextIO
+from io import TextIOWrapper
 
 from sa1bpack import interrupts
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import in_flags, parse
+from sa1bpack.cli.output import discard_output, warn
 from sa1bpack.errors import OptionError, PackError
-from sa1bpack.wording import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,14 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.unraisablehook = lambda lost: _show_unless_recorded(lost, show)
         _open_closed_streams()
         _handle_signals()
-        with redirect_stdout(_Output(sys.stdout)):
-            with interrupts.interrupts_held():  # while modules load, which may catch anything
-                options = parse(list(sys.argv[1:] if arguments is None else arguments))
-            code = options.run()
-            interrupts.check()
-            sys.stdout.flush()
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        with interrupts.interrupts_held():  # while modules load, which may catch anything
+            options = parse(list(sys.argv[1:] if arguments is None else arguments))
+        code = options.run()
+        interrupts.check()
         return code
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
+        discard_output()
         return exits.FAILED
     except exits.ERRORS as error:
         _complain(error, options)
@@ -59,36 +59,6 @@ def _open_closed_streams() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
-class _Output:
-    """Standard output that escapes what its encoding lacks, and whose errors name it.
-
-    Those of a stream name no file. After an error, buffered output is discarded, so that the
-    interpreter does not fail on it too.
-    """
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        encoding = self._stream.encoding or "utf-8"
-        shown = text.encode(encoding, "backslashreplace").decode(encoding)
-        return self._named(self._stream.write, shown)
-
-    def flush(self) -> None:
-        self._named(self._stream.flush)
-
-    def __getattr__(self, name: str):
-        return getattr(self._stream, name)
-
-    def _named(self, call: Callable, *arguments):
-        try:
-            return call(*arguments)
-        except OSError as error:
-            error.filename = "standard output"
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            raise
-
-
 def _handle_signals() -> None:
     """Let SIGINT and SIGTERM end the command, unless the caller had them ignored (nohup)."""
     interrupts.forget()
@@ -115,4 +85,4 @@ def _complain(error: BaseException, options: argparse.Namespace) -> None:
             what = error
     for line in (what, exits.remedy(error), *getattr(error, "__notes__", ())):
         if line is not None:
-            print(f"sa1bpack: {printable(line)}", file=sys.stderr)
+            warn(line)

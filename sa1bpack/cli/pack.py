@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import Job, UserOut, UserPath
-from sa1bpack.cli.output import say
-from sa1bpack.errors import FormatError, OptionError, OutputRefused
+from sa1bpack.cli.arguments import Job
+from sa1bpack.cli.output import say, say_totals, warn
+from sa1bpack.errors import OptionError
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.wording import counted, printable
+from sa1bpack.wording import counted
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Reading:
     """The options of reading sources, as keywords of `sa1bpack.pack`."""
 
     workers: int | None = None
-    links: UserPath | None = None
+    links: str | None = None
     downloads: int | None = None
-    md5sums: UserPath | None = None
+    md5sums: str | None = None
     md5: bool = False
     max_rejects: int | None = None
 
@@ -29,9 +29,9 @@ class Reading:
 def run(
     sources: list[str] = (),
     *,
-    out: UserOut,
+    out: str,
     reading: Reading,
-    staging: UserPath | None = None,
+    staging: str | None = None,
     ignore_space: bool = False,
     job: Job,
     dry_run: bool = False,
@@ -101,31 +101,26 @@ def run(
         raise OptionError("--dry-run is of all sources: leave out --part")
     more = {"address": job.address} if ray else {"part": job.share} if job.share else {}
     more |= {} if staging is None else {"staging": staging}
-    try:
+    with exits.refusing_damage():
         if dry_run:
             return _dry_run(wanted)
         return _pack(_call(ray, job), {**wanted, **more, "ignore_space": ignore_space}, job)
-    except FormatError as error:  # in what OUT held before: what a run writes itself is sound
-        raise OutputRefused(str(error)) from error
 
 
 def _pack(call: Callable, wanted: dict[str, Any], job: Job) -> int:
-    try:
+    with exits.advising("repeat the same command to continue from here"):
         result = call(**wanted)
-    except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        exits.advise(error, "repeat the same command to continue from here")
-        raise
     if job.share is not None:
         say(f"part {job.part} of a job, which `sa1bpack finalize` makes one pack")
-    say(_summary(result))
+    say_totals(result, result.url or result.root, more=_this_run(result))
     for name, error in result.failed.items():
-        print(f"sa1bpack: {name} was given up: {printable(error)}", file=sys.stderr)
+        warn(f"{name} was given up: {error}")
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
     if job.share is not None:  # it may have no source, if there are fewer than parts
         return exits.OK if result.complete else exits.FAILED
     if result.images == 0:
-        print(f"sa1bpack: no image was packed{_why_nothing(result)}", file=sys.stderr)
+        warn(f"no image was packed{_why_nothing(result)}")
     return exits.OK if result.complete and result.images else exits.FAILED
 
 
@@ -148,26 +143,8 @@ def _dry_run(wanted: dict) -> int:
     forecast = estimate(**wanted)
     say(forecast.as_text())
     for name, error in forecast.unreadable.items():
-        print(f"sa1bpack: {name} cannot be read: {printable(error)}", file=sys.stderr)
+        warn(f"{name} cannot be read: {error}")
     return exits.OK if forecast.fits and not forecast.unreadable else exits.FAILED
-
-
-def _summary(result) -> str:
-    lines = [
-        f"{result.url or result.root}: {counted(result.images, 'image')}, "
-        f"{result.masks:,} of {counted(result.annotations, 'mask')}",
-        _this_run(result),
-        f"identity of the sources: {result.identity}",
-    ]
-    if result.left_out:
-        lines.append(f"masks: {result.left_out}")
-    if result.dropped:
-        dropped = counted(result.dropped, "image")
-        lines.append(f"dropped: no masks remained in {dropped}, not counted above")
-    if result.rejects:
-        members = counted(result.rejects, "member")
-        lines.append(f"rejected: {members}, see {result.root / 'rejects.jsonl'}")
-    return "\n".join(lines)
 
 
 def _this_run(result) -> str:

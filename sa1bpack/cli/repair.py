@@ -1,21 +1,19 @@
 """`sa1bpack repair`: rebuild what is damaged."""
 
-import sys
-
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import Job, UserPath
-from sa1bpack.cli.output import say
+from sa1bpack.cli.arguments import Job
+from sa1bpack.cli.output import say, warn
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
 from sa1bpack.interrupts import interrupts_held
-from sa1bpack.wording import counted, printable
+from sa1bpack.wording import counted
 
 
 def run(
-    pack: UserPath,
+    pack: str,
     sources: list[str] = (),
     *,
-    links: UserPath | None = None,
+    links: str | None = None,
     shard: list[str] = (),
     quick: bool = False,
     job: Job,
@@ -86,14 +84,10 @@ def run(
             from sa1bpack.packing.repair import repair
 
         more = {"shards": shard, "part": job.share, "dry_run": dry_run}
-    try:
+    with exits.advising("nothing sound was touched; repeat the same command to continue from here"):
         result = repair(pack, sources, quick=quick, links=links, workers=workers, **more)
-    except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        advice = "nothing sound was touched; repeat the same command to continue from here"
-        exits.advise(error, advice)
-        raise
     for problem in result.problems:
-        print(printable(problem))
+        say(problem)
     rebuilt, rewrote = (
         ("would rebuild", "would rewrite") if result.dry_run else ("rebuilt", "rewrote")
     )
@@ -103,7 +97,7 @@ def run(
     if result.rewritten:
         say(f"{rewrote} the pack's own files")
     for name, reason in result.left.items():
-        print(f"sa1bpack: {name} is still damaged: {printable(reason)}", file=sys.stderr)
+        warn(f"{name} is still damaged: {reason}")
     if not result.complete:
         say(f"NOT COMPLETE: {remedy_of(result.root)}")
     say(f"{result.root}: {job.prefix}{_verdict(result)}")
@@ -118,10 +112,9 @@ def _verdict(result) -> str:
         else:
             outcome = "nothing was written" if result.dry_run else "repaired"
         verdicts.append(f"{counted(damage, 'problem')} found, {outcome}")
-    if result.extra:
-        one = len(result.extra) == 1
-        foreign = (
-            f"{len(result.extra):,} found that {'does' if one else 'do'} not belong to the pack"
+    if count := len(result.extra):
+        does, it = ("does", "it") if count == 1 else ("do", "them")
+        verdicts.append(
+            f"{count:,} found that {does} not belong to the pack: move or remove {it}, see above"
         )
-        verdicts.append(f"{foreign}: move or remove {'it' if one else 'them'}, see above")
     return "; ".join(verdicts) or "sound, nothing to repair"

@@ -1,15 +1,14 @@
 """`sa1bpack report`: a report on a pack, as an HTML page."""
 
-import sys
 from typing import Literal
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import UserPath, one_or_several
-from sa1bpack.cli.output import say
+from sa1bpack.cli.output import say, warn
 from sa1bpack.cli.verify import advice
 from sa1bpack.progress import byte_bar
 from sa1bpack.report.verification import VERIFY
-from sa1bpack.wording import counted, printable
+from sa1bpack.wording import counted
 
 _NAMED = 10  # problems printed to stderr; the page has more
 
@@ -72,7 +71,7 @@ def run(
         lines.append(f"and {more}; `sa1bpack verify` lists all")
     pack = packs[0] if len(packs) == 1 else "PACK"
     for line in (*lines, *advice(pack, result.verification.problems)):
-        print(f"sa1bpack: {printable(line)}", file=sys.stderr)
+        warn(line)
     state = "" if result.complete else ", NOT COMPLETE"
     say(f"{result.path}: {counted(result.images, 'image')}, {_verdict(result)}{state}")
     return exits.OK if result.ok else exits.FAILED

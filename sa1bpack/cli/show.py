@@ -1,14 +1,12 @@
 """`sa1bpack show`: samples of a pack as a picture."""
 
-import sys
 from dataclasses import asdict
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import UserPath, one_or_several
-from sa1bpack.cli.output import say
+from sa1bpack.cli.output import say, warn
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import Thresholds
-from sa1bpack.wording import printable
 
 
 def run(
@@ -71,7 +69,7 @@ def run(
     shown = draw_samples(one_or_several(packs), **chosen, rule=asdict(rule))
     write_png(shown.picture, path)
     for sample in shown.unreadable:
-        print(f"sa1bpack: {printable(sample)}", file=sys.stderr)
+        warn(sample)
     missing = f", {len(shown.unreadable):,} NOT DRAWN" if shown.unreadable else ""
     say(f"{path}: {shown.picture.width} x {shown.picture.height} pixels{missing}")
     return exits.FAILED if shown.unreadable else exits.OK

@@ -82,26 +82,21 @@ def _read_ids(path: Path):
     import numpy as np
 
     from sa1bpack.errors import OptionError
+    from sa1bpack.wording import brief
 
-    lines: list[str] = []
+    line, found = "", []
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             while line := file.readline(_LONGEST_LINE):
-                if len(line) == _LONGEST_LINE:
-                    raise OptionError(
-                        f"ids is {str(path)!r}: a line has {_LONGEST_LINE} characters or more; "
-                        "write one id per line"
-                    )
-                if line.strip():
-                    lines.append(line)
+                line = line.partition("#")[0].strip()
+                found += [int(line)] if line else []
+        ids = np.array(found, np.int64)
     except OSError as error:
         raise OptionError(f"ids is {str(path)!r}: it cannot be read: {error.strerror}") from None
-    try:
-        ids = np.loadtxt(lines, np.int64, ndmin=1) if lines else np.empty(0, np.int64)
-    except (ValueError, OverflowError) as error:
-        raise OptionError(f"ids is {str(path)!r}: {error}; write one id per line") from None
-    if ids.ndim != 1:
-        raise OptionError(f"ids is {str(path)!r}: write one id per line")
+    except (ValueError, OverflowError):
+        raise OptionError(
+            f"ids is {str(path)!r}, with {brief(line)}: write one id per line"
+        ) from None
     values, counts = np.unique(ids, return_counts=True)
     if len(values) < len(ids):
         raise OptionError(f"ids is {str(path)!r}: {values[counts > 1][0]} is there more than once")

@@ -8,7 +8,7 @@ from typing import Literal
 from sa1bpack import interrupts
 from sa1bpack.arguments import paths_of
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import Job, UserPack
+from sa1bpack.cli.arguments import Job
 from sa1bpack.cli.output import say, say_json
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
@@ -20,7 +20,7 @@ from sa1bpack.wording import counted
 
 
 def run(
-    packs: list[UserPack],
+    packs: list[str],
     *,
     quick: bool = False,
     io: Literal[IO] = "auto",
@@ -158,25 +158,21 @@ def advice(pack: str, problems) -> list[str]:
 
 def _verdict(report: Report, code: int, quick: bool) -> str:
     problems = counted(len(report.problems), "problem")
+    denied = [problem for problem in report.problems if problem.denied]
+    verdict = "sound" if report.ok else f"DAMAGED: {problems}"
+    depth = "quick check" if quick else "every byte read"
     if "parts" in report.counts:
-        verdict = "sound" if report.ok else f"DAMAGED: {problems}"
-        depth = "quick check" if quick else "every byte read"
         return f"side array, {verdict}; {counted(report.counts['parts'], 'part')}, {depth}"
     if report.complete is None:
         return f"DAMAGED: {problems}; without its manifest nothing else can be checked"
-    if report.ok:
-        verdict = "sound"
-    elif all(problem.denied for problem in report.problems):
-        verdict = f"NOT ALL CHECKED: {problems}"
-    else:
-        verdict = f"DAMAGED: {problems}"
+    if denied:
+        depth += ", except what may not be read"
+        if len(denied) == len(report.problems):
+            verdict = f"NOT ALL CHECKED: {problems}"
     if not report.complete:
         verdict += ", NOT COMPLETE"
     elif code == exits.INCOMPLETE:
         verdict += ", NO IMAGE"
-    depth = "quick check" if quick else "every byte read"
-    if any(problem.denied for problem in report.problems):
-        depth += ", except what may not be read"
     return (
         f"{verdict}; {counted(report.counts['samples'], 'image')} in "
         f"{counted(report.counts['shards'], 'shard')}, {depth}"

@@ -4,7 +4,7 @@ import argparse
 import re
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import COMMANDS, HelpFormatter, command_parser
+from sa1bpack.cli.arguments import COMMANDS, command_parser
 
 
 def page() -> str:
@@ -44,7 +44,7 @@ def _paragraph(text: str) -> str:
 
 
 def _argument(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    formatter = HelpFormatter(parser.prog, width=100)
+    formatter = argparse.HelpFormatter(parser.prog, width=100)
     shown = formatter._format_action_invocation(action)
     text = formatter._expand_help(action) if action.help else ""
     return f"`{shown}`\n:   {_escaped(' '.join(text.split()))}"

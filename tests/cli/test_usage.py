@@ -56,7 +56,7 @@ def test_help_names_every_option_in_80_columns(command, monkeypatch, name):
     flags = set(re.findall(r"--[a-z][a-z0-9-]+", usage)) | set(re.findall(r"-o\b", usage))
     assert {"--out" if flag == "-o" else flag for flag in flags} == COMMANDS[name]
     for option in COMMANDS[name]:
-        short = "-o, " if option == "--out" else ""
+        short = "-o(?: [A-Z.a-z]+)?, " if option == "--out" else ""  # as Python's version has it
         assert re.search(rf"^  {short}{option}[ \n]", rest, re.M), option
     assert rest.endswith("130 and 143 interrupted; see\n`sa1bpack --help`\n")
 
@@ -324,7 +324,7 @@ def test_an_output_that_is_a_link_to_nothing_is_wrong_usage(command, packed, tar
 
 def test_a_list_of_ids_that_is_something_else_is_not_read_to_its_end(command, packed, tmp_path):
     code, _, error = command("subset", packed, tmp_path / "new", "--ids", "/dev/zero")
-    assert code == 2 and "--ids is '/dev/zero': a line has 1000 characters or more" in error
+    assert code == 2 and "--ids is '/dev/zero', with '\\x00" in error and len(error) < 1000
 
 
 def test_the_selection_among_several_paths_is_named(command, packed, tmp_path):
