@@ -17,9 +17,8 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from sa1bpack.errors import ClusterError, MissingPackage, OptionError, OutputLocked
+from sa1bpack.packing.progress import report
 
 try:
     import ray
@@ -109,11 +108,6 @@ def connected(address: str | None) -> Iterator["Cluster"]:
             yield Cluster()
     finally:
         ray.shutdown()
-
-
-def report(text: str) -> None:
-    """Print a line on stderr, above a progress bar if there is one."""
-    tqdm.write(f"sa1bpack: {text}", file=sys.stderr)
 
 
 def _check_reachable(address: str) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from sa1bpack.arguments import checks_options, local_path
 from sa1bpack.format.files import flush_folder
-from sa1bpack.format.manifest import MANIFEST_NAME, identity_text, read_manifest
-from sa1bpack.masks.select import left_out_text
+from sa1bpack.format.manifest import MANIFEST_NAME, read_manifest
 from sa1bpack.packing.options import recorded_options
-from sa1bpack.packing.pack_state import PackState, check_can_write
+from sa1bpack.packing.pack_state import PackState, check_can_write, totals_of
 from sa1bpack.packing.part_notes import (
     PARTS_NAME,
     Done,
@@ -112,21 +111,13 @@ def finalize(out: str | Path) -> FinalizeResult:
         for name in state.sources:  # what names the missing ones stays
             note_path(root, Failed, name).unlink(missing_ok=True)
         notes += state.findings()
-        counts = state.counts()
         return FinalizeResult(
-            root,
-            counts["images"],
-            counts["masks"],
-            counts["annotations"],
-            counts["dropped_images"],
-            counts["rejects"],
-            len(state.sources),
-            missing,
-            _parts_of(plans, missing),
-            known,
-            identity_text(state.sources.values()),
-            notes,
-            left_out_text(state.options.to_json(), counts, counts["masks"]),
+            **totals_of(state),
+            sources=len(state.sources),
+            missing=missing,
+            parts=_parts_of(plans, missing),
+            known=known,
+            notes=notes,
         )
     finally:
         state.release()

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +32,14 @@ from sa1bpack.format.manifest import (
     Count,
     Manifest,
     ShardEntry,
+    identity_text,
     make_manifest,
     read_manifest,
     write_manifest,
 )
 from sa1bpack.format.publish import REJECTS_NAME, publish, remove_stale, shard_folders
 from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.part_notes import PARTS_NAME, Done, all_notes, note_path
 from sa1bpack.wording import printable
@@ -74,6 +77,8 @@ class PackState:
         (source, part) → the published shard.
     sources
         Name of a finished source → its record in the manifest.
+    listed
+        Names of the shards that the manifest listed when the state was read.
     rebuild_index
         Write the index also if it exists: `repair` sets it where that may be damaged.
     """
@@ -93,6 +98,7 @@ class PackState:
         self.options = options
         self.shards: dict[Key, PublishedShard] = {}
         self.sources: dict[str, dict] = {}
+        self.listed: frozenset[str] = frozenset()
         self.rebuild_index = False
         self._entered: list[Path] = []  # notes of parts, removed once the manifest has them
         self._published_at = self._publish_seconds = 0.0
@@ -133,8 +139,8 @@ class PackState:
         """Unlock the folder."""
         os.close(self._lock)
 
-    def _load(self) -> None:
-        """Enter what is published. Writes nothing."""
+    def _load(self, only: Set[str] | None = None) -> None:
+        """Enter what is published, or what is of these sources. Writes nothing."""
         listed = ()
         if (self.root / MANIFEST_NAME).exists():
             manifest = read_manifest(self.root)
@@ -142,11 +148,14 @@ class PackState:
             self.options.check_same(manifest.options, str(self.root))
             for record in manifest.sources:
                 check_source_record(record, self.root / MANIFEST_NAME)
-            self.sources = {record["name"]: record for record in manifest.sources}
+                if only is None or record["name"] in only:
+                    self.sources[record["name"]] = record
             listed = manifest.shards
         for folder in shard_folders(self.root):
-            self.add_shard(published_shard(folder, self.root))
-        for name, done in all_notes(self.root, Done).items():  # by parts of a job, to their end
+            if only is None or folder.name.rpartition("-")[0] in only:
+                shard = published_shard(folder, self.root)
+                self.shards[shard.entry.source, shard.entry.part] = shard
+        for name, done in all_notes(self.root, Done, only).items():  # by parts of a job
             path = note_path(self.root, Done, name)
             check_source_record(done.record, path)
             if done.is_there(self.root):
@@ -155,6 +164,7 @@ class PackState:
         for entry in listed:  # the source of a shard that someone removed is incomplete
             if (entry.source, entry.part) not in self.shards:
                 self.sources.pop(entry.source, None)
+        self.listed = frozenset(entry.name for entry in listed)
 
     def write_first_manifest(self) -> None:
         """Make the folder a pack, which holds nothing yet, unless it is one.
@@ -276,6 +286,21 @@ class PackState:
     def _in_order(self) -> list[tuple[Key, PublishedShard]]:
         """Shards by the name of their source and by part: the order of the pack's samples."""
         return sorted(self.shards.items(), key=lambda item: item[0])
+
+
+def totals_of(state: PackState) -> dict[str, Any]:
+    """What a pack holds, as the fields of PackResult and FinalizeResult."""
+    counts = state.counts()
+    return {
+        "root": state.root,
+        "images": counts["images"],
+        "masks": counts["masks"],
+        "annotations": counts["annotations"],
+        "dropped": counts["dropped_images"],
+        "rejects": counts["rejects"],
+        "identity": identity_text(state.sources.values()),
+        "left_out": left_out_text(state.options.to_json(), counts, counts["masks"]),
+    }
 
 
 def check_ours(root: Path) -> None:

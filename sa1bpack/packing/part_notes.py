@@ -12,7 +12,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,11 +101,15 @@ def note_path(root: Path, kind: type, source: str) -> Path:
     return root / PARTS_NAME / f"{kind.__name__.lower()}-{source}.json"
 
 
-def all_notes(root: Path, kind: type[_Kind]) -> dict[str, _Kind]:
-    """Name → its record, of every source that is recorded as Done, or as Failed, by name."""
+def all_notes(root: Path, kind: type[_Kind], only: Set[str] | None = None) -> dict[str, _Kind]:
+    """Name → its record, of every source that is recorded as Done, or as Failed, by name.
+
+    only  names of sources; None: all
+    """
     prefix = f"{kind.__name__.lower()}-"
     paths = sorted((root / PARTS_NAME).glob(f"{prefix}*.json"))
-    return {path.stem.removeprefix(prefix): read_note(path, kind) for path in paths}
+    names = {path.stem.removeprefix(prefix): path for path in paths}
+    return {n: read_note(path, kind) for n, path in names.items() if only is None or n in only}
 
 
 def read_note(path: Path, kind: type[_Kind]) -> _Kind:

@@ -18,20 +18,15 @@ from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import flush_folder, make_folder, remove_published, replace_file
 from sa1bpack.format.manifest import (
-    MANIFEST_NAME,
     SHARDS_NAME,
-    Manifest,
     read_manifest,
     write_manifest,
 )
-from sa1bpack.format.publish import shard_folders
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import (
     PackState,
     PublishedShard,
-    check_can_write,
     check_ours,
-    check_source_record,
     lock_folder,
     published_shard,
 )
@@ -41,7 +36,6 @@ from sa1bpack.packing.part_notes import (
     Plan,
     alone,
     note_path,
-    read_note,
     working_folder,
     write_plan,
 )
@@ -74,37 +68,14 @@ class PartState(PackState):
         try:
             with self.alone():
                 self.write_first_manifest()
-                manifest = read_manifest(root)
-                check_can_write(manifest.version, root / MANIFEST_NAME)
-                options.check_same(manifest.options, str(root))
-                write_plan(root, plan)
-            self._listed = frozenset(entry.name for entry in manifest.shards)
-            self._enter(manifest, frozenset(sources))
+            self._load(frozenset(sources))
+            write_plan(root, plan)
             self._recorded = deepcopy(self.sources)
             self._reopened = False
             self.shards_dir = self._work.enter_context(working_folder(root))
         except BaseException:
             self.release()
             raise
-
-    def _enter(self, manifest: Manifest, sources: frozenset[str]) -> None:
-        """Enter what is published of these sources."""
-        for record in manifest.sources:
-            check_source_record(record, self.root / MANIFEST_NAME)
-            if record["name"] in sources:
-                self.sources[record["name"]] = record
-        for name in sorted(sources):
-            if (path := note_path(self.root, Done, name)).exists():
-                done = read_note(path, Done)
-                check_source_record(done.record, path)
-                if done.is_there(self.root):
-                    self.sources[name] = done.record
-        for folder in shard_folders(self.root):
-            if folder.name.rpartition("-")[0] in sources:
-                super().add_shard(published_shard(folder, self.root))
-        for entry in manifest.shards:
-            if entry.source in sources and (entry.source, entry.part) not in self.shards:
-                self.sources.pop(entry.source, None)
 
     def alone(self) -> AbstractContextManager[None]:
         return alone(self.root)
@@ -169,7 +140,7 @@ class PartState(PackState):
             return 0
         removed = 0
         for part, shard in self.parts_of(source).items():
-            if shard.entry.name not in self._listed:
+            if shard.entry.name not in self.listed:
                 del self.shards[source, part]
                 remove_published(self.root / SHARDS_NAME / shard.entry.name)
                 removed += 1

@@ -10,13 +10,11 @@ from sa1bpack import __version__, interrupts
 from sa1bpack.arguments import checks_options, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import SourceError
-from sa1bpack.format.manifest import identity_text
-from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import PackKeywords
-from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.pack_state import PackState, totals_of
 from sa1bpack.packing.part_notes import Plan
 from sa1bpack.packing.part_state import PartState
 from sa1bpack.packing.progress import Progress, RejectLimit, recorded_run
@@ -275,22 +273,14 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
     state.publish(complete=not failed)
     for line in state.findings():
         progress.note(line)
-    counts = state.counts()
     return PackResult(
-        root=state.root,
-        images=counts["images"],
-        masks=counts["masks"],
-        annotations=counts["annotations"],
-        dropped=counts["dropped_images"],
-        rejects=counts["rejects"],
+        **totals_of(state),
         sources=len(sources),
         packed_before=len(sources) - len(todo) - len(unreadable),
         new_images=progress.images,
         failed=failed,
-        identity=identity_text(state.sources.values()),
         notes=progress.notes,
         seconds=progress.seconds,
-        left_out=left_out_text(state.options.to_json(), counts, counts["masks"]),
     )
 
 

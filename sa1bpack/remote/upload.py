@@ -99,8 +99,7 @@ class UploadedState(PackState):
         Waits while others wait for that. Raises what an earlier upload raised.
         """
         super().add_shard(shard)
-        if self._pool is not None:  # else it was here before
-            self._upload(shard.entry.name)
+        self._upload(shard.entry.name)
 
     def withdraw(self, source: str) -> int:
         """Remove every shard of a source, in the bucket too; returns their number."""
