@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,11 +18,10 @@ from sa1bpack.arguments import (
 )
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
-from sa1bpack.dataset.sample import Sample, SampleOptions
+from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import is_selection, packs_of
-from sa1bpack.masks.select import ThresholdKeywords
 from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
 
@@ -34,19 +33,10 @@ _reported: set[Path] = set()  # incomplete packs that a warning was logged for
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
-    masks: str = "bits",
-    mask_size: int | None = None,
-    mask_sampling: str | None = None,
-    pixels: str = "rgb",
-    coordinates: str = "stored",
-    transform: Callable[[Sample], Any] | None = None,
-    on_error: str = "raise",
-    check: str = "open",
     duplicates: str = "error",
-    side: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | str | None = None,
-    **thresholds: Unpack[ThresholdKeywords],
+    **options: Unpack[SampleKeywords],
 ) -> Dataset:
     """Open a pack, or several as one, for training.
 
@@ -55,45 +45,48 @@ def open(
             pattern such as "/data/packs/*"; or the file that `Dataset.save` wrote, which is opened
             with its packs. See docs/training.md. Or a URL, "s3://bucket/pack", "gs://bucket/pack",
             or "file:///mnt/nfs/pack" for a slow file system: with `cache`, see docs/cloud.md.
-        masks: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits without
-            a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs from
-            the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
-            runs; without one, `run_ends` and `run_offset` take the place of masks.
-        mask_size: cells per side of the grid, a multiple of 8 up to 4096; None: the pack's.
-        mask_sampling: "area" or "center", see docs/masks.md; None: the pack's.
-        pixels: of a pack with yuv420 pixels. "rgb" converts them; "stored" returns the planes as
-            stored, see docs/format.md, for the device to convert. RGB packs are RGB in both cases.
-        coordinates: of boxes and points in samples and batches. "stored": pixels of the stored
-            image, which is the sample's `image`: x is multiplied by stored width / source width,
-            y by stored height / source height, widths and heights likewise. "source": pixels of
-            the source image, as in SA-1B's JSON. Areas, and columns, are always in source pixels.
-        transform: called with the sample dict; what it returns is the sample. The arrays are
-            read-only: `.copy()` one before `torch.from_numpy`, which ignores that, so that writing
-            to the tensor ends the process (SIGSEGV).
-        on_error: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
-            sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into
-            the list in place of the sample, for `Collate(on_error="drop")` to count and drop.
-        check: what is compared with what was written. "open": the structure, when the pack and each
-            shard are opened: metadata, lengths of files, offsets, ids; no bytes of samples. "read":
-            also the bytes, whenever something is read. The index is compared with its digests at
-            once (24 bytes per sample). A sample is copied out of its files and all of it is
-            compared with its checksum; `ds[i]`, Loader and make_dataloader return that copy, so no
-            later change of a file shows in it. Columns are compared with the digest of their file.
-            What differs, is cut short or cannot be read is a ReadError; for columns and the index,
-            a FormatError. `ds.shards` remains unchecked memory maps.
         duplicates: what becomes of image ids that occur more than once, in one pack or in several.
             "error" raises OptionError. "first" keeps one sample per id, that of the pack that is
             first in the list; of several in one pack, the first. The log and `Dataset.left_out` say
             how many are left out. "all" keeps every sample.
-        side: side arrays, see docs/side-data.md: names of those in PACK/side, or paths of others.
-            Each is a key of samples and batches. Every shard must have its part.
         cache: a folder on a local disk for packs and side arrays that are named by URL. What is
             read of them is fetched into it once, and shared by all processes of the machine.
         cache_bytes: what the cache may take, such as "500 GB"; what was used least recently is
             removed. None: as it was opened last, or four fifths of the free disk.
-        thresholds: samples have only masks of at least `min_area` source pixels, which cover at
-            most the fraction `max_area_frac` of the image, with a predicted IoU of at least
-            `min_iou` and a stability score of at least `min_stability`; see `masks.MaskRule`.
+        options: of the samples, listed below; `Dataset.with_options` changes them later.
+
+    - `masks`: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits without
+      a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs from the
+      pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the runs; without
+      one, `run_ends` and `run_offset` take the place of masks.
+    - `mask_size`: cells per side of the grid, a multiple of 8 up to 4096; None: the pack's.
+    - `mask_sampling`: "area" or "center", see docs/masks.md; None: the pack's.
+    - `pixels`: of a pack with yuv420 pixels. "rgb" converts them; "stored" returns the planes as
+      stored, see docs/format.md, for the device to convert. RGB packs are RGB in both cases.
+    - `coordinates`: of boxes and points in samples and batches. "stored": pixels of the stored
+      image, which is the sample's `image`: x is multiplied by stored width / source width, y by
+      stored height / source height, widths and heights likewise. "source": pixels of the source
+      image, as in SA-1B's JSON. Areas, and columns, are always in source pixels.
+    - `transform`: called with the sample dict; what it returns is the sample. The arrays are
+      read-only: `.copy()` one before `torch.from_numpy`, which ignores that, so that writing to the
+      tensor ends the process (SIGSEGV).
+    - `on_error`: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
+      sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into the
+      list in place of the sample, for `Collate(on_error="drop")` to count and drop.
+    - `check`: what is compared with what was written. "open": the structure, when the pack and each
+      shard are opened: metadata, lengths of files, offsets, ids; no bytes of samples. "read": also
+      the bytes, whenever something is read. The index is compared with its digests at once (24
+      bytes per sample). A sample is copied out of its files and all of it is compared with its
+      checksum; `ds[i]`, Loader and make_dataloader return that copy, so no later change of a file
+      shows in it. Columns are compared with the digest of their file. What differs, is cut short or
+      cannot be read is a ReadError; for columns and the index, a FormatError. `ds.shards` remains
+      unchecked memory maps.
+    - `side`: side arrays, see docs/side-data.md: names of those in PACK/side, or paths of others.
+      Each is a key of samples and batches. Every shard must have its part.
+    - `min_area`, `max_area_frac`, `min_iou`, `min_stability`: samples have only masks of at least
+      `min_area` source pixels, which cover at most the fraction `max_area_frac` of the image, with
+      a predicted IoU of at least `min_iou` and a stability score of at least `min_stability`; see
+      `masks.MaskRule`.
 
     Thresholds are those of `sa1bpack pack`, by the numbers of the annotation: inclusive, and NaN
     passes none. Samples, batches, columns and `max_masks` count the masks that are left. A sample
@@ -123,18 +116,7 @@ def open(
         >>> ds[0]["run_ends"].dtype, ds.spec_text
         (dtype('int32'), 'pad 1024 rgb, runs 256 area, stored coordinates')
     """
-    options = SampleOptions(
-        masks,
-        coordinates,
-        transform,
-        on_error,
-        check,
-        mask_size,
-        mask_sampling,
-        pixels,
-        side,
-        **thresholds,
-    )
+    given = SampleOptions(**options)
     choice("duplicates", duplicates, DUPLICATES)
     limit = None if cache_bytes is None else bytes_of("cache_bytes", cache_bytes)
     folder = None if cache is None else local_path("cache", cache)
@@ -156,9 +138,9 @@ def open(
     check_same_layout(folders)
     pack = Pack(folders, duplicates)
     _report_missing(pack)
-    ds = Dataset(pack, pack.rows, dataclasses.replace(options, side=()))
+    ds = Dataset(pack, pack.rows, dataclasses.replace(given, side=()))
     ds = ds if saved is None else ds.select(saved)
-    return ds.with_options(side=options.side) if options.side else ds
+    return ds.with_options(side=given.side) if given.side else ds
 
 
 def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | ShardSource]:

@@ -30,6 +30,7 @@ from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.completeness import completeness_of
+from sa1bpack.format.duplicates import repeated_rows
 from sa1bpack.format.index import (
     check_index,
     has_distinct_ids,
@@ -326,9 +327,6 @@ class Pack:
             if isinstance(rows, range):
                 return ids[rows.start : rows.stop if rows.stop >= 0 else None : rows.step]
             return ids[rows]
-        if isinstance(rows, range) and rows.step == 1:
-            pieces = [folder.index.image_id[own] for folder, own in self._pieces(rows)]
-            return np.concatenate([np.empty(0, np.int64), *pieces])
         rows = row_array(rows)
         ids = np.empty(len(rows), np.int64)
         for part in self._indexed(rows, self.shard_numbers(rows)):
@@ -345,10 +343,6 @@ class Pack:
             return self.folders[0].mask_offset
         for folder in self.folders:
             folder.mask_offset  # noqa: B018 - checks it
-        if isinstance(rows, range) and rows.step == 1 and len(rows):
-            edges = ((folder.index.mask_offset, own) for folder, own in self._pieces(rows))
-            counts = [np.diff(offset[own.start : own.stop + 1]) for offset, own in edges]
-            return offsets_of(np.concatenate(counts))
         rows = row_array(rows)
         first, stop = self._mask_spans(rows, self.shard_numbers(rows))
         return offsets_of(stop - first)
@@ -375,16 +369,6 @@ class Pack:
                 at = order[low:high]
                 yield _Indexed(at, self.folders[int(which[at[0]])], own[at])
 
-    def _pieces(self, rows: range) -> Iterator[tuple[PackFolder, slice]]:
-        """A range of step 1 as rows of folders, one shard at a time, in order."""
-        edges = self.shards.first_row
-        number = bisect_right(edges, rows.start) - 1
-        while number < len(self.shards) and edges[number] < rows.stop:
-            low, high = max(rows.start, edges[number]), min(rows.stop, edges[number + 1])
-            shift = int(self._shift[number])
-            yield self.shards.places[number][0], slice(low + shift, high + shift)
-            number += 1
-
     @cached_property
     def ids(self) -> IdLookup:
         """Finds the rows of image ids. Those of several packs are sorted once, if need be."""
@@ -410,12 +394,12 @@ class Pack:
         everything = range(len(self))
         if self.duplicates == "all":
             return everything
-        later, earlier = self._repeated_rows()
+        later, first = self._repeated_rows()
         if not len(later):
             return everything
         if self.duplicates == "error":
             self.check_index()  # ids may repeat because they are damaged
-            raise OptionError(_refusal(self, later, earlier))
+            raise OptionError(self._refusal(later, first))
         _log.warning(
             "%s: %s left out (duplicates='first'), such as image_id %d",
             self.name,
@@ -429,24 +413,33 @@ class Pack:
         return self._without(self._repeated_rows()[0]) if self.duplicates == "all" else self.rows
 
     def _repeated_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rows with an image id that another row has before them, and the first with that id.
+        """See `format.duplicates.repeated_rows`: before means in a pack that was given earlier.
 
-        Before means: in a pack that was given earlier, or in the same pack at a lower row.
-
-        Returns int64 (r,) each, by image id. Nothing is sorted where the indexes of the packs prove
-        that there is no such row: each of its pack, and their ranges are apart.
+        Nothing is sorted where the indexes of the packs prove that there is no such row: each of
+        its pack, and their ranges are apart.
         """
         if all(folder.has_distinct_ids() for folder in self.folders):
             ranges = sorted(folder.id_range() for folder in self.folders if folder.manifest.samples)
             if all(high < low for (_, high), (low, _) in pairwise(ranges)):
                 return np.empty(0, np.int64), np.empty(0, np.int64)
-        rows = IdLookup(self.image_ids(range(len(self)))).repeated()
-        ids, given = self.image_ids(rows), self._folder_of[self.shard_numbers(rows)]
-        order = np.lexsort((rows, given, ids))
-        ids, rows = ids[order], rows[order]
-        again = np.append(False, ids[1:] == ids[:-1])[: len(ids)]
-        first = np.maximum.accumulate(np.where(again, 0, np.arange(len(ids))))
-        return rows[again], rows[first[again]]
+        counts = np.diff(self._first_row)
+        return repeated_rows(self.image_ids(range(len(self))), np.repeat(self._folder_of, counts))
+
+    def _refusal(self, later: np.ndarray, first: np.ndarray) -> str:
+        ids = np.unique(self.image_ids(later))
+        numbers = self.shard_numbers(np.array([first[0], later[0]])).tolist()
+        one, other = (self.shards.places[number][0].root for number in numbers)
+        if one == other:
+            one, other = (self.manifest.shards[number].source for number in numbers)
+        where = f"twice in {one}" if one == other else f"in {one} and {other}"
+        named = ", ".join(map(str, ids[:_EXAMPLES].tolist()))
+        return (
+            f"{self.name}: {counted(len(ids), 'image id')} occur{'s' if len(ids) == 1 else ''} "
+            f"more than once, {'the first are ' if len(ids) > _EXAMPLES else ''}{named}; {ids[0]} "
+            f"is {where}: choose duplicates='first' to keep the first sample of each, or 'all' to "
+            "keep every one (for commands: `sa1bpack subset PACK... FILE --duplicates first`, and "
+            "give them FILE)"
+        )
 
     def _without(self, rows: np.ndarray) -> Rows:
         keep = np.ones(len(self), bool)
@@ -539,21 +532,3 @@ def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, in
 def _by_source(place: tuple[PackFolder, int]) -> tuple[str, int]:
     entry = place[0].manifest.shards[place[1]]
     return entry.source, entry.part
-
-
-def _refusal(pack: Pack, later: np.ndarray, earlier: np.ndarray) -> str:
-    ids = np.unique(pack.image_ids(later))
-    numbers = pack.shard_numbers(np.array([earlier[0], later[0]]))
-    places = [pack.shards.places[number] for number in numbers.tolist()]
-    one, other = (folder.root for folder, _ in places)
-    if one == other:
-        one, other = (pack.manifest.shards[number].source for number in numbers.tolist())
-    where = f"twice in {one}" if one == other else f"in {one} and {other}"
-    named = ", ".join(map(str, ids[:_EXAMPLES].tolist()))
-    return (
-        f"{pack.name}: {counted(len(ids), 'image id')} occur{'s' if len(ids) == 1 else ''} more "
-        f"than once, {'the first are ' if len(ids) > _EXAMPLES else ''}{named}; {ids[0]} is "
-        f"{where}: choose duplicates='first' to keep the first sample of each, or 'all' to keep "
-        "every one (for commands: `sa1bpack subset PACK... FILE --duplicates first`, and give them "
-        "FILE)"
-    )

@@ -257,9 +257,3 @@ class IdLookup:
         if bad:
             raise FormatError(f"{self.path}: a row is not from 0 to {count - 1}; {REMEDY}")
         return np.where(self.ids[found] == wanted, found, -1)
-
-    def repeated(self) -> np.ndarray:
-        """int64 (r,): positions of all samples whose id another one has, sorted by id."""
-        ordered = self.ids[self.order]
-        same = ordered[1:] == ordered[:-1]
-        return self.order[np.append(same, False) | np.append(False, same)]

@@ -10,7 +10,6 @@ import numpy as np
 
 from sa1bpack import masks as kernels
 from sa1bpack import pixels
-from sa1bpack.arguments import choice
 from sa1bpack.dataset.fields import MASK_FIELDS, SCALED_KEYS, STORED_SAMPLE_FIELDS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.shards import OpenShard
@@ -32,7 +31,7 @@ from sa1bpack.format.layout import Layout
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.select import ThresholdKeywords, Thresholds
-from sa1bpack.options import declarations
+from sa1bpack.options import declarations, option
 
 COORDINATES = ("source", "stored")
 ON_ERROR = ("raise", "return")
@@ -55,30 +54,38 @@ class SampleKeywords(ThresholdKeywords, total=False):
     side: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SampleOptions(Thresholds):
-    """How a dataset's samples look and what happens to them; see `sa1bpack.open`.
+    """How a dataset's samples look and what happens to them; see `sa1bpack.open`."""
 
-    Raises OptionError for a value that is not one of the choices.
-    """
-
-    masks: str = "bits"
-    coordinates: str = "stored"
+    masks: str = option("bits", "masks as packed bits, unpacked, or as runs", choices=MASKS)
+    mask_size: int | None = option(
+        None,
+        "cells per side of the masks' grid",
+        low=8,
+        high=4096,
+        multiple=8,
+        why="eight cells share a byte",
+        none="the pack's",
+    )
+    mask_sampling: str | None = option(
+        None, "how masks are drawn", choices=("area", "center"), none="the pack's"
+    )
+    pixels: str = option(
+        "rgb", "yuv420 pixels converted to rgb, or as they are stored", choices=PIXELS
+    )
+    coordinates: str = option(
+        "stored",
+        "boxes and points in pixels of the stored image or the source",
+        choices=COORDINATES,
+    )
+    on_error: str = option("raise", "what a batched fetch does with a ReadError", choices=ON_ERROR)
+    check: str = option("open", "what is compared with what was written", choices=CHECKS)
     transform: Callable[[Sample], Any] | None = None
-    on_error: str = "raise"
-    check: str = "open"
-    mask_size: int | None = None
-    mask_sampling: str | None = None
-    pixels: str = "rgb"
     side: tuple[str, ...] = ()
 
     def __post_init__(self):
         super().__post_init__()
-        choice("masks", self.masks, MASKS)
-        choice("pixels", self.pixels, PIXELS)
-        choice("coordinates", self.coordinates, COORDINATES)
-        choice("on_error", self.on_error, ON_ERROR)
-        choice("check", self.check, CHECKS)
         object.__setattr__(self, "side", side_paths(self.side))
         if self.transform is not None and not callable(self.transform):
             raise OptionError(f"transform is {self.transform!r}: choose a function or None")

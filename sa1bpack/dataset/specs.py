@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack import masks
-from sa1bpack.arguments import choice, whole_number
+from sa1bpack.arguments import choice
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import Manifest
@@ -61,9 +61,9 @@ def mask_spec(layout: Layout, own: str, kind: str, size: Any, sampling: str | No
 
     Size and sampling default to the pack's. Masks that are not stored are drawn from the runs.
 
-    Raises OptionError for a size that cannot be drawn, or if the pack has no runs to draw from.
+    Raises OptionError if the pack has no runs to draw from.
     """
-    cells = layout.mask_size if size is None else _grid_size(size)
+    cells = layout.mask_size if size is None else size
     used = own if sampling is None else sampling
     if kind == "runs" and size is None:
         source = "runs"
@@ -72,7 +72,7 @@ def mask_spec(layout: Layout, own: str, kind: str, size: Any, sampling: str | No
     else:
         source = "bits"
     # Stored bits can be read whatever the sampling, also one that a later release has added.
-    if source != "bits" or sampling is not None:
+    if source != "bits":
         choice("mask_sampling", used, masks.SAMPLINGS)
     if source != "bits" and not layout.runs:
         raise OptionError(
@@ -92,20 +92,6 @@ def _asked(kind: str, size: Any, sampling: str | None) -> str:
     """The options for masks that were given, as text."""
     options = {"masks": kind, "mask_size": size, "mask_sampling": sampling}
     return " with ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
-
-
-def _grid_size(size: Any) -> int:
-    """A grid's cells per side."""
-    try:
-        cells = whole_number("mask_size", size, 8, masks.MAX_MASK_SIZE)
-    except OptionError:
-        cells = None
-    if cells is None or cells % 8:
-        raise OptionError(
-            f"mask_size is {size!r}: choose a multiple of 8 from 8 to {masks.MAX_MASK_SIZE}, or "
-            "None"
-        )
-    return cells
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def find_duplicates(manifest: Manifest, index: Index | None) -> Duplicates:
     """
     image_ids, examples = 0, ()
     if index is not None:
-        repeated = _repeated(index.image_id)
+        repeated = np.unique(index.image_id[repeated_rows(index.image_id)[0]])
         image_ids = len(repeated)
         examples = tuple(
             (int(image_id), _sources_of(int(image_id), manifest, index))
@@ -95,13 +95,31 @@ def shared_ids(packs: Sequence[np.ndarray]) -> SharedIds | None:
     """
     ids = np.concatenate([np.empty(0, np.int64), *packs])
     of_pack = np.repeat(np.arange(len(packs)), [len(each) for each in packs])
-    order = np.argsort(ids, kind="stable")  # of equal ids, those of the earlier pack first
-    ids, of_pack = ids[order], of_pack[order]
-    at = np.flatnonzero((ids[1:] == ids[:-1]) & (of_pack[1:] != of_pack[:-1]))
-    if not len(at):
+    later, first = repeated_rows(ids)
+    apart = of_pack[later] != of_pack[first]
+    later, first = later[apart], first[apart]
+    if not len(later):
         return None
-    k = int(at[0])
-    return SharedIds(len(np.unique(ids[at])), int(ids[k]), int(of_pack[k]), int(of_pack[k + 1]))
+    found = of_pack[[first[0], later[0]]].tolist()
+    return SharedIds(len(np.unique(ids[later])), int(ids[later[0]]), *found)
+
+
+def repeated_rows(ids: np.ndarray, of_pack: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+    """The rows whose id another row has before them, and the first row with that id.
+
+    ids      int64 (n,)
+    of_pack  (n,), numbers of packs: rows of a lower number come before others; None: all in order
+
+    Returns int64 (r,) each, by id.
+    """
+    rows = np.argsort(ids, kind="stable")
+    same = ids[rows[1:]] == ids[rows[:-1]]
+    rows = rows[np.append(same, False) | np.append(False, same)]  # all that are several of an id
+    if of_pack is not None:
+        rows = rows[np.lexsort((rows, of_pack[rows], ids[rows]))]
+    again = np.append(False, ids[rows[1:]] == ids[rows[:-1]])[: len(rows)]
+    first = np.maximum.accumulate(np.where(again, 0, np.arange(len(rows))))
+    return rows[again], rows[first[again]]
 
 
 def _same_files(manifest: Manifest) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
@@ -119,12 +137,6 @@ def _same_files(manifest: Manifest) -> tuple[tuple[str, str, tuple[str, ...]], .
             if len(group) > 1 and not any(set(group) <= others for others in known)
         )
     return tuple(found)
-
-
-def _repeated(image_ids: np.ndarray) -> np.ndarray:
-    """The distinct values that occur more than once in an (N,) array, sorted."""
-    ordered = np.sort(image_ids)
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
 def _sources_of(image_id: int, manifest: Manifest, index: Index) -> tuple[str, ...]:

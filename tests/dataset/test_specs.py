@@ -300,7 +300,7 @@ def test_a_pack_without_runs_draws_nothing_and_says_so(packs):
 
 @pytest.mark.parametrize("size", [0, 12, 4104, 16.0, True, "16"])
 def test_a_mask_size_that_cannot_be_drawn_is_refused(packs, size):
-    with pytest.raises(OptionError, match="multiple of 8 from 8 to 4096"):
+    with pytest.raises(OptionError, match=r"choose a (multiple of 8|whole number from 8 to 4096)"):
         sa1bpack.open(packs(), mask_size=size)
 
 
