@@ -131,7 +131,7 @@ def bytes_of(name: str, value: Any) -> int:
 
 
 def torch_subset(value: Any) -> tuple[Any, list[Any]]:
-    """What a `torch.utils.data.Subset` selects from, and its indices.
+    """The dataset that a `torch.utils.data.Subset` selects from, and its indices.
 
     A Subset of a Subset has several, the outermost first: see `select_nested`. Anything else is
     returned as it is, without indices. torch need not be loaded to tell.
@@ -353,7 +353,7 @@ def _matches(name: str, value: Any) -> list[Path]:
 
 
 def looks_like_url(text: str) -> bool:
-    """Whether a text begins like a URL, also one that went through pathlib."""
+    """True for a text that begins like a URL, also one that went through pathlib."""
     return _URL.match(text) is not None
 
 

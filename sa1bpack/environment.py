@@ -129,7 +129,7 @@ def missing_pil(error: ImportError) -> MissingPackage:
 
 
 def pil_record_path() -> Path:
-    """Where set-up records the PIL that it installed: in the environment itself."""
+    """The file in which set-up records the PIL that it installed: in the environment itself."""
     return Path(sys.prefix) / "sa1bpack-pil.json"
 
 

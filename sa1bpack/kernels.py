@@ -117,7 +117,7 @@ class _KeptKernel(_Cache):
 
 
 def kernel_file(kernel: Dispatcher, signature, codegen) -> Path | None:
-    """Where the code of `kernel` for these types and this processor is kept; None for nowhere."""
+    """The file of a kernel's code for these types and this processor; None if none is kept."""
     if (folder := kernel_folder()) is None:
         return None
     function = kernel.py_func
@@ -194,7 +194,7 @@ _PLAIN = bool, int, float, complex, str, bytes, range, slice, type(None), type(.
 
 
 def _is_foreign(value) -> bool:
-    """Whether this is a module, class or builtin function that only a new version can change."""
+    """True for a module, class or builtin function that only a new version can change."""
     kinds = python_types.ModuleType, python_types.BuiltinFunctionType, type, np.ufunc
     where = value.__name__ if isinstance(value, python_types.ModuleType) else type(value).__module__
     owner = getattr(value, "__module__", None) or where
@@ -214,7 +214,7 @@ def _described_function(function: Callable, seen: dict[int, int]) -> Iterator[st
 
 
 def _described_code(code: python_types.CodeType, documentation: str | None) -> Iterator[str]:
-    """What code does, without the lines it stands on."""
+    """Texts of what code does, without the lines it stands on."""
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     yield f"{code.co_code.hex()} {names} {code.co_argcount} {code.co_exceptiontable.hex()}"
     for constant in code.co_consts:
@@ -283,7 +283,7 @@ def _user_cache() -> Path:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether files can be created in `folder`; creates the folder itself."""
+    """Tell if files can be created in `folder`; creates the folder itself."""
     if not folder.is_absolute():
         return False
     try:

@@ -24,7 +24,7 @@ _KEY = "option"  # in the metadata of a field
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is said of an option besides its name, type and default.
+    """The declaration of an option, besides its name, type and default.
 
     help      what it does, without a full stop
     choices   the texts that it may be

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from tqdm import tqdm
 
@@ -25,7 +26,7 @@ class Bar(tqdm):
 
 
 def _has_no_size() -> bool:
-    """Whether stderr is a terminal that does not know its size."""
+    """True if stderr is a terminal that does not know its size."""
     try:
         return 0 in os.get_terminal_size(sys.stderr.fileno())
     except (OSError, ValueError):  # not a terminal, or without a descriptor
@@ -33,28 +34,24 @@ def _has_no_size() -> bool:
 
 
 @contextmanager
-def byte_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr: yields the function to call with (bytes done, total bytes).
+def _bar(show: bool | None = None, **options) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr: yields the function to call with how much is done, and how much there is.
 
     show
         Whether to show it. Default: if stderr is a terminal.
     """
-    with _bar(show, unit="B", unit_scale=True) as advance:
+    with _tqdm(show, **options) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
         yield advance
 
 
-@contextmanager
-def image_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
-    """As `byte_bar`, for images."""
-    with _bar(show, unit=" images") as advance:
-        yield advance
-
-
-@contextmanager
-def step_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
-    """As `byte_bar`, for tasks on other machines, which report only their end."""
-    with _bar(show, unit=" tasks") as advance:
-        yield advance
+byte_bar = partial(_bar, unit="B", unit_scale=True)
+image_bar = partial(_bar, unit=" images")
+step_bar = partial(_bar, unit=" tasks")  # on other machines, which report only their end
 
 
 @contextmanager
@@ -69,17 +66,6 @@ def step_line(show: bool | None = None) -> Iterator[Callable[[str], None]]:
     """A line on stderr with the latest step: yields the function to call with its name."""
     with _tqdm(show, bar_format="{desc}", total=0) as line:
         yield line.set_description_str
-
-
-@contextmanager
-def _bar(show: bool | None, **options) -> Iterator[Callable[[int, int], None]]:
-    with _tqdm(show, **options) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield advance
 
 
 def _tqdm(show: bool | None, **options) -> Bar:

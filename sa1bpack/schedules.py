@@ -56,7 +56,7 @@ class Schedule:
 
     @property
     def constant(self) -> bool:
-        """Whether there is one value only."""
+        """True if there is one value only."""
         return len(self.values) == 1
 
     @property
@@ -281,7 +281,7 @@ def _called(name: str, function: Callable[[int], Any], by: str, number: int) -> 
 
 
 def _length(what: str, epochs: int | None, steps: int | None) -> tuple[str, int]:
-    """Whether a schedule is by epoch or by step, and its length."""
+    """The unit of a schedule, epoch or step, and its length."""
     if (epochs is None) == (steps is None):
         raise OptionError(f"{what} has epochs={epochs} and steps={steps}: give one of them")
     if steps is None:

@@ -7,6 +7,7 @@ Without that module packs and tars of this machine work as ever.
 A URL is shown without its query, which signs it, and without a password.
 """
 
+import operator
 import re
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -28,7 +29,7 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 
 @dataclass
 class Counts:
-    """What was read from one place by this process.
+    """The amount that this process read from one place.
 
     hits      shards, and parts of side arrays, that were on this machine when they were opened
     misses    those that were fetched
@@ -42,12 +43,10 @@ class Counts:
     nbytes: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Counts(*(a + b for a, b in pairs))
+        return Counts(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: "Counts") -> "Counts":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Counts(*(a - b for a, b in pairs))
+        return Counts(*map(operator.sub, vars(self).values(), vars(other).values()))
 
 
 class Lease(Protocol):
@@ -58,7 +57,7 @@ class Lease(Protocol):
 
 
 class SideSource(Protocol):
-    """Where the parts of a side array come from.
+    """The place that the parts of a side array come from.
 
     root  the folder that has its manifest, the names of all its parts, and those that were brought
     """
@@ -70,7 +69,7 @@ class SideSource(Protocol):
 
 
 class ShardSource(Protocol):
-    """Where the shards of a pack come from that is not on this machine.
+    """The place that the shards of a pack come from if they are not on this machine.
 
     url    of the pack
     root   the folder that has its manifest and index, and the shards that were brought
@@ -97,7 +96,7 @@ class ShardSource(Protocol):
         """One of the pack's own side arrays, None if it has none of that name; or one at a URL."""
 
     def counts(self) -> Counts:
-        """What this process has read so far of what has this URL."""
+        """The amount that this process has read so far of what has this URL."""
 
 
 class Stream(Protocol):
@@ -112,7 +111,7 @@ class Stream(Protocol):
 
 
 class Scheme(Protocol):
-    """What the module of a scheme offers."""
+    """The functions that the module of a scheme offers."""
 
     def open_pack(self, url: str, cache: Path, limit: int | None) -> ShardSource:
         """A pack, of which what is read is kept in a folder, up to a limit in bytes."""
@@ -145,12 +144,12 @@ def scheme_of(url: str) -> Scheme:
 
 
 def is_url(text: object) -> bool:
-    """Whether a text begins like the URL of a tar: s3, gs, https or http."""
+    """True for a text that begins like the URL of a tar: s3, gs, https or http."""
     return isinstance(text, str) and _FILE_URL.match(text) is not None
 
 
 def is_pack_url(text: object) -> bool:
-    """Whether a text begins like the URL of a pack: s3, gs or file."""
+    """True for a text that begins like the URL of a pack: s3, gs or file."""
     return isinstance(text, str) and _PACK_URL.match(text) is not None
 
 
@@ -191,24 +190,41 @@ def folder_url(name: str, text: str) -> str:
     Raises OptionError, which shows no more of the URL than `shown`, for one without a bucket, with
     a user or a password, or with a query or a fragment.
     """
-    scheme, _, rest = text.partition("://")
-    host, _, key = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    safe = shown(text)
-    if "@" in host or "?" in rest or "#" in rest:
-        what = "a user name before the bucket" if "@" in host else "a query or a fragment"
+    host, key = _host_and_path(name, text)
+    if "?" in text or "#" in text:
         raise OptionError(
-            f"{name} is {safe!r}, with {what}: leave it out (credentials of object stores are "
-            "found as the tools of the cloud find them; signed links are for single files)"
+            f"{name} is {shown(text)!r}, with a query or a fragment: leave it out (signed links "
+            "are for single files)"
         )
-    if not host:
-        raise OptionError(f"{name} is {safe!r}: the URL names no bucket")
     key = "/".join(filter(None, key.split("/")))
-    return f"{scheme.lower()}://{host}" + (f"/{key}" if key else "")
+    return f"{text.partition('://')[0].lower()}://{host}" + (f"/{key}" if key else "")
+
+
+def _host_and_path(name: str, text: str) -> tuple[str, str]:
+    """Host, or bucket, and path, or key, of a URL.
+
+    Raises OptionError for one without a host, and with a user, who may have a password.
+    """
+    scheme, _, rest = text.partition("://")
+    host, _, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    what = "bucket" if scheme.lower() in STORE_SCHEMES else "host"
+    if "@" in host:
+        raise OptionError(
+            f"{name} is {shown(text)!r}, with a user name before the {what}: leave it out "
+            "(credentials of object stores are found as the tools of the cloud find them)"
+        )
+    try:
+        urlsplit(text).port  # noqa: B018 - raises for a port that is none
+    except ValueError:
+        host = ""
+    if not host:
+        raise OptionError(f"{name} is {shown(text)!r}: the URL names no {what}")
+    return host, path
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a file lies that is read over the network. `str` of it is safe to show.
+    """The place of a file that is read over the network. `str` of it is safe to show.
 
     url
         Complete, with a query that may be a signature; never shown, and not part of the `repr`.
@@ -245,7 +261,7 @@ class Address:
 
     @property
     def key(self) -> str:
-        """What follows the bucket: the key of the object, as it is written in the URL."""
+        """The key of the object: what follows the bucket, as it is written in the URL."""
         return self.url.partition("://")[2].partition("/")[2]
 
 
@@ -265,26 +281,13 @@ def parse_address(name: str, text: str, file_name: str | None = None) -> Address
             f"{name} is {shown(_FORBIDDEN.split(text)[0])!r}..., which contains white space or a "
             "control character: a URL has %20 for a space"
         )
-    safe = shown(text)
-    host, _, path = re.split(r"[?#]", text.partition("://")[2], maxsplit=1)[0].partition("/")
-    if "@" in host:
-        raise OptionError(
-            f"{name} is {safe!r}, with a user name before the host: leave it out (credentials of "
-            "object stores are found as the tools of the cloud find them)"
-        )
-    address = Address(text, file_name or "", file_name is not None)
-    in_store = address.scheme in STORE_SCHEMES
-    try:
-        urlsplit(text).port  # noqa: B018 - raises for a port that is none
-    except ValueError:
-        host = ""
-    if not host:
-        raise OptionError(
-            f"{name} is {safe!r}: the URL names no {'bucket' if in_store else 'host'}"
-        )
+    _, path = _host_and_path(name, text)
+    in_store = text.partition("://")[0].lower() in STORE_SCHEMES
     last = path.rpartition("/")[2]
     found = file_name or (last if in_store else unquote(last))
     if not found or "/" in found:
         pattern = ", or a pattern such as sa_*.tar" if in_store else ""
-        raise OptionError(f"{name} is {safe!r}: the URL names no file; give that of a tar{pattern}")
+        raise OptionError(
+            f"{name} is {shown(text)!r}: the URL names no file; give that of a tar{pattern}"
+        )
     return Address(text, found, file_name is not None)

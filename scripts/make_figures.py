@@ -68,7 +68,7 @@ def chart(panels: list[dict]) -> str:
 
 
 def summary(panels: list[dict]) -> str:
-    """What the chart shows, as the sentences of README.md: our value and the best other one."""
+    """The sentences of README.md on the chart: our value and the best other one."""
 
     def values(panel: dict) -> tuple[str, str, str]:
         ours = next(line for line in panel["lines"] if line.get("ours"))

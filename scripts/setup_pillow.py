@@ -92,7 +92,7 @@ def choose(machine: str, flags: set[str]) -> Choice:
 
 
 def settled(now: PilInForce | None, record: PilRecord | None, wanted: Choice, pin: str) -> bool:
-    """Whether set-up installed `wanted` at version `pin`, and it is still active."""
+    """True if set-up installed `wanted` at version `pin`, and it is still active."""
     return (
         now is not None
         and record is not None

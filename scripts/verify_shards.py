@@ -90,7 +90,7 @@ class Check:
             print(text, flush=True)
 
     def tried(self, reader: Callable[[Path], Any], path: Path) -> Any:
-        """What a reader makes of a file or folder; after an error None, and a problem."""
+        """The result of a reader of a file or folder; after an error None, and a problem."""
         try:
             return reader(path)
         except (FileNotFoundError, NotADirectoryError) as error:

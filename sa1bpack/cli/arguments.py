@@ -115,7 +115,7 @@ UserPath = Annotated[str, _user_path]  # of this machine, where Python's call ta
 
 
 def one_or_several(paths: list[str]) -> str | list[str]:
-    """What `sa1bpack.open` takes: one path alone, which may be a selection, or a list."""
+    """The argument of `sa1bpack.open`: one path alone, which may be a selection, or a list."""
     return paths[0] if len(paths) == 1 else paths
 
 

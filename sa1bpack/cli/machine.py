@@ -1,4 +1,4 @@
-"""What a machine has that decides how fast packing and loading are, for `sa1bpack info`."""
+"""Facts on a machine that decide how fast packing and loading are, for `sa1bpack info`."""
 
 import ctypes
 import os
@@ -64,7 +64,7 @@ def file_system(folder: Path) -> str:
 
 
 def direct_state(folder: Path) -> str:
-    """Whether files in a folder can be read past the page cache, and if not, why."""
+    """Tell if files in a folder can be read past the page cache, and if not, why."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".sa1bpack-") as file:
             file.write(bytes(4096))

@@ -81,7 +81,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def is_documented(name: str) -> bool:
-    """Whether a name of sa1bpack has a place here: errors have a page of their own."""
+    """True for a name of sa1bpack with a place here: errors have a page of their own."""
     value = getattr(sa1bpack, name)
     error = inspect.isclass(value) and issubclass(value, BaseException)
     return callable(value) and not error

@@ -1,4 +1,4 @@
-"""What mkdocstrings collects: docstrings as Markdown, without internal members."""
+"""Docstrings as Markdown for mkdocstrings, without internal members."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What mkdocs adds to docs/: the reference, and the pages of the repository that docs/ links to.
+"""Pages that mkdocs adds to docs/: the reference, and those of the repository that docs/ links to.
 
 README.md is the first page of the site. Links that leave docs/ lead to copies under repository/, so
 that the same links work where the repository is shown. Nothing may be loaded from other hosts.
@@ -87,7 +87,7 @@ def on_post_build(config, **_) -> None:
 
 
 def site_path(path: Path) -> str:
-    """Where a file of the repository is on the site, as a path of a page."""
+    """The page of the site that a file of the repository becomes, as a path."""
     if path == ROOT / "README.md":
         return "index.md"
     if path.is_relative_to(ROOT / "docs"):

@@ -1,11 +1,11 @@
-"""What a page of HTML loads by itself."""
+"""Addresses that a page of HTML loads by itself."""
 
 import re
 from html.parser import HTMLParser
 
 
 def loaded_from_elsewhere(html: str) -> list[str]:
-    """What a page loads by itself from another host: scripts, styles, pictures, frames, fonts."""
+    """Addresses of other hosts that a page loads: scripts, styles, pictures, frames, fonts."""
     found: list[str] = []
 
     class Loads(HTMLParser):
