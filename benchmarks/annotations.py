@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from sa1bpack.source import PairReader, open_source, parse_annotations
-from sa1bpack.source.annotations import _StrictRecord
+from sa1bpack.source.annotations import _StrictRecord, parse_annotations
+from sa1bpack.source.find import open_source
+from sa1bpack.source.pairs import PairReader
 
 RECORD_BYTES = 90_000
 

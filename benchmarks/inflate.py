@@ -28,7 +28,9 @@ from unittest import mock
 import xxhash
 from zlib_ng import gzip_ng
 
-from sa1bpack.source import PairReader, find_sources, inflate, open_source
+from sa1bpack.source import inflate
+from sa1bpack.source.find import find_sources, open_source
+from sa1bpack.source.pairs import PairReader
 
 CHUNK = 1 << 20
 

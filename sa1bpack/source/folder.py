@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sa1bpack.errors import SourceError
-from sa1bpack.source.members import Member, decode_name, split_name
+from sa1bpack.source.tar import Member, decode_name, split_name
 
 _NUMBERED = re.compile(r"(.*?)(\d+)$", re.ASCII)
 
@@ -73,6 +73,11 @@ class FolderStream:
             )
         self.bytes_read += len(data)
         return data
+
+    @property
+    def raw(self) -> "FolderStream":
+        """What has the methods of a RawFile."""
+        return self
 
     def xxh128(self) -> None:
         """None: a folder has no bytes of its own."""

@@ -54,11 +54,16 @@ class RawFile:
     def __init__(self, path: Path | Address, *, md5: bool = False, on_wait: OnWait = None):
         self.path = path
         self.bytes_read = 0
-        self._file: Stream | _LocalFile
+        self._remote: Stream | None = None
         if isinstance(path, Address):
-            self._file = scheme_of(path.url).open_stream(path, digest=self.xxh128, on_wait=on_wait)
+            scheme = scheme_of(path.url)
+            self._remote = scheme.open_stream(path, digest=self.xxh128, on_wait=on_wait)
         else:
-            self._file = _LocalFile(path)
+            try:
+                self._file = path.open("rb", buffering=0)
+            except OSError as error:
+                raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
+            self._nbytes = os.fstat(self._file.fileno()).st_size
         self._xxh128 = xxhash.xxh3_128()
         self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
         self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if md5 and available_cpus() > 1 else None
@@ -70,7 +75,15 @@ class RawFile:
 
         Raises SourceError if the operating system cannot read, or the server does not send.
         """
-        chunk = self._file.read(READ_BYTES)
+        try:
+            chunk = (self._remote or self._file).read(READ_BYTES)
+        except OSError as error:
+            if self._remote:
+                raise
+            raise SourceError(
+                f"{self.path}: reading failed at byte {self.bytes_read}: {error.strerror}; check "
+                "the disk or the network mount"
+            ) from error
         self.bytes_read += len(chunk)
         self._xxh128.update(chunk)
         if self._md5 is not None:
@@ -81,17 +94,18 @@ class RawFile:
 
     def skip(self, count: int) -> None:
         """Resume `count` bytes further, in a file; digests then lack them."""
-        self._file.skip(count)
+        self._file.seek(count, os.SEEK_CUR)
         self.bytes_read += count
 
     @property
     def nbytes(self) -> int | None:
         """Size of the file; None if it is not known before the first read."""
-        return self._file.nbytes
+        return self._remote.nbytes if self._remote else self._nbytes
 
     def cancel(self) -> None:
         """End a wait for the network in another thread, which then raises SourceError."""
-        self._file.cancel()
+        if self._remote:
+            self._remote.cancel()
 
     def _hash_chunks(self) -> None:
         """Have the md5 of the chunks that were read since the last call computed."""
@@ -128,40 +142,7 @@ class RawFile:
             # from a place where the exception of a signal would be lost if the main thread were
             # the one to drop the last reference.
             self._pool = None
-        self._file.close()
-
-
-class _LocalFile:
-    """What RawFile needs of a file: that of a Stream."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
-        self.nbytes = os.fstat(self._fd).st_size
-
-    def read(self, count: int) -> bytes:
-        try:
-            return os.read(self._fd, count)
-        except OSError as error:
-            place = os.lseek(self._fd, 0, os.SEEK_CUR)
-            raise SourceError(
-                f"{self._path}: reading failed at byte {place}: {error.strerror}; check the disk "
-                "or the network mount"
-            ) from error
-
-    def skip(self, count: int) -> None:
-        os.lseek(self._fd, count, os.SEEK_CUR)
-
-    def cancel(self) -> None:
-        """Reading a file has no wait that could be ended."""
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        (self._remote or self._file).close()
 
 
 class ByteStream:

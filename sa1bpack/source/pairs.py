@@ -13,9 +13,8 @@ from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.source.find import Source
 from sa1bpack.source.folder import FolderStream
 from sa1bpack.source.inflate import OnWait, open_stream, remedy
-from sa1bpack.source.members import MAX_NAME_BYTES, Half, Member, split_name
 from sa1bpack.source.spool import Spool
-from sa1bpack.source.tar import TarStream
+from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, split_name
 
 MAX_JPEG_BYTES = 128 << 20
 MAX_JSON_BYTES = 16 << 20
@@ -126,6 +125,7 @@ class PairReader:
         self._waiting: dict[str, _Waiting] = {}
         self._settled: dict[str, bool] = {}  # stem → whether it became a pair
         self._stream = self._open()
+        self._raw = self._stream.raw
         self._pairs = self._read_pairs()
 
     def __enter__(self) -> "PairReader":
@@ -140,16 +140,16 @@ class PairReader:
     @property
     def bytes_read(self) -> int:
         """Bytes of the source consumed so far, out of `source.nbytes`."""
-        return self._stream.bytes_read
+        return self._raw.bytes_read
 
     def cancel(self) -> None:
         """End a wait for the network in the thread that iterates, which then raises SourceError."""
-        self._stream.cancel()
+        self._raw.cancel()
 
     def close(self) -> None:
         """Close the source and free the spool. May be called more than once."""
         self._pairs.close()
-        self._stream.close()
+        self._raw.close()
         self._spool.close()
 
     def _open(self) -> TarStream | FolderStream:
@@ -174,7 +174,7 @@ class PairReader:
                     index += 1
                     yield pair
         self._reject_orphans()
-        self.xxh128, self.md5 = self._stream.xxh128(), self._stream.md5()
+        self.xxh128, self.md5 = self._raw.xxh128(), self._raw.md5()
 
     def _count(self, member: Member) -> None:
         self.members += 1

@@ -1,4 +1,4 @@
-"""Walk the members of a tar stream in one pass.
+"""Walk the members of a tar stream in one pass; members, and checks of their names.
 
 Headers follow POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar
 (https://www.gnu.org/software/tar/manual/html_node/Standard.html). Only the data of regular files
@@ -8,18 +8,32 @@ A tar ends with two blocks of zeros. One is accepted as proof that no member is 
 ends without any is SourceTruncated, even between two members, where tarfile and GNU tar see nothing
 wrong: that is what a killed writer leaves. The end mark may be followed by zeros or by another
 archive (`cat a.tar b.tar`), which is read as well; other bytes are SourceCorrupt.
+
+Nothing is ever written under a member's name, and only its last part counts for pairing. Names are
+checked nevertheless, because they appear in journals and reports.
 """
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from sa1bpack.errors import SourceCorrupt, SourceTruncated
 from sa1bpack.source.inflate import ByteStream, remedy
-from sa1bpack.source.members import Member, MemberKind, decode_name
 
 BLOCK = 512
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of a pax header or a GNU long name
 MAX_ZERO_TAIL = 16 << 20  # zeros after the end mark; GNU tar pads to 10 KiB by default
 _ZEROS = bytes(BLOCK)
+
+MAX_NAME_BYTES = 64  # of `sa_5.jpg` in UTF-8: the space that a shard reserves
+MAX_PATH_BYTES = 512  # of a member with its folders; longer paths are shortened
+
+MemberKind = Literal["file", "directory", "link", "special", "sparse"]
+Half = Literal["jpeg", "json"]
+_HALVES: dict[str, Half] = {"jpg": "jpeg", "jpeg": "jpeg", "json": "json"}
+_CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")
+
 
 _KINDS: dict[bytes, MemberKind] = {
     b"0": "file",
@@ -41,40 +55,78 @@ _PAX_USED = (b"path", b"size")
 _PAX_SPARSE = b"GNU.sparse."  # prefix of the keys of all records about sparse files
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One entry of a tar or one file of a folder.
+
+    `name` is the full path as stored, with undecodable bytes and control characters as `\\xNN`; if
+    it is longer than `MAX_PATH_BYTES`, its end. `size` is the number of data bytes. `problem` says
+    why the name cannot be trusted, or is empty.
+    """
+
+    name: str
+    size: int
+    kind: MemberKind
+    problem: str = ""
+
+
+def split_name(name: str) -> tuple[str, Half | None]:
+    """`./sa_5.jpg` → ('sa_5', 'jpeg'); the half is None for a foreign member.
+
+    The extension may be in any case. Hidden files (`._sa_5.jpg` of macOS) are foreign.
+    """
+    base = name.rsplit("/", 1)[-1]
+    stem, _, extension = base.rpartition(".")
+    if not stem or base.startswith("."):
+        return base, None
+    return stem, _HALVES.get(extension.lower())
+
+
+def decode_name(raw: bytes) -> tuple[str, str]:
+    """A stored name as (text, problem). The text is of bounded length and safe to print."""
+    if len(raw) > MAX_PATH_BYTES:
+        end = raw[-MAX_NAME_BYTES:].decode("utf-8", "backslashreplace")
+        return f"...{_escaped(end)}", f"the path has {len(raw)} bytes, over {MAX_PATH_BYTES}"
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return _escaped(raw.decode("utf-8", "backslashreplace")), "the name is not UTF-8"
+    if "\0" in name:
+        return _escaped(name), "the name contains a NUL byte"
+    if _CONTROL.search(name):
+        return _escaped(name), "the name contains a control character"
+    return name, path_problem(name)
+
+
+def _escaped(name: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", name)
+
+
+def path_problem(name: str) -> str:
+    """Why a stored path is not a plain relative one, or ''."""
+    if name.startswith("/"):
+        return "the name is an absolute path"
+    if ".." in name.split("/"):
+        return "the name contains '..'"
+    return ""
+
+
 class TarStream:
     """The members of a tar; `read` returns the data of the current one, otherwise it is skipped.
+
+    `raw` is the file, to be closed by the caller.
 
     Raises SourceTruncated if the stream ends too early and SourceCorrupt if a header is wrong; both
     name the file and the place.
     """
 
     def __init__(self, stream: ByteStream):
+        self.raw = stream.raw
         self._stream = stream
         self._path = stream.raw.path
         self._unread = 0  # data and padding of the current member
         self._data_size = 0
         self._global_pax: dict[bytes, bytes] = {}
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the file, as it is on disk, consumed so far."""
-        return self._stream.raw.bytes_read
-
-    def xxh128(self) -> str:
-        """Hex XXH3-128 of the bytes read so far: of the complete file once iteration has ended."""
-        return self._stream.raw.xxh128()
-
-    def md5(self) -> str | None:
-        """The same for md5; None unless the stream computes it."""
-        return self._stream.raw.md5()
-
-    def cancel(self) -> None:
-        """As in RawFile."""
-        self._stream.raw.cancel()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.raw.close()
 
     def __iter__(self) -> Iterator[Member]:
         while (header := self._next_header()) is not None:

@@ -13,7 +13,8 @@ from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.sample import Dropped, Packed
 from sa1bpack.packing.source_packer import ShardBuilder, SourcePacker, WriterThreads
-from sa1bpack.source import PairReader, Reject, find_sources
+from sa1bpack.source.find import find_sources
+from sa1bpack.source.pairs import PairReader, Reject
 
 OPTIONS = PackOptions(**{**SMALL, "samples_per_shard": 100})
 FIRST = 200  # the builder begins with this pair of its source

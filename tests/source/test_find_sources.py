@@ -6,7 +6,7 @@ import pytest
 from unprivileged import without_privileges
 
 from sa1bpack.errors import SourceError
-from sa1bpack.source import find_sources, open_source
+from sa1bpack.source.find import find_sources, open_source
 
 
 def test_a_gzip_stream_under_a_tar_name_is_a_gzip_tar(sample_tar):

@@ -6,8 +6,12 @@ import pytest
 from memory import peak_growth
 
 from sa1bpack.errors import AnnotationError
-from sa1bpack.source import parse_annotations
-from sa1bpack.source.annotations import MAX_ANNOTATIONS, MAX_FILE_NAME, MAX_UNKNOWN_KEYS
+from sa1bpack.source.annotations import (
+    MAX_ANNOTATIONS,
+    MAX_FILE_NAME,
+    MAX_UNKNOWN_KEYS,
+    parse_annotations,
+)
 
 PROGRAM = """
 from sa1bpack.errors import AnnotationError
@@ -39,7 +43,7 @@ for name, (make, valid) in cases.items():
 
 def test_records_of_the_largest_size_take_a_bounded_multiple_of_it():
     """The worst cases of 16 MB; the limit includes the record itself and its parts."""
-    imports = "sa1bpack.source; from sa1bpack.source import parse_annotations"
+    imports = "sa1bpack.source; from sa1bpack.source.annotations import parse_annotations"
     assert peak_growth(PROGRAM, imports=imports) < 350
 
 

@@ -8,13 +8,13 @@ import pytest
 from memory import peak_growth
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
-from sa1bpack.source import PairReader, open_source
 from sa1bpack.source import inflate as inflate_module
 from sa1bpack.source import pairs as pairs_module
+from sa1bpack.source.find import open_source
 from sa1bpack.source.inflate import open_stream
 from sa1bpack.source.lists import MAX_LIST_BYTES, read_md5sums
-from sa1bpack.source.members import MAX_PATH_BYTES
-from sa1bpack.source.tar import MAX_EXTENDED_HEADER
+from sa1bpack.source.pairs import PairReader
+from sa1bpack.source.tar import MAX_EXTENDED_HEADER, MAX_PATH_BYTES
 
 MIB = 1 << 20
 GOOD = [("./sa_7.jpg", b"jpeg"), ("./sa_7.json", b"json")]
@@ -27,7 +27,10 @@ assert sum(len(repr(reject)) for reject in reader.rejects) < 1 << 20
 assert len(reader.rejects) == int(sys.argv[2]), reader.rejects[:3]
 assert {reject.code for reject in reader.rejects} <= {sys.argv[3]}
 """
-IMPORTS = "sa1bpack.source; from sa1bpack.source import PairReader, open_source"
+IMPORTS = """sa1bpack.source.pairs
+from sa1bpack.source.find import open_source
+from sa1bpack.source.pairs import PairReader
+"""
 
 
 def header(name, size=0, type=tarfile.REGTYPE, **fields) -> bytes:

@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
-from sa1bpack.source import Limits, PairReader, inflate, open_source
+from sa1bpack.source import inflate
 from sa1bpack.source import pairs as pairs_module
+from sa1bpack.source.find import open_source
+from sa1bpack.source.pairs import Limits, PairReader
 
 
 def read(path, **options):

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import AnnotationError
-from sa1bpack.source import parse_annotations
-from sa1bpack.source.annotations import NUMBER_NAMES, NUMBERS
+from sa1bpack.source.annotations import NUMBER_NAMES, NUMBERS, parse_annotations
 
 
 def parse(record):

@@ -23,7 +23,7 @@ def walk(path, skip=lambda member: False):
             (m.name, m.kind, None if m.kind != "file" or skip(m) else stream.read()) for m in stream
         ]
     finally:
-        stream.close()
+        stream.raw.close()
 
 
 def special_tar(*infos, format=GNU):
@@ -158,7 +158,7 @@ def test_a_pax_name_with_a_nul_has_a_reason(write):
     data += info("sa_1.jpg").tobuf(USTAR) + bytes(1024)
     stream = TarStream(open_stream(write(data), gzip=False))
     member = next(iter(stream))
-    stream.close()
+    stream.raw.close()
     assert (member.name, member.problem) == ("sa\\x00_1.jpg", "the name contains a NUL byte")
 
 
