@@ -186,16 +186,6 @@ def iterate_columns(pack: Pack, rows: Rows, options: SampleOptions) -> Iterator[
         yield Columns(pack, positions, part, options)
 
 
-def mask_offsets(pack: Pack, rows: Rows, options: SampleOptions) -> np.ndarray:
-    """See `Dataset.mask_offsets`."""
-    if options.rule is None:
-        return pack.mask_offsets(rows)
-    counts = np.empty(len(rows), np.int64)
-    for columns in iterate_columns(pack, rows, options):
-        counts[columns.positions] = columns["mask_count"]
-    return offsets_of(counts)
-
-
 def _parts(pack: Pack, rows: Rows) -> Iterator[tuple[slice | np.ndarray, range | np.ndarray]]:
     """Positions in the dataset and rows in the pack, one shard at a time."""
     if isinstance(rows, range):
@@ -210,48 +200,12 @@ def _parts(pack: Pack, rows: Rows) -> Iterator[tuple[slice | np.ndarray, range |
         yield positions, rows[positions]
 
 
-def sample_column(
-    pack: Pack, rows: Rows, name: str, reduce: str | None, options: SampleOptions
-) -> np.ndarray:
-    """See `Dataset.column`; not for mask_count."""
-    (check_sample_column if reduce is None else check_mask_column)(name, pack)
-    if name == "image_id":
-        return pack.image_ids(rows)
-    out = None
-    for columns in iterate_columns(pack, rows, options):
-        part = columns[name] if reduce is None else columns.reduced(name, reduce)
-        if out is None:
-            out = np.empty((len(rows), *part.shape[1:]), part.dtype)
-        out[columns.positions] = part
-    return _empty(pack, name) if out is None else out
-
-
-def mask_column(
-    pack: Pack, rows: Rows, name: str, offsets: np.ndarray, options: SampleOptions
-) -> np.ndarray:
-    """See `Dataset.mask_column`; `offsets` are its `mask_offsets`."""
-    check_mask_column(name, pack)
-    out = np.empty((int(offsets[-1]), *_row(pack, name)[0]), _row(pack, name)[1])
-    for columns in iterate_columns(pack, rows, options):
-        at = columns.positions
-        if isinstance(at, slice):
-            out[offsets[at.start] : offsets[at.stop]] = columns[name]
-        else:
-            out[expanded(offsets[at], columns["mask_offset"])] = columns[name]
-    return out
-
-
-def _empty(pack: Pack, name: str) -> np.ndarray:
+def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
+    """An array for so many values of a stored array, a column of `size` or a side array."""
     if name == "file_name":
-        return np.empty(0, f"S{FILE_NAME_BYTES}")
-    shape, dtype = _row(pack, name)
-    return np.empty((0, *shape), dtype)
-
-
-def _row(pack: Pack, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of a row of a stored array or of a side array."""
+        return np.empty(count, f"S{FILE_NAME_BYTES}")
     for side in pack.sides:
         if side.spec.name == name:
-            return side.spec.row_shape, side.spec.stored
+            return np.empty((count, *side.spec.row_shape), side.spec.stored)
     spec = pack.layout.array("size" if name in SIZE_COLUMNS else name)
-    return () if name in SIZE_COLUMNS else spec.row_shape, spec.dtype
+    return np.empty((count, *(() if name in SIZE_COLUMNS else spec.row_shape)), spec.dtype)

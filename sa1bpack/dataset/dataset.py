@@ -12,16 +12,18 @@ from sa1bpack.arguments import checks_options, local_path, share, whole_number
 from sa1bpack.dataset import select
 from sa1bpack.dataset.columns import (
     Columns,
+    check_mask_column,
+    check_sample_column,
+    empty_column,
+    expanded,
     iterate_columns,
-    mask_column,
-    mask_offsets,
-    sample_column,
 )
 from sa1bpack.dataset.pack import Pack, open_folders
 from sa1bpack.dataset.rows import (
     IdLookup,
     Rows,
     as_position,
+    offsets_of,
     row_array,
     rows_at,
     shard_bounds,
@@ -252,8 +254,7 @@ class Dataset:
 
         Raises OptionError for anything else, IndexError for an array of another length.
         """
-        columns = iterate_columns(self._pack, self._rows, self._options)
-        return self._part(select.flags(condition, columns, len(self._rows)))
+        return self._part(select.flags(condition, self.columns(), len(self)))
 
     def split(self, *, val: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
         """Two parts, for training and validation: `train, val = ds.split(val=0.01)`.
@@ -335,7 +336,13 @@ class Dataset:
         """
         if name == "mask_count" and reduce is None:
             return np.diff(self.mask_offsets)
-        return sample_column(self._pack, self._rows, name, reduce, self._options)
+        (check_sample_column if reduce is None else check_mask_column)(name, self._pack)
+        if name == "image_id":
+            return self._pack.image_ids(self._rows)
+        out = empty_column(self._pack, name, len(self))
+        for part in self.columns():
+            out[part.positions] = part[name] if reduce is None else part.reduced(name, reduce)
+        return out
 
     def mask_column(self, name: str) -> np.ndarray:
         """One value per mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
@@ -346,7 +353,16 @@ class Dataset:
         All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
         iterates over them, one shard at a time. Raises as `column` does.
         """
-        return mask_column(self._pack, self._rows, name, self.mask_offsets, self._options)
+        check_mask_column(name, self._pack)
+        offsets = self.mask_offsets
+        out = empty_column(self._pack, name, int(offsets[-1]))
+        for part in self.columns():
+            at = part.positions
+            if isinstance(at, slice):
+                out[offsets[at.start] : offsets[at.stop]] = part[name]
+            else:
+                out[expanded(offsets[at], part["mask_offset"])] = part[name]
+        return out
 
     @property
     def mask_offsets(self) -> np.ndarray:
@@ -358,7 +374,10 @@ class Dataset:
         if self._options.rule is None:
             return self._pack.mask_offsets(self._rows)
         if self._mask_offsets is None:
-            self._mask_offsets = mask_offsets(self._pack, self._rows, self._options)
+            counts = np.empty(len(self), np.int64)
+            for part in self.columns():
+                counts[part.positions] = part["mask_count"]
+            self._mask_offsets = offsets_of(counts)
         return self._mask_offsets
 
     @property

@@ -4,10 +4,9 @@ import gc
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -43,11 +42,7 @@ _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
 MASKS, RUNS, IMAGE_BYTES, SIZE, IMAGE_OFFSET, RUN_OFFSET = range(6)
 FIRST_ADDRESS = 6
 
-# (key of a sample, array), each with all rows of the shard.
-KeyedArrays = tuple[tuple[str, np.ndarray], ...]
 
-
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class OpenShard:
     """A shard that was found sound, and its maps, which live as long as this or a view of them.
 
@@ -55,8 +50,9 @@ class OpenShard:
     arrays       name → read-only memory map, all rows
     table        int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that
                  of the first byte of an array in this process, 0 if it is not mapped
-    per_sample   what a sample takes one row of; without `image` if images have no canvas
-    per_mask     what a sample takes the rows of its masks of
+    per_sample   (key of a sample, array) of what a sample takes one row of; without `image` if
+                 images have no canvas
+    per_mask     the same of what a sample takes the rows of its masks of
     sizes        int32 (N, 4): source height and width, stored height and width
     image_edges  int64 (N + 1,): where images without a canvas begin in `image`; None with canvases
     run_offset   int64 (M + 1,): where the runs of each mask begin; None if there are no runs
@@ -65,51 +61,27 @@ class OpenShard:
     leases       what keeps files in place that were brought here, see `urls.ShardSource`
     """
 
-    shard: Shard
-    arrays: Mapping[str, np.ndarray]
-    table: np.ndarray
-    per_sample: KeyedArrays
-    per_mask: KeyedArrays
-    sizes: np.ndarray
-    image_edges: np.ndarray | None
-    run_offset: np.ndarray | None
-    mappings: int
-    sides: Sequence[SidePart] = ()
-    leases: Sequence[Lease] = ()
-
-    @classmethod
-    def of(
-        cls, shard: Shard, sides: Sequence[SidePart] = (), leases: Sequence[Lease] = ()
-    ) -> "OpenShard":
+    def __init__(self, shard: Shard, sides: Sequence[SidePart] = (), leases: Sequence[Lease] = ()):
         """Map the arrays of a shard. Raises FormatError or OSError if one cannot be mapped."""
-        names = [spec.name for spec in shard.layout.arrays]
-        arrays = {name: shard[name] for name in names if name not in _MAPPED_LATER}
+        self.shard, self.sides, self.leases = shard, sides, leases
+        rows, extent = shard.layout.array_rows(shard.extent), shard.extent
+        names = [spec.name for spec in rows]
+        self.arrays = arrays = {name: shard[name] for name in names if name not in _MAPPED_LATER}
         at = {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
-        extent, offsets = shard.extent, ("size", "image_offset", "run_offset")
-        table = [extent.masks, extent.runs, extent.image_bytes]
-        table += [at.get(name, 0) for name in (*offsets, *names)]
-        mappings = sum(rows > 0 for rows in shard.layout.array_rows(shard.extent).values())
-        return cls(
-            shard=shard,
-            arrays=arrays,
-            table=np.array(table, np.int64),
-            per_sample=tuple(
-                (field.sample, arrays[field.array])
-                for field in STORED_SAMPLE_FIELDS
-                if field.array != "image" or not shard.layout.flat
-            ),
-            per_mask=tuple(
-                (field.sample, arrays[field.array])
-                for field in MASK_FIELDS
-                if field.array in arrays
-            ),
-            sizes=arrays["size"],
-            image_edges=arrays.get("image_offset"),
-            run_offset=arrays.get("run_offset"),
-            mappings=mappings + sum(len(part.values) > 0 for part in sides),
-            sides=sides,
-            leases=leases,
+        addresses = [at.get(name, 0) for name in ("size", "image_offset", "run_offset", *names)]
+        self.table = np.array([extent.masks, extent.runs, extent.image_bytes, *addresses], np.int64)
+        self.per_sample = tuple(
+            (field.sample, arrays[field.array])
+            for field in STORED_SAMPLE_FIELDS
+            if field.array != "image" or not shard.layout.flat
         )
+        self.per_mask = tuple(
+            (field.sample, arrays[field.array]) for field in MASK_FIELDS if field.array in arrays
+        )
+        self.sizes = arrays["size"]
+        self.image_edges = arrays.get("image_offset")
+        self.run_offset = arrays.get("run_offset")
+        self.mappings = sum(map(bool, rows.values())) + sum(len(p.values) > 0 for p in sides)
 
     def image_span(self, row: int) -> tuple[int, int]:
         """First byte in the chunk file of `image`, and number of bytes, of one sample's image.
@@ -396,7 +368,7 @@ class Shards:
             folder.index_path(""),
         )
         parts = [side.open(number, leases) for side in self._sides]
-        return OpenShard.of(shard, parts, leases)
+        return OpenShard(shard, parts, leases)
 
 
 def open_checked(

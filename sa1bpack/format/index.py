@@ -25,7 +25,13 @@ from sa1bpack.format.array_reader import (
     missing,
 )
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.files import byte_view, flush_folder, temporary_beside, write_durably
+from sa1bpack.format.files import (
+    byte_view,
+    flush_folder,
+    put_in_place,
+    temporary_beside,
+    write_durably,
+)
 from sa1bpack.format.layout import ArraySpec, array_spec
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest, ShardEntry, read_manifest
 from sa1bpack.format.shard_reader import check_rows_digest
@@ -133,24 +139,25 @@ def shard_digests(root: Path, manifest: Manifest) -> tuple[str, ...]:
         raise missing(Path(error.filename)) from None
 
 
-def build_index(root: Path, manifest: Manifest) -> str:
+def build_index(root: Path, manifest: Manifest, *, rebuild: bool = False) -> str:
     """Write the index of a manifest's shards unless it exists already; returns its name.
+
+    rebuild  write it also if it exists, and put it in place in one step
 
     Shards are read one after the other: memory holds only the ids and offsets of the whole pack (24
     bytes per sample). Raises FormatError if a file of a shard does not have its exact length.
     """
+    root = Path(root)
     name = index_name(root, manifest.shards)
-    final = Path(root) / name
-    if final.exists():
+    if (root / name).exists() and not rebuild:
         return name
-    folder = temporary_beside(final)
+    folder = temporary_beside(root / name)
     try:
-        _write_index(folder, _index_arrays(Path(root), manifest), manifest)
-        folder.rename(final)
+        _write_index(folder, _index_arrays(root, manifest), manifest)
+        put_in_place(folder, root / name)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    flush_folder(Path(root))
     return name
 
 

@@ -1,6 +1,5 @@
 """Publishing a pack: index, manifest and checksums, each written atomically, in a safe order."""
 
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -10,12 +9,9 @@ from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, format_checks
 from sa1bpack.format.files import (
     flush_folder,
     make_folder,
-    put_in_place,
-    remove_entry,
     remove_published,
     remove_temporaries,
     replace_file,
-    temporary_beside,
 )
 from sa1bpack.format.index import build_index, index_arrays
 from sa1bpack.format.manifest import (
@@ -60,33 +56,13 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
         flush_folder(folder)
     _replace_if_other(root / METADATA_NAME, canonical_json(root_metadata()))
     _replace_if_other(root / SHARDS_NAME / METADATA_NAME, canonical_json(group_metadata()))
-    index = None
-    if manifest.shards:
-        index = (_rebuild_index if rebuild_index else build_index)(root, manifest)
+    index = build_index(root, manifest, rebuild=rebuild_index) if manifest.shards else None
     manifest = msgspec.structs.replace(manifest, index=index)
     steps = (_write_checksums, write_manifest)
     for step in steps if manifest.complete else reversed(steps):
         step(root, manifest)
     remove_old_indexes(root, index)
     return manifest
-
-
-def _rebuild_index(root: Path, manifest: Manifest) -> str:
-    """As `build_index`, but write the index even if it exists, and put it in place in one step.
-
-    It is built in a folder of its own, which has a link to the shards.
-    """
-    staging = temporary_beside(root / "index")
-    staging.mkdir()
-    try:
-        (staging / SHARDS_NAME).symlink_to((root / SHARDS_NAME).absolute())
-        name = build_index(staging, manifest)
-        put_in_place(staging / name, root / name)
-        remove_entry(staging)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    return name
 
 
 def _write_checksums(root: Path, manifest: Manifest) -> None:
