@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from math import isfinite
 from numbers import Real
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from sa1bpack.arguments import choice, flag, whole_number
+from sa1bpack.arguments import choice, flag, local_path, whole_number
 from sa1bpack.errors import OptionError
 
 _KEY = "option"  # in the metadata of a field
@@ -32,7 +33,7 @@ class Declaration:
     high      the largest; None for no limit
     multiple  of which a whole number must be one
     why       the reason for a limit, for the message
-    none      what None is called on the command line, in messages and in the help
+    none      what None is called on the command line, in messages and in the help; may be empty
     metavar   what the command line calls its value
     """
 
@@ -97,8 +98,10 @@ def declarations(cls: type[Options]) -> dict[str, tuple[Declaration, type, bool]
 
 
 def text_of(declared: Declaration, default: Any) -> str:
-    """The help of an option, with its bounds and its default."""
+    """The help of an option, with its bounds and its default, if that need be said."""
     shown = declared.none if default is None else default
+    if shown is False or shown == "":
+        return declared.help
     return f"{declared.help} ({_bounds(declared, '{}, ')}default: {shown})"
 
 
@@ -143,6 +146,8 @@ def _checked(name: str, value: Any, declared: Declaration, kind: type) -> Any:
         return choice(name, value, declared.choices)
     if kind is bool:
         return flag(name, value)
+    if kind is Path:
+        return local_path(name, value)
     if kind is int:
         found = whole_number(name, value, declared.low, declared.high)
         if found % declared.multiple:

@@ -15,7 +15,7 @@ from sa1bpack.dataset.sample import SampleKeywords
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import MaskRule, ThresholdKeywords, Thresholds
 from sa1bpack.options import Options, declarations, option, table
-from sa1bpack.packing.options import PackKeywords, PackOptions
+from sa1bpack.packing.options import PackKeywords, PackOptions, RunOptions
 from sa1bpack.raw.decoding import RawKeywords
 
 REPOSITORY = Path(__file__).parent.parent
@@ -86,7 +86,7 @@ def test_thresholds_are_declared_in_one_place():
 
 
 def test_every_declared_option_is_a_flag_with_its_default():
-    for command, options in (("pack", PackOptions), ("show", Thresholds)):
+    for command, options in (("pack", PackOptions), ("pack", RunOptions), ("show", Thresholds)):
         parser = command_parser(command)
         defaults = {field.name: field.default for field in dataclasses.fields(options)}
         assert {name: parser.get_default(name) for name in declarations(options)} == defaults

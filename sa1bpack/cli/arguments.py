@@ -326,8 +326,12 @@ def _add_declared(group: argparse._ArgumentGroup, options: type) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name, (declared, kind, optional) in declarations(options).items():
         none = (f", nor {declared.none!r}", declared.none) if optional else ()
+        flag = f"--{name.replace('_', '-')}"
+        if kind is bool:
+            group.add_argument(flag, action="store_true", help=_escaped(declared.help))
+            continue
         group.add_argument(
-            f"--{name.replace('_', '-')}",
+            flag,
             type=_converter(kind, *none),
             default=defaults[name],
             choices=declared.choices or None,

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from sa1bpack.cli import exits
@@ -10,31 +10,18 @@ from sa1bpack.cli.arguments import Job
 from sa1bpack.cli.output import say, say_totals, warn
 from sa1bpack.errors import OptionError
 from sa1bpack.interrupts import interrupts_held
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.wording import counted
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The options of reading sources, as keywords of `sa1bpack.pack`."""
-
-    workers: int | None = None
-    links: str | None = None
-    downloads: int | None = None
-    md5sums: str | None = None
-    md5: bool = False
-    max_rejects: int | None = None
 
 
 def run(
     sources: list[str] = (),
     *,
     out: str,
-    reading: Reading,
     staging: str | None = None,
-    ignore_space: bool = False,
     job: Job,
     dry_run: bool = False,
+    run_options: RunOptions,
     options: PackOptions,
 ) -> int:
     """Decode SA-1B tars (or extracted folders) once, into shards under OUT that are
@@ -48,21 +35,9 @@ def run(
     Args:
         sources (TAR): tars, extracted folders, quoted globs, or URLs of tars
         out (OUT): folder of the pack; or its URL, s3:// or gs://, with --staging
-        workers (N): worker processes (default: all processors)
-        links (FILE): pack the tars of this list as well: file name, tab and URL in each
-            line, as the download page of SA-1B lists them; no query of a URL is written or
-            shown
         staging (DIR): local folder in which a pack for an object store is made, shard by
             shard; it needs room for four shards, and holds what a repeated command
             continues
-        downloads (N): tars read at once if any is at a URL (default: 4, at most one per
-            worker, at least one per 6 workers)
-        md5sums (FILE): check each tar against this list, in the format of md5sum
-        md5: record the md5 of each tar beside its XXH3-128, without a list to compare it
-            with
-        max_rejects (N): fail if more than N members are rejected (default: no limit)
-        ignore_space: pack although the disk has no room for the pack, as far as that can be
-            estimated
         part (K/N): pack every N-th source only, from the K-th on, such as 3/8; other parts
             may pack into the same folder at the same time; `sa1bpack finalize OUT` makes
             them one pack
@@ -71,6 +46,7 @@ def run(
         address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
         dry_run: estimate images, disk space and time, and refuse what the run would refuse;
             write nothing
+        run_options: how the run works
         options: what decides the bytes (part of the pack's identity)
 
     examples:
@@ -93,7 +69,7 @@ def run(
     too many members were rejected or, with --dry-run, that the pack does not fit
     on disk or that a URL cannot be read.
     """
-    wanted = {"sources": sources, "out": out, **options.to_json(), **asdict(reading)}
+    wanted = {"sources": sources, "out": out, **options.to_json(), **asdict(run_options)}
     ray = job.on_ray(dry_run=dry_run, staging=staging)
     if staging is not None and (job.share or dry_run):
         raise OptionError("staging is for one run that packs: leave out --part and --dry-run")
@@ -104,7 +80,7 @@ def run(
     with exits.refusing_damage():
         if dry_run:
             return _dry_run(wanted)
-        return _pack(_call(ray, job), {**wanted, **more, "ignore_space": ignore_space}, job)
+        return _pack(_call(ray, job), {**wanted, **more}, job)
 
 
 def _pack(call: Callable, wanted: dict[str, Any], job: Job) -> int:

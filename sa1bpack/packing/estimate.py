@@ -23,10 +23,10 @@ from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.execution.processes import WORKERS_PER_READER_THREAD
-from sa1bpack.packing.options import MASKS, PIXELS, PackOptions
+from sa1bpack.packing.options import MASKS, PIXELS, PackOptions, RunKeywords
 from sa1bpack.packing.pack_state import PackState, existing_parent
 from sa1bpack.packing.progress import RejectLimit, nothing_to_do
-from sa1bpack.packing.request import Request, RunKeywords, checked_request, sources_to_pack
+from sa1bpack.packing.request import Request, checked_request, sources_to_pack
 from sa1bpack.packing.sample import Buffers, Packed, attempt, warm_up
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject

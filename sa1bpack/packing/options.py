@@ -1,4 +1,5 @@
-"""The options that determine a pack's bytes. All runs into one folder must agree on them."""
+"""The options that determine a pack's bytes, on which all runs into one folder must agree; and
+those of a run."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
 from sa1bpack.format.layout import Layout
 from sa1bpack.masks.select import MaskRule, ThresholdKeywords
-from sa1bpack.options import declarations, option
+from sa1bpack.options import Options, declarations, option
 from sa1bpack.wording import brief
 
 FITS = ("pad", "squash", "native")
@@ -42,6 +43,60 @@ class PackKeywords(ThresholdKeywords, total=False):
     seed: int
     empty: str
     samples_per_shard: int | None
+
+
+class RunKeywords(PackKeywords, total=False):
+    """The fields of `RunOptions` and `PackOptions`, as keyword arguments."""
+
+    workers: int | None
+    links: str | Path | None
+    downloads: int | None
+    md5sums: str | Path | None
+    md5: bool
+    max_rejects: int | None
+    ignore_space: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """How a run works. Nothing here decides the bytes of a pack."""
+
+    workers: int | None = option(
+        None,
+        "worker processes; 1 does all the work in the process itself",
+        low=1,
+        none="all processors",
+        metavar="N",
+    )
+    links: Path | None = option(  # noqa: RUF009 - makes a field
+        None,
+        "pack the tars of this list as well: file name, tab and URL in each line, as the download "
+        "page of SA-1B lists them; no query of a URL is written or shown",
+        none="",
+        metavar="FILE",
+    )
+    downloads: int | None = option(
+        None,
+        "tars read at once if any is at a URL",
+        low=1,
+        none="4, at most one per worker, at least one per 6 workers",
+        metavar="N",
+    )
+    md5sums: Path | None = option(  # noqa: RUF009
+        None,
+        "check each tar against this list, in the format of md5sum",
+        none="",
+        metavar="FILE",
+    )
+    md5: bool = option(
+        False, "record the md5 of each tar beside its XXH3-128, without a list to compare it with"
+    )
+    max_rejects: int | None = option(
+        None, "fail if more than N members are rejected", low=0, none="no limit", metavar="N"
+    )
+    ignore_space: bool = option(
+        False, "pack although the disk has no room for the pack, as far as that can be estimated"
+    )
 
 
 @checks_options

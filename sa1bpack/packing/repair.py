@@ -411,6 +411,17 @@ class _Repair:
         with self._rebuilt() as made:
             self._put_in_place(made)
 
+    def _request(self, sources: list[Source], md5: bool = False) -> Request:
+        """The request to pack these sources again."""
+        return Request(
+            sources=sources,
+            out=self._root,
+            options=self._damage.options,
+            workers=self._workers,
+            md5=md5,
+            ignore_space=True,
+        )
+
     # Rebuilding shards
 
     @contextmanager
@@ -429,7 +440,9 @@ class _Repair:
         damage, packed_by = self._damage, versions_in_force()
         sources = [self._sources[name] for name in self._wanted]
         md5 = any(_identity_of(self._records.get(name)) == "md5" for name in self._wanted)
-        request = Request(sources, self._root, damage.options, self._workers, md5=md5)
+        request = Request(
+            sources=sources, out=self._root, options=damage.options, workers=self._workers, md5=md5
+        )
         state = _Rebuilding(damage, _sound_shards(damage, self._wanted), folder)
         warm_up(damage.options)
         progress = Progress(sum(source.nbytes for source in sources), show=self._show_progress)
@@ -530,7 +543,11 @@ class _Repair:
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
         sources = [source for source in self._sources.values() if source.name not in spoilt]
         request = Request(
-            sources, self._root, self._damage.options, self._workers, ignore_space=True
+            sources=sources,
+            out=self._root,
+            options=self._damage.options,
+            workers=self._workers,
+            ignore_space=True,
         )
         packed = pack_into(self._state, request, self._show_progress)
         self.result.notes += packed.notes

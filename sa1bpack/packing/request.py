@@ -1,15 +1,15 @@
 """What is to be packed: the arguments of a run, checked, and what its pack holds already."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import check_can_be_folder, flag, local_path, patterns_of, whole_number
+from sa1bpack.arguments import check_can_be_folder, local_path, patterns_of, whole_number
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, OutputRefused, SourceError
 from sa1bpack.format.manifest import DIGEST_NAMES, check_shard_name, refuse_in_pack
-from sa1bpack.packing.options import PackKeywords, PackOptions
+from sa1bpack.packing.options import PackKeywords, PackOptions, RunKeywords, RunOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import report
 from sa1bpack.progress import byte_bar
@@ -20,8 +20,8 @@ from sa1bpack.urls import STORE_SCHEMES, is_url, shown
 from sa1bpack.wording import counted
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, kw_only=True)
+class Request(RunOptions):
     """A run that can start, as far as is known without looking into its folder.
 
     sources
@@ -30,41 +30,22 @@ class Request:
         Folder of the pack.
     options
         What determines the bytes.
-    workers
-        Worker processes.
     sums
         Name of a source → the md5 that it must have; empty without a list.
-    md5
-        Whether the md5 of tars is computed: if there is a list, or if it was asked for.
-    max_rejects
-        The run ends when more members than this are rejected; None: no limit.
-    downloads
-        Tars that are read at once if any is at a URL; None: by the number of workers.
-    ignore_space
-        Continue although the disk has no room.
+
+    `workers` is always a number, and `md5` is true if there is a list.
     """
 
     sources: list[Source]
     out: Path
     options: PackOptions
-    workers: int
     sums: dict[str, str] = field(default_factory=dict)
-    md5: bool = False
-    max_rejects: int | None = None
-    downloads: int | None = None
-    ignore_space: bool = False
 
-
-class RunKeywords(PackKeywords, total=False):
-    """The arguments of `pack`, by keyword, that a part, a cluster and an estimate have as well."""
-
-    links: str | Path | None
-    downloads: int | None
-    workers: int | None
-    md5sums: str | Path | None
-    md5: bool
-    max_rejects: int | None
-    ignore_space: bool
+    def __post_init__(self):
+        super().__post_init__()
+        if self.workers is None:
+            object.__setattr__(self, "workers", available_cpus())
+        object.__setattr__(self, "md5", self.md5 or self.md5sums is not None)
 
 
 def checked_request(
@@ -74,37 +55,21 @@ def checked_request(
 
     Raises OptionError, SourceError and PackError as `pack` does.
     """
-    options = PackOptions(**{k: v for k, v in given.items() if k in PackKeywords.__annotations__})
-    workers = checked_workers(given.get("workers"))
-    if (max_rejects := given.get("max_rejects")) is not None:
-        max_rejects = whole_number("max_rejects", max_rejects, 0)
-    out = local_path("out", out)
-    links, md5sums = (
-        None if (path := given.get(name)) is None else local_path(name, path)
-        for name in ("links", "md5sums")
-    )
-    if (downloads := given.get("downloads")) is not None:
-        downloads = whole_number("downloads", downloads, 1)
+    of_pack = {name: given[name] for name in PackKeywords.__annotations__.keys() & given}
+    options = PackOptions(**of_pack)
+    of_run = {name: value for name, value in given.items() if name not in of_pack}
+    request = Request(sources=[], out=local_path("out", out), options=options, **of_run)
+    out = request.out
     check_can_be_folder(out, "give a new folder, or that of a pack")
     refuse_in_pack("out", out)
-    found = _found_sources(sources, links)
+    found = _found_sources(sources, request.links)
     for source in found:
         if source.kind == "folder" and out.resolve().is_relative_to(source.path.resolve()):
             raise OptionError(
                 f"{out} lies within the source {source.path}, and would be read as part of it; "
                 "choose a folder outside"
             )
-    return Request(
-        found,
-        out,
-        options,
-        workers,
-        _expected_sums(found, md5sums),
-        bool(given.get("md5")) or md5sums is not None,
-        max_rejects,
-        downloads,
-        flag("ignore_space", given.get("ignore_space", False)),
-    )
+    return replace(request, sources=found, sums=_expected_sums(found, request.md5sums))
 
 
 def upload_to(out: str | Path, staging: str | Path | None) -> tuple[str | None, str | Path]:

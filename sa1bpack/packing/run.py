@@ -13,14 +13,13 @@ from sa1bpack.errors import SourceError
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
-from sa1bpack.packing.options import PackKeywords
+from sa1bpack.packing.options import RunKeywords
 from sa1bpack.packing.pack_state import PackState, totals_of
 from sa1bpack.packing.part_notes import Plan
 from sa1bpack.packing.part_state import PartState
 from sa1bpack.packing.progress import Progress, RejectLimit, recorded_run
 from sa1bpack.packing.request import (
     Request,
-    RunKeywords,
     add_missing_md5,
     checked_request,
     sources_to_pack,
@@ -92,16 +91,9 @@ def pack(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
-    links: str | Path | None = None,
-    downloads: int | None = None,
     staging: str | Path | None = None,
-    workers: int | None = None,
-    md5sums: str | Path | None = None,
-    md5: bool = False,
-    max_rejects: int | None = None,
-    ignore_space: bool = False,
     progress: bool | None = None,
-    **options: Unpack[PackKeywords],
+    **options: Unpack[RunKeywords],
 ) -> PackResult:
     """Pack SA-1B tars (or extracted folders) into shards under `out`.
 
@@ -112,35 +104,32 @@ def pack(
         Paths or glob patterns of tars and folders, and URLs of tars: https, and s3 and gs, which
         may be patterns. A tar at a URL is read once, as a stream; a stream that breaks off is
         continued at its byte. Of those that are complete in the pack nothing is asked for.
-    links
-        A list of tars at URLs, `file name<TAB>URL` in each line, as SA-1B's download page offers
-        it; packed in addition to `sources`, which may be `()`. Nothing that is written or reported
-        has the query of a URL, which may be its signature.
-    downloads
-        Tars that are read at once if any is at a URL. Default: 4, but no more than there are
-        workers, and at least one for six workers. With one worker it is one.
     out
         Folder of the pack; created if it does not exist. Or the URL of one in an object store, s3
         or gs, with `staging`.
     staging
         Local folder in which the pack for an object store is made, shard by shard. Uploaded shards
         take little of it: room for four is enough. It holds what a repeated run continues.
-    workers
-        Worker processes; 1 does all the work in this process. Default: the available processors.
-    md5sums
-        List in md5sum's format. A tar with another sum is refused; one missing from the list is an
-        error.
-    md5
-        Compute and record the md5 of every tar, as a list does. Without either, a tar is identified
-        by its XXH3-128, which is recorded in any case and costs nothing in comparison.
-    max_rejects
-        The run ends when more members than this are rejected. Default: no limit.
-    ignore_space
-        Continue although the disk has no room for the pack, as far as that can be estimated.
     progress
         Show a progress bar on stderr. Default: if it is a terminal.
     options
-        Fields of PackOptions: image_size, fit, pixels, masks, max_masks and others.
+        Fields of PackOptions: image_size, fit, pixels, masks, max_masks and others. And those of
+        the run, listed below.
+
+    - `workers`: worker processes; 1 does all the work in this process. Default: the available
+      processors.
+    - `links`: a list of tars at URLs, `file name<TAB>URL` in each line, as SA-1B's download page
+      offers it; packed in addition to `sources`, which may be `()`. Nothing that is written or
+      reported has the query of a URL, which may be its signature.
+    - `downloads`: tars that are read at once if any is at a URL. Default: 4, but no more than there
+      are workers, and at least one for six workers. With one worker it is one.
+    - `md5sums`: list in md5sum's format. A tar with another sum is refused; one missing from the
+      list is an error.
+    - `md5`: compute and record the md5 of every tar, as a list does. Without either, a tar is
+      identified by its XXH3-128, which is recorded in any case and costs nothing in comparison.
+    - `max_rejects`: the run ends when more members than this are rejected. Default: no limit.
+    - `ignore_space`: continue although the disk has no room for the pack, as far as that can be
+      estimated.
 
     A source that cannot be read is given up and named in the result's `failed`; the others are
     packed. Raises OptionError, SourceError (nothing found, or no sum in the list), PackError
@@ -155,16 +144,7 @@ def pack(
         (3, 203)
     """
     url, out = upload_to(out, staging)
-    given = {
-        "links": links,
-        "downloads": downloads,
-        "workers": workers,
-        "md5sums": md5sums,
-        "md5": md5,
-        "max_rejects": max_rejects,
-        "ignore_space": ignore_space,
-    }
-    request = checked_request(sources, out, given | options)
+    request = checked_request(sources, out, options)
     if url is not None:  # of which little is on this disk at any time
         request = replace(request, ignore_space=True)
     warm_up(request.options)
