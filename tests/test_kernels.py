@@ -244,25 +244,25 @@ def test_a_comment_or_another_module_that_changes_compiles_nothing_again(copied)
     assert kept(package) == first
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "folder"])
-def test_a_damaged_file_is_compiled_again(copied, damage):
+def test_a_damaged_file_is_compiled_again(copied):
     package, start = copied
     assert end(start()) == "64"
-    damaged = kept(package)
-    for path in damaged:
-        content = path.read_bytes()
-        path.unlink()
-        if damage == "truncated":
-            path.write_bytes(content[: len(content) // 2])
-        elif damage == "flipped":
-            path.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
-        elif damage == "empty":
-            path.touch()
-        else:
-            path.mkdir()
-    assert end(start()) == "64"
-    if damage != "folder":
-        assert kept(package).keys() == damaged.keys() and kept(package) != damaged
+    for damage in ("truncated", "flipped", "empty", "folder"):
+        damaged = kept(package)
+        for path in damaged:
+            content = path.read_bytes()
+            path.unlink()
+            if damage == "truncated":
+                path.write_bytes(content[: len(content) // 2])
+            elif damage == "flipped":
+                path.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+            elif damage == "empty":
+                path.touch()
+            else:
+                path.mkdir()
+        assert end(start()) == "64"
+        if damage != "folder":
+            assert kept(package).keys() == damaged.keys() and kept(package) != damaged
 
 
 FULL = """

@@ -2,6 +2,7 @@
 
 import colorsys
 import io
+import textwrap
 from functools import lru_cache
 from pathlib import Path
 
@@ -214,16 +215,8 @@ def wrapped(text: str, letters: Font, width: float, most: int) -> list[str]:
 
     Lines break between words, and within a word, such as a path, only if it is wider than a line.
     """
-    lines: list[str] = []
-    while text and len(lines) < most - 1:
-        fits = len(text)
-        while fits > 1 and letters.getlength(text[:fits]) > width:
-            fits -= 1
-        gap = text.rfind(" ", 1, fits + 1) if fits < len(text) else -1
-        end = gap if gap > 0 else fits
-        lines.append(text[:end])
-        text = text[end:].lstrip()
-    return [*lines, shortened(text, letters, width)] if text and most > 0 else lines
+    wide = max(1, int(width / letters.getlength("m")))
+    return textwrap.wrap(text, wide, max_lines=most, placeholder="...")
 
 
 def write_right(draw: ImageDraw.ImageDraw, right: float, top: float, text: str, **options) -> None:

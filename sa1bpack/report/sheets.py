@@ -40,9 +40,8 @@ _PICTURE_WIDTH, _PICTURE_HEIGHT = 1040, 820
 _HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _BETWEEN - 400) // 2  # beside its table
 _ROW, _LEAST_ROWS = 22, 8  # of the table, beside a picture of small height
 _SQUARE, _INDENT, _DEEPEST = 11, 10, 4  # of the colour of a mask; per level, and levels
-# Headings of the table, and right edges of its columns.
+# Headings of the table after the first column, and right edges of these columns.
 _COLUMNS = (
-    ("mask", 60),
     ("area, px", 150),
     ("of image", 222),
     ("IoU", 278),
@@ -187,6 +186,7 @@ def _write_table(
     if not len(order):
         draw.text((left, top), "no masks", font=letters, fill=_FAINT)
         return
+    draw.text((left, top), "mask", font=letters, fill=_FAINT)
     for label, right in _COLUMNS:
         if label != "cells" or not subject.from_runs:
             write_right(draw, left + right, top, label, font=letters, fill=_FAINT)
@@ -205,7 +205,7 @@ def _write_table(
         draw.rectangle((x, y, x + _SQUARE, y + _SQUARE), fill=tuple(colours[row.mask]))
         number, *others = _cells(subject, row.mask)
         draw.text((x + _SQUARE + 4, line), number, font=letters, fill=_INK)
-        for (_, right), text in zip(_COLUMNS[1:], others, strict=True):
+        for (_, right), text in zip(_COLUMNS, others, strict=True):
             write_right(draw, left + right, line, text, font=letters, fill=_INK)
     if len(shown) < len(order):
         more = f"and {len(order) - len(shown):,} smaller ones"

@@ -1,8 +1,6 @@
 """The command line, called within this process: options, exit codes, what is printed where."""
 
-import errno
 import json
-import os
 import subprocess
 from collections import namedtuple
 from dataclasses import fields
@@ -245,11 +243,6 @@ def test_a_pack_that_cannot_be_added_to_is_refused_and_unchanged(command, packed
     assert contents(packed) == before
 
 
-def test_a_repair_of_another_version_is_refused(command, packed, tar):
-    (packed / "manifest.json").write_text('{"format": "sa1bpack", "version": [2, 0]}')
-    assert command("repair", packed, tar)[0] == 3
-
-
 @pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["pack", "dry run"])
 def test_a_file_in_place_of_the_output_folder_is_wrong_usage(command, tar, tmp_path, more):
     (tmp_path / "file").write_text("precious")
@@ -261,38 +254,6 @@ def test_a_file_in_place_of_the_output_folder_is_wrong_usage(command, tar, tmp_p
             "that of a pack\n"
         )
     assert (tmp_path / "file").read_text() == "precious"
-
-
-def test_a_full_disk_is_a_disk_error_and_names_how_to_continue(command, tar, root, monkeypatch):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
-
-    monkeypatch.setattr("sa1bpack.packing.run.PackState", full)
-    code, _, error = command(*pack_command(tar, root))
-    assert code == 4 and "No space left on device" in error
-    assert error.endswith("sa1bpack: repeat the same command to continue from here\n")
-
-
-@pytest.mark.parametrize(
-    ("code", "remedy"),
-    [(errno.EACCES, "chmod"), (errno.EPERM, "chmod"), (errno.EROFS, "read-only: choose another")],
-    ids=lambda value: errno.errorcode.get(value, ""),
-)
-def test_a_missing_permission_has_a_remedy_of_its_own_not_to_repeat_the_command(
-    command, tar, packed, monkeypatch, code, remedy
-):
-    def refuse(*arguments, **options):
-        raise OSError(code, os.strerror(code), str(packed))
-
-    for called, arguments in (
-        ("report.info.info", ("info", packed)),
-        ("packing.run.pack", pack_command(tar, packed)),
-    ):
-        monkeypatch.setattr(f"sa1bpack.{called}", refuse)
-        exit_code, out, error = command(*arguments)
-        assert (exit_code, out) == (4, "")
-        assert error.startswith(f"sa1bpack: [Errno {code}] {os.strerror(code)}: '{packed}'\n")
-        assert remedy in error and "repeat" not in error
 
 
 def test_a_read_only_folder_is_refused_with_a_remedy(command, tar, tmp_path):
@@ -365,23 +326,6 @@ def test_info_without_a_pack_lists_the_versions_in_use(command):
     assert (code, error) == (0, "")
     for word in ("sa1bpack", "python", "decoder", "simplejpeg", "numpy", "zarr"):
         assert word in out
-
-
-@pytest.mark.parametrize("place", ["", "none"], ids=["empty folder", "nothing there"])
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("verify", "{}"), ("info", "{}"), ("repair", "{}"), ("export", "{}", "{}/json"),
-        ("show", "{}", "-o", "a.png"), ("report", "{}", "-o", "a.html"),
-    ],
-    ids=lambda arguments: arguments[0],
-)  # fmt: skip
-def test_a_path_that_is_not_a_pack_is_wrong_usage(command, tmp_path, monkeypatch, arguments, place):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "folder" / place
-    (tmp_path / "folder").mkdir()
-    code, out, error = command(*(argument.format(folder) for argument in arguments))
-    assert (code, out) == (2, "") and "not a pack" in error
 
 
 def test_a_reader_that_stops_early_is_not_a_disk_error(packed):

@@ -62,16 +62,6 @@ def test_remaining_damage_is_1_and_names_what_is_needed(command, root):
     )
 
 
-def test_foreign_files_are_1_and_stay(command, root, tar):
-    (root / "notes.txt").write_text("mine")
-    code, out, error = command("repair", root, tar)
-    assert (code, error) == (1, "")
-    assert out.endswith(
-        ": 1 found that does not belong to the pack: move or remove it, see above\n"
-    )
-    assert (root / "notes.txt").read_text() == "mine"
-
-
 def test_a_missing_pack_a_missing_tar_and_a_folder_in_use_have_their_exit_codes(
     command, root, tmp_path
 ):

@@ -90,17 +90,16 @@ def test_a_repair_does_not_advise_to_repair(command, root):
     assert "sa1bpack repair" not in out + error and "restore" not in out + error
 
 
-@pytest.mark.parametrize(
-    ("count", "words"), [(1, ("does", "it")), (2, ("do", "them"))], ids=["one", "two"]
-)
-def test_foreign_files_are_counted_in_good_english(command, root, count, words):
-    for number in range(count):
-        (root / f"stray{number}").write_text("")
-    _, out, _ = command("repair", root)
-    assert out.endswith(
-        f": {count} found that {words[0]} not belong to the pack: move or remove {words[1]}, see "
-        "above\n"
-    )
+def test_foreign_files_are_counted_in_good_english_and_stay(command, root):
+    for count, words in ((1, ("does", "it")), (2, ("do", "them"))):
+        (root / f"stray{count}").write_text("mine")
+        code, out, error = command("repair", root)
+        assert (code, error) == (1, "")
+        assert out.endswith(
+            f": {count} found that {words[0]} not belong to the pack: move or remove {words[1]}, "
+            "see above\n"
+        )
+    assert (root / "stray1").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
