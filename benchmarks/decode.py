@@ -22,7 +22,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from sa1bpack.environment import describe
+from sa1bpack.cli.machine import describe_packages
 from sa1bpack.pixels import decode_into, stored_size
 
 BICUBIC = Image.Resampling.BICUBIC
@@ -137,7 +137,7 @@ def main() -> None:
     if not photos:
         parser.error(f"no .jpg in {', '.join(tars)}")
     for label in ("machine", "decoder", "resizer"):
-        print(f"{label:<10} {describe()[label]}")
+        print(f"{label:<10} {describe_packages()[label]}")
     megabytes = sum(len(photo.jpeg) for photo in photos) / len(photos) / 1e6
     print(f"photos     {len(photos)}, {megabytes:.2f} MB on average, to {options.size}\n")
 

@@ -39,7 +39,7 @@ from torch.nn.functional import interpolate
 
 import sa1bpack
 from sa1bpack import transforms
-from sa1bpack.environment import describe
+from sa1bpack.cli.machine import describe_packages
 from sa1bpack.pixels import stored_size
 
 SIDE = 1024
@@ -173,7 +173,7 @@ def main() -> None:
                 ),
             }
         found = measure(ways, options.rounds)
-    print(describe())
+    print(describe_packages())
     print(f"{len(photos)} photographs, {options.rounds} rounds, one core\n")
     print("| way | CPU ms per sample | relative to the JPEG |\n|---|---:|---:|")
     unit = found["one scaled JPEG decode"]

@@ -64,7 +64,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import sa1bpack
 from sa1bpack import transforms
-from sa1bpack.environment import available_cpus, describe
+from sa1bpack.cli.machine import describe_packages
+from sa1bpack.environment import available_cpus
 from sa1bpack.loading.loader import Loader
 from sa1bpack.measuring.memory import own_bytes
 
@@ -430,7 +431,7 @@ def main() -> None:
     print("\n".join(f"- {claim['text']}" for claim in verdicts))
     if options.json:
         figures = {
-            "environment": describe(), "measured": said, "cpus": cpus, "cuda": cuda,
+            "environment": describe_packages(), "measured": said, "cpus": cpus, "cuda": cuda,
             "lines": found, "claims": verdicts,
         }  # fmt: skip
         options.json.write_text(json.dumps(figures, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The environment: versions, the image decoder, and which PIL is active.
+"""The environment: processors, memory, and which PIL is active.
 
 Pillow and pillow-simd install into the same folder, `PIL`, and the one installed last wins,
 whatever the package manager lists. The compiled core tells which one it is: its hash is looked up
@@ -10,23 +10,20 @@ import hashlib
 import importlib.util
 import json
 import os
-import platform
 import re
 import sys
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from sa1bpack.errors import MissingPackage
 
 PIL_PACKAGES = ("pillow-simd", "pillow")
-_NAMES = {"pillow-simd": "pillow-simd", "pillow": "Pillow"}
 # Of control groups, as containers see their own: version 2, version 1.
 MEMORY_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-_SIMD = ("sse4_1", "avx2", "avx512f", "asimd")  # names of /proc/cpuinfo
 
 
 @dataclass(frozen=True)
@@ -63,20 +60,6 @@ class PilRecord:
     core_sha256: str
     simd: str
     reason: str
-
-
-def describe() -> dict[str, str]:
-    """Describe the environment: label → text, in the order to print."""
-    return {
-        "sa1bpack": _version("sa1bpack"),
-        "python": f"{platform.python_version()} ({platform.python_implementation()})",
-        "machine": f"{platform.system()} {platform.machine()}, {available_cpus()} CPUs, "
-        f"SIMD {', '.join(_simd_flags()) or 'unknown'}",
-        "decoder": f"simplejpeg {_version('simplejpeg')} (libjpeg-turbo)",
-        "resizer": _resizer(),
-        "PIL set-up": _pil_state(pil_in_force(), read_pil_record()),
-        **{name: _version(name) for name in ("numpy", "numba", "zarr", "zlib-ng", "torch")},
-    }
 
 
 def available_cpus() -> int:
@@ -159,42 +142,6 @@ def _recorded_cores(package: str) -> set[bytes]:
     }
 
 
-def _pil_state(now: PilInForce | None, record: PilRecord | None) -> str:
-    """Compare the active PIL with the one that set-up installed."""
-    if record is None:
-        return "not by `make setup`, which installs the faster one that works here"
-    if now is None or now.core_sha256 != record.core_sha256:
-        return (
-            f"CHANGED: set-up installed {_NAMES[record.package]} {record.version}; "
-            "`make setup` restores it"
-        )
-    return f"unchanged since `make setup`{record.reason and f' ({record.reason})'}"
-
-
-def _resizer() -> str:
-    now, record = pil_in_force(), read_pil_record()
-    if now is None:
-        return "none: neither pillow-simd nor Pillow is installed; run `make setup`"
-    try:
-        from PIL import features
-
-        turbo = features.version("libjpeg_turbo")
-    except ImportError as error:
-        return f"{_NAMES[now.package]} {now.version}, which is broken ({error}); run `make setup`"
-    parts = [f"{_NAMES[now.package]} {now.version}"]
-    if record is not None and record.simd and record.core_sha256 == now.core_sha256:
-        parts.append(f"compiled for {record.simd}")
-    parts.append(f"libjpeg-turbo {turbo}" if turbo else "without libjpeg-turbo")
-    return ", ".join(parts)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def cpu_flags() -> set[str]:
     """Instruction-set flags of the CPU as named in /proc/cpuinfo; empty if that is missing."""
     try:
@@ -206,8 +153,3 @@ def cpu_flags() -> set[str]:
         if name.strip() in ("flags", "Features"):
             return set(value.split())
     return set()
-
-
-def _simd_flags() -> list[str]:
-    flags = cpu_flags()
-    return [name for name in _SIMD if name in flags]

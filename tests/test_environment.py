@@ -1,4 +1,4 @@
-"""`describe` must report what is really in use."""
+"""What is reported of the environment is what is really in use."""
 
 import base64
 import hashlib
@@ -13,7 +13,8 @@ import pytest
 from PIL import Image, features
 
 from sa1bpack import environment
-from sa1bpack.environment import PilRecord, describe, pil_in_force
+from sa1bpack.cli.machine import describe_packages
+from sa1bpack.environment import PilRecord, pil_in_force
 
 
 def make_package(site, package, core, release):
@@ -83,19 +84,19 @@ def test_a_missing_pil_is_reported_as_none(tmp_path):
     assert ask(tmp_path) == "None"
 
 
-def test_describe_returns_lines_of_text():
+def test_packages_are_described_in_lines_of_text():
     """Every value is text that can be printed, and names what is installed."""
-    found = describe()
+    found = describe_packages()
     assert all(isinstance(value, str) and value for value in found.values())
     assert found["numpy"].startswith(np.__version__)
     assert PIL.__version__ in found["resizer"]
     assert str(features.version("libjpeg_turbo")) in found["resizer"]
 
 
-def test_describe_does_not_import_torch():
+def test_describing_packages_does_not_import_torch():
     """Importing it takes a second."""
     code = (
-        "import sys; from sa1bpack.environment import describe; describe();"
+        "import sys; from sa1bpack.cli.machine import describe_packages; describe_packages();"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -105,15 +106,15 @@ def test_a_pil_that_replaced_the_one_of_set_up_is_reported(tmp_path, monkeypatch
     """A package that requires pillow was installed after set-up."""
     monkeypatch.setattr(environment, "pil_record_path", lambda: tmp_path / "record.json")
     now = pil_in_force()
-    assert "not by `make setup`" in describe()["PIL set-up"]
+    assert "not by `make setup`" in describe_packages()["PIL set-up"]
     record = PilRecord(now.package, now.version, now.core_sha256, "AVX2", "")
     environment.write_pil_record(record)
     assert environment.read_pil_record() == record
-    assert describe()["PIL set-up"] == "unchanged since `make setup`"
-    assert "compiled for AVX2" in describe()["resizer"]
+    assert describe_packages()["PIL set-up"] == "unchanged since `make setup`"
+    assert "compiled for AVX2" in describe_packages()["resizer"]
     environment.write_pil_record(PilRecord("pillow-simd", "12.1.1.post0", "00", "AVX2", ""))
-    assert "CHANGED: set-up installed pillow-simd 12.1.1.post0" in describe()["PIL set-up"]
-    assert "compiled for" not in describe()["resizer"]
+    assert "CHANGED: set-up installed pillow-simd 12.1.1.post0" in describe_packages()["PIL set-up"]
+    assert "compiled for" not in describe_packages()["resizer"]
 
 
 def test_an_unreadable_record_counts_as_none(tmp_path, monkeypatch):

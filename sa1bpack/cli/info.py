@@ -27,10 +27,9 @@ def run(packs: list[str] = (), *, json: bool = False) -> int:
       sa1bpack info '/data/packs/*'
     """
     if not packs:
-        from sa1bpack.cli.machine import describe_machine
-        from sa1bpack.environment import describe
+        from sa1bpack.cli.machine import describe_machine, describe_packages
 
-        found = describe() | describe_machine(Path.cwd())
+        found = describe_packages() | describe_machine(Path.cwd())
         if json:
             say_json({"pack": None, "machine": found})
         else:

@@ -2,18 +2,44 @@
 
 import ctypes
 import os
+import platform
 import resource
 import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sa1bpack.dataset.resources import mapping_limit
 from sa1bpack.disk.reading_mode import direct_obstacle
-from sa1bpack.environment import memory_bytes
+from sa1bpack.environment import (
+    PilInForce,
+    PilRecord,
+    available_cpus,
+    cpu_flags,
+    memory_bytes,
+    pil_in_force,
+    read_pil_record,
+)
 from sa1bpack.wording import counted, size_text
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _AIO = (Path("/proc/sys/fs/aio-nr"), Path("/proc/sys/fs/aio-max-nr"))
 _DRIVER = "libcuda.so.1"
+_NAMES = {"pillow-simd": "pillow-simd", "pillow": "Pillow"}
+_SIMD = {"sse4_1", "avx2", "avx512f", "asimd"}  # names of /proc/cpuinfo
+
+
+def describe_packages() -> dict[str, str]:
+    """Versions, the image decoder and the PIL in force: label → text, in the order to print."""
+    return {
+        "sa1bpack": _version("sa1bpack"),
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "machine": f"{platform.system()} {platform.machine()}, {available_cpus()} CPUs, "
+        f"SIMD {', '.join(sorted(_SIMD & cpu_flags())) or 'unknown'}",
+        "decoder": f"simplejpeg {_version('simplejpeg')} (libjpeg-turbo)",
+        "resizer": _resizer(),
+        "PIL set-up": _pil_state(pil_in_force(), read_pil_record()),
+        **{name: _version(name) for name in ("numpy", "numba", "zarr", "zlib-ng", "torch")},
+    }
 
 
 def describe_machine(folder: Path) -> dict[str, str]:
@@ -25,6 +51,42 @@ def describe_machine(folder: Path) -> dict[str, str]:
         "O_DIRECT": direct_state(folder),
         "limits": _limits(),
     }
+
+
+def _pil_state(now: PilInForce | None, record: PilRecord | None) -> str:
+    """Compare the active PIL with the one that set-up installed."""
+    if record is None:
+        return "not by `make setup`, which installs the faster one that works here"
+    if now is None or now.core_sha256 != record.core_sha256:
+        return (
+            f"CHANGED: set-up installed {_NAMES[record.package]} {record.version}; "
+            "`make setup` restores it"
+        )
+    return f"unchanged since `make setup`{record.reason and f' ({record.reason})'}"
+
+
+def _resizer() -> str:
+    now, record = pil_in_force(), read_pil_record()
+    if now is None:
+        return "none: neither pillow-simd nor Pillow is installed; run `make setup`"
+    try:
+        from PIL import features
+
+        turbo = features.version("libjpeg_turbo")
+    except ImportError as error:
+        return f"{_NAMES[now.package]} {now.version}, which is broken ({error}); run `make setup`"
+    parts = [f"{_NAMES[now.package]} {now.version}"]
+    if record is not None and record.simd and record.core_sha256 == now.core_sha256:
+        parts.append(f"compiled for {record.simd}")
+    parts.append(f"libjpeg-turbo {turbo}" if turbo else "without libjpeg-turbo")
+    return ", ".join(parts)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def cuda_devices(driver: str = _DRIVER) -> str:
