@@ -325,7 +325,9 @@ def _add_declared(group: argparse._ArgumentGroup, options: type) -> None:
 
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name, (declared, kind, optional) in declarations(options).items():
-        none = (f", nor {declared.none!r}", declared.none) if optional else ()
+        is_word = optional and declared.none.isalpha()  # else it only describes the default
+        none = (f", nor {declared.none!r}", declared.none) if is_word else ()
+        kind = str if issubclass(kind, os.PathLike) else kind  # a Path would lose slashes of URLs
         flag = f"--{name.replace('_', '-')}"
         if kind is bool:
             group.add_argument(flag, action="store_true", help=_escaped(declared.help))
