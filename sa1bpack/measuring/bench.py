@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack.arguments import checks_options, seconds, whole_number
-from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY, direct_obstacle
+from sa1bpack.disk.reading_mode import direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
-from sa1bpack.errors import OptionError
 from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.loading.devices import open_device
-from sa1bpack.loading.loader import DIRECT_THREADS, Loader
+from sa1bpack.loading.loader import DIRECT_THREADS
 from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
 from sa1bpack.measuring.memory import drop_pages
 from sa1bpack.measuring.speeds import (
@@ -29,7 +27,7 @@ from sa1bpack.measuring.speeds import (
     some_samples,
     take,
 )
-from sa1bpack.measuring.sweep import Sweep, compare_loaders, thread_counts
+from sa1bpack.measuring.sweep import Sweep, compare_settings
 from sa1bpack.wording import counted, size_text
 
 # Of the disk: as many samples at most as a fast disk reads in ten seconds.
@@ -276,37 +274,6 @@ def bench(
         for key in ("first_cold", "first_again"):
             result.lines[name][key] = in_new_process(first_batch, tasks["cold"], setting)
     if sweep:
-        _sweep(result, tasks, duration, progress)
+        compared = compare_settings(tasks, batch_size, duration, progress)
+        result.sweeps, result.settings = compared
     return result
-
-
-def _sweep(
-    result: BenchResult, tasks: dict[str, Task], duration: float, progress: Callable[[str], object]
-) -> None:
-    """Compare settings, and write down the lines of Python with the best ones."""
-    ds = tasks["cold"].open()
-    cold = dataset_bytes(ds) > SHARE_OF_MEMORY * memory_bytes()
-    try:
-        Loader(ds, result.batch_size, io="direct")
-        io = ("cached", "direct")
-    except OptionError:
-        io = ("cached",)
-    del ds
-    task = tasks["cold" if cold else "warm"]
-    pins = (False, True) if CUDA.index_of(task.device) is not None else (False,)
-    if not cold:
-        task.prepare()
-
-    def once(setting: Setting, number: int) -> Speed:
-        progress(f"round {number + 1}: {setting.short()}")
-        if cold:
-            task.prepare()
-        return measure(task, setting, duration, number)
-
-    threads = thread_counts(available_cpus())
-    result.sweeps = compare_loaders(result.batch_size, threads, io, pins, once)
-    plain = ReadingOptions()
-    given = {key: value for key, value in task.options.items() if value != getattr(plain, key)}
-    _, ahead, _, workers = (found.chosen.setting for found in result.sweeps)
-    for setting in (ahead, workers):
-        result.settings[setting.reader] = setting.call(given, task.device)

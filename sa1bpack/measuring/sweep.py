@@ -2,9 +2,17 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from sa1bpack.measuring.speeds import Setting, Speed
+from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY
+from sa1bpack.environment import available_cpus, memory_bytes
+from sa1bpack.errors import OptionError
+from sa1bpack.loading.cuda_runtime import CUDA
+from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.loading.plans import dataset_bytes
+from sa1bpack.measuring.speeds import Setting, Speed, Task, measure
 from sa1bpack.wording import size_text
 
 # So many tell how much the same setting differs from itself.
@@ -83,32 +91,60 @@ class Sweep:
         return f"{head:<58}{speeds}{memory:>10}"
 
 
-def compare_loaders(
-    batch: int, threads: Sequence[int], io: Sequence[str], pins: Sequence[bool], measure: Measure
-) -> list[Sweep]:
+def compare_settings(
+    tasks: dict[str, Task], batch: int, duration: float, progress: Callable[[str], object]
+) -> tuple[list[Sweep], dict[str, str]]:
     """Compare settings of a Loader, each time from the best so far, and of a DataLoader.
 
+    tasks  "cold" and "warm"; a pack that takes more than half of the memory is measured cold
     batch  samples per batch; half of it and twice it are compared with what is best for it
-    pins   values of pin_memory
+
+    Returns the comparisons, and by loader the line of Python that makes it with the best settings.
     """
+    ds = tasks["cold"].open()
+    cold = dataset_bytes(ds) > SHARE_OF_MEMORY * memory_bytes()
+    io: tuple[str, ...] = ("cached",)
+    with suppress(OptionError):
+        Loader(ds, batch, io="direct")
+        io = ("cached", "direct")
+    del ds
+    task = tasks["cold" if cold else "warm"]
+    if not cold:
+        task.prepare()
+
+    def once(setting: Setting, number: int) -> Speed:
+        progress(f"round {number + 1}: {setting.short()}")
+        if cold:
+            task.prepare()
+        return measure(task, setting, duration, number)
+
+    found: list[Sweep] = []
+
+    def best_of(name: str, settings: Sequence[Setting]) -> Setting:
+        found.append(sweep(name, settings, once))
+        return found[-1].chosen.setting
+
+    threads = thread_counts(available_cpus())
     first = [
         Setting.of("Loader", batch, threads=count, ahead=2, io=mode)
         for mode in io
         for count in threads
     ]
-    found = [sweep("Loader: threads and io", first, measure)]
-    best = found[0].chosen.setting
-    found.append(sweep("Loader: ahead", [best.changed(ahead=n) for n in _AHEAD], measure))
-    best = found[1].chosen.setting
+    best = best_of("Loader: threads and io", first)
+    best = best_of("Loader: ahead", [best.changed(ahead=n) for n in _AHEAD])
     sizes = sorted({max(1, batch // 2), batch, 2 * batch})
-    found.append(sweep("Loader: batch size", [best.changed(batch=n) for n in sizes], measure))
+    best_of("Loader: batch size", [best.changed(batch=n) for n in sizes])
+    pins = (False, True) if CUDA.index_of(task.device) is not None else (False,)
     workers = [
         Setting.of("DataLoader", batch, workers=count, prefetch_factor=ahead, pin_memory=pin)
         for pin in pins
         for count in _WORKERS
         for ahead in (_PREFETCHED if count else _PREFETCHED[:1])
     ]
-    return [*found, sweep("DataLoader", workers, measure)]
+    other = best_of("DataLoader", workers)
+    plain = ReadingOptions()
+    given = {key: value for key, value in task.options.items() if value != getattr(plain, key)}
+    return found, {each.reader: each.call(given, task.device) for each in (best, other)}
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:

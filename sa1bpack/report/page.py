@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sa1bpack.format.manifest import Manifest
 from sa1bpack.packing.progress import Run
 from sa1bpack.report.charts import charts
 from sa1bpack.report.records import Holdings, text_of
@@ -75,7 +74,7 @@ def page(
         finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
         keep_trailing_newline=True,
     )
-    templates.filters["counted"] = counted
+    templates.filters |= {"counted": counted, "duration": _duration, "shown": _shown}
     roots, manifest = held.roots, held.manifest
     places = ", ".join(str(root.resolve()) for root in roots[:_SHOWN_PACKS])
     if len(roots) > _SHOWN_PACKS:
@@ -89,13 +88,11 @@ def page(
         cards=_cards(held, seen, checked),
         charts=charts(manifest, held.mask_counts, seen),
         pictures=pictures,
-        samples=_how_shown(manifest, len(pictures), seed),
-        options=_texts(manifest.options),
-        layout=_texts(manifest.layout.to_json()),
+        seed=seed,
+        manifest=manifest,
         identity=_identity(held, seen),
-        summary=_summary(runs),
-        runs=[_run_row(run) for run in reversed(runs[-_SHOWN_RUNS:])],
-        dropped=manifest.counts.get("dropped_images", 0),
+        runs=runs,
+        shown_runs=[_run_row(run) for run in reversed(runs[-_SHOWN_RUNS:])],
         reasons=[(reason, f"{count:,}") for reason, count in held.reasons.items()],
         rejects=[
             [line.get(key, "") for key in ("source", "reason", "member", "detail")]
@@ -178,17 +175,6 @@ def _verdict(checked: Verification) -> _Card:
     )
 
 
-def _how_shown(manifest: Manifest, shown: int, seed: int) -> str:
-    images = counted(manifest.samples, "image")
-    all_of_them = shown == manifest.samples
-    how = f"All {images}" if all_of_them else f"{shown} of {images}, at random (seed {seed})"
-    masks = "stored masks" if manifest.layout.bits else "masks drawn from exact runs"
-    return (
-        f"{how}: stored pixels and {masks}, smaller ones over larger ones, with boxes and the "
-        "points that prompted them."
-    )
-
-
 def _identity(held: Holdings, seen: Survey) -> list[tuple[str, str]]:
     manifest, stored = held.manifest, seen.stored
     made = [
@@ -206,24 +192,6 @@ def _identity(held: Holdings, seen: Survey) -> list[tuple[str, str]]:
         ("index", index),
         ("not stored", unknown),
     ]
-
-
-def _texts(values: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
-        (name, _WORDS[value] if value is None or isinstance(value, bool) else text_of(value))
-        for name, value in sorted(values.items())
-    ]
-
-
-def _summary(runs: list[Run]) -> str:
-    images, seconds = sum(run.images for run in runs), sum(run.seconds for run in runs)
-    if not runs:
-        return ""
-    last = f" The last {_SHOWN_RUNS}:" if len(runs) > _SHOWN_RUNS else ""
-    return (
-        f"{counted(images, 'image')} in {counted(len(runs), 'run')} and {_duration(seconds)}: "
-        f"{images / seconds:,.1f} images/s. A run that was killed is not recorded.{last}"
-    )
 
 
 def _run_row(run: Run) -> tuple[str, ...]:
@@ -252,6 +220,11 @@ def _source_row(source: dict[str, Any]) -> tuple[str, ...]:
         source.get("xxh128") or "",
         md5,
     )
+
+
+def _shown(value: Any) -> str:
+    """A recorded value as text."""
+    return _WORDS[value] if value is None or isinstance(value, bool) else text_of(value)
 
 
 def _when(moment: datetime) -> str:

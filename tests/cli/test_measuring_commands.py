@@ -17,7 +17,8 @@ def made_up(monkeypatch):
     def measured(task, setting: Setting, seconds, seed=0) -> Speed:
         return Speed(100.0 * len(setting.options), 0.25, 1 << 28)
 
-    monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
+    for module in ("bench", "sweep"):
+        monkeypatch.setattr(f"sa1bpack.measuring.{module}.measure", measured)
     monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)
 
 
