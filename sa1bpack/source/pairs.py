@@ -4,16 +4,19 @@ The members of an SA-1B tar are in random order: the two halves of a pair may be
 at the peak about a quarter of the tar waits for its other half. Waiting halves are spooled.
 """
 
+import errno
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.source.find import Source
 from sa1bpack.source.folder import FolderStream
 from sa1bpack.source.inflate import OnWait, open_stream, remedy
-from sa1bpack.source.spool import Spool
 from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, split_name
 
 MAX_JPEG_BYTES = 128 << 20
@@ -27,6 +30,8 @@ SPOOL_MEMORY = 256 << 20
 MAX_WAITING = 4  # times the size of the source
 WAITING_ALWAYS = 1 << 30  # bytes that may wait whatever that size is
 _NAMES_KEPT = 20
+_WORKING_PREFIX = ".tmp-spool-"  # a hidden name, which the packer and checks of a pack ignore
+BLOCK_BYTES = 128 << 10  # small compared with a 1 MB JPEG, large enough for cheap writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,102 @@ class Reject:
     def as_json(self) -> dict[str, str]:
         """Its line in rejects.jsonl, without the source."""
         return {"member": self.member, "reason": self.code, "detail": self.detail}
+
+
+class Spilled(NamedTuple):
+    """Where an item is in the file of a Spool."""
+
+    blocks: list[int]
+    size: int
+
+
+class Spool:
+    """A store of byte strings, each put once and taken once: in memory up to a limit, then on disk.
+
+    At most `memory` bytes are held in memory. The rest goes to one file in `folder`, which is
+    unlinked as soon as it is created, so that a killed process leaves nothing behind. The file
+    consists of blocks that are reused when freed: it never grows past the largest amount spilled at
+    one time, each item rounded up to `BLOCK_BYTES`. For a tar of SA-1B, whose halves are in random
+    order, that is at most about 3 GB.
+    """
+
+    def __init__(self, folder: Path, memory: int):
+        self.folder = Path(folder)
+        self.memory = memory
+        self.memory_used = 0
+        self.spilled = 0  # bytes now in the file
+        self.file_bytes = 0  # size of the file, which is its peak
+        self._file = None
+        self._free: list[int] = []  # block numbers
+
+    def put(self, data: bytes) -> bytes | Spilled:
+        """Store data; returns the ticket for `take`.
+
+        Raises OSError, with the folder as its file name, if the temporary file cannot be created or
+        written: the disk is at fault, not the source.
+        """
+        if self.memory_used + len(data) <= self.memory:
+            self.memory_used += len(data)
+            return data
+        count = -(-len(data) // BLOCK_BYTES)
+        blocks = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        first_new = self.file_bytes // BLOCK_BYTES
+        blocks.extend(range(first_new, first_new + count - len(blocks)))
+        self.file_bytes = max(self.file_bytes, (max(blocks, default=-1) + 1) * BLOCK_BYTES)
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(  # noqa: SIM115 - until close()
+                    dir=self.folder, prefix=_WORKING_PREFIX
+                )
+            for k, block in enumerate(blocks):
+                piece = memoryview(data)[k * BLOCK_BYTES : (k + 1) * BLOCK_BYTES]
+                offset = block * BLOCK_BYTES
+                while piece:
+                    written = os.pwrite(self._file.fileno(), piece, offset)
+                    piece, offset = piece[written:], offset + written
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: {len(data)} bytes cannot be spooled on top of {self.spilled}",
+                str(self.folder),
+            ) from error
+        self.spilled += len(data)
+        return Spilled(blocks, len(data))
+
+    def take(self, ticket: bytes | Spilled) -> bytes:
+        """Return data and forget it. Raises OSError if the temporary file cannot be read."""
+        if isinstance(ticket, bytes):
+            self.memory_used -= len(ticket)
+            return ticket
+        pieces, left = [], ticket.size
+        try:
+            for block in ticket.blocks:
+                at = block * BLOCK_BYTES
+                pieces.append(os.pread(self._file.fileno(), min(left, BLOCK_BYTES), at))
+                left -= len(pieces[-1])
+            if left:
+                read = f"only {ticket.size - left} of {ticket.size} bytes of the spool file"
+                raise OSError(errno.EIO, f"{read} were read back")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.folder)) from error
+        self._free.extend(ticket.blocks)
+        self.spilled -= ticket.size
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Free the file; tickets are no longer valid."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A half whose other half has not been read yet."""
+
+    half: Half
+    member: str
+    ticket: bytes | Spilled
 
 
 class PairReader:
@@ -261,12 +362,3 @@ class PairReader:
                 f"{self.source.path}: more than {MAX_REJECTS} members cannot be used, the last one "
                 f"{member.name!r}: {code}, {detail}; is this a tar of SA-1B?"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A half whose other half has not been read yet."""
-
-    half: Half
-    member: str
-    ticket: object

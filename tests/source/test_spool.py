@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.source.spool import BLOCK_BYTES, Spool
+from sa1bpack.source.pairs import BLOCK_BYTES, Spool
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

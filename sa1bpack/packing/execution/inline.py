@@ -7,7 +7,6 @@ import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 
 from sa1bpack import interrupts
@@ -26,10 +25,9 @@ from sa1bpack.packing.source_packer import (
 SAMPLES_IN_MEMORY = 3
 
 # Descriptors: the interpreter, its streams and libraries, the lock, sockets, files that are open
-# for a moment, a few sources that are smaller than the slots; of these, what the command has open
-# when a run begins (a program that calls `pack` may have more); and those of a source, with the
-# file that it spills into and its folder.
-_BASE, _COMMAND, SOURCE_FILES = 48, 16, 3
+# for a moment, a few sources that are smaller than the slots; those of a source, with the file that
+# it spills into and its folder; and those that a program which calls `pack` may have open besides.
+_BASE, SOURCE_FILES, OTHERS = 48, 3, 1024
 
 
 def pack_inline(packers: Sequence[SourcePacker], options: PackOptions, progress: Progress) -> None:
@@ -78,35 +76,26 @@ def _pack_source(
 def enough_descriptors(needed: int, workers: int) -> Iterator[None]:
     """Raise the soft limit on open files, within the block, to what a run needs.
 
-    It is usually 1024, and the hard limit, up to which a process may raise it, far higher. What the
-    process has open beyond what the command has is added to `needed`. Raises PackError if the hard
-    limit is too low; `workers` is named there.
+    It is usually 1024, and the hard limit, up to which a process may raise it, far higher. The
+    program that calls may have OTHERS open. Raises PackError if the hard limit is too low;
+    `workers` is named there.
     """
-    needed += (others := open_already())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or needed <= soft:
+    endless = resource.RLIM_INFINITY
+    if hard != endless and needed > hard:
+        raise PackError(
+            f"a run with --workers {workers} holds up to {needed} files open, and the limit here "
+            f"is {hard}; use fewer workers, or raise the limit (ulimit -Hn)"
+        )
+    if soft == endless or needed + OTHERS <= soft:
         yield
         return
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        raise PackError(
-            f"a run with --workers {workers} holds up to {needed} files open"
-            f"{f', with {others} that this process has open already' if others else ''}, and the "
-            f"limit here is {hard}; use fewer workers, or raise the limit (ulimit -Hn)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    more = needed + OTHERS if hard == endless else min(needed + OTHERS, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def open_already() -> int:
-    """Descriptors that this process has open beyond those that the command has."""
-    try:
-        count = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # one is the listing's
-    except OSError:  # not Linux, or no descriptor is left for the listing
-        return 0
-    return max(0, count - _COMMAND)
 
 
 def files_needed(options: PackOptions, filling: int, others: int) -> int:

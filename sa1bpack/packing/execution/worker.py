@@ -94,7 +94,17 @@ def start_worker(options: PackOptions, shared_slots: SharedSlots) -> WorkerProce
     connection, process = Connection(mine.detach()), None
     try:
         with its, _signals_kept_from_children():
-            process = _start_process(its.fileno(), shared_slots)
+            descriptors = its.fileno(), shared_slots.descriptor
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, *map(str, (*descriptors, shared_slots.count))],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                env={
+                    **os.environ,
+                    **_ONE_THREAD,
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                },
+            )
         connection.send(options)
     except BaseException as error:  # Ctrl-C too, delivered once the process has started
         connection.close()
@@ -105,24 +115,6 @@ def start_worker(options: PackOptions, shared_slots: SharedSlots) -> WorkerProce
             raise PackError(f"a worker process could not be started: {error}") from error
         raise
     return WorkerProcess(process, connection)
-
-
-def _start_process(descriptor: int, shared_slots: SharedSlots) -> subprocess.Popen:
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "sa1bpack.packing.execution.worker",
-            *map(str, (descriptor, shared_slots.descriptor, shared_slots.count)),
-        ],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(descriptor, shared_slots.descriptor),
-        env={
-            **os.environ,
-            **_ONE_THREAD,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        },
-    )
 
 
 # Jobs a worker holds: the one being decoded and the next.
