@@ -8,8 +8,7 @@ subject        a sample, with what a picture needs of it; those of a `batch` in 
 drawing        PIL: the image under masks, boxes and points, and text
 sheets         several samples with captions, or a large one with a table of its masks
 records        what packs hold, by their manifests, indexes and shards; several as one
-survey         distributions, from some of the shards
-charts         histograms of them
+survey         distributions, from some of the shards, and the charts of them
 page           HTML, by the templates
 output         where a picture or a page may be written to
 """

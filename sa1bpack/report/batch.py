@@ -12,7 +12,7 @@ from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks import rasterize
 from sa1bpack.pixels import yuv420_to_rgb
-from sa1bpack.report.subject import Subject
+from sa1bpack.report.subject import Subject, subject_of
 
 _GRID = 512  # cells of masks that are drawn from runs, if the batch has nothing else
 
@@ -62,47 +62,31 @@ def _array(value: Any) -> np.ndarray:
 
 def _subject(batch: Batch, row: int) -> Subject:
     rgb = _pixels(batch, row)
-    height, width = rgb.shape[:2]
     part = _part(batch, row)
-    bits = _bits(batch, row, part)
-    boxes = _boxes(batch, row, part)
-    points = _points(batch, row, part)
-    found = [array for array in (bits, boxes, points) if array is not None]
-    count = len(found[0]) if found else 0
-    valid = np.ones(count, bool)
-    if "valid" in batch:
-        valid = _array(batch["valid"][part])
+    bits, boxes, points = found = [look(batch, row, part) for look in (_bits, _boxes, _points)]
+    count = next((len(array) for array in found if array is not None), 0)
+    valid = _array(batch["valid"][part]) if "valid" in batch else np.ones(count, bool)
+    boxes = np.full((count, 4), np.nan) if boxes is None else boxes
+    points = np.full((count, 2), np.nan) if points is None else points
+    extents = boxes[:, 2:] - boxes[:, :2]
     if bits is None:
-        bits = np.zeros((count, 1, 1), np.uint8)
-        areas = (
-            np.zeros(count)
-            if boxes is None
-            else (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-        )
+        bits, areas = np.zeros((count, 1, 1), np.uint8), extents.prod(1)
     else:
         areas = np.bitwise_count(bits).sum((1, 2), dtype=np.int64)
-    nothing = np.full((count, 4), np.nan)
-    boxes = nothing if boxes is None else boxes
-    points = nothing[:, :2] if points is None else points
-    ids = _array(batch["image_ids"]) if "image_ids" in batch else None
-    return Subject(
-        index=row,
-        shard="",
-        image_id=-1 if ids is None else int(ids[row]),
-        file_name=f"{row} of the batch",
-        rgb=rgb,
-        source_height=height,
-        source_width=width,
-        fit="squash",  # the grid of the masks covers the canvas
-        bits=bits[valid],
-        from_runs=False,
-        bboxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[valid],
-        points=points[valid],
-        areas=areas[valid],
-        predicted_ious=np.zeros(valid.sum()),
-        stability_scores=np.zeros(valid.sum()),
-        annotation_count=count,
-    )
+    sample = {
+        "index": row,
+        "image_id": int(_array(batch["image_ids"])[row]) if "image_ids" in batch else -1,
+        "file_name": f"{row} of the batch",
+        "image": rgb,
+        "size": np.tile(rgb.shape[:2], 2),
+        "masks": bits[valid],
+        "bboxes": np.concatenate([boxes[:, :2], extents - 1], 1)[valid],
+        "point_coords": points[valid],
+        "areas": areas[valid],
+        "predicted_ious": np.zeros(valid.sum()),
+        "stability_scores": np.zeros(valid.sum()),
+    }
+    return subject_of(sample, count, fit="squash")  # the grid of the masks covers the canvas
 
 
 def _pixels(batch: Batch, row: int) -> np.ndarray:

@@ -9,9 +9,8 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sa1bpack.packing.progress import Run
-from sa1bpack.report.charts import charts
 from sa1bpack.report.records import Holdings, text_of
-from sa1bpack.report.survey import Survey
+from sa1bpack.report.survey import Survey, charts
 from sa1bpack.report.verification import Verification
 from sa1bpack.wording import counted, printable, size_text
 

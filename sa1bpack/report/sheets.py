@@ -242,15 +242,15 @@ def as_tree(bits: np.ndarray, shown: np.ndarray) -> list[Row]:
     """
     parents = relate_bits(bits[shown]).parents  # places in `shown`
     rows: list[Row] = []
-    # Last in, first out: pushed in reverse, so that the first child comes first.
-    waiting: list[tuple[int, int, int | None]] = [
-        (place, 0, None) for place in np.flatnonzero(parents < 0)[::-1].tolist()
-    ]
-    while waiting:
-        place, depth, parent = waiting.pop()
-        rows.append(Row(int(shown[place]), depth, parent))
-        children = np.flatnonzero(parents == place)[::-1].tolist()
-        waiting += [(child, depth + 1, len(rows) - 1) for child in children]
+
+    def add(place: int, depth: int, above: int | None) -> None:
+        rows.append(Row(int(shown[place]), depth, above))
+        line = len(rows) - 1
+        for child in np.flatnonzero(parents == place).tolist():
+            add(child, depth + 1, line)
+
+    for root in np.flatnonzero(parents < 0).tolist():
+        add(root, 0, None)
     return rows
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.report.charts import histogram, round_step
+from sa1bpack.report.survey import histogram, round_step
 
 FLOATS = st.floats(-1e6, 1e6, allow_subnormal=False)
 

@@ -116,16 +116,6 @@ def test_wrong_usage_is_refused(small_pack, tmp_path, monkeypatch, capsys, argum
     assert not list(tmp_path.iterdir())
 
 
-def test_help_explains_the_commands(capsys):
-    for command, words in (("show", ("examples:", "--large", "exit codes:")),
-                           ("report", ("examples:", "--verify full", "exit codes:"))):  # fmt: skip
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        said = capsys.readouterr().out
-        assert all(word in said for word in words)
-        assert max(map(len, said.splitlines())) <= 100
-
-
 def test_show_draws_the_masks_that_pass_the_thresholds(small_pack, tmp_path, capsys):
     ds = sa1bpack.open(small_pack)
     area = int(np.median(ds.mask_column("area")))
