@@ -27,7 +27,7 @@ def run(out: str) -> int:
     that a part still works on it.
     """
     with interrupts_held():
-        from sa1bpack.packing.finalize import finalize
+        from sa1bpack.packing.parts import finalize
 
     with exits.refusing_damage(), exits.advising("repeat the same command"):
         result = finalize(out)

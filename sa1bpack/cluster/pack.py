@@ -15,10 +15,9 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.cluster.tasks import Cluster, Died, Needs, connected, once_unlocked
 from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing.estimate import check_room, memory_bytes
-from sa1bpack.packing.finalize import finalize
 from sa1bpack.packing.options import RunKeywords
 from sa1bpack.packing.part_notes import Plan
-from sa1bpack.packing.part_state import PartState
+from sa1bpack.packing.parts import PartState, finalize
 from sa1bpack.packing.progress import Progress, RejectLimit
 from sa1bpack.packing.request import Request, checked_request, sources_to_pack
 from sa1bpack.packing.run import PackResult, run_part

@@ -41,7 +41,7 @@ from sa1bpack.format.publish import REJECTS_NAME, publish, remove_stale, shard_f
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.part_notes import PARTS_NAME, Done, all_notes, note_path
+from sa1bpack.packing.part_notes import PARTS_NAME, Done, all_notes, locked, note_path
 from sa1bpack.wording import printable
 
 LOCK_NAME = ".lock"
@@ -363,18 +363,16 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
     flags
         To open its file with; by default it is made.
 
-    The lock is on a file in it, which stays: NFS supports such locks between machines, but not
-    those on folders.
+    The lock is on a file in it, which stays. Raises OutputLocked, and OSError if it has no such
+    file that can be opened.
     """
-    descriptor = os.open(root / LOCK_NAME, flags, 0o666)
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        return locked(root / LOCK_NAME, kind | fcntl.LOCK_NB, flags)
     except BlockingIOError:
-        os.close(descriptor)
         raise OutputLocked(
             f"{root}: another process packs into this folder; wait for it, or choose another folder"
         ) from None
-    return descriptor
 
 
 def check_can_write(version: tuple[int, int], path: Path) -> None:

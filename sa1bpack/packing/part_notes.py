@@ -96,6 +96,11 @@ def read_plans(root: Path) -> list[Plan]:
     return [read_note(path, Plan) for path in paths]
 
 
+def write_note(root: Path, source: str, note: Done | Failed) -> None:
+    """Record a source as Done or as Failed."""
+    replace_file(note_path(root, type(note), source), msgspec.json.encode(note))
+
+
 def note_path(root: Path, kind: type, source: str) -> Path:
     """Where a source is recorded as Done or as Failed."""
     return root / PARTS_NAME / f"{kind.__name__.lower()}-{source}.json"
@@ -126,7 +131,7 @@ def read_note(path: Path, kind: type[_Kind]) -> _Kind:
 def alone(root: Path) -> Iterator[None]:
     """Only one part at a time is in such a block, which takes a moment."""
     make_folder(root / PARTS_NAME)
-    lock = _locked(root / PARTS_NAME)
+    lock = locked(root / PARTS_NAME / _LOCK_NAME)
     try:
         yield
     finally:
@@ -145,21 +150,20 @@ def working_folder(root: Path) -> Iterator[Path]:
     """A folder under shards/ of this process, where shards are made until they get their names.
 
     As long as a process is in the block, it holds a lock in it: what has none was left by a killed
-    process, and is removed by the next. The lock is on a file: NFS supports such locks between
-    machines, but not those on folders. Raises OSError.
+    process, and is removed by the next. Raises OSError.
     """
     folder = root / SHARDS_NAME / (_WORKING + secrets.token_hex(8))
     with alone(root):
         for other in sorted(folder.parent.glob(_WORKING + "*")):
             try:
-                os.close(_locked(other, fcntl.LOCK_NB))
+                os.close(locked(other / _LOCK_NAME, fcntl.LOCK_EX | fcntl.LOCK_NB))
             except BlockingIOError:
                 continue
             except FileNotFoundError:  # its owner has removed it right now
                 pass
             shutil.rmtree(other, ignore_errors=True)
         make_folder(folder)
-        lock = _locked(folder)
+        lock = locked(folder / _LOCK_NAME)
     try:
         yield folder
     finally:
@@ -167,12 +171,18 @@ def working_folder(root: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _locked(folder: Path, flags: int = 0) -> int:
-    """The descriptor of a locked file in a folder."""
-    lock = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """The descriptor of a file that is locked until it is closed or the process ends, however.
+
+    lock, flags  as of `fcntl.flock` and `os.open`
+
+    Raises OSError; BlockingIOError if the lock is one that does not wait, and another has it. NFS
+    supports such locks between machines, but not those on folders.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | flags)
+        fcntl.flock(descriptor, lock)
     except BaseException:
-        os.close(lock)
+        os.close(descriptor)
         raise
-    return lock
+    return descriptor

@@ -16,7 +16,7 @@ from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import RunKeywords
 from sa1bpack.packing.pack_state import PackState, totals_of
 from sa1bpack.packing.part_notes import Plan
-from sa1bpack.packing.part_state import PartState
+from sa1bpack.packing.parts import PartState
 from sa1bpack.packing.progress import Progress, RejectLimit, recorded_run
 from sa1bpack.packing.request import (
     Request,

@@ -16,7 +16,7 @@ from sa1bpack.errors import FormatError, OptionsDiffer, OutputLocked, OutputRefu
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.part_notes import Plan
-from sa1bpack.packing.part_state import PartState
+from sa1bpack.packing.parts import PartState
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.request import Request
 from sa1bpack.packing.run import pack_sources, versions_in_force
