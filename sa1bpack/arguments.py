@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from math import isfinite
+from math import inf, isfinite
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar, get_args, overload
@@ -71,10 +71,24 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def share(name: str, value: Any) -> float:
-    """Return a part of a total as a float. Raises OptionError unless it is a number from 0 to 1."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise OptionError(f"{name} is {value!r}: choose a number from 0 to 1")
+def is_number(value: Any) -> bool:
+    """True for a finite real number, of Python or numpy; a bool is not."""
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def number(
+    name: str, value: Any, low: float | None = None, high: float | None = None, why: str = ""
+) -> float:
+    """Return a number as a float. Raises OptionError unless it is finite and low <= it <= high.
+
+    low, high  None for no limit; there is no lower one without an upper one
+    why        the reason for a limit, for the message
+    """
+    least, most = -inf if low is None else low, inf if high is None else high
+    if not is_number(value) or not least <= value <= most:
+        bounds = "" if high is None else f" of at most {high}"
+        bounds = bounds if low is None else f" from {low} to {high}"
+        raise OptionError(f"{name} is {value!r}: choose a number{bounds}{why}")
     return float(value)
 
 
@@ -103,8 +117,7 @@ def seconds(name: str, value: Any, unit: str = "seconds") -> float:
     Raises OptionError unless it is a finite number above 0 that every kind of wait can take.
     """
     each = {"seconds": 1, "minutes": 60}[unit]
-    real = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-    if not real or not 0 < value <= MAX_SECONDS // each:
+    if not is_number(value) or not 0 < value <= MAX_SECONDS // each:
         raise OptionError(
             f"{name} is {value!r}: choose a number of {unit} above 0, at most {MAX_SECONDS // each}"
         )

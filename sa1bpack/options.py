@@ -11,13 +11,11 @@ import textwrap
 import typing
 from dataclasses import dataclass
 from functools import cache
-from math import isfinite
-from numbers import Real
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from sa1bpack.arguments import choice, flag, local_path, whole_number
+from sa1bpack.arguments import choice, flag, local_path, number, whole_number
 from sa1bpack.errors import OptionError
 
 _KEY = "option"  # in the metadata of a field
@@ -155,16 +153,8 @@ def _checked(name: str, value: Any, declared: Declaration, kind: type) -> Any:
                 f"{name} is {found}: choose a multiple of {declared.multiple}{_why(declared)}"
             )
         return found
-    return _number(name, value, declared)
-
-
-def _number(name: str, value: Any, declared: Declaration) -> float:
-    low, high = declared.low, declared.high
-    usable = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-    if not usable or (low is not None and value < low) or (high is not None and value > high):
-        bounds = f" of at most {high}" if low is None else f" from {low} to {high}"
-        raise OptionError(f"{name} is {value!r}: choose a number{bounds}{_why(declared)}")
-    return float(value)  # 1 and 1.0 are the same option
+    # 1 and 1.0 are the same option.
+    return number(name, value, declared.low, declared.high, _why(declared))
 
 
 def _why(declared: Declaration) -> str:

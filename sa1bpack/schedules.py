@@ -9,13 +9,12 @@ begins, and equal schedules are equal however they were written.
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import MAX_WORD, checks_options, choice, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, choice, number, whole_number
 from sa1bpack.errors import OptionError
 
 BY = ("epoch", "step")
@@ -184,8 +183,7 @@ class _Curve(Schedule):
             OptionError: a value that cannot be used.
         """
         for name, value in (("first", first), ("last", last)):
-            if not isinstance(value, Real) or isinstance(value, bool) or not np.isfinite(value):
-                raise OptionError(f"{name} is {value!r}: choose a number")
+            number(name, value)
         by, length = _length(type(self).__name__, epochs, steps)
         multiple = whole_number("multiple", multiple, 1)
         share = self._share(np.arange(length + 1) / length)

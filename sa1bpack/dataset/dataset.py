@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, local_path, share, whole_number
+from sa1bpack.arguments import checks_options, local_path, number, whole_number
 from sa1bpack.dataset import select
 from sa1bpack.dataset.columns import (
     Columns,
@@ -287,7 +287,7 @@ class Dataset:
         return self._part(self._below("fraction", part, seed, select.FRACTION))
 
     def _below(self, name: str, value: float, seed: int, use: int) -> np.ndarray:
-        return select.below(self._pack.image_ids(self._rows), share(name, value), seed, use)
+        return select.below(self._pack.image_ids(self._rows), number(name, value, 0, 1), seed, use)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Keep the selection as a small file of image ids: `sa1bpack.open(path)` opens it again.

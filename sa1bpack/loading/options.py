@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, choice, flag, seconds
+from sa1bpack.arguments import checks_options, choice, flag, number, seconds
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.ahead import check_order
@@ -218,9 +217,7 @@ class ReadingOptions:
     def __post_init__(self):
         choice("on_error", self.on_error, ON_ERROR)
         flag("pad_to_max", self.pad_to_max)
-        share = self.max_dropped
-        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
-            raise OptionError(f"max_dropped is {share!r}: choose a share of the samples, 0 to 1")
+        number("max_dropped", self.max_dropped, 0, 1)
         object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
         if self.on_epoch_end is not None and not callable(self.on_epoch_end):
             raise OptionError(

@@ -2,22 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
-from numbers import Real
 from typing import Any
 
-from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.arguments import MAX_WORD, is_number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import MAX_MASK_SIZE
 from sa1bpack.masks.window import check_size
 from sa1bpack.schedules import Schedule, as_schedule
 
 MAX_CANVAS = 16384  # pixels along one side, as for the images of a pack
-
-
-def is_number(value: Any) -> bool:
-    """Whether this is a finite real number, of Python or numpy; a bool is not."""
-    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
 
 
 def as_numbers(value: Any) -> tuple[float, ...]:

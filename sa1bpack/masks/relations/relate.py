@@ -11,12 +11,11 @@ On the grid of the source the two agree.
 
 from collections.abc import Mapping
 from functools import cached_property
-from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import check_array, check_image_runs
 from sa1bpack.masks.grid import check_image
@@ -230,7 +229,7 @@ def check_rule(share: Any, neighbors: Any) -> tuple[float, int]:
 
     Raises OptionError unless the share is above 0 and at most 1, and there are 4 or 8 neighbours.
     """
-    if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share <= 1:
+    if not is_number(share) or not 0 < share <= 1:
         raise OptionError(
             f"share is {share!r}: choose a share of a mask's area, above 0 and at most 1"
         )

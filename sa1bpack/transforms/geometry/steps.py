@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.geometry.frame import Frame
-from sa1bpack.transforms.options import as_numbers, is_number
+from sa1bpack.transforms.options import as_numbers
 
 Uniform = Callable[[int], torch.Tensor]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.masks.cells import count_cells
-from sa1bpack.transforms.options import as_numbers, is_number
+from sa1bpack.transforms.options import as_numbers
 
 # Luma of ITU-R BT.601, as torchvision's rgb_to_grayscale rounds it.
 LUMA = (0.2989, 0.587, 0.114)

@@ -3,11 +3,10 @@
 import numpy as np
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.memory import Table
-from sa1bpack.transforms.options import is_number
 
 _KNOTS = 4097  # size of the table of quantiles
 
