@@ -44,7 +44,7 @@ class PilInForce:
 
 
 @dataclass(frozen=True)
-class PilRecord:
+class PilRecord(PilInForce):
     """The PIL that set-up (scripts/setup_pillow.py) installed, and why.
 
     package, version, core_sha256
@@ -55,9 +55,6 @@ class PilRecord:
         Why Pillow is used in place of pillow-simd, empty if it is not.
     """
 
-    package: str
-    version: str
-    core_sha256: str
     simd: str
     reason: str
 

@@ -16,6 +16,7 @@ from sa1bpack.errors import (
     SourceError,
     SourceTruncated,
     StoreError,
+    UnknownName,
     VersionError,
 )
 
@@ -53,7 +54,7 @@ class Terminated(BaseException):
 _CODES = (
     ((SourceTruncated, SourceCorrupt), FAILED),
     # A SourceError is raised before any work; later failures are in the result.
-    ((OptionError, NotAPack, SourceError), USAGE),
+    ((OptionError, UnknownName, NotAPack, SourceError), USAGE),
     ((OutputRefused, VersionError), REFUSED),
     ((MissingPackage, ClusterError, StoreError), IO_ERROR),
     (Sa1bpackError, FAILED),

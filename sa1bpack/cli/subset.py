@@ -52,21 +52,14 @@ def run(
     """
     from sa1bpack.arguments import local_path
     from sa1bpack.dataset.open_pack import open as open_pack
-    from sa1bpack.errors import OptionError
 
     out = local_path("out", out)
     everything = open_pack(one_or_several(packs), duplicates=duplicates)
     ds = everything
     if ids is not None:
-        try:
-            ds = ds[ds.index_of(_read_ids(local_path("ids", ids)))]
-        except KeyError as error:
-            raise OptionError(f"ids is {ids!r}: {error.args[0]}") from None
+        ds = ds[ds.index_of(_read_ids(local_path("ids", ids)))]
     if source:
-        try:
-            ds = ds.source(source)
-        except KeyError as error:
-            raise OptionError(f"source is {error.args[0]}") from None
+        ds = ds.source(source)
     if fraction is not None:
         ds = ds.fraction(fraction, seed=seed)
     for condition in where:

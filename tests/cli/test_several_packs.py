@@ -71,7 +71,7 @@ def test_subset_keeps_ids_of_a_file_in_its_order(command, packs, tmp_path):
 def test_ids_that_cannot_be_used_are_named(command, packs, tmp_path, text, match):
     (tmp_path / "ids.txt").write_text(text)
     code, _, error = command("subset", *packs, tmp_path / "a", "--ids", tmp_path / "ids.txt")
-    assert code == 2 and match in error and error.startswith("sa1bpack: --ids is")
+    assert code == 2 and match in error and error.startswith(("sa1bpack: --ids is", "sa1bpack: no"))
     assert not (tmp_path / "a").exists()
 
 
@@ -85,7 +85,7 @@ def test_an_empty_list_of_ids_is_an_empty_selection(command, packs, tmp_path):
     ("options", "code", "match"),
     [(("--where", "area > 3"), 2, "--where is 'area > 3'"),
      (("--fraction", "2"), 2, "--fraction is 2.0"),
-     (("--source", "sa_9"), 2, "--source is no source 'sa_9': 2 packs"),
+     (("--source", "sa_9"), 2, "no source 'sa_9': 2 packs"),
      (("--seed", "1.5"), 2, "--seed")],
 )  # fmt: skip
 def test_wrong_usage_is_named(command, packs, tmp_path, options, code, match):

@@ -10,7 +10,7 @@ from sa1bpack.report.survey import histogram, round_step
 FLOATS = st.floats(-1e6, 1e6, allow_subnormal=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(FLOATS, min_size=1, max_size=50))
 @example([150001.0, -1e-05])  # below 0 by a 1e-9 of a bin
 @example([0.95, 0.99, 1.0])
@@ -24,7 +24,7 @@ def test_every_value_is_counted_in_its_bin(values):
     assert shape.counts.tolist() == counts.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(-1000, 100_000), min_size=1, max_size=50))
 def test_whole_numbers_are_counted_as_numpy_counts_them(values):
     values = np.array(values)
@@ -34,7 +34,7 @@ def test_whole_numbers_are_counted_as_numpy_counts_them(values):
     assert (shape.edges == np.rint(shape.edges)).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=50))
 def test_areas_are_counted_by_decades_and_zeros_are_skipped(values):
     values = np.array(values)
