@@ -6,7 +6,7 @@ shard, even while the first attempt still runs. `finalize` makes the shards one 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -16,6 +16,7 @@ from sa1bpack.cluster.tasks import Cluster, Died, Needs, connected, once_unlocke
 from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import RunKeywords
+from sa1bpack.packing.pack_state import Totals
 from sa1bpack.packing.part_notes import Plan
 from sa1bpack.packing.parts import PartState, finalize
 from sa1bpack.packing.progress import Progress, RejectLimit
@@ -27,17 +28,9 @@ from sa1bpack.source.find import Source
 WORKERS = 6
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """What a task returns: the result of its source, and its rejects as in rejects.jsonl."""
-
-    result: PackResult
-    rejects: list[dict[str, str]]
-
-
-def _pack_source(request: Request, plan: Plan) -> _Packed:
-    """The task: pack the one source of a request."""
-    return _Packed(*run_part(request, plan, progress=False))
+def _pack_source(request: Request, plan: Plan) -> tuple[PackResult, list[dict[str, str]]]:
+    """The task: pack the one source of a request; also returns its lines of rejects.jsonl."""
+    return run_part(request, plan, progress=False)
 
 
 @checks_options
@@ -91,20 +84,13 @@ def pack_on_ray(
     for note in found.notes:
         show.note(note)
     return PackResult(
-        found.root,
-        found.images,
-        found.masks,
-        found.annotations,
-        found.dropped,
-        found.rejects,
-        len(request.sources),
-        before,
-        show.images,
-        failed,
-        found.identity,
-        show.notes,
-        show.seconds,
-        left_out=found.left_out,
+        **{field.name: getattr(found, field.name) for field in fields(Totals)},
+        sources=len(request.sources),
+        packed_before=before,
+        new_images=show.images,
+        failed=failed,
+        notes=show.notes,
+        seconds=show.seconds,
     )
 
 
@@ -140,43 +126,35 @@ def _run(
 ) -> dict[str, SourceError]:
     """Run a task for each source; returns name → error of those that were given up."""
     needs = Needs(request.workers, memory_bytes(request.workers, 1))
-    # Their limit on rejects is that of the job, which is counted here, as is the room.
-    common = replace(
-        request, out=request.out.absolute(), max_rejects=None, ignore_space=True, sources=[]
-    )
     sources = {source.name: source for source in todo}
-    tasks = {
-        name: (replace(common, sources=[_absolute(source)], sums=_sum_of(request, source)), plan)
-        for name, source in sources.items()
-    }
+    tasks = {}
+    for name, source in sources.items():
+        if isinstance(source.path, Path):
+            source = replace(source, path=source.path.absolute())
+        one = replace(
+            request,
+            sources=[source],
+            sums={name: request.sums[name]} if name in request.sums else {},
+            out=request.out.absolute(),
+            max_rejects=None,  # the limit is that of the job, which is counted here
+            ignore_space=True,
+        )
+        tasks[name] = one, plan
     failed: dict[str, SourceError] = {}
     for name, packed in cluster.run(_pack_source, tasks, needs, interrupts.check, progress.note):
-        failed |= _take(packed, sources[name], progress)
-    return failed
-
-
-def _absolute(source: Source) -> Source:
-    """The same source for a process in another folder."""
-    return replace(source, path=source.path.absolute()) if isinstance(source.path, Path) else source
-
-
-def _sum_of(request: Request, source: Source) -> dict[str, str]:
-    return {name: md5 for name, md5 in request.sums.items() if name == source.name}
-
-
-def _take(packed: _Packed | Died, source: Source, progress: Progress) -> dict[str, SourceError]:
-    """Count what a task did; returns name → error if the source was given up."""
-    progress.source_done(source)
-    if isinstance(packed, Died):
-        return {
-            source.name: SourceError(
+        source = sources[name]
+        progress.source_done(source)
+        if isinstance(packed, Died):
+            failed[name] = SourceError(
                 f"{source.path}: {packed}; repeat the command, perhaps with fewer workers"
             )
-        }
-    for note in packed.result.notes:
-        progress.note(f"{source.name}: {note}")
-    progress.images += packed.result.new_images
-    for line in packed.rejects:
-        progress.rejects.add(source.path, line["member"], line["detail"])
-    progress.rejects.check()
-    return packed.result.failed
+            continue
+        result, rejects = packed
+        for note in result.notes:
+            progress.note(f"{name}: {note}")
+        progress.images += result.new_images
+        for line in rejects:
+            progress.rejects.add(source.path, line["member"], line["detail"])
+        progress.rejects.check()
+        failed |= result.failed
+    return failed

@@ -288,8 +288,34 @@ class PackState:
         return sorted(self.shards.items(), key=lambda item: item[0])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What a pack holds.
+
+    root
+        The pack's folder.
+    images, masks, annotations, dropped, rejects
+        Samples; masks stored; masks that their records had; images dropped because no masks
+        remained; members in rejects.jsonl.
+    identity
+        Which digests of its tars the pack records, in words.
+    left_out
+        How many masks of its images the pack does not hold, and which options left them out, in
+        words; empty if it holds all.
+    """
+
+    root: Path
+    images: int
+    masks: int
+    annotations: int
+    dropped: int
+    rejects: int
+    identity: str
+    left_out: str = ""
+
+
 def totals_of(state: PackState) -> dict[str, Any]:
-    """What a pack holds, as the fields of PackResult and FinalizeResult."""
+    """The fields of Totals."""
     counts = state.counts()
     return {
         "root": state.root,

@@ -25,6 +25,7 @@ from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import (
     PackState,
     PublishedShard,
+    Totals,
     check_can_write,
     check_ours,
     lock_folder,
@@ -173,8 +174,8 @@ def _published_meanwhile(folder: Path, root: Path, mine: PublishedShard) -> Publ
     return found
 
 
-@dataclass(frozen=True)
-class FinalizeResult:
+@dataclass(frozen=True, kw_only=True)
+class FinalizeResult(Totals):
     """What a pack holds now, and what its job lacks.
 
     root
@@ -206,19 +207,11 @@ class FinalizeResult:
         (True, (), {})
     """
 
-    root: Path
-    images: int
-    masks: int
-    annotations: int
-    dropped: int
-    rejects: int
     sources: int
     missing: dict[str, str]
     parts: tuple[tuple[int, int], ...]
     known: bool
-    identity: str
     notes: list[str]
-    left_out: str = ""
 
     @property
     def complete(self) -> bool:

@@ -14,7 +14,7 @@ from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import RunKeywords
-from sa1bpack.packing.pack_state import PackState, totals_of
+from sa1bpack.packing.pack_state import PackState, Totals, totals_of
 from sa1bpack.packing.part_notes import Plan
 from sa1bpack.packing.parts import PartState
 from sa1bpack.packing.progress import Progress, RejectLimit, recorded_run
@@ -31,8 +31,8 @@ from sa1bpack.source.find import Source
 from sa1bpack.urls import scheme_of, shown
 
 
-@dataclass(frozen=True)
-class PackResult:
+@dataclass(frozen=True, kw_only=True)
+class PackResult(Totals):
     """What a run did, and what the pack holds now.
 
     root
@@ -64,21 +64,13 @@ class PackResult:
         (3, 0, {}, True)
     """
 
-    root: Path
-    images: int
-    masks: int
-    annotations: int
-    dropped: int
-    rejects: int
     sources: int
     packed_before: int
     new_images: int
     failed: dict[str, SourceError]
-    identity: str
     notes: list[str] = field(repr=False)
     seconds: float
     url: str | None = None
-    left_out: str = ""
 
     @property
     def complete(self) -> bool:
