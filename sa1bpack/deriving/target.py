@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict
@@ -149,13 +149,8 @@ class Target:
         self._found = is_side(self.folder) and not is_unused(self.folder)
         if self._found:
             found = read_side_manifest(self.folder)
-            expected = msgspec.structs.replace(
-                found,
-                name=self.name,
-                axis=options.axis,
-                spatial=options.spatial,
-                provenance=self.provenance,
-            )
+            spec = replace(found.spec, name=self.name, axis=options.axis, spatial=options.spatial)
+            expected = SideManifest(spec, self.provenance)
             create_side(self.folder, expected)  # refuses what was made otherwise
             self.spec = found.spec
 
@@ -166,7 +161,7 @@ class Target:
         """
         spec = SideSpec(self.name, self.options.axis, dtype, tuple(shape), self.options.spatial)
         if self.spec is None:
-            manifest = SideManifest.of(spec, self.provenance)
+            manifest = SideManifest(spec, self.provenance)
             try:
                 create_side(self.folder, manifest)
             except OutputRefused:

@@ -28,14 +28,20 @@ def missing(path: Path) -> FormatError:
     )
 
 
+def read_json(path: Path, remedy: str = REMEDY) -> Any:
+    """The decoded JSON of a small file. Raises FormatError if it is not JSON, and OSError."""
+    try:
+        return msgspec.json.decode(read_metadata_file(path))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON ({error}); {remedy}") from None
+
+
 def read_metadata(path: Path) -> Any:
     """The decoded JSON of a zarr.json. Raises FormatError if it is missing or is not JSON."""
     try:
-        return msgspec.json.decode(read_metadata_file(path))
+        return read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise missing(path) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON ({error}); {REMEDY}") from None
 
 
 def check_array(folder: Path, spec: ArraySpec, rows: int) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError, VersionError
-from sa1bpack.format.array_reader import REMEDY
-from sa1bpack.format.files import read_metadata_file, replace_file
+from sa1bpack.format.array_reader import REMEDY, read_json
+from sa1bpack.format.files import replace_file
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Extent, Layout
 from sa1bpack.format.zarr_metadata import canonical_json
 from sa1bpack.wording import brief, counted
@@ -109,11 +109,9 @@ def read_manifest(root: Path) -> Manifest:
     """
     path = Path(root) / MANIFEST_NAME
     try:
-        data = msgspec.json.decode(read_metadata_file(path))
+        data = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise without_manifest(Path(root)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON ({error}); {REMEDY}") from None
     check_version(data, path)
     Layout.from_json(data.get("layout"), f"{path}: layout")
     try:

@@ -377,7 +377,7 @@ def test_a_call_that_failed_before_its_first_part_does_not_block_the_name(ds, pa
             derive(ds, axis, changing, batch_size=2)
         assert is_side(pack / "side" / axis)
         result = derive(ds, axis, function, batch_size=2, axis=axis)
-        assert len(result.made) == 4 and read_side_manifest(result.folder).axis == axis
+        assert len(result.made) == 4 and read_side_manifest(result.folder).spec.axis == axis
     assert verify(pack).ok and verify(pack).notes == ()
 
 

@@ -23,7 +23,7 @@ def write_side(
     """Write the parts of a side array for a pack's shards, or for those of these names."""
     manifest, index = open_manifest_and_index(root)
     folder = root / "side" / spec.name if folder is None else folder
-    create_side(folder, SideManifest.of(spec, {"function": function}))
+    create_side(folder, SideManifest(spec, {"function": function}))
     edges = index.shard_offset.tolist()
     for number, shard in enumerate(shard_identities(root, manifest)):
         if shards is not None and shard.name not in shards:

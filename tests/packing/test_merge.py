@@ -435,7 +435,7 @@ def test_side_arrays_of_one_name_that_differ_are_refused_before_anything_is_writ
 def test_what_a_failed_call_left_of_a_side_array_does_not_come_along(copied, tmp_path):
     a, b = copied("ab")
     write_side(a, SideSpec("score", "sample", "float16", (2,)))
-    create_side(b / "side" / "score", SideManifest.of(SideSpec("score", "mask", "int8", ()), {}))
+    create_side(b / "side" / "score", SideManifest(SideSpec("score", "mask", "int8", ()), {}))
     assert list(sa1bpack.merge(tmp_path / "pack", [b, a]).sides) == ["score"]
 
 

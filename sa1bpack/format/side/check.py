@@ -67,20 +67,20 @@ def check_side(
     """
     with check.collecting(side=folder.name):
         try:
-            manifest = read_side_manifest(folder)
+            spec = read_side_manifest(folder).spec
         except NotAPack as error:
             check.add(f"{error}, or remove it", side=folder.name, extra=True)
             return
         if share[0] == 1:
-            with check.collecting(side=manifest.name):
-                _check_top(check, folder, manifest.name)
+            with check.collecting(side=spec.name):
+                _check_top(check, folder, spec.name)
         names = part_names(folder)
         if shards is not None and share[0] == 1:
             _note_coverage(check, folder, names, shards)
         numbers = {shard.part: number for number, shard in enumerate(shards or ())}
         for name in share_of(names, share):
-            with check.collecting(side=manifest.name, shard=name):
-                _check_part(check, folder / name, manifest.spec, quick, index, numbers.get(name))
+            with check.collecting(side=spec.name, shard=name):
+                _check_part(check, folder / name, spec, quick, index, numbers.get(name))
 
 
 def _check_top(check: Check, folder: Path, side: str) -> None:

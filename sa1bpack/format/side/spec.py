@@ -3,10 +3,10 @@
 import errno
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,11 +14,11 @@ import xxhash
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused, VersionError
+from sa1bpack.format.array_reader import read_json
 from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums
 from sa1bpack.format.files import (
     flush_folder,
     make_folder,
-    read_metadata_file,
     temporary_beside,
     write_durably,
 )
@@ -146,42 +146,20 @@ def side_name(name: Any) -> str:
     return name
 
 
-class SideManifest(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class SideManifest:
     """The manifest of a side array: its SideSpec, and how it was made.
 
     provenance  JSON data for people: function, options, versions. No reader depends on it
     """
 
-    name: str
-    axis: str
-    dtype: str
-    row_shape: tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE_ROW_BYTES)], ...]
-    spatial: bool
-    format: str = SIDE_FORMAT_NAME
-    version: tuple[Count, Count] = SIDE_FORMAT_VERSION
-    provenance: dict[str, Any] = {}
+    spec: SideSpec
+    provenance: dict[str, Any]
 
-    @classmethod
-    def of(cls, spec: SideSpec, provenance: dict[str, Any]) -> "SideManifest":
-        """The manifest of an array of this spec."""
-        return cls(
-            name=spec.name,
-            axis=spec.axis,
-            dtype=spec.dtype,
-            row_shape=spec.row_shape,
-            spatial=spec.spatial,
-            provenance=provenance,
-        )
-
-    @property
-    def spec(self) -> SideSpec:
-        """The spec of the array's rows. Raises OptionError if there can be no such array."""
-        return SideSpec(self.name, self.axis, self.dtype, self.row_shape, self.spatial)
-
-
-def side_manifest_bytes(manifest: SideManifest) -> bytes:
-    """The bytes of manifest.json of a side array."""
-    return canonical_json(msgspec.to_builtins(manifest))
+    def to_json(self) -> dict[str, Any]:
+        """What manifest.json holds."""
+        kind = {"format": SIDE_FORMAT_NAME, "version": list(SIDE_FORMAT_VERSION)}
+        return {**kind, **asdict(self.spec), "provenance": self.provenance}
 
 
 def side_root_metadata() -> dict[str, Any]:
@@ -192,10 +170,8 @@ def side_root_metadata() -> dict[str, Any]:
 def is_side(folder: Path) -> bool:
     """Whether a folder has the manifest of a side array. Raises OSError if it cannot be read."""
     try:
-        found = msgspec.json.decode(read_metadata_file(Path(folder) / MANIFEST_NAME))
+        found = read_json(Path(folder) / MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError, FormatError):
-        return False
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("format") == SIDE_FORMAT_NAME
 
@@ -208,14 +184,12 @@ def read_side_manifest(folder: Path) -> SideManifest:
     """
     path = Path(folder) / MANIFEST_NAME
     try:
-        found = msgspec.json.decode(read_metadata_file(path))
+        found = read_json(path, REMAKE)
     except (FileNotFoundError, NotADirectoryError):
         raise NotAPack(
             f"{folder}: not a side array: it has no {MANIFEST_NAME}; make one with "
             "`sa1bpack derive` or `sa1bpack.attach`"
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON ({error}); {REMAKE}") from None
     if not isinstance(found, dict) or found.get("format") != SIDE_FORMAT_NAME:
         raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a side array')
     version = found.get("version")
@@ -224,12 +198,14 @@ def read_side_manifest(folder: Path) -> SideManifest:
             f"{path}: format version {brief(version[0])}, but this release reads "
             f"{SIDE_FORMAT_VERSION[0]}.x; install a newer sa1bpack"
         )
+    if absent := sorted({"version", *(field.name for field in fields(SideSpec))} - found.keys()):
+        raise FormatError(f"{path}: missing required field `{absent[0]}`; {REMAKE}")
     try:
-        manifest = msgspec.convert(found, SideManifest)
-        _ = manifest.spec
-    except (msgspec.ValidationError, OptionError) as error:
+        msgspec.convert(version, tuple[Count, Count])
+        provenance = msgspec.convert(found.get("provenance", {}), dict[str, Any])
+        return SideManifest(msgspec.convert(found, SideSpec), provenance)
+    except msgspec.ValidationError as error:  # also of an OptionError of the spec
         raise FormatError(f"{path}: {error}; {REMAKE}") from None
-    return manifest
 
 
 def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
@@ -269,9 +245,8 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
 
 def first_difference(one: SideManifest, other: SideManifest) -> str | None:
     """What keeps the parts of two side arrays from being in one folder; None if nothing does."""
-    for key in ("name", "axis", "dtype", "row_shape", "spatial"):
-        found, wanted = getattr(one, key), getattr(other, key)
-        if found != wanted:
+    for key, found in asdict(one.spec).items():
+        if found != (wanted := getattr(other.spec, key)):
             return f"{key} is {found!r}, not {wanted!r}"
     for key in MADE_WITH:
         found, wanted = one.provenance.get(key), other.provenance.get(key)
@@ -302,7 +277,7 @@ def remove_unused(folder: Path) -> None:
 def _write_top(folder: Path, manifest: SideManifest) -> None:
     folder.mkdir()
     files = {
-        MANIFEST_NAME: side_manifest_bytes(manifest),
+        MANIFEST_NAME: canonical_json(manifest.to_json()),
         METADATA_NAME: canonical_json(side_root_metadata()),
     }
     digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in files.items()}
