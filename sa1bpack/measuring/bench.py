@@ -19,7 +19,6 @@ from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceil
 from sa1bpack.measuring.memory import drop_pages
 from sa1bpack.measuring.speeds import (
     Setting,
-    Speed,
     Task,
     checked_folder,
     loader_of,
@@ -120,11 +119,9 @@ class BenchResult:
 
     def _short(self) -> list[str]:
         """A remark on cold figures that are of a moment."""
-        cold = [line["cold"] for line in self.lines.values() if line["cold"] is not None]
-        short = [speed for speed in cold if speed.seconds < _LEAST_SECONDS]
-        if not short:
+        least = min((line["cold"] for line in self.lines.values()), key=lambda cold: cold.seconds)
+        if least.seconds >= _LEAST_SECONDS:
             return []
-        least = min(short, key=lambda speed: speed.seconds)
         return [
             f"cold figures are of little time, such as {counted(least.samples, 'sample')} in "
             f"{least.seconds:.2g} s: no sample is read twice,\nand the pack has no more; measure a "
@@ -133,30 +130,23 @@ class BenchResult:
 
     def _line(self, name: str) -> str:
         line, found = self.lines[name], self.ceilings
-        cold, warm = line["cold"], line["warm"]
-        warm_ceiling = min(found.memory, found.device or found.memory)
-
-        def share(speed: Speed | None, ceiling: float | None) -> str:
-            if speed is None or ceiling is None:
-                return "-"
-            return f"{speed.samples_per_second * self.sample_bytes / ceiling:.2f}"
-
-        host = [each.host_bytes for each in (cold, warm) if each and each.host_bytes is not None]
-        device = max(each.device_bytes for each in (cold, warm) if each)
-        return (
-            f"{name:<20}{_speed(cold):>9}{_speed(warm):>9}{share(cold, found.disk):>8}"
-            f"{share(warm, warm_ceiling):>8}{_first(line['first_cold']):>8}"
-            f"{_first(line['first_again']):>8}{size_text(max(host)) if host else '-':>9}"
-            f"{size_text(device) if device else '-':>9}"
+        speeds = line["cold"], line["warm"]
+        ceilings = found.disk, min(found.memory, found.device or found.memory)
+        shares = [
+            "-" if most is None else f"{each.samples_per_second * self.sample_bytes / most:.2f}"
+            for each, most in zip(speeds, ceilings, strict=True)
+        ]
+        host = [each.host_bytes for each in speeds if each.host_bytes is not None]
+        device = max(each.device_bytes for each in speeds)
+        return "".join(
+            [
+                f"{name:<20}",
+                *(f"{each.samples_per_second:>9,.0f}" for each in speeds),
+                *(f"{each:>8}" for each in shares),
+                *(f"{line[key]:>8.2f}" for key in ("first_cold", "first_again")),
+                f"{size_text(max(host)) if host else '-':>9}{size_text(device) if device else '-':>9}",
+            ]
         )
-
-
-def _speed(found: Speed | None) -> str:
-    return "-" if found is None else f"{found.samples_per_second:,.0f}"
-
-
-def _first(found: float | None) -> str:
-    return "-" if found is None else f"{found:.2f}"
 
 
 def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
