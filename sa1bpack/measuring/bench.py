@@ -138,15 +138,14 @@ class BenchResult:
         ]
         host = [each.host_bytes for each in speeds if each.host_bytes is not None]
         device = max(each.device_bytes for each in speeds)
-        return "".join(
-            [
-                f"{name:<20}",
-                *(f"{each.samples_per_second:>9,.0f}" for each in speeds),
-                *(f"{each:>8}" for each in shares),
-                *(f"{line[key]:>8.2f}" for key in ("first_cold", "first_again")),
-                f"{size_text(max(host)) if host else '-':>9}{size_text(device) if device else '-':>9}",
-            ]
-        )
+        cells = [
+            *(f"{each.samples_per_second:>9,.0f}" for each in speeds),
+            *(f"{each:>8}" for each in shares),
+            *(f"{line[key]:>8.2f}" for key in ("first_cold", "first_again")),
+            f"{size_text(max(host)) if host else '-':>9}",
+            f"{size_text(device) if device else '-':>9}",
+        ]
+        return f"{name:<20}{''.join(cells)}"
 
 
 def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:

@@ -137,35 +137,23 @@ def _with_boxes_and_points(
     draw = ImageDraw.Draw(layer)
     scale = np.array(image.size) / (subject.source_width, subject.source_height)
     opacity = round(255 * _BOX_OPACITY * min(1.0, (_CROWD / subject.masks) ** 0.5))
+    limit = np.array(image.size)
+    boxes = subject.bboxes.astype(float)
+    first = np.clip(np.floor(boxes[:, :2] * scale), 0, limit - 1)
+    end = (boxes[:, :2] + boxes[:, 2:] + 1) * scale  # w = xmax - xmin
+    edges = np.concatenate([first, np.clip(np.ceil(end) - 1, first, limit - 1)], 1)
+    known = np.isfinite(boxes).all(1)  # only damage causes other numbers; the table shows them
     for place, mask in enumerate(order.tolist()):
-        x, y, w, h = subject.bboxes[mask].tolist()
-        if not np.isfinite([x, y, w, h]).all():
-            continue  # only damage causes such numbers; the table of masks shows them
-        corners = np.array([[x, y], [x + w + 1, y + h + 1]]) * scale  # w = xmax - xmin
-        left, top, right, bottom = _on_image(corners, image.size)
-        draw.rectangle((left, top, right, bottom), outline=(*colours[place].tolist(), opacity))
+        if known[mask]:
+            colour = (*colours[place].tolist(), opacity)
+            draw.rectangle(edges[mask].astype(int).tolist(), outline=colour)
     radius = 1 + line
-    for point in subject.points[order] * scale:
-        if not _near(point, image.size):
-            continue
-        x, y = point.tolist()
+    points = np.clip(subject.points[order] * scale, -99, limit + 99)  # far ones are not visible
+    for x, y in points[np.isfinite(points).all(1)].tolist():
         draw.ellipse(
             (x - radius, y - radius, x + radius, y + radius), fill=_POINT, outline=_POINT_RIM
         )
     return Image.alpha_composite(image.convert("RGBA"), layer).convert("RGB")
-
-
-def _near(point: np.ndarray, size: tuple[int, int]) -> bool:
-    """Tell if a point (2,) is on the picture, or so near that its mark may reach it."""
-    return bool((np.abs(point) < 2 * np.array(size) + 100).all())
-
-
-def _on_image(corners: np.ndarray, size: tuple[int, int]) -> list[int]:
-    """Corners [[x0, y0], [x1, y1]] as whole pixels of the picture, the lower ones inclusive."""
-    last = np.array(size) - 1
-    first = np.clip(np.floor(corners[0]), 0, last)
-    end = np.clip(np.ceil(corners[1]) - 1, first, last)
-    return [int(value) for value in (*first, *end)]
 
 
 def mask_colours(count: int) -> np.ndarray:
