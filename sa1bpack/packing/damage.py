@@ -32,7 +32,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import Check, Problem
 from sa1bpack.format.publish import shard_folders
-from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import check_pack
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
 from sa1bpack.packing.options import PackOptions, recorded_options
@@ -336,7 +336,8 @@ def _manifest_of_shards(root: Path) -> Manifest:
         with suppress(FormatError, FileNotFoundError, NotADirectoryError):
             shard = open_shard(folder)
             written = _written_attributes(folder)
-            if shard.attributes == written and _is_in_its_place(shard):
+            place = shard.entry.source, shard.entry.part
+            if shard.attributes == written and place == _place_of(shard.entry.name):
                 check_shard_record(written, folder)
                 shards.append(shard)
     recorded = {canonical_json(shard.attributes.get("options")) for shard in shards}
@@ -357,10 +358,6 @@ def _manifest_of_shards(root: Path) -> Manifest:
         sources=[],
         counts={},
     )
-
-
-def _is_in_its_place(shard: Shard) -> bool:
-    return (shard.entry.source, shard.entry.part) == _place_of(shard.entry.name)
 
 
 def recorded_attributes(folder: Path) -> dict[str, Any] | None:

@@ -101,7 +101,10 @@ def open_source(path: str | Path) -> Source:
         path.stat()  # fails for what a link does not lead to
         if path.is_dir():
             return _folder_source(path)
-        return Source(_stem(path), path, _sniff(path), path.stat().st_size)
+        if not path.is_file():
+            raise SourceError(f"{path}: neither a file nor a folder")
+        with path.open("rb") as file:
+            return Source(_stem(path), path, kind_of(file.read(BLOCK), path), path.stat().st_size)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -168,13 +171,6 @@ def _folder_source(path: Path) -> Source:
     return Source(path.resolve().name or "root", path, "folder", sum(file.size for file in files))
 
 
-def _sniff(path: Path) -> Kind:
-    if not path.is_file():
-        raise SourceError(f"{path}: neither a file nor a folder")
-    with path.open("rb") as file:
-        return kind_of(file.read(BLOCK), path)
-
-
 def kind_of(head: bytes, path: Path | Address) -> Kind:
     """What a file is, by its first 512 bytes (`BLOCK`); `path` is for messages.
 
@@ -213,7 +209,13 @@ def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceEr
 
     Raises OptionError and MissingPackage if an object store cannot be opened.
     """
-    files = {source.name: _head_of(source) for source in sources if source.kind == "remote"}
+    files = {
+        source.name: scheme_of(source.path.url).open_stream(
+            source.path, stop=BLOCK, attempts=ATTEMPTS
+        )
+        for source in sources
+        if source.kind == "remote"
+    }
     failed: dict[str, SourceError] = {}
     found: list[Source] = []
     with ThreadPoolExecutor(AT_ONCE, "sa1bpack-look") as pool:
@@ -221,11 +223,11 @@ def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceEr
             asked = {name: pool.submit(_ask, file) for name, file in files.items()}
             for source in sources:
                 try:
-                    found.append(
-                        _looked_at(source, files, asked[source.name].result())
-                        if source.name in asked
-                        else source
-                    )
+                    if source.name in asked:
+                        head, at = asked[source.name].result(), files[source.name].address
+                        kind = kind_of(head, at)
+                        source = replace(source, path=at, kind=kind, nbytes=at.nbytes)
+                    found.append(source)
                 except SourceError as error:
                     failed[source.name] = error
         except BaseException:
@@ -234,16 +236,6 @@ def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceEr
                 file.cancel()
             raise
     return found, failed
-
-
-def _looked_at(source: Source, files: dict[str, Stream], head: bytes) -> Source:
-    address = files[source.name].address
-    return replace(source, path=address, kind=kind_of(head, address), nbytes=address.nbytes)
-
-
-def _head_of(source: Source) -> Stream:
-    scheme = scheme_of(source.path.url)
-    return scheme.open_stream(source.path, stop=BLOCK, attempts=ATTEMPTS)
 
 
 def _ask(file: Stream) -> bytes:

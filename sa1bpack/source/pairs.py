@@ -268,13 +268,18 @@ class PairReader:
                 continue
             stem, half = split_name(member.name)
             if half is None:
-                self._ignore(member)
+                self.ignored["foreign" if member.kind == "file" else member.kind] += 1
+                if len(self.ignored_names) < _NAMES_KEPT:
+                    self.ignored_names.append(member.name)
             elif self._admit(member, stem, half):
                 pair = self._match(member, stem, half, index)
                 if pair is not None:
                     index += 1
                     yield pair
-        self._reject_orphans()
+        for stem, waiting in self._waiting.items():
+            missing = "json" if waiting.half == "jpeg" else "jpeg"
+            detail = f"the source has no {missing} for {stem!r}"
+            self.rejects.append(Reject(waiting.member, f"missing-{missing}", detail))
         self.xxh128, self.md5 = self._raw.xxh128(), self._raw.md5()
 
     def _count(self, member: Member) -> None:
@@ -284,11 +289,6 @@ class PairReader:
                 f"{self.source.path}: more than {MAX_MEMBERS} members, the last one "
                 f"{member.name!r}; SA-1B's tars have 22,373: split the tar"
             )
-
-    def _ignore(self, member: Member) -> None:
-        self.ignored["foreign" if member.kind == "file" else member.kind] += 1
-        if len(self.ignored_names) < _NAMES_KEPT:
-            self.ignored_names.append(member.name)
 
     def _admit(self, member: Member, stem: str, half: Half) -> bool:
         """Whether the member may be read; if not, the reason is recorded."""
@@ -348,12 +348,6 @@ class PairReader:
                 f"the last one {member.name!r}: {waiting} bytes, more than {MAX_WAITING} times the "
                 f"{self.source.nbytes} bytes of the file. A gzip bomb? {remedy(self.source.path)}"
             )
-
-    def _reject_orphans(self) -> None:
-        for stem, waiting in self._waiting.items():
-            missing = "json" if waiting.half == "jpeg" else "jpeg"
-            detail = f"the source has no {missing} for {stem!r}"
-            self.rejects.append(Reject(waiting.member, f"missing-{missing}", detail))
 
     def _reject(self, member: Member, code: str, detail: str) -> None:
         self.rejects.append(Reject(member.name, code, detail))
