@@ -174,7 +174,7 @@ def working_folder(root: Path) -> Iterator[Path]:
 def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """The descriptor of a file that is locked until it is closed or the process ends, however.
 
-    lock, flags  as of `fcntl.flock` and `os.open`
+    lock, flags  as in `fcntl.flock` and `os.open`
 
     Raises OSError; BlockingIOError if the lock is one that does not wait, and another has it. NFS
     supports such locks between machines, but not those on folders.
