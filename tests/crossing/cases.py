@@ -24,6 +24,7 @@ class Case:
 
     layout     fit, pixels and masks of the packs, and the number of their scale
     several    both packs are opened as one
+    copied     "first", "all": a copy of the first of them as well, and duplicates= is this
     cache      "": they are local; "new" or "kept": they are read through a cache
     opened     options of sa1bpack.open
     selection  which samples
@@ -41,6 +42,7 @@ class Case:
     seed: int
     layout: tuple[str, str, str, int]
     several: bool
+    copied: str
     cache: str
     opened: dict[str, Any]
     selection: str
@@ -94,6 +96,7 @@ def drawn_opening(seed: int) -> Case:
         seed,
         (fit, pixels, stored, scale),
         several=rng.random() < 0.4,
+        copied=rng.choice(("", "", "", "", "first", "all")),
         cache=rng.choice(("", "", "", "new", "kept")),
         opened=opened,
         selection=rng.choice(SELECTIONS),
@@ -105,10 +108,12 @@ def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
     rng = np.random.default_rng([case.seed, 1])
     roots = packs.of(*case.layout)
     roots = roots if case.several else [roots[case.seed % 2]]
+    if case.copied:
+        roots = [*roots, packs.copy_of(roots[0])]
     for root in roots:
         for name in case.opened.get("side", ()):
             packs.attach(root, name)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"duplicates": case.copied} if case.copied else {}
     paths: list[Any] = list(roots)
     if case.cache:
         more["cache"] = packs.folder / "cache" if case.cache == "kept" else folder / "cache"
@@ -126,7 +131,7 @@ def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
         return part if len(part) else ds
     if case.selection in ("shuffled", "saved"):
         part = ds[rng.permutation(len(ds))[: rng.integers(2, len(ds) + 1)]]
-        if case.selection == "shuffled":
+        if case.selection == "shuffled" or case.copied == "all":  # ids are what is saved
             return part
         part.save(folder / "part.sel")
         return sa1bpack.open(folder / "part.sel", **case.opened, **more)
@@ -141,7 +146,7 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
     rng = random.Random(f"{case.seed} reading")
     checked_runs = case.yields_runs and case.opened.get("check") == "read"  # not with a Loader
     if checked_runs or rng.random() < 0.25:
-        case.workers = 2 if not case.cache and rng.random() < 0.1 else 0
+        case.workers = 2 if rng.random() < 0.1 else 0
     case.order = _drawn_order(rng, ds)
     samples = case.order[1].get("samples", len(ds))
     if samples > 1:

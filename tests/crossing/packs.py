@@ -5,6 +5,7 @@ process leaves the packs to the next one.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,13 @@ class Packs:
 
         self._once(path, write)
         return path
+
+    def copy_of(self, pack: Path) -> Path:
+        """A pack with the samples of another, and without its side arrays."""
+        out = pack.with_name(f"{pack.name}-copy")
+        without = shutil.ignore_patterns("side")
+        self._once(out, lambda: shutil.copytree(pack, out, ignore=without))
+        return out
 
     def attach(self, pack: Path, name: str) -> None:
         """Make a side array of a pack, of random rows."""

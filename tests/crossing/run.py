@@ -44,7 +44,10 @@ def main() -> int:
             except Exception:
                 failed += 1
                 traceback.print_exc(file=sys.stdout)
-                print(f"failed: python tests/crossing/run.py --seed {seed}", flush=True)
+                print(
+                    f"failed: OMP_NUM_THREADS=1 python tests/crossing/run.py --seed {seed}",
+                    flush=True,
+                )
             finally:
                 faulthandler.cancel_dump_traceback_later()
     print(f"{arguments.count - failed} of {arguments.count} cases passed")

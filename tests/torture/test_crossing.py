@@ -31,7 +31,7 @@ def test_every_way_of_reading_has_the_batches_that_its_samples_say(torture, tmp_
         if not re.search(r"cases passed$", done.stdout):
             failures.append(
                 f"ended the process ({done.returncode}): "
-                f"python tests/crossing/run.py --seed {begun[-1]}"
+                f"OMP_NUM_THREADS=1 python tests/crossing/run.py --seed {begun[-1]}"
             )
         output += done.stdout if done.returncode else ""
     assert not failures, "\n".join([output[-20_000:], *failures])
