@@ -7,6 +7,7 @@ own limit of time (PARTS); what it has measured until it ends, fails or is stopp
 come first and the tests last, within the time that is left for them.
 
     machine     what is measured on: device, driver, versions
+    kernels     compiles the kernels for CPU and GPU, so that no other part's time has that in it
     packs       two packs of the photographs of the tars: the default layout, and planes with runs
     loading     the pinned copy (the ceiling), Loader with bits, with masks unpacked, DataLoader
     compact     the same for planes: as they are stored, converted, with runs; and into a pipeline
@@ -23,8 +24,8 @@ kernels ran is reported last: one that fails is replaced by slower operations.
 
 The results are printed as tables, and written to `--json` after every part. At the end, they are
 compared with the targets. Without a CUDA device the same parts run on the CPU, and say so. No
-network is needed: packages that are missing are named, or installed for the time of the run from a
-folder of wheels, beside those that are there.
+network is needed: packages that are missing, too old, or not made for what else is here, are named,
+or installed for the time of the run from a folder of wheels, beside those that are there.
 """
 
 import argparse
@@ -37,15 +38,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from contextlib import suppress
+from importlib.metadata import requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Part → the most seconds that it may take. In all that may be more than a run has, see limit_of.
 PARTS = {
-    "machine": 30, "packs": 80, "loading": 80, "compact": 70, "model": 40, "steps": 90, "sam2": 20,
-    "peers": 50, "tests": 240,
+    "machine": 30, "kernels": 90, "packs": 60, "loading": 60, "compact": 50, "model": 40,
+    "steps": 60, "sam2": 20, "peers": 50, "tests": 240,
 }  # fmt: skip
 NEEDED = ("model", "steps", "loading")  # parts whose figures the targets are about
 SPARE = 5  # seconds to stop a part and to write the results
@@ -62,9 +65,10 @@ REQUIRED = {
     "yaml": "pyyaml",
 }  # fmt: skip
 INSTALLING = 60  # seconds at most
+NO_EXTRA = {"extra": ""}  # of a marker in a requirement
 # Where tests are marked `cuda`.
 CUDA_TESTS = (
-    "tests/dataset", "tests/loading", "tests/transforms",
+    "tests/dataset/test_specs.py", "tests/loading/test_device_cuda.py", "tests/transforms",
     "tests/test_train_example.py",
 )  # fmt: skip
 PEERS = ROOT / ".venv-peers/bin/python"  # of `make peers`
@@ -74,34 +78,63 @@ TARGETS = (  # name, the figure, what it is compared with, the target, whether m
      "pipeline: crop, flip, masks from bits, {grid}", 0.1, False),
     ("pipeline with runs at {grid}, of a ViT-B step", "steps",
      "pipeline: crop, flip, masks from runs, {grid}", 0.1, False),
-    ("pipeline with runs at {side}, of a ViT-B step", "steps",
-     "pipeline: crop, flip, masks from runs, {side}", 0.1, False),
+    ("pipeline with colours and runs at {side}, of a ViT-B step", "steps",
+     "pipeline: crop, flip, colours, masks from runs, {side}", 0.1, False),
 )  # fmt: skip
 
 
-def missing_packages() -> list[str]:
-    """What cannot be imported, as pip names it."""
-    return [package for module, package in REQUIRED.items() if find_spec(module) is None]
+def unfit_packages() -> dict[str, str]:
+    """Packages that the run cannot use, as pip names them → why.
+
+    What sa1bpack requires must be here, and what each package requires of the others: an older
+    numba is there and refuses the machine's numpy, say. Then it is the one to replace.
+    """
+    unfit = {package: "missing" for module, package in REQUIRED.items() if not find_spec(module)}
+    if "packaging" in unfit:
+        return unfit
+    from packaging.requirements import Requirement  # may have been missing
+
+    def found(line: str) -> tuple[str, str, str] | None:
+        """Package, version and specifier of a requirement that is not met."""
+        needed = Requirement(line)
+        name = needed.name.lower().replace("_", "-")
+        if name not in others or not (needed.marker is None or needed.marker.evaluate(NO_EXTRA)):
+            return None
+        fits = needed.specifier.contains(version(name), prereleases=True)
+        return None if fits else (name, version(name), str(needed.specifier))
+
+    # PIL is of one of two packages; torch brings what it requires.
+    others = set(REQUIRED.values()) - {"pillow"} - unfit.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for line in project["dependencies"] + project["optional-dependencies"]["test"]:
+        if wrong := found(line):
+            unfit[wrong[0]] = f"{wrong[1]}, but {wrong[2]} is needed"
+    for package in sorted(others - unfit.keys() - {"torch"}):
+        for wrong in filter(None, map(found, requires(package) or [])):
+            unfit[package] = f"it needs {wrong[0]}{wrong[2]}, but {wrong[1]} is here"
+    return unfit
 
 
-def provide(missing: list[str], wheels: Path | None, folder: Path) -> dict[str, str]:
-    """Install missing packages for this run, and nothing that they require. Returns the
-    environment of the parts.
+def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[str, str]:
+    """Install packages for this run, and nothing that they require. Returns the environment of
+    the parts.
 
     Ends the program, naming them, if they are not in the folder of wheels.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    if missing:
+    if unfit:
+        lines = (ROOT / "constraints.txt").read_text().splitlines()
+        pins = {line.split("==")[0].lower(): line for line in lines if "==" in line}
+        wanted = [pins.get(package, package) for package in unfit]
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         pip += ["--no-compile", "--find-links", str(wheels), "--target", str(folder / "site")]
-        if wheels is None or not _succeeds(pip + missing):
-            pins = (ROOT / "constraints.txt").read_text().splitlines()
-            named = [pin for pin in pins if pin.split("==")[0].lower() in missing]
-            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if wheels is None or not _succeeds(pip + wanted):
+            python = f"{sys.version_info.major}.{sys.version_info.minor}"
             raise SystemExit(
-                f"missing here: {' '.join(missing)}. Install them, or bring their wheels: where "
-                f"there is a network, `pip download --no-deps -d DIR {' '.join(named)}` for "
-                f"this Python ({version}), then pass --wheels DIR"
+                f"cannot be used here: {', '.join(f'{k} ({why})' for k, why in unfit.items())}. "
+                "Install what is missing, or bring wheels: where there is a network, `pip download "
+                f"--no-deps -d DIR {' '.join(wanted)}` for this Python ({python}), then pass "
+                "--wheels DIR"
             )
         paths.insert(0, str(folder / "site"))
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -247,7 +280,7 @@ def main() -> None:
     name = tempfile.mkdtemp(prefix="sa1bpack-gpu-", dir=options.folder)
     folder = Path(name)
     try:
-        env = provide(missing_packages(), options.wheels, folder)
+        env = provide(unfit_packages(), options.wheels, folder)
         given = {
             "tars": [str(path.absolute()) for path in options.tars], "folder": str(folder),
             "rounds": options.rounds, "images": options.images, "masks": options.masks,

@@ -24,6 +24,7 @@ import torch
 from load import Task, warm
 from synthetic import make_tar
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import sa1bpack
@@ -34,6 +35,8 @@ from sa1bpack.loading.loader import Loader
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BUFFERS = 4
 LEAST = 1.0 if DEVICE.type == "cuda" else 0.05  # seconds of batches for a figure
+# With only these allowed, attention that none of them takes is an error.
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 TESTS_IN = Path(__file__).parents[1]
 SAMPLES = 1 << 16  # of an epoch, at least: at 1024 pixels, more than is sent in that time
 Report = Callable[..., None]
@@ -60,6 +63,34 @@ def machine(options: Options, report: Report) -> None:
         report(
             memory=f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free", capability=f"{major}.{minor}"
         )
+
+
+def kernels(options: Options, report: Report) -> None:
+    """Compile what the other parts use, and note how long that takes; compiled code is kept."""
+    sys.path.insert(0, str(TESTS_IN / "scripts"))
+    from compile_kernels import main as compile_all
+
+    start = time.perf_counter()
+    compile_all()
+    report(**{"seconds for kernels of the CPU": round(time.perf_counter() - start, 1)})
+    if DEVICE.type == "cuda":
+        start = time.perf_counter()
+        for name, (work, _) in _pipelines(options).items():
+            try:
+                work()
+            except Exception as error:  # the part "steps" will report it, too
+                report(note=f"{name}: {type(error).__name__}: {error}"[:300])
+        synchronize()
+        report(**{"seconds for kernels of the GPU": round(time.perf_counter() - start, 1)})
+    report(kernels=transforms.describe_kernels(DEVICE))
+
+
+def _pipelines(options: Options) -> dict[str, tuple]:
+    from steps import Layout
+    from steps import steps as made_steps
+
+    layout = Layout(image_size=options.side, mask_size=options.side // 4)
+    return made_steps(options.batch, options.masks, DEVICE, layout)
 
 
 def packs(options: Options, report: Report) -> None:
@@ -163,7 +194,7 @@ def time_batches(batches: Iterator[int], least: float) -> tuple[float, float]:
 
 def time_ways(ways: dict[str, Callable], rounds: int, report: Report) -> None:
     """Each way in turn in every round; a way that fails is left out."""
-    failed, kernels = set(), None
+    failed, known = set(), None
     for number in range(rounds):
         for name, way in ways.items():
             if name in failed:
@@ -181,15 +212,15 @@ def time_ways(ways: dict[str, Callable], rounds: int, report: Report) -> None:
                 way=name, round=number, speed=speed, unit="samples/s", start_ms=1e3 * start,
                 **_counted_peak(before),
             )  # fmt: skip
-        kernels = report_kernels(kernels, report)
+        known = report_kernels(known, report)
 
 
 def report_kernels(known: str | None, report: Report) -> str:
     """Report which kernels ran in this process, unless that is known; returns it."""
-    kernels = transforms.describe_kernels(DEVICE)
-    if kernels != known:
-        report(kernels=kernels)
-    return kernels
+    found = transforms.describe_kernels(DEVICE)
+    if found != known:
+        report(kernels=found)
+    return found
 
 
 def _start_counting() -> int:
@@ -276,7 +307,8 @@ class Block(nn.Module):
         window = min(self.window or side, side)
         n = side // window
         parts = self.parts(self.before(x)).view(samples, n, window, n, window, 3, self.heads, -1)
-        q, k, v = parts.permute(5, 0, 1, 3, 6, 2, 4, 7).flatten(5, 6).flatten(1, 2).unbind(0)
+        # Four dimensions, windows and samples in one: fused kernels take no others.
+        q, k, v = parts.permute(5, 0, 1, 3, 6, 2, 4, 7).flatten(5, 6).flatten(1, 3).unbind(0)
         mixed = scaled_dot_product_attention(q, k, v)
         mixed = mixed.view(samples, n, n, self.heads, window, window, -1)
         x = x + self.out(mixed.permute(0, 1, 4, 2, 5, 3, 6).reshape(samples, side, side, width))
@@ -301,7 +333,8 @@ class ViTB(nn.Module):
 
 
 def model(options: Options, report: Report) -> None:
-    """Forward and backward pass of a batch in bfloat16; speed in steps per second."""
+    """Forward and backward pass of a batch in bfloat16, with fused attention or not at all; speed
+    in steps per second."""
     # On a CPU two blocks stand for twelve.
     depth = 12 if DEVICE.type == "cuda" else 2
     vit = ViTB(options.side, depth).to(DEVICE)
@@ -309,7 +342,7 @@ def model(options: Options, report: Report) -> None:
 
     def step() -> None:
         vit.zero_grad(set_to_none=True)
-        with torch.autocast(DEVICE.type, torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16), sdpa_kernel(FUSED):
             loss = vit(images).float().square().mean()
         loss.backward()
 
@@ -333,12 +366,10 @@ def steps(options: Options, report: Report) -> None:
     "ms" is per batch, "peak_mb" the most memory of the device beyond that of the input (on a CPU
     there is no such count).
     """
-    from steps import Layout, timed
-    from steps import steps as made_steps
+    from steps import timed
 
-    layout = Layout(image_size=options.side, mask_size=options.side // 4)
-    ways = made_steps(options.batch, options.masks, DEVICE, layout)
-    least, failed, kernels = (0.1 if DEVICE.type == "cuda" else 0.0), set(), None
+    ways = _pipelines(options)
+    least, failed, known = (0.1 if DEVICE.type == "cuda" else 0.0), set(), None
     for number in range(options.rounds):
         for name, (work, moved) in ways.items():
             if name in failed:
@@ -353,7 +384,7 @@ def steps(options: Options, report: Report) -> None:
                 continue
             gb = moved / taken / 1e9
             report(way=name, round=number, speed=gb, unit="GB/s", ms=1e3 * taken)
-        kernels = report_kernels(kernels, report)
+        known = report_kernels(known, report)
 
 
 def _peak(work: Callable[[], object]) -> dict[str, float]:
@@ -442,7 +473,7 @@ def main() -> None:
     name, path, given = sys.argv[1:]
     part = {
         each.__name__: each
-        for each in (machine, packs, loading, compact, model, steps, sam2, peers, tests)
+        for each in (machine, kernels, packs, loading, compact, model, steps, sam2, peers, tests)
     }[name]
     with Path(path).open("a") as file:
 

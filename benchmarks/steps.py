@@ -134,6 +134,10 @@ def steps(
         f"pipeline: crop, flip, colours, masks from runs, {grid}": (
             pipeline({**batch, "runs": runs}, *CROP, jitter), 5 * pixels + cells + ends
         ),
+        f"pipeline: crop, flip, colours, masks from runs, {side}": (
+            pipeline({**batch, "runs": runs}, *CROP, jitter, mask_size=side),
+            5 * pixels + samples * masks * side**2 + ends,
+        ),
         f"pipeline: scale jitter, colours, mixup, masks from bits, {grid}": (
             pipeline(batch, transforms.ScaleJitter(), jitter, transforms.Mixup()),
             5 * pixels + cells * 9 // 8,

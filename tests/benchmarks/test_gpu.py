@@ -4,11 +4,15 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import requires
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution, files, requires
+from importlib.metadata import version as installed
 from pathlib import Path
 
 import pytest
@@ -54,7 +58,7 @@ def run_parts(names: list[str], tmp_path: Path, sample_tar: Path) -> tuple[dict,
 def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(
     tmp_path, sample_tar, complete_runs
 ):
-    names = ["machine", "packs", "loading", "compact"]
+    names = ["machine", "kernels", "packs", "loading", "compact"]
     results, ways = run_parts(names, tmp_path, sample_tar)
     assert "there is no CUDA device" in results["parts"]["machine"]["figures"][0]["device"]
     assert {"pinned copy (ceiling)", "Loader, bits"} < ways.keys()
@@ -71,7 +75,7 @@ def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(
 def test_the_parts_that_compute_run(tmp_path, sample_tar, complete_runs):
     names = ["model", "steps", "sam2", "peers", "tests"]
     results, ways = run_parts(names, tmp_path, sample_tar)
-    assert len(ways) >= 23 and {"SAM 2's steps, 3 masks", "bits to bool"} < ways.keys()
+    assert len(ways) >= 24 and {"SAM 2's steps, 3 masks", "bits to bool"} < ways.keys()
     assert "not run" in results["parts"]["peers"]["figures"][0]["peers"]
     assert results["parts"]["tests"]["figures"][-1]["skipped"] > 0
     assert all(target["found"] > 0 for target in results["targets"][1:])
@@ -110,13 +114,13 @@ def test_ratios_are_those_of_the_same_round_and_targets_say_what_is_missing(gpu)
     parts["steps"]["figures"] = [
         {"way": "pipeline: crop, flip, masks from bits, 256", "round": 0, "ms": 10.0},
         {"way": "pipeline: crop, flip, masks from runs, 256", "round": 0, "ms": 40.0},
-        {"way": "pipeline: crop, flip, masks from runs, 1024", "round": 0, "ms": 16.0},
+        {"way": "pipeline: crop, flip, colours, masks from runs, 1024", "round": 0, "ms": 16.0},
     ]
     found = gpu.compared(parts, 1024)
     assert [(t["found"], t["met"]) for t in found] == [
         (0.95, True), (0.05, True), (0.2, False), (0.08, True)
     ]  # fmt: skip
-    assert found[3]["target"] == "pipeline with runs at 1024, of a ViT-B step"
+    assert found[3]["target"] == "pipeline with colours and runs at 1024, of a ViT-B step"
     assert "| 0.200 | False |" in gpu.table(found)
 
 
@@ -133,12 +137,22 @@ def test_parts_fit_into_the_run_and_leave_time_for_those_that_the_targets_need(g
 
 
 def test_missing_packages_are_named_with_what_to_do(gpu, tmp_path, monkeypatch):
+    assert gpu.unfit_packages() == {}
     monkeypatch.setitem(gpu.REQUIRED, "no_such_module", "zarr")
-    assert gpu.missing_packages() == ["zarr"]
+    assert gpu.unfit_packages() == {"zarr": "missing"}
     with pytest.raises(
-        SystemExit, match=r"missing here: zarr\..*pip download --no-deps -d DIR zarr==3"
+        SystemExit, match=r"cannot be used here: zarr \(missing\)\..*-d DIR zarr==3"
     ):
-        gpu.provide(["zarr"], None, tmp_path)
+        gpu.provide(gpu.unfit_packages(), None, tmp_path)
+
+
+def test_a_package_that_is_too_old_or_refuses_the_version_of_another_is_unfit(gpu, monkeypatch):
+    versions = {"numpy": "2.99", "msgspec": "0.10"}
+    monkeypatch.setattr(gpu, "version", lambda name: versions.get(name) or installed(name))
+    found = gpu.unfit_packages()
+    assert found.pop("msgspec") == "0.10, but >=0.19 is needed"
+    assert re.fullmatch(r"it needs numpy<2\.\d+,.*, but 2\.99 is here", found.pop("numba"))
+    assert "numpy" not in found  # the machine's torch was built for it
 
 
 def test_missing_packages_come_from_a_folder_of_wheels(gpu, tmp_path):
@@ -155,7 +169,7 @@ def test_missing_packages_come_from_a_folder_of_wheels(gpu, tmp_path):
         about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         wheel.writestr(f"{info}/WHEEL", about)
         wheel.writestr(f"{info}/RECORD", "")
-    env = gpu.provide(["sa1bpack-probe"], wheels, tmp_path)
+    env = gpu.provide({"sa1bpack-probe": "missing"}, wheels, tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", "import sa1bpack_probe, sa1bpack; print(sa1bpack_probe.FOUND)"],
         env=env, capture_output=True, text=True, check=False,
@@ -265,3 +279,48 @@ def test_a_module_that_cannot_be_imported_does_not_stop_the_tests(parts, tmp_pat
         parts.tests(options, lambda **figure: found.append(figure))
     assert {"way": "tests", "passed": 1} in found
     assert {"not_collected": "test_broken.py"} in found
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # which say why each kernel does not take it
+def test_attention_that_no_fused_kernel_takes_is_an_error(parts):
+    """The targets are shares of the step of a model: an unfused one would take several times as
+    long, and everything would meet them."""
+    q = parts.torch.zeros(2, 3, 4, 16, 8)
+    with parts.sdpa_kernel(parts.FUSED):
+        with pytest.raises(RuntimeError, match="No available kernel"):
+            parts.scaled_dot_product_attention(q, q, q)
+        found = parts.ViTB(64, depth=3, width=96)(parts.torch.zeros(2, 3, 64, 64))
+    assert found.shape == (2, 4, 4, 96)
+
+
+def required(names: Iterable[str]) -> set[str]:
+    """Packages and all that they require, of what is installed."""
+    found, waiting = set(), list(names)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        with suppress(PackageNotFoundError):
+            lines = requires(name) or [] if name not in found else []
+            found.add(name)
+            for needed in map(Requirement, lines):
+                if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                    waiting.append(needed.name)
+    return found
+
+
+def test_tests_for_a_device_are_collected_with_the_required_packages_alone(gpu, tmp_path):
+    names = required(gpu.REQUIRED.values())
+    names |= {"triton", "pillow-simd"}  # which torch requires in its builds for CUDA; PIL
+    assert "torch" in names and not names & {"moto", "obstore", "accelerate"}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            for top in {file.parts[0] for file in files(name)} - {"..", "__pycache__"}:
+                (tmp_path / top).symlink_to(distribution(name).locate_file(top))
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "pytest", "-m", "cuda", "--collect-only", "-q",
+         "-p", "no:cacheprovider", *gpu.CUDA_TESTS],
+        cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{BENCHMARKS.parent}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    for path in ("loading/test_device_cuda.py", "transforms/test_runs.py", "dataset/test_specs.py"):
+        assert f"tests/{path}::" in done.stdout

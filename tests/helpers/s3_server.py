@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 
 class S3Server:
@@ -32,6 +31,8 @@ class S3Server:
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
     """A server that answers within the block."""
+    from moto.server import ThreadedMotoServer  # tests that need a GPU run without it
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
