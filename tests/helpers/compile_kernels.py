@@ -1,21 +1,24 @@
-"""Compiles the Triton kernels that pipelines launch, without a device: python compile_kernels.py.
+"""Compiles the Triton kernels that pipelines launch, without a device.
+
+    python compile_kernels.py GENERATION...    compute capability: 80 (A100), 90 (H100), 100 (B200)
 
 Triton's interpreter is more lenient than its compiler. Launches of real batches are recorded on the
 CPU, and each kernel is compiled for the types of its arguments, for several generations of GPUs, by
 the compiler and the assembler that Triton brings. A launcher compiles for what it knows of the
 arguments as well, so there are variants: "aligned", whose addresses and numbers are multiples of
-16, as those of torch's tensors are; and once per kernel "any", of which nothing is known, and
-"ones", whose numbers are 1.
+16, as those of torch's tensors are; and, for the last generation, once per kernel "any", of which
+nothing is known, and "ones", whose numbers are 1.
 
 Prints a JSON object per kernel, variant and generation: its name, the bytes of its code, how many
-instructions multiply and add at once, registers of a thread, and the bytes that it stores
-elsewhere for lack of registers.
+instructions multiply and add at once, how many bytes each of its stores to memory writes, registers
+of a thread, and the bytes that it stores elsewhere for lack of registers.
 """
 
 import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -39,8 +42,7 @@ from sa1bpack.transforms import (
     backends,
 )
 
-GENERATIONS = (80, 90)  # compute capability: A100, H100
-ASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+ASSEMBLERS = Path(triton.__file__).parent / "backends/nvidia/bin"
 POINTERS = {
     torch.bool: "*i1",
     torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64", torch.float16: "*fp16",
@@ -59,6 +61,7 @@ def recorded_launches() -> dict[str, tuple]:
         signature = {name: _type(value) for name, value in values.items()}
         signature |= dict.fromkeys(constants, "constexpr")
         name = f"{kernel.__name__}({', '.join(map(str, (signature | constants).values()))})"
+        assert all(count <= 2 for count in grid[1:]), "these axes have at most 65,535 programs"
         found[name] = kernel, signature, constants, options
 
     JITFunction.run = record
@@ -119,20 +122,29 @@ def assembled(code: str, options: dict) -> dict[str, int]:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(code)
         file.flush()
-        command = [ASSEMBLER, "-v", f"--gpu-name={machine}", *fused, file.name, "-o", os.devnull]
+        assembler = ASSEMBLERS / (
+            "ptxas-blackwell" if int(machine[3:].rstrip("a")) >= 100 else "ptxas"
+        )
+        command = [assembler, "-v", f"--gpu-name={machine}", *fused, file.name, "-o", os.devnull]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     wanted = {"registers": r"Used (\d+) registers", "spilled": r"(\d+) bytes spill stores"}
     return {key: int(re.search(pattern, said)[1]) for key, pattern in wanted.items()}
 
 
-def main() -> None:
+def store_widths(code: str) -> list[int]:
+    """Bytes of each store to the device's memory, in ascending order."""
+    found = re.findall(r"\bst\.global(?:\.v(\d))?\.b(\d+)", code)
+    return sorted(int(many or 1) * int(bits) // 8 for many, bits in found)
+
+
+def main(generations: list[int]) -> None:
     """Compile all; an error ends the program."""
     seen = set()
     for name, (kernel, signature, constants, options) in sorted(recorded_launches().items()):
         found = variants(kernel, signature, constants)
-        chosen = [("aligned", generation) for generation in GENERATIONS]
+        chosen = [("aligned", generation) for generation in generations]
         chosen += [
-            (variant, GENERATIONS[-1])
+            (variant, generations[-1])
             for variant in found.keys() - {"aligned"}
             if (kernel.__name__, variant) not in seen
         ]
@@ -147,10 +159,11 @@ def main() -> None:
             print(json.dumps({
                 "kernel": kernel.__name__, "name": name, "variant": variant,
                 "generation": generation, "code": len(made.asm["cubin"]),
+                "stores": store_widths(code),
                 "fused": len(re.findall(r"\bfma\.rn\.f(?:32|64)", code)),
                 **assembled(code, options),
             }), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    main([int(text) for text in sys.argv[1:]])

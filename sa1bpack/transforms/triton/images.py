@@ -9,6 +9,7 @@ has more to take. Under affine maps, each pixel has filters of its own.
 What a program must know of its sample is one row of numbers, float64, or of whole numbers, int64.
 """
 
+from functools import partial
 from math import ceil
 
 import torch
@@ -41,6 +42,29 @@ AFFINE_NUMBERS, AFFINE_NORMAL = tl.constexpr(8), tl.constexpr(2)
 PLACES, STORED = tl.constexpr(14), tl.constexpr(12)
 
 
+# Programs of all samples are on one axis of the launch: the others have 65,535 at most.
+
+
+@triton.jit
+def _block(count, BLOCK: tl.constexpr):
+    """The sample of a program, int64, and which of so many items are its own, int32 (BLOCK,)."""
+    blocks = tl.cdiv(count, BLOCK)
+    place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    return (tl.program_id(0) // blocks).to(tl.int64), place
+
+
+@triton.jit
+def tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The image or mask of a program, int64, and the rows and columns of its tile, int32 (ROWS,)
+    and (COLUMNS,)."""
+    across = tl.cdiv(width, COLUMNS)
+    tiles = tl.cdiv(height, ROWS) * across
+    own = tl.program_id(0) % tiles
+    i = own // across * ROWS + tl.arange(0, ROWS)
+    j = own % across * COLUMNS + tl.arange(0, COLUMNS)
+    return (tl.program_id(0) // tiles).to(tl.int64), i, j
+
+
 # ----------------------------------------------------------------------------------------- planes
 
 
@@ -61,8 +85,7 @@ def _to_byte(value):
 
 @triton.jit(do_not_specialize=["side"])
 def _convert(planes, stored, out, side):
-    sample = tl.program_id(1).to(tl.int64)
-    pixel = tl.program_id(0) * PLANE_BLOCK + tl.arange(0, PLANE_BLOCK)
+    sample, pixel = _block(side * side, PLANE_BLOCK)
     i, j = pixel // side, pixel % side
     # Whatever the sizes are, nothing outside the canvas is read.
     height = tl.minimum(tl.load(stored + sample * 2).to(tl.int32), side)
@@ -100,21 +123,12 @@ def planes_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     samples, side = len(planes), planes.shape[2]
     out = torch.empty((samples, side, side, 3), dtype=torch.uint8, device=planes.device)
     if samples:
-        grid = triton.cdiv(side * side, PLANE_BLOCK.value), samples
-        _convert[grid](planes.contiguous(), stored.contiguous(), out, side)
+        blocks = triton.cdiv(side * side, PLANE_BLOCK.value)
+        _convert[(samples * blocks,)](planes.contiguous(), stored.contiguous(), out, side)
     return out
 
 
 # --------------------------------------------------------------------------------------- sampling
-
-
-@triton.jit
-def _tile(width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sample, the rows and the columns of a program: int64, int32 (ROWS,), int32 (COLUMNS,)."""
-    across = tl.cdiv(width, COLUMNS)
-    i = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
-    j = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
-    return tl.program_id(1).to(tl.int64), i, j
 
 
 @triton.jit
@@ -138,8 +152,8 @@ def _fill_taps(numbers, filters, width, height, taps):
 
     filters  float32 (B, 2, 1 + taps, max(width, height)): the first pixel, a whole number; weights
     """
-    sample, axis = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    sample, i = _block(tl.maximum(width, height), BLOCK)
+    axis = tl.program_id(1)
     wanted = i < tl.where(axis == 0, width, height)
     of = numbers + sample * NUMBERS + axis
     step, length = tl.load(of), tl.load(of - axis + SIZE + 1 - axis).to(tl.int64)
@@ -177,7 +191,7 @@ def _taps_of(scale, taps):
 
 @triton.jit(do_not_specialize=["side", "height", "taps"])
 def _sample(images, numbers, filters, out, side, width, height, taps):
-    sample, i, j = _tile(width, ROWS, COLUMNS)
+    sample, i, j = tile(height, width, ROWS, COLUMNS)
     of, count = numbers + sample * NUMBERS, tl.maximum(width, height)
     rows, columns = tl.load(of + KEEP).to(tl.int32), tl.load(of + KEEP + 1).to(tl.int32)
     on_canvas = (i < height)[:, None] & (j < width)[None, :]
@@ -279,9 +293,9 @@ def _total(at, low, high, support, taps):
     return tl.where(total > 0, total, 1.0)
 
 
-@triton.jit(do_not_specialize=["side", "height", "width", "taps"])
+@triton.jit(do_not_specialize=["side", "height", "taps"])
 def _sample_affine(images, places, numbers, out, side, width, height, taps):
-    sample, i, j = _tile(width, AFFINE_ROWS, COLUMNS)
+    sample, i, j = tile(height, width, AFFINE_ROWS, COLUMNS)
     place, of = places + sample * PLACES, numbers + sample * AFFINE_NUMBERS
     on_canvas = (i < height)[:, None] & (j < width)[None, :]
     x, y, inside = locate(place, i, j)
@@ -355,7 +369,8 @@ def sample_images(
     # Of the pixels k + 1/2 at less than s from a point there are at most ceil(2 s).
     taps = ceil(2 * max(shrinks, 1.0))
     rows = ROWS if frame.window is None else AFFINE_ROWS
-    grid = triton.cdiv(height, rows.value) * triton.cdiv(width, COLUMNS.value), samples
+    tiles = triton.cdiv(height, rows.value) * triton.cdiv(width, COLUMNS.value)
+    grid = (samples * tiles,)
     if frame.window is not None:
         numbers = torch.cat([supports(frame.maps, shrinks), normals], 1)
         places = torch.cat([places_of(frame, frame.canvas), stored], 1)
@@ -368,8 +383,9 @@ def sample_images(
     keep = frame.kept(frame.canvas)
     numbers = torch.cat([frame.maps.scale, frame.maps.offset, stored, keep, normals], 1)
     taps, count = min(taps, side), max(height, width)
-    filters = torch.empty((samples, 2, 1 + taps, count), device=images.device)
-    _fill_taps[(triton.cdiv(count, BLOCK.value), samples, 2)](
+    shape = samples, 2, 1 + taps, count
+    filters = torch.empty(shape, dtype=torch.float32, device=images.device)
+    _fill_taps[(samples * triton.cdiv(count, BLOCK.value), 2)](
         numbers, filters, width, height, taps, enable_fp_fusion=False
     )
     _sample[grid](images, numbers, filters, out, side, width, height, taps, enable_fp_fusion=False)
@@ -405,13 +421,12 @@ def _brightened(images, inside, factors, sample, at, plane):
     return wanted, red, green, blue
 
 
-@triton.jit(do_not_specialize=["plane"])
+@triton.jit
 def _sum_gray(images, inside, factors, sums, counts, plane):
     """The grey of the pixels inside, and their number, of each block: float32 (B, blocks)."""
-    sample = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * COLOR_BLOCK + tl.arange(0, COLOR_BLOCK)
+    sample, at = _block(plane, COLOR_BLOCK)
     shown, red, green, blue = _brightened(images, inside, factors, sample, at, plane)
-    place = sample * tl.num_programs(0) + tl.program_id(0)
+    place = tl.program_id(0)
     tl.store(sums + place, tl.sum(tl.where(shown, _gray(red, green, blue), 0.0), 0))
     tl.store(counts + place, tl.sum(shown.to(tl.float32), 0))
 
@@ -424,11 +439,10 @@ def _hued(base, value, chroma, place: tl.constexpr):
     return value - chroma * tl.minimum(tl.maximum(tl.minimum(k, 4 - k), 0.0), 1.0)
 
 
-@triton.jit(do_not_specialize=["plane"])
+@triton.jit
 def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexpr):
     """What a factor of 1 leaves as it is needs no test; a hue is rounded even by 0."""
-    sample = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * COLOR_BLOCK + tl.arange(0, COLOR_BLOCK)
+    sample, at = _block(plane, COLOR_BLOCK)
     shown, red, green, blue = _brightened(images, inside, factors, sample, at, plane)
     of = factors + sample * 4
     mean, factor = tl.load(means + sample), tl.load(of + 1)
@@ -479,10 +493,12 @@ def adjust_colors(
         return out
     (samples, _, height, width), device = images.shape, images.device
     inside, factors = inside.contiguous().view(torch.uint8), factors.contiguous()
-    grid = triton.cdiv(height * width, COLOR_BLOCK.value), samples
+    blocks = triton.cdiv(height * width, COLOR_BLOCK.value)
+    grid = (samples * blocks,)
     means = factors[:, 1].contiguous()  # any finite numbers: without contrast they do not count
     if used[1]:
-        sums, counts = (torch.empty(grid[::-1], device=device) for _ in range(2))
+        empty = partial(torch.empty, (samples, blocks), dtype=torch.float32, device=device)
+        sums, counts = empty(), empty()
         _sum_gray[grid](
             images, inside, factors, sums, counts, height * width, enable_fp_fusion=False
         )

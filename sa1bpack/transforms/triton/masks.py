@@ -25,13 +25,14 @@ from sa1bpack.transforms.geometry.frame import Frame, fixed_steps
 from sa1bpack.transforms.geometry.frame import places as places_of
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.masks.upright import UprightAxis
-from sa1bpack.transforms.triton.images import locate, stepped
+from sa1bpack.transforms.triton.images import locate, stepped, tile
 
 Size = tuple[int, int]
 Masks = tuple[torch.Tensor, torch.Tensor]
 
 UNIT = tl.constexpr(GRID_UNIT)  # a source pixel is so many times the cells of the output long
 STRIP, STRIP_ROWS = tl.constexpr(32), tl.constexpr(64)  # columns of a program, rows of its blocks
+DRAW_WARPS = 8  # of such a program: with 4, a thread needs twice the registers
 DRAW_ROWS, DRAW_COLUMNS = tl.constexpr(16), tl.constexpr(64)  # cells of a program, affine
 TAKE_ROWS, TAKE_COLUMNS = tl.constexpr(16), tl.constexpr(128)
 
@@ -54,14 +55,9 @@ def _store_cells(target, on_grid, cells, counter):
 
 
 @triton.jit
-def _tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The mask of a program, int64; rows and columns of its tile, int32; which are on the grid, and
-    where they are in a mask."""
-    across = tl.cdiv(width, COLUMNS)
-    tiles = tl.cdiv(height, ROWS) * across
-    mask, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    i = tile // across * ROWS + tl.arange(0, ROWS)
-    j = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+def _mask_tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """`tile` of a mask; which of its cells are on the grid, and where they are in the mask."""
+    mask, i, j = tile(height, width, ROWS, COLUMNS)
     on_grid = (i < height)[:, None] & (j < width)[None, :]
     return mask, i, j, on_grid, i[:, None] * width + j[None, :]
 
@@ -231,9 +227,9 @@ def _draw(ends, rows, frames, out, counts, height, width, AREA: tl.constexpr):
         tl.atomic_add(counts + place, tl.sum(numbers, 0))
 
 
-@triton.jit(do_not_specialize=["height", "width"])
+@triton.jit(do_not_specialize=["height"])
 def _draw_affine(ends, rows, frames, out, counts, height, width, POINTS: tl.constexpr):
-    mask, i, j, on_grid, at = _tile(height, width, DRAW_ROWS, DRAW_COLUMNS)
+    mask, i, j, on_grid, at = _mask_tile(height, width, DRAW_ROWS, DRAW_COLUMNS)
     ends += tl.load(rows + mask * 3)
     count = tl.load(rows + mask * 3 + 1)
     frame = frames + tl.load(rows + mask * 3 + 2) * DRAW_FIELDS
@@ -269,7 +265,7 @@ def _draw_affine(ends, rows, frames, out, counts, height, width, POINTS: tl.cons
 def _take(masks, owner, frames, out, counts, height, width, side):
     """frames: int64 (B, 2 + h + w): rows and columns that are kept, then those of the grid."""
     PACKED: tl.constexpr = masks.dtype.element_ty == tl.uint8
-    mask, i, j, on_grid, at = _tile(height, width, TAKE_ROWS, TAKE_COLUMNS)
+    mask, i, j, on_grid, at = _mask_tile(height, width, TAKE_ROWS, TAKE_COLUMNS)
     frame = frames + tl.load(owner + mask) * (2 + height + width)
     inside = (i < tl.load(frame))[:, None] & (j < tl.load(frame + 1))[None, :] & on_grid
     y = tl.load(frame + 2 + i, mask=i < height, other=0)
@@ -283,10 +279,10 @@ def _take(masks, owner, frames, out, counts, height, width, side):
     _store_cells(out + mask * height * width + at, on_grid, found, counts + mask)
 
 
-@triton.jit(do_not_specialize=["height", "width", "side"])
+@triton.jit(do_not_specialize=["height", "side"])
 def _take_affine(masks, owner, frames, out, counts, height, width, side):
     PACKED: tl.constexpr = masks.dtype.element_ty == tl.uint8
-    mask, i, j, on_grid, at = _tile(height, width, TAKE_ROWS, TAKE_COLUMNS)
+    mask, i, j, on_grid, at = _mask_tile(height, width, TAKE_ROWS, TAKE_COLUMNS)
     frame = frames + tl.load(owner + mask) * TAKE_FIELDS
     _, _, shown = locate(frame, i, j)
     x, y = stepped(frame + STEPS, i.to(tl.int64)[:, None], j.to(tl.int64)[None, :])
@@ -364,7 +360,7 @@ def draw_masks(
         [*runs.sizes.unbind(1), *axes, (cells[0] * cells[1] + 1) // 2, *kept.expand(-1, 2).T], 1
     )
     given, shape = (runs.run_ends, _rows(runs, place, owner), frames), (len(owner), *size)
-    options = {"AREA": sampling == "area", "enable_fp_fusion": False}
+    options = {"AREA": sampling == "area", "num_warps": DRAW_WARPS, "enable_fp_fusion": False}
     return _launched(_draw, (size[0], STRIP.value), shape, dtype, *given, **options)
 
 

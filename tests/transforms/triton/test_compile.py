@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,30 @@ import pytest
 HELPERS = Path(__file__).parents[2] / "helpers"
 
 
+ALL = {
+    "_convert",
+    "_fill_taps",
+    "_sample",
+    "_draw",
+    "_take",
+    "_sample_affine",
+    "_draw_affine",
+    "_take_affine",
+    "_sum_gray",
+    "_adjust",
+}
+# Of those that write images and masks: RGB is written byte by byte, as its bytes lie.
+WRITING = ALL - {"_convert", "_fill_taps", "_sum_gray"}
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
-def test_every_kernel_of_a_pipeline_compiles_and_rounds_as_the_compiled_kernels_do(tmp_path):
-    """No product is fused with a sum, which would round once instead of twice; and what a thread
-    computes with fits into its registers, but for four of them with Triton 3.2."""
+def test_every_kernel_compiles_rounds_as_on_a_cpu_and_suits_the_device(tmp_path, request):
+    """No product is fused with a sum, which would round once instead of twice. What a thread
+    computes with fits into its registers, and leaves room for as many threads as hide the waits
+    for memory. Of arrays as torch allocates them, a thread writes 8 bytes at a time or more."""
+    generations = ["80", "90", "100"] if request.config.getoption("torture") else ["90"]
     done = subprocess.run(
-        [sys.executable, HELPERS / "compile_kernels.py"],
+        [sys.executable, HELPERS / "compile_kernels.py", *generations],
         env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -25,24 +44,20 @@ def test_every_kernel_of_a_pipeline_compiles_and_rounds_as_the_compiled_kernels_
     )
     assert done.returncode == 0, done.stderr[-4000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    names = {
-        "_convert",
-        "_fill_taps",
-        "_sample",
-        "_draw",
-        "_take",
-        "_sample_affine",
-        "_draw_affine",
-        "_take_affine",
-        "_sum_gray",
-        "_adjust",
-    }
     made = {(kernel["kernel"], kernel["variant"], kernel["generation"]) for kernel in kernels}
-    assert made == {
-        *((name, "aligned", generation) for name in names for generation in (80, 90)),
-        *((name, "any", 90) for name in names),
-        *((name, "ones", 90) for name in ("_draw", "_sample", "_take")),
-    }
+    last = int(generations[-1])
+    assert made >= {(name, "aligned", int(number)) for name in ALL for number in generations}
+    assert made >= {(name, "any", last) for name in ALL}
+    assert made >= {(name, "ones", last) for name in WRITING}
+    assert {name for name, _, _ in made} == ALL
     assert all(kernel["code"] > 1000 for kernel in kernels)
     assert [kernel["name"] for kernel in kernels if kernel["fused"]] == []
-    assert [kernel["name"] for kernel in kernels if kernel["spilled"] > 16] == []
+    assert [kernel for kernel in kernels if kernel["spilled"] > 16] == []
+    if version("triton") < "3.7":  # an earlier compiler's choices are not ours
+        return
+    assert [kernel for kernel in kernels if kernel["spilled"]] == []
+    usual = [kernel for kernel in kernels if kernel["variant"] == "aligned"]
+    # 65,536 registers of a multiprocessor hold twelve warps of 32 threads.
+    assert [kernel for kernel in usual if kernel["registers"] > 168] == []
+    writing = [kernel for kernel in usual if kernel["kernel"] in WRITING]
+    assert [kernel for kernel in writing if min(kernel["stores"]) < 8] == []
