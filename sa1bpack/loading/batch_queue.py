@@ -31,15 +31,17 @@ _log = logging.getLogger("sa1bpack")
 class Buffer:
     """Memory for one batch.
 
-    bytes   uint8 (n,) in host memory
-    pinned  the same memory as a tensor, if it is pinned
-    event   recorded after the last copy out of it; None if nothing copies
+    bytes    uint8 (n,) in host memory
+    pinned   the same memory as a tensor, if it is pinned
+    event    recorded after the last copy out of it; None if nothing copies
+    streams  of the last copy out of that memory
     """
 
     def __init__(self, data: np.ndarray, pinned: torch.Tensor | None = None):
         self.bytes = data
         self.pinned = pinned
         self.event: Any = None
+        self.streams: list[Any] = []
 
 
 class BufferPool:
@@ -102,14 +104,15 @@ class BufferPool:
     def release(self, buffer: Buffer) -> None:
         """Return a buffer that is no longer in use.
 
-        It is taken next: the part still in the processor's caches is written faster.
+        It is taken next: the part still in the processor's caches is written faster. But one that a
+        device still copies out of is taken after all others: then its copy has most likely ended.
         """
         self._lent.discard(buffer)
         if self._closed or len(self._free) >= self._count:
             self._all.discard(buffer)  # beyond the plan: the consumer had kept batches
             self._collect_from = 0
             return
-        self._free.appendleft(buffer)
+        (self._free.appendleft if buffer.event is None else self._free.append)(buffer)
         with self.changed:
             self.changed.notify_all()
 

@@ -5,20 +5,22 @@ several devices, allocations that fail. So what is decided here must be as littl
 """
 
 import ctypes
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+import numpy as np
 import torch
 
 # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, of the CUDA driver API.
 _THREAD_LOCAL = 1
+_PORTABLE = 1  # cudaHostRegisterPortable
 
 
 class CudaRuntime:
     """CUDA, by torch. Devices are given by their index; "current" is a property of each thread.
 
     A CUDA context takes about half a GB of a device. The calls that create one on the *current*
-    device, whatever they are about, are `Event.query` and leaving `queuing_on`.
+    device, whatever they are about, are those of an event and leaving `queuing_on`.
     """
 
     def count(self) -> int:
@@ -55,9 +57,21 @@ class CudaRuntime:
         """Whether the current stream of the current device captures a CUDA graph."""
         return torch.cuda.is_current_stream_capturing()
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        """Pinned memory, uint8 (nbytes,). Raises RuntimeError if there is none."""
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    def pin(self, memory: np.ndarray) -> None:
+        """Pin memory, uint8 (n,), for every device, until `unpin`. Raises RuntimeError.
+
+        torch's own pinned memory is rounded up to a power of two, and kept when it is freed.
+        """
+        address, cudart = memory.__array_interface__["data"][0], torch.cuda.cudart()
+        code = cudart.cudaHostRegister(address, len(memory), _PORTABLE)
+        if code != cudart.cudaError.success:
+            with suppress(RuntimeError):  # else the next kernel that anyone launches reports it
+                torch.zeros(1, device="cuda")
+            raise RuntimeError(f"CUDA error: {cudart.cudaGetErrorString(code)}")
+
+    def unpin(self, address: int) -> None:
+        """End that; nothing may copy out of the memory. A device that failed leaves it pinned."""
+        torch.cuda.cudart().cudaHostUnregister(address)
 
     def empty(self, nbytes: int, index: int) -> torch.Tensor:
         """Memory of a device, uint8 (nbytes,): used again in the order of the stream that is
@@ -65,7 +79,7 @@ class CudaRuntime:
         return torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", index))
 
     def stream(self, index: int) -> Any:
-        """A new stream of a device: with `wait_event`."""
+        """A new stream of a device: with `wait_event` and `synchronize`."""
         return torch.cuda.Stream(index)
 
     def current_stream(self, index: int) -> Any:
@@ -77,8 +91,9 @@ class CudaRuntime:
         return torch.cuda.stream(stream)
 
     def event(self) -> Any:
-        """A new event: with `record(stream)` and `query()`."""
-        return torch.cuda.Event()
+        """A new event: with `record(stream)`, and `synchronize()`, which waits without the GIL and
+        without a processor. `query` would hold the GIL, also while a full queue makes it wait."""
+        return torch.cuda.Event(blocking=True)
 
     def send(self, data: torch.Tensor, to: torch.Tensor) -> None:
         """Queue a copy of pinned memory to a device on the current stream."""

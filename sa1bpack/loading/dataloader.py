@@ -337,7 +337,10 @@ def make_dataloader(
         workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0
     workers = whole_number("workers", workers, 0, MAX_WORKERS)
     prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1, MAX_AHEAD)
-    pin_memory = torch.cuda.is_available() if pin_memory is None else flag("pin_memory", pin_memory)
+    # `is_available` could initialise the driver, which forked workers could not use any more.
+    pin_memory = (
+        torch.cuda.device_count() > 0 if pin_memory is None else flag("pin_memory", pin_memory)
+    )
     if multiprocessing_context is not None:
         methods = torch.multiprocessing.get_all_start_methods()
         choice("multiprocessing_context", multiprocessing_context, methods)

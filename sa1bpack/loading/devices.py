@@ -1,6 +1,6 @@
 """Where batches go: the CPU, or a CUDA device, by a copy on a separate stream.
 
-Both have the same seven members, so the Loader has one code path:
+Both have the same members, so the Loader has one code path:
 
     enter_thread  at the beginning of a reader thread
     allocate      memory for a buffer
@@ -8,30 +8,46 @@ Both have the same seven members, so the Loader has one code path:
     wait          until the last copy out of a buffer is done
     stage         start sending a filled buffer, without waiting for it
     deliver       make the batch that the consumer gets
-    frees         whether `stage` is the host's last use of a buffer
 
 `open_device` returns a choice; `begin`, in the thread that begins an iteration, turns it into one
 of them.
 """
 
+import atexit
 import ctypes
 import os
 import threading
-import time
-from typing import Any
+import weakref
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sa1bpack.disk.direct import aligned
-from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError
+from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import BatchSpec, split_regions
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
-from sa1bpack.loading.cuda_runtime import CUDA
+from sa1bpack.loading.cuda_runtime import CUDA, CudaRuntime
 from sa1bpack.loading.finish import Batch, batch_views, finish, host_views
 from sa1bpack.wording import size_text
+
+
+class Staged(NamedTuple):
+    """A batch on its way to the consumer.
+
+    copy    what it consists of
+    buffer  where it is in host memory; None if that is free for the next batch
+    data    where it is on a device, uint8 (n,); None: it is not there, or not yet
+    event   recorded when it is there
+    """
+
+    copy: BatchCopy
+    buffer: Buffer | None
+    data: torch.Tensor | None = None
+    event: Any = None
 
 
 class Lease:
@@ -60,7 +76,6 @@ class Host:
     """Images, masks and runs stay in the buffer that they were copied to, and share its memory."""
 
     pinned = False
-    frees = False
 
     def __init__(self):
         self.device = torch.device("cpu")
@@ -80,19 +95,19 @@ class Host:
         """Give more memory to an unused buffer. Batches that were lent keep the old memory."""
         buffer.bytes = self.allocate(nbytes).bytes
 
-    def wait(self, buffer: Buffer, timeout: float) -> None:
+    def wait(self, buffer: Buffer) -> None:
         """Return at once: nothing copies out of the buffer."""
 
-    def stage(self, buffer: Buffer, copy: BatchCopy) -> tuple[Buffer, BatchCopy]:
+    def stage(self, buffer: Buffer, copy: BatchCopy) -> Staged:
         """The batch is already where it will be used."""
-        return buffer, copy
+        return Staged(copy, buffer)
 
-    def deliver(self, staged: tuple[Buffer, BatchCopy], spec: BatchSpec, pool: BufferPool) -> Batch:
+    def deliver(self, staged: Staged, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
 
         The small ones are copies, so keeping the ids of a batch does not keep its pixels.
         """
-        buffer, copy = staged
+        copy, buffer = staged.copy, staged.buffer
         lent = np.asarray(Lease(buffer, copy.nbytes, pool))
         large, small, span = split_regions(copy.regions)
         copied = buffer.bytes[span].copy()
@@ -103,92 +118,110 @@ class Cuda:
     """Batches are copied from pinned buffers on a side stream; masks are unpacked on the device."""
 
     pinned = True
-    frees = True
 
     def __init__(self, index: int):
         self.device, self._index = torch.device("cuda", index), index
         self._stream = CUDA.stream(index)
         self._turn = threading.Lock()
+        in_use.add(self)
 
     def enter_thread(self) -> None:
         """Make this device the thread's: on another one, its calls would create a context."""
         CUDA.enter_thread(self._index)
 
     def allocate(self, nbytes: int) -> Buffer:
-        """A buffer of pinned memory."""
+        """A buffer of pinned memory, which is no longer pinned when its last reference goes."""
+        memory = aligned(nbytes)
         with CUDA.on(self._index):
-            pinned = CUDA.pinned(nbytes)
-        _keep_in_children(pinned)
-        return Buffer(pinned.numpy(), pinned)
+            CUDA.pin(memory)
+        buffer = Buffer(memory, torch.from_numpy(memory))
+        address = memory.__array_interface__["data"][0]
+        given = os.getpid(), CUDA, self._index, buffer.streams, address
+        weakref.finalize(memory, _unpin, *given).atexit = False
+        return buffer
 
     def grow(self, buffer: Buffer, nbytes: int) -> None:
-        """Give more memory to a buffer that nothing copies out of."""
-        larger = self.allocate(nbytes)
-        buffer.bytes, buffer.pinned = larger.bytes, larger.pinned
+        """Give more memory to a buffer that nothing copies out of; an eighth more than is needed,
+        so that this is seldom done."""
+        larger = self.allocate(nbytes + nbytes // 8)
+        buffer.bytes, buffer.pinned, buffer.streams = larger.bytes, larger.pinned, larger.streams
 
-    def wait(self, buffer: Buffer, timeout: float) -> None:
-        """Wait for the last copy out of the buffer. Raises LoaderTimeout, naming the device."""
-        if buffer.event is None:
-            return
-        limit = time.monotonic() + timeout
-        while not buffer.event.query():
-            if time.monotonic() > limit:
-                raise LoaderTimeout(
-                    f"a copy to {self.device} did not end within {timeout:g} s; the device hangs, "
-                    "or another program keeps it busy"
-                )
-            time.sleep(20e-6)
-        buffer.event = None
+    def wait(self, buffer: Buffer) -> None:
+        """Wait for the last copy out of the buffer. A device that hangs never ends that: then the
+        consumer's wait for the batch ends by its timeout, and names what this thread does."""
+        if buffer.event is not None:
+            try:
+                buffer.event.synchronize()
+            except RuntimeError:
+                keep_if_failed()
+                raise
+            buffer.event = None
 
-    def stage(self, buffer: Buffer, copy: BatchCopy) -> tuple[torch.Tensor, Any, BatchCopy]:
-        """Start the single copy of the complete batch; the buffer's event is recorded after it.
+    def stage(self, buffer: Buffer, copy: BatchCopy) -> Staged:
+        """Start the copy of the complete batch. If the device has no memory for it, the buffer is
+        handed over: the consumer may have freed some when it takes the batch."""
+        try:
+            return self.send(buffer, copy)
+        except torch.cuda.OutOfMemoryError:
+            return Staged(copy, buffer)
+        except RuntimeError:
+            keep_if_failed()
+            raise
 
-        Raises LoaderError if the device has no memory for it.
-        """
+    def send(self, buffer: Buffer, copy: BatchCopy) -> Staged:
+        """A single copy of all bytes has begun; the buffer's event is recorded after it."""
         with self._turn, CUDA.queuing_on(self._stream):
-            data = self._empty(copy.nbytes)
+            data = CUDA.empty(copy.nbytes, self._index)
+            _keep_in_children(data)
             event = CUDA.event()
+            buffer.streams[:] = [self._stream]  # of another device in an earlier epoch
             try:
                 CUDA.send(buffer.pinned[: copy.nbytes], data)
                 event.record(self._stream)
             except BaseException:
                 # A copy may be in progress whose end no event will show: the buffer gets new memory
-                # before it is filled again. torch keeps the old one until the stream is done.
+                # before it is filled again. The old one is pinned until the stream is done.
                 buffer.bytes, buffer.pinned = buffer.bytes[:0], None
                 raise
         buffer.event = event
-        return data, event, copy
+        return Staged(copy, None, data, event)
 
-    def _empty(self, nbytes: int) -> torch.Tensor:
+    def _sent_late(self, staged: Staged, pool: BufferPool) -> Staged:
+        """The batch of a buffer that was handed over. Raises LoaderError."""
         try:
-            data = CUDA.empty(nbytes, self._index)
+            return self.send(staged.buffer, staged.copy)
         except torch.cuda.OutOfMemoryError as error:
             reason = str(error)  # not its traceback, whose frames hold the buffer
-        else:
-            _keep_in_children(data)
-            return data
+        finally:
+            pool.release(staged.buffer)
         raise LoaderError(
-            f"{self.device} has no memory for a batch of {size_text(nbytes)}; lower batch_size, "
-            f"max_masks or ahead, or keep fewer batches; loader.plan() shows what it takes: "
-            f"{reason}"
+            f"{self.device} has no memory for a batch of {size_text(staged.copy.nbytes)}; lower "
+            "batch_size, max_masks or ahead, or keep fewer batches; loader.plan() shows what it "
+            f"takes: {reason}"
         )
 
-    def deliver(
-        self, staged: tuple[torch.Tensor, Any, BatchCopy], spec: BatchSpec, pool: BufferPool
-    ) -> Batch:
+    def probe(self) -> None:
+        """Raise RuntimeError if the device has failed; does not wait for it."""
+        with CUDA.on(self._index):
+            CUDA.event().record(self._stream)
+
+    def deliver(self, staged: Staged, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors on the device, for use on the consumer's current stream.
 
-        The small ones are copies, as on the CPU. Raises LoaderError while that stream is captured.
+        The small ones are copies, as on the CPU. Raises LoaderError while that stream is captured,
+        or if the device has no memory for the batch.
         """
-        data, event, copy = staged
         with CUDA.on(self._index):
             if CUDA.capturing():
                 raise LoaderError(
                     f"a batch cannot be taken while a CUDA graph is captured on {self.device}: "
                     "take it before, and copy it to the tensors that the graph reads"
                 )
+            if staged.data is None:
+                staged = self._sent_late(staged, pool)
+            copy, data = staged.copy, staged.data
             stream = CUDA.current_stream(self._index)
-            stream.wait_event(event)
+            stream.wait_event(staged.event)
             # Allocated on the side stream: its memory must not be reused before this one is done.
             CUDA.keep(data, stream)
             large, small, span = split_regions(copy.regions)
@@ -255,12 +288,14 @@ def open_device(name: str | torch.device) -> Host | CudaChoice:
     )
 
 
-# ----------------------------------------------------------------------------------------- forking
-# To free pinned or sent memory, torch records events, which fails in a forked child, in a place
-# where an error ends the process. So there it is never freed: its pages are shared with the parent.
+# ------------------------------------------------------------------------- memory that is not freed
+# To free memory that was sent, torch records events, in a place where an error ends the process.
+# That fails in a forked child, and after a kernel that failed, before its traceback is printed.
+# There such memory is never freed.
 
 # A plain weak reference does not own what it returns once only torch holds the storage.
 _memory = WeakIdKeyDictionary()
+in_use = weakref.WeakSet[Cuda]()
 
 
 def _keep_in_children(tensor: torch.Tensor) -> None:
@@ -268,8 +303,33 @@ def _keep_in_children(tensor: torch.Tensor) -> None:
 
 
 def _keep_forever() -> None:
+    in_use.clear()
     for storage in list(_memory):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(storage))
 
 
 os.register_at_fork(after_in_child=_keep_forever)
+
+
+def keep_if_failed() -> None:
+    """Keep that memory if a device has failed: from then on, all calls of CUDA fail.
+
+    To be called before batches are freed: at the end of an epoch, and when a call has failed."""
+    try:
+        for device in list(in_use):
+            device.probe()
+    except RuntimeError:
+        _keep_forever()
+
+
+atexit.register(keep_if_failed)
+
+
+def _unpin(process: int, cuda: CudaRuntime, index: int, streams: list, address: int) -> None:
+    """Unpin memory of this process when no copy out of it is in progress."""
+    if process == os.getpid():
+        with cuda.on(index):
+            for stream in streams:
+                with suppress(RuntimeError):  # of a device that has failed: it copies nothing
+                    stream.synchronize()
+            cuda.unpin(address)

@@ -47,6 +47,9 @@ AHEAD = 2
 # What `threads` and `ahead` may be: far beyond what helps, and within what a machine can start.
 MAX_THREADS = MAX_AHEAD = 1024
 
+# The workspace that cuBLAS takes for the products of relations: this on an H100, 8 MiB on others.
+CUBLAS_BYTES = 32 << 20
+
 # How long ending an iteration, and closing the loader, wait for copies in progress. Nothing depends
 # on it: a thread that is still reading ends by itself, and cannot affect a later epoch.
 END_SECONDS, CLOSE_SECONDS = 1.0, 5.0
@@ -181,9 +184,8 @@ class Loader(BatchReader):
         ds, options = self._dataset, self._options
         largest = LargestBatch.of(ds, self._spec, self.batches, self._masks)
         count = self._ahead + 2
-        held, device_bytes = largest.nbytes, 0
+        buffers, device_bytes = count * largest.nbytes, 0
         if self._device.pinned:
-            held = 1 << max(largest.nbytes - 1, 0).bit_length()
             # In the queue, being delivered, and the one that the consumer still has meanwhile.
             device_bytes = (self._ahead + 3) * on_device(largest.nbytes)
             made, temporary = finishing_bytes(
@@ -197,7 +199,7 @@ class Loader(BatchReader):
             )
             related = 2 * self._spec.relate.nbytes(rows, largest.capacity)
             if self._device.pinned:
-                device_bytes += self._spec.relate.scratch_bytes(
+                device_bytes += CUBLAS_BYTES + self._spec.relate.scratch_bytes(
                     largest.samples,
                     largest.capacity,
                     largest.samples * largest.most_masks,
@@ -212,8 +214,8 @@ class Loader(BatchReader):
             most_masks=largest.most_masks,
             batch_bytes=largest.nbytes,
             batches=count,
-            host_bytes=count * held + (0 if self._device.pinned else related),
-            pinned_bytes=count * held if self._device.pinned else 0,
+            host_bytes=buffers + (0 if self._device.pinned else related),
+            pinned_bytes=buffers if self._device.pinned else 0,
             device_bytes=device_bytes + (related if self._device.pinned else 0),
             scratch_bytes=self._scratch_bytes(largest),
             threads=self._threads,

@@ -14,7 +14,7 @@ from sa1bpack.loading.ahead import Ahead
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, Ticket
 from sa1bpack.loading.counting import EpochCounts
-from sa1bpack.loading.devices import Cuda, Host
+from sa1bpack.loading.devices import Cuda, Host, keep_if_failed
 from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
@@ -172,7 +172,7 @@ class ReaderThreads:
                     text = f"waiting for the end of a copy to {self._device.device}"
                     self._doing[name] = (text, time.monotonic())
                     begin = self._counts.clock()
-                    self._device.wait(ticket.buffer, self._timeout)
+                    self._device.wait(ticket.buffer)
                     self._counts.worked("stage", begin)
                 self._share_out(_Job(ticket, copy, errors))
         except BaseException as error:
@@ -232,7 +232,7 @@ class ReaderThreads:
         if failed is not None:
             self._queue.abort(job.ticket, failed)
         else:
-            free = staged is None or self._device.frees
+            free = staged is None or staged.buffer is None
             self._queue.commit(job.ticket, (staged, job.dropped), free=free)
 
     def _settle(self, job: _Job, reader: SampleReader) -> BaseException | None:
@@ -269,7 +269,7 @@ class ReaderThreads:
         begin = self._counts.clock()
         batch = self._device.deliver(staged, self._planner.source.spec, self._pool)
         self._counts.worked("deliver", begin)
-        return Taken(batch, dropped, staged[-1].nbytes, ready)  # last in what is staged: the copy
+        return Taken(batch, dropped, staged.copy.nbytes, ready)
 
     def _doing_text(self) -> str:
         """The state of every thread, for messages."""
@@ -291,6 +291,7 @@ class ReaderThreads:
             return
         if self._asking is not None:
             self._asking.end()
+        keep_if_failed()
         self._queue.close()
         with self._changed:
             self._changed.notify_all()

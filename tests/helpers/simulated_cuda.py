@@ -33,6 +33,10 @@ class Stream:
     def add(self, run: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
         self.queue.append((ready, run))
 
+    def synchronize(self) -> None:
+        self.cuda.call(self.index)
+        self.cuda.wait_until(lambda: not self.queue)
+
     def wait_event(self, event: "Event") -> None:
         self.cuda.call(self.index)
         number = event.recorded
@@ -57,10 +61,10 @@ class Event:
 
         stream.add(reach)
 
-    def query(self) -> bool:
+    def synchronize(self) -> None:
         # No call of torch's makes a device current for it.
-        self.cuda.call(self.cuda.thread.index, unsafe=True, failing="query")
-        return self.reached >= self.recorded
+        self.cuda.call(self.cuda.thread.index, unsafe=True, failing="synchronize")
+        self.cuda.wait_until(lambda: self.reached >= self.recorded)
 
 
 class _Block:
@@ -95,6 +99,7 @@ class SimulatedCuda:
     fail      names of calls → the error that the next one raises
     memory    bytes of each device, None for no limit
     pins      bytes of pinned memory, None for no limit
+    broken    whether a kernel has failed, and with it every later call
     """
 
     def __init__(self, devices: int = 1, seed: int = 0, switch: Callable[[], None] = lambda: None):
@@ -107,7 +112,9 @@ class SimulatedCuda:
         self.memory: int | None = None
         self.pins: int | None = None
         self.forked = False
-        self.pinned_bytes = 0
+        self.pinned: dict[int, int] = {}  # address → bytes
+        self.copying: dict[int, int] = defaultdict(int)  # address → halves to be copied out of it
+        self.broken = False
         self.streams = [Stream(self, index) for index in range(devices)]
         self._default = {stream.index: stream for stream in self.streams}
         self._blocks: dict[int, _Block] = {}  # by address
@@ -141,6 +148,8 @@ class SimulatedCuda:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         if failing in self.fail:
             raise self.fail.pop(failing)
+        if self.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
 
     @contextmanager
     def capture(self) -> Iterator[None]:
@@ -178,13 +187,18 @@ class SimulatedCuda:
     def capturing(self) -> bool:
         return self._capture == threading.get_ident()
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        # torch uses any context that there is, else it makes one on the current device.
-        self.call(min(self.contexts, default=self.thread.index), failing="pinned")
-        if self.pins is not None and self.pinned_bytes + nbytes > self.pins:
+    def pin(self, memory: np.ndarray) -> None:
+        self.call(self.thread.index, failing="pin")
+        if self.pins is not None and sum(self.pinned.values()) + len(memory) > self.pins:
             raise RuntimeError("CUDA error: out of memory")
-        self.pinned_bytes += nbytes
-        return self._tensor(_Block(nbytes, 0x5A))
+        self.pinned[memory.ctypes.data] = len(memory)
+        memory[:] = 0x5A
+
+    def unpin(self, address: int) -> None:
+        self.switch()
+        del self.pinned[address]
+        idle = self.broken or not self.copying[address]
+        assert idle, "memory is unpinned while a copy reads it"
 
     def empty(self, nbytes: int, index: int) -> torch.Tensor:
         self.call(index, unsafe=True, failing="empty")
@@ -229,10 +243,19 @@ class SimulatedCuda:
     def send(self, data: torch.Tensor, to: torch.Tensor) -> None:
         block = self._blocks[to.data_ptr()]
         self.call(block.index, failing="send")
-        source, nbytes = _bytes_at(data.data_ptr(), len(data)), len(data)
+        address, nbytes = data.data_ptr(), len(data)
+        source = _bytes_at(address, nbytes)
+        assert nbytes <= self.pinned[address]
         stream, half = self.thread.streams[block.index], nbytes // 2
+        with self._stepping:
+            self.copying[address] += 2
+
+        def run(part: slice) -> None:
+            np.copyto(block.data[:nbytes][part], source[part])
+            self.copying[address] -= 1
+
         for part in (slice(0, half), slice(half, nbytes)):
-            stream.add(lambda part=part: np.copyto(block.data[:nbytes][part], source[part]))
+            stream.add(lambda part=part: run(part))
 
     def keep(self, data: torch.Tensor, stream: Stream) -> None:
         self._blocks[data.data_ptr()].kept_for.add(stream)
@@ -262,6 +285,11 @@ class SimulatedCuda:
                     able = [s for s in self.streams if s.queue and s.queue[0][0]() and s != stream]
                     assert able, "a stream waits for an event that no other stream will reach"
                     self._step(self.random.choice(able))
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait as a thread of the host does; the devices run meanwhile."""
+        while not ready():
+            self.advance()
 
     def synchronize(self) -> None:
         """Run everything."""
@@ -297,9 +325,7 @@ class SimulatedCuda:
     def freed(self, block: _Block) -> None:
         if os.getpid() != self.process:
             os._exit(86)  # torch records events then, which ends a forked child
-        if block.stream is None:
-            self.pinned_bytes -= len(block.data)
-            return
+        assert not self.broken, "memory is freed on a device that has failed"
         events = []
         for stream in block.kept_for - {block.stream}:
             event = Event(self)

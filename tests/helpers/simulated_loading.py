@@ -1,6 +1,7 @@
 """Loaders on simulated CUDA devices, and a consumer that checks what they yield."""
 
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -20,8 +21,7 @@ def cuda(monkeypatch) -> SimulatedCuda:
     """Two devices in place of CUDA's; they run when somebody waits."""
     made = SimulatedCuda(devices=2)
     monkeypatch.setattr(devices, "CUDA", made)
-    # Whoever polls an event lets the devices run.
-    monkeypatch.setattr(devices.time, "sleep", lambda seconds: made.pending() and made.advance())
+    monkeypatch.setattr(devices, "in_use", weakref.WeakSet())  # not of an earlier test
     return made
 
 
@@ -30,8 +30,10 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
     schedule = Schedule(seed)
     made = SimulatedCuda(device_count, seed, schedule.switch)
     schedule.outside = made.pending, made.advance
+    made.wait_until = lambda ready: schedule.block(ready) if schedule.task else made.synchronize()
     schedule.patch(monkeypatch, devices, batch_queue, iteration, reader_threads)
     monkeypatch.setattr(devices, "CUDA", made)
+    monkeypatch.setattr(devices, "in_use", weakref.WeakSet())  # not of an earlier test
     return schedule, made
 
 

@@ -1,19 +1,21 @@
 """The Loader on CUDA devices that are simulated, in interleavings that seeds decide."""
 
-from collections.abc import Callable
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
 from schedules import Schedule
-from simulated_cuda import Event, SimulatedCuda, Stream
+from simulated_cuda import SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout
-from sa1bpack.loading import loader
+from sa1bpack.loading import devices, loader
 from sa1bpack.loading.batch.collate import Collate
+from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.devices import Cuda
 from sa1bpack.loading.loader import Loader
@@ -109,14 +111,27 @@ def nothing(*arguments) -> None:
     """In place of a step that is left out."""
 
 
+def forgetting(patch) -> None:
+    """Copies that buffers do not know of: they are not waited for, and taken newest first."""
+    sent = Cuda.send
+
+    def forgotten(self, buffer, copy):
+        staged = sent(self, buffer, copy)
+        buffer.event = None
+        return staged
+
+    patch.setattr(Cuda, "send", forgotten)
+
+
 SABOTAGE: dict[str, Callable] = {
-    "buffers are not waited for": lambda patch: patch.setattr(Cuda, "wait", nothing),
+    "buffers do not know of copies": forgetting,
     "the consumer does not wait": lambda patch: patch.setattr(Stream, "wait_event", nothing),
     "memory is not kept": lambda patch: patch.setattr(SimulatedCuda, "keep", nothing),
     "threads have no device": lambda patch: patch.setattr(Cuda, "enter_thread", nothing),
 }
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of finalizers
 @pytest.mark.parametrize("what", SABOTAGE)
 def test_the_simulation_notices_when_a_step_is_left_out(ds, monkeypatch, what):
     noticed = 0
@@ -131,7 +146,7 @@ def test_the_simulation_notices_when_a_step_is_left_out(ds, monkeypatch, what):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("call", ["enter_thread", "empty", "send", "record", "query"])
+@pytest.mark.parametrize("call", ["enter_thread", "empty", "send", "record", "synchronize"])
 def test_an_error_of_a_call_reaches_the_consumer_and_nothing_is_lost(ds, monkeypatch, call, seed):
     """And nothing is wrong afterwards: whatever was sent before the error may still be running."""
     schedule, cuda = scheduled(monkeypatch, seed)
@@ -148,7 +163,7 @@ def test_an_error_of_a_call_reaches_the_consumer_and_nothing_is_lost(ds, monkeyp
                 for batch in found:
                     consumer.take(batch, 1)
                     cuda.fail.setdefault(call, failure)
-                for batch in batches:  # a query may be the first of the next epoch
+                for batch in batches:  # a wait may be the first of the next epoch
                     consumer.take(batch, 1)
             batch = None
             cuda.fail.clear()
@@ -167,17 +182,19 @@ def test_an_error_of_a_call_reaches_the_consumer_and_nothing_is_lost(ds, monkeyp
 
 
 def test_a_copy_that_never_ends_is_a_timeout_that_names_the_device(ds, monkeypatch):
-    schedule, _ = scheduled(monkeypatch, seed=1)
-    monkeypatch.setattr(Event, "query", lambda self: False)  # the device hangs
+    schedule, cuda = scheduled(monkeypatch, seed=1)
+    hangs = [True]
+    cuda.wait_until = lambda ready: schedule.block(lambda: ready() and not hangs)
 
     def train() -> None:
         options = {"threads": 1, "ahead": 1, "timeout": 5, "masks": "flat_bits", "io": "cached"}
         with Loader(ds, 2, device="cuda:1", **options) as batches:
-            for batch in batches:
-                del batch
+            with pytest.raises(LoaderTimeout, match="waiting for the end of a copy to cuda:1"):
+                for batch in batches:
+                    del batch
+            hangs.clear()
 
-    with pytest.raises(LoaderTimeout, match="a copy to cuda:1"):
-        schedule.run(train)
+    schedule.run(train)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -243,3 +260,76 @@ def test_threads_read_on_while_another_thread_captures_a_graph(ds, monkeypatch):
 
     schedule.run(train)
     assert consumer.check() == 6 and not cuda.capture_is_lost
+
+
+class Lagging(SimulatedCuda):
+    """A device that runs only when a thread of the host waits for it."""
+
+    @contextmanager
+    def on(self, index: int) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
+    ds, monkeypatch, ahead
+):
+    """Newest first, a thread would wait for the copy that was queued last, while buffers whose
+    copies have ended lie idle."""
+    cuda, filled = Lagging(), []
+    monkeypatch.setattr(devices, "CUDA", cuda)
+    write_heads = BatchCopy.write_heads
+
+    def noted(self, data):
+        address = data.ctypes.data
+        assert not cuda.copying[address]
+        filled.append(address)
+        write_heads(self, data)
+
+    monkeypatch.setattr(BatchCopy, "write_heads", noted)
+    options = {"threads": 1, "ahead": ahead, "io": "cached", "masks": "flat_bits"}
+    with Loader(ds, 1, device="cuda", **options) as batches:
+        for _ in range(2):
+            for batch in batches:
+                del batch
+    assert len(set(filled)) == ahead + 2 and len(filled) == 2 * len(ds)
+    assert filled[ahead + 2 :] == filled[: -ahead - 2]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("run", range(5))
+def test_memory_of_a_device_that_has_failed_is_kept_and_the_error_is_raised(ds, cuda, taken, run):
+    """To free it, torch would record events, in a place where an error ends the process."""
+    with Loader(ds, 2, device="cuda", threads=1) as batches:
+        found = iter(batches)
+        held = [next(found)]
+        cuda.broken = True  # a kernel of the consumer's
+        if taken:
+            with pytest.raises(RuntimeError, match="device-side assert"):
+                held.extend(found)
+        del found  # which ends the epoch
+        held.clear()
+        gc.collect()
+    del batches
+    gc.collect()
+
+
+def test_pinned_memory_is_given_back_when_a_loader_is_closed(ds, cuda):
+    for size in (4, 2):
+        with Loader(ds, size, device="cuda") as batches:
+            plan = batches.plan()
+            for batch in batches:
+                del batch
+            assert sum(cuda.pinned.values()) == plan.pinned_bytes
+        assert cuda.pinned == {}
+
+
+def test_a_batch_that_does_not_fit_beside_the_one_before_is_sent_when_that_is_gone(ds, cuda):
+    with Loader(ds, 4, device="cuda", threads=1, ahead=1) as batches:
+        rows = []
+        cuda.memory = 2 * batches.plan().batch_bytes
+        for batch in batches:
+            cuda.synchronize()
+            rows += batch["indices"].tolist()
+            del batch
+    assert sorted(rows) == list(range(len(ds)))

@@ -84,7 +84,7 @@ def test_missing_pinned_memory_is_an_error_with_the_plan_and_the_remedy(ds, cuda
 
 def test_any_other_error_of_pinning_is_not_called_missing_memory(ds, cuda):
     with Loader(ds, 4, device="cuda") as batches:
-        cuda.fail["pinned"] = RuntimeError("CUDA error: unspecified launch failure")
+        cuda.fail["pin"] = RuntimeError("CUDA error: unspecified launch failure")
         with pytest.raises(RuntimeError, match=r"^CUDA error: unspecified launch failure$"):
             next(iter(batches))
 
