@@ -61,7 +61,7 @@ REQUIRED = {
     "zarr": "zarr", "zlib_ng": "zlib-ng",
     "donfig": "donfig", "iniconfig": "iniconfig", "llvmlite": "llvmlite", "numcodecs": "numcodecs",
     "packaging": "packaging", "pluggy": "pluggy", "pygments": "pygments",
-    "sortedcontainers": "sortedcontainers", "typing_extensions": "typing_extensions",
+    "sortedcontainers": "sortedcontainers", "typing_extensions": "typing-extensions",
     "yaml": "pyyaml",
 }  # fmt: skip
 INSTALLING = 60  # seconds at most
@@ -93,11 +93,12 @@ def unfit_packages() -> dict[str, str]:
     if "packaging" in unfit:
         return unfit
     from packaging.requirements import Requirement  # may have been missing
+    from packaging.utils import canonicalize_name
 
     def found(line: str) -> tuple[str, str, str] | None:
         """Package, version and specifier of a requirement that is not met."""
         needed = Requirement(line)
-        name = needed.name.lower().replace("_", "-")
+        name = canonicalize_name(needed.name)
         if name not in others or not (needed.marker is None or needed.marker.evaluate(NO_EXTRA)):
             return None
         fits = needed.specifier.contains(version(name), prereleases=True)
@@ -124,7 +125,9 @@ def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[st
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     if unfit:
         lines = (ROOT / "constraints.txt").read_text().splitlines()
-        pins = {line.split("==")[0].lower(): line for line in lines if "==" in line}
+        pins = {
+            line.split("==")[0].lower().replace("_", "-"): line for line in lines if "==" in line
+        }
         wanted = [pins.get(package, package) for package in unfit]
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         pip += ["--no-compile", "--find-links", str(wheels), "--target", str(folder / "site")]

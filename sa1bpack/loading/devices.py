@@ -150,11 +150,7 @@ class Cuda:
         """Wait for the last copy out of the buffer. A device that hangs never ends that: then the
         consumer's wait for the batch ends by its timeout, and names what this thread does."""
         if buffer.event is not None:
-            try:
-                buffer.event.synchronize()
-            except RuntimeError:
-                keep_if_failed()
-                raise
+            buffer.event.synchronize()
             buffer.event = None
 
     def stage(self, buffer: Buffer, copy: BatchCopy) -> Staged:
@@ -164,9 +160,6 @@ class Cuda:
             return self.send(buffer, copy)
         except torch.cuda.OutOfMemoryError:
             return Staged(copy, buffer)
-        except RuntimeError:
-            keep_if_failed()
-            raise
 
     def send(self, buffer: Buffer, copy: BatchCopy) -> Staged:
         """A single copy of all bytes has begun; the buffer's event is recorded after it."""
@@ -314,7 +307,7 @@ os.register_at_fork(after_in_child=_keep_forever)
 def keep_if_failed() -> None:
     """Keep that memory if a device has failed: from then on, all calls of CUDA fail.
 
-    To be called before batches are freed: at the end of an epoch, and when a call has failed."""
+    To be called before batches are freed: when an epoch ends, also by an error."""
     try:
         for device in list(in_use):
             device.probe()
