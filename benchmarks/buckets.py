@@ -39,7 +39,12 @@ def measured(ds: Counts, batch_size: int, ranks: int, buckets: Buckets | None) -
     parts = []
     for rank in range(ranks):
         batches = OrderedBatches(
-            order, batch_size, rank=rank, world_size=ranks, last="drop", buckets=buckets
+            order,
+            global_batch_size=batch_size,
+            rank=rank,
+            world_size=ranks,
+            last="drop",
+            buckets=buckets,
         )
         parts.append([ds.counts[indices] for indices in batches])
     took = (time.perf_counter() - began) / sum(map(len, parts))

@@ -130,7 +130,7 @@ class Trainer:
         self.layout = ds.layout
         # Both take rank and world size from torch.distributed. The last batch of an epoch is short,
         # so that every sample occurs exactly once; `train_step` weights the ranks' unequal parts.
-        options = {"batch_size": args.batch_size, "order": args.order, "seed": args.seed,
+        options = {"global_batch_size": args.batch_size, "order": args.order, "seed": args.seed,
                    "masks": "flat", "max_masks": args.masks, "choose": "largest"}  # fmt: skip
         if args.workers is None:
             self.loader = sa1bpack.Loader(ds, device=str(device), **options)

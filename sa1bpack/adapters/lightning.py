@@ -22,7 +22,7 @@ else:
         from pytorch_lightning import LightningDataModule
 
 
-_CHANGING = {"max_masks", "choose"}
+_CHANGING = {"global_batch_size", "max_masks", "choose"}
 
 
 class LoaderKeywords(ReadingKeywords, total=False):
@@ -49,7 +49,7 @@ class DataModule(LightningDataModule):
     def __init__(
         self,
         pack: Any,
-        batch_size: WholeNumbers,
+        batch_size: WholeNumbers | None = None,
         *,
         val: Any = 0.01,
         split_seed: int = 0,
@@ -59,7 +59,7 @@ class DataModule(LightningDataModule):
         """
         Args:
             pack: what `sa1bpack.open` takes, or a dataset without a transform.
-            batch_size: images per batch, of all ranks together; or a schedule, as in `Loader`.
+            batch_size: images per batch of each rank; or a schedule; or None, as in `Loader`.
             val: share of the images that are for validation, 0 for none; or, as `pack`, the images
                 themselves, and then all of `pack` is for training.
             split_seed: of the split.
@@ -113,7 +113,9 @@ class DataModule(LightningDataModule):
         if part not in self._loaders:
             trainer = self.trainer
             device = "cpu" if trainer is None else str(trainer.strategy.root_device)
-            size = self.batch_size if part == "train" else _last("batch_size", self.batch_size)
+            size = self.batch_size
+            if part == "val" and size is not None:
+                size = _last("batch_size", size)
             self._loaders[part] = Loader(ds, size, **{"device": device, **options})
         return self._loaders[part]
 

@@ -291,7 +291,7 @@ def _end_all_workers() -> None:
 @checks_options(**_OTHER_NAMES)
 def make_dataloader(
     ds: Dataset,
-    batch_size: WholeNumbers,
+    batch_size: WholeNumbers | None = None,
     *,
     workers: int | None = None,
     prefetch_factor: int | None = None,
@@ -305,7 +305,7 @@ def make_dataloader(
     there are any, and suits libraries that require a DataLoader.
 
     Args:
-        ds, batch_size: as in `Loader`; batch_size counts the samples of all ranks together.
+        ds, batch_size: as in `Loader`.
         workers: processes. None: one per core available to this process, at most 8, if the
             dataset has a transform; otherwise none, because sending a batch from a worker takes
             longer than making it. At most 1024.
@@ -314,8 +314,9 @@ def make_dataloader(
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
             `if __name__ == "__main__"` in the script, otherwise the platform's default; "spawn" for
             packs in object stores, whose connections do not survive a fork.
-        options: order, masks, max_masks, choose, pad_to_max, buckets, relations, seed, last, rank,
-            world_size, on_error, max_dropped, timeout, on_epoch_end: see ReadingOptions.
+        options: global_batch_size, order, masks, max_masks, choose, pad_to_max, buckets,
+            relations, seed, last, rank, world_size, on_error, max_dropped, timeout,
+            on_epoch_end: see ReadingOptions.
 
     Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
 

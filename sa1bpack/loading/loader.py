@@ -104,7 +104,7 @@ class Loader(BatchReader):
     def __init__(
         self,
         ds: Dataset,
-        batch_size: WholeNumbers,
+        batch_size: WholeNumbers | None = None,
         *,
         device: str = "cpu",
         threads: int | None = None,
@@ -116,9 +116,9 @@ class Loader(BatchReader):
         Args:
             ds: a dataset without a transform, which would run Python for every sample: transform
                 the batch, or use `make_dataloader`. A `torch.utils.data.Subset` of one is accepted.
-            batch_size: samples per batch, over all ranks together; or a schedule of it: `Steps`,
-                `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function of
-                the epoch.
+            batch_size: samples per batch, of each rank; or a schedule of it: `Steps`, `Linear`,
+                `Cosine`, `Function`, a list with one value per epoch, or a function of the epoch.
+                Or None, with the option `global_batch_size`.
             device: "cpu", "cuda" or "cuda:1". "cuda" is the current device when an iteration
                 begins, so it may be set after the Loader is made, also in another process.
             threads: None: one per core available to this process, at most 12, and at least 4 to
@@ -130,9 +130,9 @@ class Loader(BatchReader):
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
                 "auto", as None: "cached" if the dataset takes at most half of the memory of this
                 machine or container, else "direct"; `plan()` says which, and why.
-            options: order, masks, max_masks, choose, pad_to_max, buckets, relations, seed, last,
-                rank, world_size, on_error, max_dropped, timeout, on_epoch_end: see
-                ReadingOptions.
+            options: global_batch_size, order, masks, max_masks, choose, pad_to_max, buckets,
+                relations, seed, last, rank, world_size, on_error, max_dropped, timeout,
+                on_epoch_end: see ReadingOptions.
 
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.

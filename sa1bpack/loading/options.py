@@ -33,7 +33,8 @@ ORDERS = ("shuffle", "local", "home", "sequential")
 
 def make_batches(
     ds: Ordered,
-    batch_size: WholeNumbers,
+    batch_size: WholeNumbers | None,
+    global_batch_size: WholeNumbers | None,
     order: str | Order,
     seed: int | None,
     last: str,
@@ -46,7 +47,7 @@ def make_batches(
 
     Args:
         ds: the dataset.
-        batch_size: samples per batch over all ranks together.
+        batch_size, global_batch_size: one of them: samples per batch of each rank, or of all.
         order: one of ORDERS, or an Order of this dataset.
         seed: of a named order; None for 0. With an Order that has a seed: None, or that seed.
         last: what becomes of the samples that do not fill a batch, as in `EpochBatches`.
@@ -74,7 +75,12 @@ def make_batches(
         )
     if buckets is not None and not isinstance(buckets, Buckets):
         buckets = Buckets(ds, buckets)
-    more = {"last": last, "buckets": buckets, "schedules": schedules}
+    more = {
+        "global_batch_size": global_batch_size,
+        "last": last,
+        "buckets": buckets,
+        "schedules": schedules,
+    }
     if rank is None or world_size is None:
         return RankBatches(order, batch_size, **more)
     return OrderedBatches(order, batch_size, rank=rank, world_size=world_size, **more)
@@ -126,6 +132,7 @@ OF_OTHER_LOADERS = {
 class ReadingKeywords(TypedDict, total=False):
     """The fields of `ReadingOptions`, as keyword arguments."""
 
+    global_batch_size: WholeNumbers | None
     order: str | Order
     masks: str
     max_masks: WholeNumbers | None
@@ -148,6 +155,9 @@ class ReadingKeywords(TypedDict, total=False):
 class ReadingOptions:
     """Options that Loader and make_dataloader share.
 
+    global_batch_size
+        In place of `batch_size`: samples per batch of all ranks together, a multiple of their
+        number; or a schedule of it. Batches are then the same for any number of ranks.
     order
         "shuffle", "local" (shuffle within a few shards at a time), "home" (shuffle, each rank its
         own shards in every epoch), "sequential", or an Order of this dataset.
@@ -198,6 +208,7 @@ class ReadingOptions:
         ('short', 120.0)
     """
 
+    global_batch_size: WholeNumbers | None = None
     order: str | Order = "shuffle"
     masks: str = "padded"
     max_masks: WholeNumbers | None = None
@@ -246,11 +257,12 @@ class ReadingOptions:
             self.max_masks, self.choose, self.seed or 0, self.pad_to_max, self.layout
         )
 
-    def batches(self, ds: Dataset, batch_size: WholeNumbers) -> OrderedBatches:
+    def batches(self, ds: Dataset, batch_size: WholeNumbers | None) -> OrderedBatches:
         """The batches of a dataset. Raises OptionError as `make_batches` and `check_order` do."""
         batches = make_batches(
             ds,
             batch_size,
+            self.global_batch_size,
             self.order,
             self.seed,
             self.last,

@@ -15,7 +15,7 @@ OPTIONS = {"val": 0.15, "split_seed": 2, "max_masks": 2, "seed": 1}
 
 
 def made(photos, **options) -> DataModule:
-    return DataModule(photos.root, 2, **OPTIONS | options)
+    return DataModule(photos.root, **{"batch_size": 2} | OPTIONS | options)
 
 
 def fit(data, module, resume=None):
@@ -58,7 +58,7 @@ def test_a_run_resumes_after_the_batch_at_which_its_checkpoint_was_saved(
 def test_ranks_take_parts_of_the_batches_of_one(photos, complete):
     ranks = []
     for rank in range(2):
-        data = made(photos, rank=rank, world_size=2, val_options={"last": "pad"})
+        data = made(photos, batch_size=1, rank=rank, world_size=2, val_options={"last": "pad"})
         ranks.append(fit(data, Validated()).seen)
     pairs = zip(*ranks, strict=True)
     together = [(epoch, first + second) for (epoch, first), (_, second) in pairs]

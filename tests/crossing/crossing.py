@@ -69,7 +69,8 @@ class Crossing:
         self, rank: int, ranks: int, buckets: sa1bpack.Buckets | None
     ) -> sa1bpack.OrderedBatches:
         options = {"rank": rank, "world_size": ranks, "last": self.case.reading["last"]}
-        return sa1bpack.OrderedBatches(self.order, self.case.size, buckets=buckets, **options)
+        options["global_batch_size"] = self.case.size
+        return sa1bpack.OrderedBatches(self.order, buckets=buckets, **options)
 
     def run(self) -> None:
         """Read both epochs, then compare: samples map files, whose pages then stay in memory."""
@@ -110,7 +111,11 @@ class Crossing:
         if (count := case.ranks[turn]) == 1:
             return [make(self.ds, case.size, **options)]
         options["world_size"] = count
-        return [make(self.ds, case.size, rank=rank, **options) for rank in range(count)]
+        if case.seed % 2 and isinstance(case.size, int):
+            options["batch_size"] = case.size // count
+        else:
+            options["global_batch_size"] = case.size
+        return [make(self.ds, rank=rank, **options) for rank in range(count)]
 
     def _resumed(self, readers: list[Any]) -> list[Any]:
         """Others that continue where these are."""

@@ -61,7 +61,14 @@ def read(loader: sa1bpack.Loader, count: int) -> list[list[list]]:
 def loader_of(ds: sa1bpack.Dataset, order: str, **options) -> sa1bpack.Loader:
     """A loader whose arrays have the same shapes on all ranks."""
     return sa1bpack.Loader(
-        ds, BATCH, order=order, seed=1, max_masks=4, pad_to_max=True, threads=1, **options
+        ds,
+        global_batch_size=BATCH,
+        order=order,
+        seed=1,
+        max_masks=4,
+        pad_to_max=True,
+        threads=1,
+        **options,
     )
 
 

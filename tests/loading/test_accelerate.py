@@ -91,20 +91,26 @@ torch.distributed.destroy_process_group()
 
 def one_of_two(root, rank) -> dict:
     ds = open_pack(root)
-    early = make_dataloader(ds, BATCH, **OPTIONS)  # there is no process group yet
+    early = make_dataloader(ds, global_batch_size=BATCH, **OPTIONS)  # there is no process group yet
     found = {"early": train(Accelerator(cpu=True).prepare(early), EPOCHS)}
     for name, loop in LOOPS.items():
         for done in range(1, len(ds) // BATCH):
-            prepared = Accelerator(cpu=True).prepare(make_dataloader(ds, BATCH, **OPTIONS))
+            prepared = Accelerator(cpu=True).prepare(
+                make_dataloader(ds, global_batch_size=BATCH, **OPTIONS)
+            )
             assert len(prepared) == len(ds) // BATCH
             assert prepared.total_batch_size == BATCH
             found[f"{name} {done}"] = loop(prepared, EPOCHS, 1, done)
-    with Loader(ds, BATCH, **OPTIONS) as loader:
+    with Loader(ds, global_batch_size=BATCH, **OPTIONS) as loader:
         assert Accelerator(cpu=True).prepare(loader) is loader
         found["loader"] = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
-    short = Accelerator(cpu=True).prepare(make_dataloader(ds, 8, seed=3, last="short"))
+    short = Accelerator(cpu=True).prepare(
+        make_dataloader(ds, global_batch_size=8, seed=3, last="short")
+    )
     found["short"] = [batch["image_ids"].tolist() for batch in short]
-    batches = OrderedBatches(ShuffleOrder(ds, seed=3), BATCH, rank=rank, world_size=2)
+    batches = OrderedBatches(
+        ShuffleOrder(ds, seed=3), global_batch_size=BATCH, rank=rank, world_size=2
+    )
     try:
         Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(ds, batch_sampler=batches))
     except LoaderError as error:
@@ -120,14 +126,16 @@ def ds(packed):
 @pytest.fixture
 def complete(ds) -> list:
     """What a run without Accelerate sees on one rank."""
-    loader = make_dataloader(ds, BATCH, rank=0, world_size=1, **OPTIONS)
+    loader = make_dataloader(ds, global_batch_size=BATCH, rank=0, world_size=1, **OPTIONS)
     seen = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
     assert len({str(sorted(ids for ids, *_ in epoch)) for epoch in seen}) == EPOCHS
     return seen
 
 
 def prepared(ds, **options):
-    return Accelerator(cpu=True).prepare(make_dataloader(ds, BATCH, **OPTIONS | options))
+    return Accelerator(cpu=True).prepare(
+        make_dataloader(ds, global_batch_size=BATCH, **OPTIONS | options)
+    )
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
@@ -145,21 +153,23 @@ def test_a_run_sees_every_epoch_as_without_accelerate_wherever_it_resumes(
 def test_schedules_are_of_the_step_wherever_it_resumes_and_of_the_process(ds):
     options = {"max_masks": Steps(1, {2: 2, 4: 5}, by="step"), "seed": 3}
     sizes = [4, 2]
-    whole = [[content(batch) for batch in make_dataloader(ds, sizes, **options)]]
-    later = make_dataloader(ds, sizes, **options)
+    whole = [[content(batch) for batch in make_dataloader(ds, global_batch_size=sizes, **options)]]
+    later = make_dataloader(ds, global_batch_size=sizes, **options)
     later.set_epoch(1)
     whole.append([content(batch) for batch in later])
     assert [len(epoch) for epoch in whole] == [3, 6]
 
     def prepared():
-        return Accelerator(cpu=True).prepare(make_dataloader(ds, sizes, **options))
+        return Accelerator(cpu=True).prepare(
+            make_dataloader(ds, global_batch_size=sizes, **options)
+        )
 
     assert train(prepared(), 2) == whole
     assert train(prepared(), 2, 1, 2) == [whole[1][2:]]
     # Two processes, as Accelerate deals out batches that have no size of their own.
     parts = []
     for rank in range(2):
-        loader = make_dataloader(ds, sizes, rank=rank, world_size=2, **options)
+        loader = make_dataloader(ds, global_batch_size=sizes, rank=rank, world_size=2, **options)
         dealt = BatchSamplerShard(loader.batch_sampler, 2, rank)
         loaded = torch.utils.data.DataLoader(
             loader.dataset, batch_sampler=dealt, collate_fn=loader.collate_fn
@@ -213,7 +223,7 @@ def test_two_processes_see_what_one_sees_wherever_they_resume(packed, complete, 
 
 
 def test_the_state_of_a_loader_whose_batches_accelerate_takes_is_refused(ds):
-    loader = make_dataloader(ds, BATCH, **OPTIONS)
+    loader = make_dataloader(ds, global_batch_size=BATCH, **OPTIONS)
     for _ in Accelerator(cpu=True).prepare(loader):
         with pytest.raises(LoaderError, match=r"taken by another library.*skip_first_batches"):
             loader.state_dict()
@@ -224,7 +234,7 @@ def test_the_state_of_a_loader_whose_batches_accelerate_takes_is_refused(ds):
 @pytest.mark.parametrize(("last", "seen"), [("short", 12), ("pad", 12), ("drop", 10)])
 def test_metrics_are_gathered_of_every_sample_once_and_of_no_padding(ds, last, seen):
     accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(make_dataloader(ds, 5, last=last))
+    loader = accelerator.prepare(make_dataloader(ds, global_batch_size=5, last=last))
     gathered = [accelerator.gather_for_metrics(batch["image_ids"]) for batch in loader]
     ids = torch.cat(gathered).tolist()
     assert len(ids) == len({*ids}) == seen
@@ -233,12 +243,12 @@ def test_metrics_are_gathered_of_every_sample_once_and_of_no_padding(ds, last, s
 @BOTH
 def test_accelerate_saves_and_loads_the_place_of_a_loader(ds, make, complete, tmp_path):
     accelerator = Accelerator(cpu=True)
-    loader = make(ds, BATCH, **OPTIONS)
+    loader = make(ds, global_batch_size=BATCH, **OPTIONS)
     accelerator.register_for_checkpointing(loader)
     loader.set_epoch(1)
     next(iter(loader))
     accelerator.save_state(tmp_path)
-    resumed, other = make(ds, BATCH, **OPTIONS), Accelerator(cpu=True)
+    resumed, other = make(ds, global_batch_size=BATCH, **OPTIONS), Accelerator(cpu=True)
     other.register_for_checkpointing(resumed)
     other.load_state(tmp_path)
     assert [content(batch) for batch in resumed] == complete[1][1:]
@@ -246,7 +256,7 @@ def test_accelerate_saves_and_loads_the_place_of_a_loader(ds, make, complete, tm
 
 
 def test_a_loader_names_what_resumes_it_where_accelerate_cannot(ds):
-    with Loader(ds, BATCH) as loader:
+    with Loader(ds, global_batch_size=BATCH) as loader:
         assert Accelerator(cpu=True).prepare(loader) is loader
         with pytest.raises(AttributeError, match=r"load_state_dict.*make_dataloader"):
             skip_first_batches(loader, 1)
@@ -254,7 +264,7 @@ def test_a_loader_names_what_resumes_it_where_accelerate_cannot(ds):
 
 
 def test_dropping_is_refused_where_nobody_could_count_what_is_dropped(ds):
-    loader = make_dataloader(ds, BATCH, on_error="drop")
+    loader = make_dataloader(ds, global_batch_size=BATCH, on_error="drop")
     prepared = Accelerator(cpu=True).prepare(loader)
     with pytest.raises(LoaderError, match="on_error='drop' only the loader itself"):
         next(iter(prepared))

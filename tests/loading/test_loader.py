@@ -98,8 +98,9 @@ def test_the_plan_counts_what_the_allocator_of_a_device_does_not_cut_off(
 
 
 def test_the_plan_counts_the_samples_of_one_rank(ds):
-    alone, one_of_two = Loader(ds, 4), Loader(ds, 4, rank=0, world_size=2)
-    assert (alone.plan().samples, one_of_two.plan().samples) == (4, 2)
+    ranks = {"rank": 0, "world_size": 2}
+    loaders = Loader(ds, 4), Loader(ds, 4, **ranks), Loader(ds, global_batch_size=4, **ranks)
+    assert [loader.plan().samples for loader in loaders] == [4, 4, 2]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -116,7 +117,7 @@ TIMEOUTS = (0, -1, float("inf"), float("nan"), "a", None, True, 1e10)
 
 
 @pytest.mark.parametrize(("options", "named"), [
-    ({"batch_size": None}, "batch_size is None"),
+    ({"batch_size": None}, "no batch size given"),
     ({"batch_size": 0}, "batch_size"),
     ({"order": "random"}, "order is 'random'.*shuffle"),
     ({"order": 3}, "order is 3"),

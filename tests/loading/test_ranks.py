@@ -23,8 +23,8 @@ from sa1bpack.loading.loader import Loader
 
 root, meeting = sys.argv[1:]
 ds = open_pack(root)
-made = [Loader(ds, 4, seed=1), make_dataloader(ds, 4, seed=1)]
-uneven = Loader(ds, 3)
+made = [Loader(ds, global_batch_size=4, seed=1), make_dataloader(ds, global_batch_size=4, seed=1)]
+uneven = Loader(ds, global_batch_size=3)
 child = os.fork()
 rank = 1 if child == 0 else 0
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
@@ -56,7 +56,7 @@ def test_loaders_made_before_the_process_group_give_each_rank_its_part(ds, packe
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     ranks = json.loads(done.stdout)
-    with Loader(ds, 4, seed=1, rank=0, world_size=1) as loader:
+    with Loader(ds, global_batch_size=4, seed=1, rank=0, world_size=1) as loader:
         complete = [batch["indices"].tolist() for batch in loader]
         state = loader.state_dict()
     for kind in range(2):
@@ -71,10 +71,10 @@ def test_loaders_made_before_the_process_group_give_each_rank_its_part(ds, packe
 @BOTH
 def test_ranks_that_are_announced_but_have_no_process_group_are_refused(ds, make, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    loader = make(ds, 4)
+    loader = make(ds, global_batch_size=4)
     with pytest.raises(LoaderError, match=r"WORLD_SIZE is 2, but .*init_process_group before"):
         next(iter(loader))
-    all_of_it = make(ds, 4, rank=0, world_size=1)
+    all_of_it = make(ds, global_batch_size=4, rank=0, world_size=1)
     assert sum(len(batch["indices"]) for batch in all_of_it) == len(ds)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert sum(len(batch["indices"]) for batch in loader) == len(ds)

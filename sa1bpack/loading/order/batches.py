@@ -3,7 +3,7 @@
 ::
 
     order = ShuffleOrder(ds, seed=0)                   # (epoch, position) -> sample
-    batches = OrderedBatches(order, 256, rank=rank, world_size=world_size)
+    batches = OrderedBatches(order, 32, rank=rank, world_size=world_size)
     loader = torch.utils.data.DataLoader(ds, batch_sampler=batches, collate_fn=collate)
     for done, batch in enumerate(loader, 1):
         ...
@@ -49,9 +49,9 @@ class OrderedBatches:
 
     Args:
         order: the order of the samples.
-        batch_size: samples per batch over all ranks together, a multiple of world_size; or a
-            schedule of it: `Steps`, `Linear`, `Cosine`, `Function`, a list with one value per
-            epoch, or a function of the epoch. The order of the samples stays the same.
+        batch_size: samples per batch of this rank, of each rank alike; or a schedule of it:
+            `Steps`, `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function
+            of the epoch. The order of the samples stays the same.
         rank: 0 to world_size - 1, `torch.distributed.get_rank()`.
         world_size: ranks that share each batch, `torch.distributed.get_world_size()`.
         last: what becomes of the samples at the end that do not fill a batch. "short": the last
@@ -60,6 +60,8 @@ class OrderedBatches:
         buckets: `Buckets` of the dataset, so that samples that are alike are in the same batch.
         schedules: names and schedules of other options of a loader, which a state has to agree
             with.
+        global_batch_size: in place of batch_size: samples per batch over all ranks together, a
+            multiple of world_size; or a schedule of it.
 
     Attributes:
         cursor: the place in the order, for loaders that take the batches by number.
@@ -79,8 +81,9 @@ class OrderedBatches:
     def __init__(
         self,
         order: Order,
-        batch_size: WholeNumbers,
+        batch_size: WholeNumbers | None = None,
         *,
+        global_batch_size: WholeNumbers | None = None,
         rank: int = 0,
         world_size: int = 1,
         last: str = "short",
@@ -90,7 +93,14 @@ class OrderedBatches:
         if buckets is not None and not isinstance(buckets, Buckets):
             raise OptionError(f"buckets is {buckets!r}: pass Buckets(ds, {buckets!r})")
         batches = EpochBatches(
-            order, batch_size, rank, world_size, last, buckets=buckets, schedules=tuple(schedules)
+            order,
+            batch_size,
+            rank,
+            world_size,
+            last,
+            buckets=buckets,
+            schedules=tuple(schedules),
+            global_batch_size=global_batch_size,
         )
         self.cursor = EpochCursor(batches.check_epochs(), self._join)
 
@@ -105,9 +115,12 @@ class OrderedBatches:
         return self.cursor.batches.order
 
     @property
-    def batch_size(self) -> int:
-        """Samples per batch over all ranks together."""
-        return self.cursor.batches.batch_size
+    def batch_size(self) -> int | Schedule:
+        """Samples per batch of each rank: a number, or a schedule by epoch or step."""
+        sizes, ranks = self.sizes, self.world_size
+        if sizes.constant:
+            return sizes.values[0] // ranks
+        return Schedule(sizes.by, sizes.starts, [size // ranks for size in sizes.values])
 
     @property
     def last(self) -> str:
@@ -132,14 +145,14 @@ class OrderedBatches:
                 f"these OrderedBatches are the part of rank {self.rank} of {self.world_size}, and "
                 "are about to be cut again for each process: each would get a part of its part. "
                 "With Accelerate, prepare a loader of make_dataloader, or give OrderedBatches "
-                "rank=0, world_size=1 and the batch_size of one process"
+                "rank=0 and world_size=1"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def sizes(self) -> Schedule:
         """Samples per batch by epoch or step, all ranks together."""
-        return self.cursor.batches.cut.sizes
+        return self.current.cut.sizes
 
     @property
     def buckets(self) -> Buckets | None:
@@ -257,7 +270,7 @@ class RankBatches(OrderedBatches):
     cannot be cut for so many ranks.
     """
 
-    def __init__(self, order: Order, batch_size: WholeNumbers, **options: Any):
+    def __init__(self, order: Order, batch_size: WholeNumbers | None = None, **options: Any):
         """As OrderedBatches, without rank and world_size."""
         super().__init__(order, batch_size, **options)
         _with_rank(self.cursor.batches)  # raises where they cannot be cut
@@ -283,10 +296,7 @@ def _with_rank(batches: EpochBatches) -> EpochBatches:
     group = process_group()
     if group is None:
         return batches
-    rank, world_size = group.get_rank(), group.get_world_size()
-    if (rank, world_size) == (batches.rank, batches.world_size):
-        return batches
-    return replace(batches, rank=rank, world_size=world_size).check_epochs()
+    return batches.of_rank(group.get_rank(), group.get_world_size())
 
 
 def process_group() -> ModuleType | None:
@@ -339,7 +349,7 @@ class DealtBatches:
         `gather_for_metrics` does not remove them.
         """
         size = self.batches.batch_size
-        return None if isinstance(size, Schedule) else size // self.batches.world_size
+        return None if isinstance(size, Schedule) else size
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch, as OrderedBatches.set_epoch does."""

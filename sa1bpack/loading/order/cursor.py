@@ -10,7 +10,7 @@ from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches
 
-_SCHEDULES = ("batch_size", "max_masks", "choose")
+_SCHEDULES = ("global_batch_size", "max_masks", "choose")
 _STATE_KEYS = {"version", "order", "epoch", "samples"}
 
 ENDED = (
@@ -254,7 +254,7 @@ def _is_beside(name: str, saved: dict, own: dict) -> bool:
     if name in saved and name in own:
         return False
     found = saved if name in saved else own
-    return name == "last" or (name == "batch_size" and _shown(name, found).isdigit())
+    return name == "last" or (name == "global_batch_size" and _shown(name, found).isdigit())
 
 
 def _shown(name: str, order: dict) -> str:
@@ -262,4 +262,4 @@ def _shown(name: str, order: dict) -> str:
     if name not in order:
         return "none" if name == "buckets" else "no schedule" if name in _SCHEDULES else "None"
     value = str(order[name]).removeprefix("Steps(").removesuffix(")")
-    return value if name == "batch_size" and value.isdigit() else repr(order[name])
+    return value if name == "global_batch_size" and value.isdigit() else repr(order[name])

@@ -119,14 +119,14 @@ Kept = Callable[[int], tuple[int | None, int | None]]
 class EpochBatches:
     """The batches of one epoch, or of the rest of it, for one rank: a sequence of int64 arrays.
 
-    Global batch k holds positions `start` + k * batch_size to `start` + (k + 1) * batch_size of the
-    order, whatever the number of ranks; if the batch size changes, they adjoin one another as well.
+    With n samples per batch of all ranks, global batch k holds positions `start` + k * n to
+    `start` + (k + 1) * n of the order; if the batch size changes, they adjoin one another as well.
     Of its n samples, rank r of w takes the part from n * r // w to n * (r + 1) // w: neighbours
     stay together, and full batches are cut into equal parts. An order may arrange the samples of
     a batch before it is cut, see `HomeShuffleOrder`. With buckets, the batches of a window exchange
     samples, see `Buckets`.
 
-    The (len(order) - start) % batch_size samples that do not fill a batch come last, and `last`
+    The (len(order) - start) % n samples that do not fill a batch come last, and `last`
     decides what becomes of them:
 
     - "short": a short batch. Every sample comes exactly once. The ranks' parts of it differ by at
@@ -139,7 +139,8 @@ class EpochBatches:
 
     Attributes:
         order: the order of the samples.
-        batch_size: samples per global batch, multiples of world_size: a number, or a Schedule.
+        batch_size: samples of a rank's part of a full batch: a number, or a Schedule; or None, and
+        global_batch_size: samples of a full batch, all ranks together, multiples of world_size.
         rank: 0 to world_size - 1.
         world_size: ranks that share each batch.
         last: "short", "drop" or "pad".
@@ -154,7 +155,7 @@ class EpochBatches:
     """
 
     order: Order
-    batch_size: int | Schedule
+    batch_size: int | Schedule | None = None
     rank: int = 0
     world_size: int = 1
     last: str = "short"
@@ -162,6 +163,7 @@ class EpochBatches:
     start: int = 0
     buckets: Buckets | None = None
     schedules: tuple[tuple[str, Schedule], ...] = ()
+    global_batch_size: int | Schedule | None = None
     # Computed, and passed on from epoch to epoch.
     cut: Cut | None = field(default=None, compare=False, repr=False)
     _latest: Latest = field(default_factory=Latest, compare=False, repr=False)
@@ -175,20 +177,18 @@ class EpochBatches:
         self._set_whole("start", 0, len(self.order))
         choice("last", self.last, LAST)
         if self.cut is None:
-            sizes = whole_numbers("batch_size", self.batch_size, 1, MAX_BATCH)
-            self._set("batch_size", sizes.values[0] if sizes.constant else sizes)
-            self._set("cut", Cut(sizes, len(self.order), self.last))
+            self._set("cut", Cut(self._global_sizes(), len(self.order), self.last))
         if self.cut.divisor % self.world_size:
             size = next(size for size in self.cut.sizes.values if size % self.world_size)
             raise OptionError(
-                f"batch_size {self._named(size)} counts the samples of all ranks together; it must "
-                f"be a multiple of world_size {self.world_size}"
+                f"global_batch_size {self._named(size)} counts the samples of all ranks together; "
+                f"it must be a multiple of world_size {self.world_size}"
             )
         largest = self.cut.sizes.largest
         if self.last == "drop" and largest > len(self.order):
             raise OptionError(
                 f"last is 'drop', but an epoch of {len(self.order)} samples has no full batch of "
-                f"{self._named(largest)}; choose a smaller batch_size, or last='pad'"
+                f"{self._named(largest)}; choose a smaller batch size, or last='pad'"
             )
         self._find_first()
         if self.last == "short" and 0 < self._left_over < self.world_size:
@@ -196,10 +196,33 @@ class EpochBatches:
             raise OptionError(
                 f"last is 'short', but the last batch{when} has "
                 f"{counted(self._left_over, 'sample')} for {self.world_size} ranks; choose "
-                "last='pad' or 'drop', or another batch_size"
+                "last='pad' or 'drop', or another batch size"
             )
         if self.buckets is not None:
             self._check_buckets()
+
+    def _global_sizes(self) -> Schedule:
+        """Samples per batch, all ranks together. The option that was given becomes a number, or a
+        Schedule whose functions have been called."""
+        given = {"batch_size": self.batch_size, "global_batch_size": self.global_batch_size}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) != 1:
+            raise OptionError(
+                f"{' and '.join(given) or 'no batch size'} given: choose batch_size, the samples "
+                "per batch of each rank, or global_batch_size, those of all ranks together"
+            )
+        ((name, value),) = given.items()
+        sizes = whole_numbers(name, value, 1, MAX_BATCH)
+        self._set(name, sizes.values[0] if sizes.constant else sizes)
+        if name == "batch_size" and self.world_size > 1:
+            return Schedule(sizes.by, sizes.starts, [n * self.world_size for n in sizes.values])
+        return sizes
+
+    def of_rank(self, rank: int, world_size: int) -> "EpochBatches":
+        """Return these batches for another rank. Raises OptionError if they cannot be cut so."""
+        if (rank, world_size) == (self.rank, self.world_size):
+            return self
+        return replace(self, rank=rank, world_size=world_size, cut=None).check_epochs()
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -271,7 +294,7 @@ class EpochBatches:
         """Return the number of batch k, counted from the first sample of the epoch.
 
         That is the k of an epoch that was not interrupted, if it was resumed after a batch and with
-        the same batch_size. If the batch size was changed in mid-epoch, samples seen before count
+        the same batch size. If the batch size was changed in mid-epoch, samples seen before count
         as batches of the new size, rounded up.
 
         Raises:
@@ -417,11 +440,11 @@ class EpochBatches:
         """
         schedules = dict(self.schedules)
         if not self.cut.sizes.constant:
-            schedules["batch_size"] = self.cut.sizes
+            schedules["global_batch_size"] = self.cut.sizes
         found = {name: schedule.as_text() for name, schedule in schedules.items()}
         if self.buckets is not None:
             found["buckets"] = self.buckets.as_text()
-            found["batch_size"] = self.cut.sizes.as_text()
+            found["global_batch_size"] = self.cut.sizes.as_text()
         if any(each.by == "step" for each in schedules.values()):
-            found |= {"batch_size": self.cut.sizes.as_text(), "last": self.last}
+            found |= {"global_batch_size": self.cut.sizes.as_text(), "last": self.last}
         return self.order.identity() | found

@@ -54,7 +54,7 @@ def on_ranks(ranks, sizes, buckets, last="short", state=None, epoch=None, order=
     parts = []
     for rank in range(ranks):
         batches = OrderedBatches(
-            order, sizes, rank=rank, world_size=ranks, last=last, buckets=buckets
+            order, global_batch_size=sizes, rank=rank, world_size=ranks, last=last, buckets=buckets
         )
         if state is not None:
             batches.load_state_dict(state)
@@ -123,7 +123,7 @@ def test_each_rank_has_about_the_same_number_of_masks(ranks):
 @given(some.integers(0, 2), some.floats(0, 1), some.sampled_from(list(SIZES)))
 def test_an_epoch_is_resumed_between_any_two_batches_on_other_ranks(epoch, share, name):
     sizes, buckets = SIZES[name], Buckets(DS, batches=5)
-    saved = OrderedBatches(ORDER, sizes, rank=1, world_size=2, buckets=buckets)
+    saved = OrderedBatches(ORDER, global_batch_size=sizes, rank=1, world_size=2, buckets=buckets)
     saved.set_epoch(epoch)
     whole, _ = on_ranks(1, sizes, buckets, epoch=epoch)
     done = int(share * (len(whole) - 1))

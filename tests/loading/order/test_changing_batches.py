@@ -59,7 +59,7 @@ def joined(parts):
 def test_every_epoch_is_the_same_order_cut_otherwise(sizes, last, ranks):
     expected, firsts = reference(sizes, last, 8)
     per_rank = [
-        OrderedBatches(ORDER, sizes, rank=rank, world_size=ranks, last=last)
+        OrderedBatches(ORDER, global_batch_size=sizes, rank=rank, world_size=ranks, last=last)
         for rank in range(ranks)
     ]
     for epoch in range(8):
@@ -86,14 +86,16 @@ def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, 
     expected, firsts = reference(sizes, last, 4)
     epoch = data.draw(some.integers(0, 2))
     done = data.draw(some.integers(0, len(expected[epoch])))
-    saved = OrderedBatches(ORDER, sizes, rank=1, world_size=2, last=last)
+    saved = OrderedBatches(ORDER, global_batch_size=sizes, rank=1, world_size=2, last=last)
     saved.set_epoch(epoch)
     state = json.loads(json.dumps(saved.state_after(done)))
     rest = expected[epoch][done:] or expected[epoch + 1]
     for ranks in (1, 3):
         parts = []
         for rank in range(ranks):
-            batches = OrderedBatches(ORDER, sizes, rank=rank, world_size=ranks, last=last)
+            batches = OrderedBatches(
+                ORDER, global_batch_size=sizes, rank=rank, world_size=ranks, last=last
+            )
             batches = pickle.loads(pickle.dumps(batches))
             batches.load_state_dict(state)
             first = batches.current.step(0)
@@ -131,9 +133,13 @@ def test_a_state_of_another_schedule_is_refused_by_name():
 @pytest.mark.parametrize(
     ("sizes", "options", "named"),
     [
-        ([8, 7], {"world_size": 2}, r"batch_size 7 \(from epoch 1 on\) counts .* of world_size 2"),
+        (
+            [8, 7],
+            {"world_size": 2},
+            r"global_batch_size 7 \(from epoch 1 on\) counts .* of world_size 2",
+        ),
         ([8, 64], {"last": "drop"}, r"full batch of 64 \(from epoch 1 on\)"),
-        ([8, 0], {}, "from epoch 1 on, batch_size is 0"),
+        ([8, 0], {}, "from epoch 1 on, global_batch_size is 0"),
         ([4, 26], {"world_size": 2}, "last batch of epoch 0 has 1 sample for 2 ranks"),
         ([6, 26], {"world_size": 2}, "last batch of epoch 1 has 1 sample for 2 ranks"),
         (Steps(6, {20: 26}, by="step"), {"world_size": 2}, "last batch of epoch 3 has 1 sample "),
@@ -141,11 +147,13 @@ def test_a_state_of_another_schedule_is_refused_by_name():
 )
 def test_sizes_that_cannot_be_cut_in_a_later_epoch_are_refused_at_once(sizes, options, named):
     with pytest.raises(OptionError, match=named):
-        OrderedBatches(ORDER, sizes, **options)
+        OrderedBatches(ORDER, global_batch_size=sizes, **options)
 
 
 def test_batches_that_a_library_deals_out_have_the_size_of_their_epoch():
-    batches = OrderedBatches(SequentialOrder(EXTENT), Steps(12, {1: 24}), world_size=2)
+    batches = OrderedBatches(
+        SequentialOrder(EXTENT), global_batch_size=Steps(12, {1: 24}), world_size=2
+    )
     dealt = DealtBatches(batches)
     assert dealt.batch_size is None
     for size in (6, 12):

@@ -12,7 +12,9 @@ ORDER = ShuffleOrder(Extent(44, "0123456789abcdef"), seed=3)
 
 
 def dealt(ranks, last="short", batch_size=12):
-    return DealtBatches(OrderedBatches(ORDER, batch_size, rank=0, world_size=ranks, last=last))
+    return DealtBatches(
+        OrderedBatches(ORDER, global_batch_size=batch_size, rank=0, world_size=ranks, last=last)
+    )
 
 
 def test_batch_i_of_n_ranks_is_the_part_of_rank_i_modulo_n():
@@ -22,7 +24,9 @@ def test_batch_i_of_n_ranks_is_the_part_of_rank_i_modulo_n():
         found = list(batches)
         assert len(found) == len(batches) == 4 * ranks
         for rank in range(ranks):
-            own = OrderedBatches(ORDER, 12, rank=rank, world_size=ranks, last="pad")
+            own = OrderedBatches(
+                ORDER, global_batch_size=12, rank=rank, world_size=ranks, last="pad"
+            )
             assert found[rank::ranks] == list(own)
 
 
@@ -71,6 +75,8 @@ def test_a_state_saved_while_a_library_takes_the_batches_is_refused():
 def test_batches_cut_for_a_rank_are_not_cut_again():
     """Accelerate reads drop_last where it deals the batches of a sampler out to processes."""
     with pytest.raises(LoaderError, match=r"rank 1 of 2.* a part of its part.*make_dataloader"):
-        getattr(OrderedBatches(ORDER, 12, rank=1, world_size=2), "drop_last", False)
+        getattr(
+            OrderedBatches(ORDER, global_batch_size=12, rank=1, world_size=2), "drop_last", False
+        )
     for uncut in (OrderedBatches(ORDER, 12), dealt(2)):
         assert not hasattr(uncut, "drop_last")

@@ -35,7 +35,7 @@ def home_of(samples) -> np.ndarray:
 def read_by(nodes, node, epoch=0, seed=0, fingerprint=FINGERPRINT):
     """The full batches of a node."""
     order = HomeShuffleOrder(extent(fingerprint), homes=HOMES, seed=seed)
-    return np.stack(list(EpochBatches(order, BATCH, node, nodes, "drop", epoch)))
+    return np.stack(list(EpochBatches(order, BATCH // nodes, node, nodes, "drop", epoch)))
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 6, 12])
@@ -64,7 +64,7 @@ def test_a_node_opens_its_part_of_the_shards_and_two_more_at_most():
     bounds = np.arange(0, 4001, 20)  # 200 shards
     order = HomeShuffleOrder(extent(bounds=bounds), homes=8)
     for node in range(8):
-        samples = np.concatenate(list(EpochBatches(order, 40, node, 8)))
+        samples = np.concatenate(list(EpochBatches(order, 5, node, 8)))
         assert len(np.unique(np.searchsorted(bounds, samples, side="right"))) <= 200 // 8 + 2
 
 

@@ -30,28 +30,28 @@ def group(monkeypatch):
 
 
 def test_batches_made_before_the_process_group_are_those_of_its_rank(group):
-    batches = RankBatches(ORDER, 8)
+    batches = RankBatches(ORDER, global_batch_size=8)
     assert (batches.rank, batches.world_size, batches.most_samples) == (0, 1, 8)
     group.ready, group.rank, group.world_size = True, 1, 2
     assert (batches.rank, batches.world_size, batches.most_samples) == (1, 2, 4)
-    assert list(batches) == list(OrderedBatches(ORDER, 8, rank=1, world_size=2))
+    assert list(batches) == list(OrderedBatches(ORDER, global_batch_size=8, rank=1, world_size=2))
     group.rank = 0
-    second = OrderedBatches(ORDER, 8, rank=0, world_size=2)
+    second = OrderedBatches(ORDER, global_batch_size=8, rank=0, world_size=2)
     second.set_epoch(1)
     assert list(pickle.loads(pickle.dumps(batches))) == list(second)
 
 
 def test_a_batch_size_that_the_ranks_cannot_share_is_refused(group):
-    batches = RankBatches(ORDER, 3)
+    batches = RankBatches(ORDER, global_batch_size=3)
     group.ready, group.world_size = True, 2
-    for refused in (lambda: next(iter(batches)), lambda: RankBatches(ORDER, 3)):
+    for refused in (lambda: next(iter(batches)), lambda: RankBatches(ORDER, global_batch_size=3)):
         with pytest.raises(OptionError, match=r"batch_size 3 .* multiple of world_size 2"):
             refused()
 
 
 def test_ranks_that_are_announced_but_have_no_process_group_are_refused(group, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    batches = RankBatches(ORDER, 8)
+    batches = RankBatches(ORDER, global_batch_size=8)
     with pytest.raises(LoaderError, match=r"WORLD_SIZE is 2, but .*init_process_group before"):
         next(iter(batches))
     assert len(list(OrderedBatches(ORDER, 8, rank=0, world_size=1))) == 3

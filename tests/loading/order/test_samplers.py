@@ -102,7 +102,9 @@ def test_an_order_with_impossible_values_is_refused(make, named):
 
 def test_numpy_integers_are_accepted():
     order = ShuffleOrder(EXTENT, seed=np.int64(3))
-    batches = OrderedBatches(order, np.int64(5), rank=np.int32(0), world_size=np.int8(1))
+    batches = OrderedBatches(
+        order, global_batch_size=np.int64(5), rank=np.int32(0), world_size=np.int8(1)
+    )
     batches.set_epoch(np.uint8(2))
     state = batches.state_after(np.int64(2))
     assert {type(state["epoch"]), type(state["samples"]), type(state["order"]["seed"])} == {int}
@@ -115,8 +117,13 @@ def test_numpy_integers_are_accepted():
 @pytest.mark.parametrize(
     ("options", "named"),
     [
+        ({"batch_size": 4, "global_batch_size": 8}, "batch_size and global_batch_size given"),
+        ({}, "no batch size given"),
         ({"batch_size": 0}, "batch_size is .*: choose a whole number from 1"),
-        ({"batch_size": 6, "world_size": 4}, "batch_size 6 .* multiple of world_size 4"),
+        (
+            {"global_batch_size": 6, "world_size": 4},
+            "global_batch_size 6 .* multiple of world_size 4",
+        ),
         (
             {"batch_size": 6, "rank": 2, "world_size": 2},
             "rank is 2: .* from 0 to 1",
@@ -124,7 +131,7 @@ def test_numpy_integers_are_accepted():
         ({"batch_size": 6, "world_size": 0}, "world_size is"),
         ({"batch_size": 6, "last": "fill"}, "last is 'fill': choose one of short, drop, pad"),
         ({"batch_size": 21, "last": "drop"}, "20 samples has no full batch of 21"),
-        ({"batch_size": 9, "world_size": 3}, "the last batch has 2 samples for 3 ranks"),
+        ({"batch_size": 3, "world_size": 3}, "the last batch has 2 samples for 3 ranks"),
     ],
 )
 def test_batches_with_impossible_values_are_refused(options, named):
@@ -156,16 +163,22 @@ def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
 
 def test_a_state_whose_rest_leaves_a_rank_without_samples_is_refused():
     state = OrderedBatches(SequentialOrder(EXTENT), 6).state_after(1)
-    resumed = OrderedBatches(SequentialOrder(EXTENT), 13, world_size=13, last="pad")
+    resumed = OrderedBatches(
+        SequentialOrder(EXTENT), global_batch_size=13, world_size=13, last="pad"
+    )
     resumed.load_state_dict(state)
     assert list(resumed) == [[6], [19]]
     with pytest.raises(OptionError, match="the last batch has 4 samples for 5 ranks"):
-        OrderedBatches(SequentialOrder(EXTENT), 5, world_size=5).load_state_dict(state)
+        OrderedBatches(SequentialOrder(EXTENT), global_batch_size=5, world_size=5).load_state_dict(
+            state
+        )
 
 
 def test_what_batches_were_made_with_is_read_only():
-    batches = OrderedBatches(SequentialOrder(EXTENT), 8, rank=1, world_size=2, last="pad")
-    assert (batches.batch_size, batches.rank, batches.world_size) == (8, 1, 2)
+    batches = OrderedBatches(
+        SequentialOrder(EXTENT), global_batch_size=8, rank=1, world_size=2, last="pad"
+    )
+    assert (batches.batch_size, batches.rank, batches.world_size) == (4, 1, 2)
     assert (batches.last, batches.most_samples) == ("pad", 4)
     with pytest.raises(AttributeError):
         batches.batch_size = 4

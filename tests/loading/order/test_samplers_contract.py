@@ -55,7 +55,9 @@ def on_all_ranks(order, ranks, state=None, batch_size=BATCH, last="short"):
     """Return the global batches, joined from what the ranks yield."""
     per_rank = []
     for rank in range(ranks):
-        batches = OrderedBatches(order, batch_size, rank=rank, world_size=ranks, last=last)
+        batches = OrderedBatches(
+            order, global_batch_size=batch_size, rank=rank, world_size=ranks, last=last
+        )
         if state is not None:
             batches.load_state_dict(state)
         per_rank.append(list(batches))
@@ -148,7 +150,8 @@ def test_any_number_of_ranks_yields_the_same_global_batches(make, last):
 def test_ranks_get_equally_many_batches_of_equal_size(ranks, last):
     order = ORDERS["shuffle"]()
     per_rank = [
-        OrderedBatches(order, BATCH, rank=r, world_size=ranks, last=last) for r in range(ranks)
+        OrderedBatches(order, global_batch_size=BATCH, rank=r, world_size=ranks, last=last)
+        for r in range(ranks)
     ]
     for parts in zip(*per_rank, strict=True):
         sizes = tuple(map(len, parts))
@@ -197,7 +200,7 @@ def test_batches_that_fit_exactly_are_neither_dropped_nor_padded(last):
 def test_a_run_resumed_after_any_batch_yields_the_rest_on_any_number_of_ranks(make, last):
     straight = OrderedBatches(make(), BATCH, last=last)
     epochs = [list(straight), list(straight)]
-    saved_on = OrderedBatches(make(), BATCH, rank=1, world_size=2, last=last)
+    saved_on = OrderedBatches(make(), global_batch_size=BATCH, rank=1, world_size=2, last=last)
     iter(saved_on)
     for k in range(len(epochs[0]) + 1):
         state = json.loads(json.dumps(saved_on.state_after(k)))
@@ -210,7 +213,7 @@ def test_a_run_resumed_after_any_batch_yields_the_rest_on_any_number_of_ranks(ma
 def test_the_state_after_a_batch_is_the_same_taken_or_computed_and_on_every_rank(make):
     expected = [EpochBatches(make(), BATCH).state_after(k) for k in range(5)]
     for rank in range(3):
-        batches = OrderedBatches(make(), BATCH, rank=rank, world_size=3)
+        batches = OrderedBatches(make(), global_batch_size=BATCH, rank=rank, world_size=3)
         assert batches.state_dict() == expected[0]
         for k, _ in enumerate(batches, 1):
             assert batches.state_dict() == batches.state_after(k) == expected[k]
