@@ -158,7 +158,9 @@ def dataloader(ds, options: Options, pin: bool):
 
     @contextmanager
     def way() -> Iterator[Begin]:
-        batches = make_dataloader(ds, options.batch, masks="padded_bits", workers=0, pin_memory=pin)
+        batches = make_dataloader(
+            ds, options.batch, masks="padded_bits", num_workers=0, pin_memory=pin
+        )
 
         def moved() -> Iterator[dict]:
             for batch in batches:

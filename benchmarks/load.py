@@ -174,7 +174,7 @@ def _dataloader(workers: int):
     @contextmanager
     def way(task: Task) -> Iterator[Epoch]:
         batches = make_dataloader(
-            task.ds, task.batch, masks="padded_bits", workers=workers, pin_memory=False
+            task.ds, task.batch, masks="padded_bits", num_workers=workers, pin_memory=False
         )
         yield lambda: count_samples(batches)
         if batches._iterator is not None:

@@ -68,7 +68,7 @@ def dataloader(workers: int):
     @contextmanager
     def way(task: Task):
         batches = sa1bpack.make_dataloader(
-            task.ds, task.batch, masks=MASKS, workers=workers, pin_memory=False
+            task.ds, task.batch, masks=MASKS, num_workers=workers, pin_memory=False
         )
         yield batches
         if batches._iterator is not None:

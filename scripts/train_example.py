@@ -135,7 +135,7 @@ class Trainer:
         if args.workers is None:
             self.loader = sa1bpack.Loader(ds, device=str(device), **options)
         else:
-            self.loader = sa1bpack.make_dataloader(ds, workers=args.workers, **options)
+            self.loader = sa1bpack.make_dataloader(ds, num_workers=args.workers, **options)
         self.rank, self.world = self.loader.batches.rank, self.loader.batches.world_size
         torch.manual_seed(args.seed)
         model = self.make_model()

@@ -43,7 +43,7 @@ from sa1bpack.wording import counted, size_text
 _SHARED_MEMORY = Path("/dev/shm")
 _MOST_WORKERS = 8
 
-# What `workers` and `prefetch_factor` may be: far beyond what helps.
+# What `num_workers` and `prefetch_factor` may be: far beyond what helps.
 MAX_WORKERS = MAX_AHEAD = 1024
 
 # How long the workers that did start have to end when another one fails to start.
@@ -51,8 +51,8 @@ _END_SECONDS = 5.0
 
 # Options of other loaders, and their names here.
 _OTHER_NAMES = OF_OTHER_LOADERS | {
-    "num_workers": "workers",
-    "threads": "workers",
+    "workers": "num_workers",
+    "threads": "num_workers",
     "ahead": "prefetch_factor",
     "device": "Loader, or move the batches",
     "io": "Loader, which reads past the page cache",
@@ -293,7 +293,7 @@ def make_dataloader(
     ds: Dataset,
     batch_size: WholeNumbers | None = None,
     *,
-    workers: int | None = None,
+    num_workers: int | None = None,
     prefetch_factor: int | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
@@ -306,7 +306,7 @@ def make_dataloader(
 
     Args:
         ds, batch_size: as in `Loader`.
-        workers: processes. None: one per core available to this process, at most 8, if the
+        num_workers: processes. None: one per core available to this process, at most 8, if the
             dataset has a transform; otherwise none, because sending a batch from a worker takes
             longer than making it. At most 1024.
         prefetch_factor: batches that each worker makes ahead, 1 to 1024. None: 2.
@@ -324,7 +324,8 @@ def make_dataloader(
         OptionError: a value that cannot be used, or options that do not fit together.
 
     Examples:
-        >>> loader = sa1bpack.make_dataloader(sa1bpack.open("packed"), 2, workers=0, max_masks=64)
+        >>> ds = sa1bpack.open("packed")
+        >>> loader = sa1bpack.make_dataloader(ds, 2, num_workers=0, max_masks=64)
         >>> for batch in loader:
         ...     print(batch["images"].shape)
         torch.Size([2, 1024, 1024, 3])
@@ -334,9 +335,9 @@ def make_dataloader(
     chosen = ReadingOptions(**options)
     batches = chosen.batches(ds, batch_size)
     prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
-    if workers is None:
-        workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0
-    workers = whole_number("workers", workers, 0, MAX_WORKERS)
+    if num_workers is None:
+        num_workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0
+    num_workers = whole_number("num_workers", num_workers, 0, MAX_WORKERS)
     prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1, MAX_AHEAD)
     # `is_available` could initialise the driver, which forked workers could not use any more.
     pin_memory = (
@@ -351,7 +352,7 @@ def make_dataloader(
     if chosen.on_error == "drop":
         ds = ds.with_options(on_error="return")
     of_workers: dict[str, Any] = {}
-    if workers:
+    if num_workers:
         if multiprocessing_context is None and sys.platform.startswith("linux"):
             multiprocessing_context = "fork" if ds.pack.forks else "spawn"
         of_workers = {
@@ -366,7 +367,7 @@ def make_dataloader(
         batches,
         collate,
         chosen,
-        num_workers=workers,
+        num_workers=num_workers,
         pin_memory=pin_memory,
         **of_workers,
     )

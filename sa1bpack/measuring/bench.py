@@ -246,7 +246,7 @@ def bench(
     settings = {"Loader": Setting.of("Loader", batch_size)}
     for workers in _WORKERS:
         name = f"DataLoader, {counted(workers, 'worker')}"
-        settings[name] = Setting.of("DataLoader", batch_size, workers=workers)
+        settings[name] = Setting.of("DataLoader", batch_size, num_workers=workers)
     for name in settings:
         result.lines[name] = dict.fromkeys(("cold", "warm", "first_cold", "first_again"))
     for kind, task in tasks.items():

@@ -78,7 +78,7 @@ class Sweep:
 
     def as_text(self) -> list[str]:
         """A table with a line per setting: * is the one to choose, ~ is within the noise."""
-        head = f"{self.name:<58}{'samples/s':>10}{'slowest':>10}{'fastest':>10}{'memory':>10}"
+        head = f"{self.name:<62}{'samples/s':>9}{'slowest':>9}{'fastest':>9}{'memory':>9}"
         return [head, *map(self._row, self.lines), f"  {ROUNDS} rounds: {self.verdict}"]
 
     def _row(self, line: Line) -> str:
@@ -87,8 +87,8 @@ class Sweep:
         if line.error:
             return f"{head}: does not run: {line.error}"
         memory = "-" if line.host_bytes is None else size_text(line.host_bytes + line.device_bytes)
-        speeds = f"{line.speed:>10,.0f}{min(line.speeds):>10,.0f}{max(line.speeds):>10,.0f}"
-        return f"{head:<58}{speeds}{memory:>10}"
+        speeds = f"{line.speed:>9,.0f}{min(line.speeds):>9,.0f}{max(line.speeds):>9,.0f}"
+        return f"{head:<62}{speeds}{memory:>9}"
 
 
 def compare_settings(
@@ -136,7 +136,7 @@ def compare_settings(
     best_of("Loader: batch size", [best.changed(batch=n) for n in sizes])
     pins = (False, True) if CUDA.index_of(task.device) is not None else (False,)
     workers = [
-        Setting.of("DataLoader", batch, workers=count, prefetch_factor=ahead, pin_memory=pin)
+        Setting.of("DataLoader", batch, num_workers=count, prefetch_factor=ahead, pin_memory=pin)
         for pin in pins
         for count in _WORKERS
         for ahead in (_PREFETCHED if count else _PREFETCHED[:1])
@@ -194,4 +194,4 @@ def _cost(line: Line) -> tuple[int, int]:
     """Cost of a setting: memory in powers of two, less is not worth a choice; then threads."""
     memory = (line.host_bytes or 0) + line.device_bytes
     options = dict(line.setting.options)
-    return max(memory, 1 << 20).bit_length(), options.get("threads", options.get("workers", 0))
+    return max(memory, 1 << 20).bit_length(), options.get("threads", options.get("num_workers", 0))

@@ -231,7 +231,7 @@ def _drawn_buckets(rng: random.Random, ds: sa1bpack.Dataset, case: Case) -> Any:
 
 def _drawn_own(rng: random.Random, workers: int | None, direct: bool) -> dict[str, Any]:
     if workers is not None:
-        return {"workers": workers}
+        return {"num_workers": workers}
     modes = ("direct", "direct", "cached", "auto") if direct else ("cached", "auto")
     own = {"io": rng.choice(modes), "threads": rng.randint(1, 4)}
     return own | rng.choice(({}, {"ahead": rng.randint(1, 4)}))

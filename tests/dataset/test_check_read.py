@@ -264,10 +264,10 @@ def test_a_loader_raises_or_drops_what_was_damaged(root, array):
 def test_a_torch_dataloader_raises_or_drops_what_was_damaged(root, workers):
     flip(chunk(root, "mask_bits"), middle_of(root, "mask_bits"))
     ds = open_pack(root, check="read")
-    loader = make_dataloader(ds, 4, order="sequential", workers=workers)
+    loader = make_dataloader(ds, 4, order="sequential", num_workers=workers)
     with pytest.raises(ReadError, match="checksum of sample 1"):
         list(loader)
-    loader = make_dataloader(ds, 4, order="sequential", workers=workers, on_error="drop")
+    loader = make_dataloader(ds, 4, order="sequential", num_workers=workers, on_error="drop")
     rows = [row for batch in loader for row in batch["indices"].tolist()]
     assert rows == [row for row in range(12) if row != 5]
     loader.end_workers()

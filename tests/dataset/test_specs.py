@@ -187,7 +187,7 @@ def test_loader_and_dataloader_yield_the_same_batches(packs, fit, pixels, masks,
     ds = sa1bpack.open(packs(fit, pixels, masks), **options)
     for masks_of_batch in ("padded", "flat"):
         given = {"masks": masks_of_batch, "max_masks": 3, "choose": "random", "seed": 3}
-        theirs = sa1bpack.make_dataloader(ds, 2, workers=0, pin_memory=False, **given)
+        theirs = sa1bpack.make_dataloader(ds, 2, num_workers=0, pin_memory=False, **given)
         with sa1bpack.Loader(ds, 2, device="cpu", threads=2, **given) as loader:
             assert same_batches(loader, theirs) == 3
 
@@ -282,7 +282,7 @@ def test_a_buffer_grows_for_a_batch_with_more_runs_than_usual(tar, tmp_path):
     source = write_tar(tmp_path / "sa_000001.tar", found)
     sa1bpack.pack(source, tmp_path / "pack", workers=1, image_size=32, mask_size=8, masks="runs")
     ds = sa1bpack.open(tmp_path / "pack", masks="runs")
-    theirs = sa1bpack.make_dataloader(ds, 1, workers=0, pin_memory=False, order="sequential")
+    theirs = sa1bpack.make_dataloader(ds, 1, num_workers=0, pin_memory=False, order="sequential")
     with sa1bpack.Loader(ds, 1, order="sequential", device="cpu") as loader:
         most = max(batch["runs"].run_ends.nbytes for batch in loader)
         assert most > loader.plan().batch_bytes
@@ -384,7 +384,7 @@ def test_decreasing_run_ends_are_an_error_of_their_sample_alone(packs, tmp_path,
     assert found.value.row == bad
     given = {"order": "sequential", "on_error": "drop"}
     with sa1bpack.Loader(ds, 5, device="cpu", **given) as loader:
-        theirs = sa1bpack.make_dataloader(ds, 5, workers=0, pin_memory=False, **given)
+        theirs = sa1bpack.make_dataloader(ds, 5, num_workers=0, pin_memory=False, **given)
         assert same_batches(loader, theirs) == 1
         assert [error.row for error in loader.dropped] == [bad]
 

@@ -143,11 +143,11 @@ def prepared(ds, **options):
 def test_a_run_sees_every_epoch_as_without_accelerate_wherever_it_resumes(
     ds, complete, loop, workers
 ):
-    assert loop(prepared(ds, workers=workers), EPOCHS) == complete
+    assert loop(prepared(ds, num_workers=workers), EPOCHS) == complete
     for done in range(1, len(complete[1])):
         expected = [complete[1][done:], complete[2]]
-        assert loop(prepared(ds, workers=workers), EPOCHS, 1, done) == expected
-    assert loop(prepared(ds, workers=workers), EPOCHS, 2) == complete[2:]
+        assert loop(prepared(ds, num_workers=workers), EPOCHS, 1, done) == expected
+    assert loop(prepared(ds, num_workers=workers), EPOCHS, 2) == complete[2:]
 
 
 def test_schedules_are_of_the_step_wherever_it_resumes_and_of_the_process(ds):

@@ -47,7 +47,7 @@ for later in range(3):
     for root, given in cases:
         print(later, root, given, file=sys.stderr, flush=True)
         ds = sa1bpack.open(root, **given)
-        expected = sa1bpack.make_dataloader(ds, 3, order="sequential", workers=0)
+        expected = sa1bpack.make_dataloader(ds, 3, order="sequential", num_workers=0)
         asked.clear()
         with sa1bpack.Loader(ds, 3, order="sequential", threads=1, io=io) as loader:
             for found, wanted in zip(loader, expected, strict=True):

@@ -108,8 +108,10 @@ def test_a_transform_that_drops_masks_is_refused_with_an_array(root):
     ds = open_pack(root, transform=half)
     weights = np.ones(ds.mask_offsets[-1])
     with pytest.raises(LoaderError, match="a transform that drops masks needs a function"):
-        list(make_dataloader(ds, 4, workers=0, max_masks=1, choose=weights))
-    loader = make_dataloader(ds, 4, workers=0, max_masks=1, choose=lambda columns: columns["area"])
+        list(make_dataloader(ds, 4, num_workers=0, max_masks=1, choose=weights))
+    loader = make_dataloader(
+        ds, 4, num_workers=0, max_masks=1, choose=lambda columns: columns["area"]
+    )
     assert sum(len(batch["indices"]) for batch in loader) == 12
 
 

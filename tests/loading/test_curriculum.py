@@ -40,7 +40,7 @@ def equal(found, expected):
 def test_worker_processes_that_run_ahead_make_the_batches_of_their_step(ds):
     """Every batch of the epoch is requested before the first is used."""
     options = {"max_masks": Steps(1, {1: 2, 2: 3, 4: 5}, by="step"), "choose": "random"}
-    loader = make_dataloader(ds, 4, workers=2, prefetch_factor=4, **options)
+    loader = make_dataloader(ds, 4, num_workers=2, prefetch_factor=4, **options)
     found = epochs_of(loader, 2)
     expected = epochs_of(make_dataloader(ds, 4, **options), 2)
     for one, other in zip(found, expected, strict=True):

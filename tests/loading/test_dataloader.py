@@ -40,7 +40,7 @@ def halve(sample):
 
 
 def test_batches_of_workers_are_those_of_the_loader_in_every_epoch(ds):
-    made = make_dataloader(ds, 5, workers=2, **OPTIONS)
+    made = make_dataloader(ds, 5, num_workers=2, **OPTIONS)
     assert isinstance(made, DataLoader) and len(made) == 3
     with Loader(ds, 5, **OPTIONS) as loader:
         for _ in range(3):
@@ -52,7 +52,7 @@ def test_batches_of_workers_are_those_of_the_loader_in_every_epoch(ds):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_state_counts_batches_that_were_taken_not_those_fetched_ahead(ds, workers):
-    made = make_dataloader(ds, 2, workers=workers, seed=1)
+    made = make_dataloader(ds, 2, num_workers=workers, seed=1)
     complete = rows_of(made)
     made.set_epoch(0)
     for number, _ in enumerate(made):
@@ -60,7 +60,7 @@ def test_the_state_counts_batches_that_were_taken_not_those_fetched_ahead(ds, wo
             break
     state = made.state_dict()
     assert state["samples"] == 4
-    other = make_dataloader(ds, 2, workers=workers, seed=1)
+    other = make_dataloader(ds, 2, num_workers=workers, seed=1)
     other.load_state_dict(state)
     assert rows_of(other) == complete[2:]
     assert other.state_dict()["epoch"] == 1
@@ -72,7 +72,7 @@ def test_the_state_counts_batches_that_were_taken_not_those_fetched_ahead(ds, wo
 
 def test_transforms_run(packed):
     ds = open_pack(packed.root, transform=halve)
-    made = make_dataloader(ds, 4, workers=0, masks="flat_bits")
+    made = make_dataloader(ds, 4, num_workers=0, masks="flat_bits")
     assert next(iter(made))["masks"].shape[1:] == (8, 2)
 
 
@@ -85,13 +85,13 @@ def test_workers_are_started_by_default_only_for_transforms(packed, monkeypatch)
 
 
 def test_dropping_needs_no_special_dataset(ds):
-    made = make_dataloader(ds, 4, workers=0, on_error="drop")
+    made = make_dataloader(ds, 4, num_workers=0, on_error="drop")
     assert next(iter(made))["dropped"].tolist() == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_plan_states_the_memory_of_the_batches(ds, workers):
-    made = make_dataloader(ds, 4, workers=workers, masks="padded_bits", pin_memory=False)
+    made = make_dataloader(ds, 4, num_workers=workers, masks="padded_bits", pin_memory=False)
     plan = made.plan()
     assert plan.batches == (1 if workers == 0 else 2 * 3 + 1)
     assert plan.host_bytes == plan.batches * plan.batch_bytes
@@ -105,19 +105,19 @@ def test_too_little_shared_memory_is_reported_before_a_worker_dies(ds, monkeypat
     usage = SimpleNamespace(free=1000)
     monkeypatch.setattr(dataloader_module.shutil, "disk_usage", lambda path: usage)
     with caplog.at_level(logging.WARNING, "sa1bpack"):
-        make_dataloader(ds, 4, workers=2)
+        make_dataloader(ds, 4, num_workers=2)
     assert "--shm-size" in caplog.text
 
 
 @pytest.mark.parametrize(("options", "named"), [
-    ({"workers": -1}, "workers is -1"),
+    ({"num_workers": -1}, "num_workers is -1"),
     ({"prefetch_factor": 0}, "prefetch_factor is 0"),
     ({"order": "best"}, "order is 'best'"), ({"timeout": 0}, "timeout is 0"),
     ({"timeout": float("inf")}, "timeout is inf"), ({"timeout": "a"}, "timeout is 'a'"),
-    ({"timeout": None, "workers": 2}, "timeout is None"),
-    ({"timeout": 1e10, "workers": 2}, "timeout is 10000000000.0"),
+    ({"timeout": None, "num_workers": 2}, "timeout is None"),
+    ({"timeout": 1e10, "num_workers": 2}, "timeout is 10000000000.0"),
     ({"multiprocessing_context": "thread"}, "multiprocessing_context is 'thread': .*spawn"),
-    ({"multiprocessing_context": 3, "workers": 2}, "multiprocessing_context is 3: .*spawn"),
+    ({"multiprocessing_context": 3, "num_workers": 2}, "multiprocessing_context is 3: .*spawn"),
 ])  # fmt: skip
 def test_a_value_that_cannot_be_used_by_a_dataloader_is_named(ds, options, named):
     with pytest.raises(OptionError, match=named):
@@ -130,7 +130,7 @@ def test_only_a_dataset_is_taken(packed):
 
 
 def test_the_longest_timeout_can_be_waited_for(ds):
-    made = make_dataloader(ds, 4, workers=1, timeout=2_000_000)
+    made = make_dataloader(ds, 4, num_workers=1, timeout=2_000_000)
     assert len(rows_of(made)) == 3
     stop(made)
 
@@ -148,7 +148,7 @@ def damaged(pack_writer, tmp_path):
 def test_dropped_samples_are_those_that_the_loader_drops_even_in_workers(damaged, workers, layout):
     """No sample of batch 2 remains, so it is skipped."""
     options = {"order": "sequential", "masks": layout, "on_error": "drop", "max_dropped": 0.3}
-    made = make_dataloader(damaged, 2, workers=workers, **options)
+    made = make_dataloader(damaged, 2, num_workers=workers, **options)
     with Loader(damaged, 2, **options) as loader:
         for epoch in (1, 2):
             for batch, expected in zip(made, loader, strict=True):
@@ -164,7 +164,7 @@ def test_dropped_samples_are_those_that_the_loader_drops_even_in_workers(damaged
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_of_batches_not_taken_do_not_count_as_dropped(damaged, workers):
     made = make_dataloader(
-        damaged, 2, order="sequential", workers=workers, on_error="drop", max_dropped=1
+        damaged, 2, order="sequential", num_workers=workers, on_error="drop", max_dropped=1
     )
     batches = iter(made)
     next(batches), next(batches)
@@ -177,7 +177,7 @@ def test_samples_of_batches_not_taken_do_not_count_as_dropped(damaged, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ended_by", ["a state", "a new one"])
 def test_an_iteration_that_was_ended_reports_it_and_leaves_the_state_alone(ds, workers, ended_by):
-    made = make_dataloader(ds, 2, workers=workers, seed=1)
+    made = make_dataloader(ds, 2, num_workers=workers, seed=1)
     complete = rows_of(made)
     made.set_epoch(0)
     old = iter(made)
@@ -204,7 +204,7 @@ def test_an_interrupt_within_torchs_iterator_does_not_reach_the_next_epoch(
     ds, step, taken, monkeypatch
 ):
     """Ctrl-C in a notebook, which goes on to use the loader: its workers persist."""
-    made = make_dataloader(ds, 4, workers=2, seed=1, timeout=30)
+    made = make_dataloader(ds, 4, num_workers=2, seed=1, timeout=30)
     expected = [rows_of(made) for _ in range(2)]
 
     def interrupt(*_):
@@ -238,7 +238,7 @@ def slow(sample):
     file.unlink()
     return sample
 
-made = make_dataloader(open_pack({str(packed.root)!r}, transform=slow), 2, workers=2)
+made = make_dataloader(open_pack({str(packed.root)!r}, transform=slow), 2, num_workers=2)
 batches = iter(made)
 next(batches)
 print(os.getpid(), *[child.pid for child in multiprocessing.active_children()])
@@ -265,7 +265,7 @@ def collect(sample):
     gc.collect()
     return sample
 
-made = make_dataloader(open({str(packed.root)!r}, transform=collect), 4, workers=2)
+made = make_dataloader(open({str(packed.root)!r}, transform=collect), 4, num_workers=2)
 start, starts = process.BaseProcess.start, []
 
 def failing(self):

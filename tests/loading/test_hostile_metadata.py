@@ -75,7 +75,7 @@ def load_everything(
                 ):
                     [batch] = map(clone, batches)
             else:
-                [batch] = sa1bpack.make_dataloader(one, 1, workers=0, pin_memory=False, **given)
+                [batch] = sa1bpack.make_dataloader(one, 1, num_workers=0, pin_memory=False, **given)
         except ReadError as error:
             assert found.shard_name(row) in str(error), error
             continue

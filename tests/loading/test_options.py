@@ -45,11 +45,11 @@ def test_an_option_of_other_loaders_is_refused_with_its_name_here(ds, make, opti
         make(ds, 4, **{option: True})
 
 
-def test_num_workers_are_threads_or_workers(ds):
+def test_workers_are_threads_or_num_workers(ds):
     with pytest.raises(OptionError, match="Loader has no option 'num_workers': use threads"):
         Loader(ds, 4, num_workers=2)
-    with pytest.raises(OptionError, match=r"make_dataloader has no .* 'num_workers': use workers"):
-        make_dataloader(ds, 4, num_workers=2)
+    with pytest.raises(OptionError, match=r"make_dataloader has no .* 'workers': use num_workers"):
+        make_dataloader(ds, 4, workers=2)
 
 
 def test_options_of_the_loader_alone_name_it(ds):
@@ -60,7 +60,10 @@ def test_options_of_the_loader_alone_name_it(ds):
 
 @BOTH
 def test_values_that_no_machine_can_serve_and_flags_that_are_none_are_refused(ds, make):
-    flags, numbers = {"pad_to_max": "no", "pin_memory": "yes"}, {"workers": 0, "prefetch_factor": 1}
+    flags, numbers = (
+        {"pad_to_max": "no", "pin_memory": "yes"},
+        {"num_workers": 0, "prefetch_factor": 1},
+    )
     if make is Loader:
         flags, numbers = {"pad_to_max": 1}, {"threads": 1, "ahead": 1}
     for name, value in flags.items():
@@ -76,7 +79,7 @@ def test_values_that_no_machine_can_serve_and_flags_that_are_none_are_refused(ds
 
 @BOTH
 def test_bools_are_not_numbers_but_numpy_integers_are(ds, make):
-    for name in ("max_masks", "workers" if make is make_dataloader else "threads"):
+    for name in ("max_masks", "num_workers" if make is make_dataloader else "threads"):
         with pytest.raises(OptionError, match=f"{name} is True: choose a whole number"):
             make(ds, 4, **{name: True})
         make(ds, np.uint8(4), **{name: np.int64(2)})
@@ -139,7 +142,7 @@ def test_the_repr_names_the_dataset_and_the_position_in_the_order(ds, make):
     loader.set_epoch(3)
     text = repr(loader)
     assert text.startswith(f"<{type(loader).__name__} of {ds!r}: ")
-    one = make(ds, 12, **{"threads" if make is Loader else "workers": 1})
+    one = make(ds, 12, **{"threads" if make is Loader else "num_workers": 1})
     assert ": 1 batch of 12, " in repr(
         one
     ) and f"1 {'thread' if make is Loader else 'worker'}>" in repr(one)

@@ -22,7 +22,7 @@ def ds(request, layout_packs):
 def test_worker_processes_send_relations(layout_packs):
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"))
     batches = [
-        list(make_dataloader(ds, 2, workers=workers, order="sequential", relations="ious"))
+        list(make_dataloader(ds, 2, num_workers=workers, order="sequential", relations="ious"))
         for workers in (0, 1)
     ]
     for single, sent in zip(*batches, strict=True):
@@ -48,7 +48,7 @@ def test_a_transform_that_returns_a_relation_is_refused(layout_packs):
         layout_packs("pad", "rgb", "bits+runs"), transform=lambda sample: sample | {"ious": 0}
     )
     with pytest.raises(OptionError, match="relations include 'ious', but the samples"):
-        next(iter(make_dataloader(ds, 2, workers=0, relations=["ious"])))
+        next(iter(make_dataloader(ds, 2, num_workers=0, relations=["ious"])))
 
 
 def test_a_side_array_with_the_name_of_a_relation_is_refused_at_once(layout_packs, tmp_path):
@@ -58,7 +58,7 @@ def test_a_side_array_with_the_name_of_a_relation_is_refused_at_once(layout_pack
     ds = ds.with_options(side=[tmp_path / "ious"])
     for make in (
         lambda names: Loader(ds, 2, relations=names),
-        lambda names: make_dataloader(ds, 2, workers=0, relations=names),
+        lambda names: make_dataloader(ds, 2, num_workers=0, relations=names),
         lambda names: Pipeline(ds, relations=names),
     ):
         with pytest.raises(OptionError, match="but the dataset has a side array of that name"):

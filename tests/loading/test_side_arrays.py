@@ -47,7 +47,7 @@ def test_a_transform_keeps_side_arrays_and_may_change_them(with_sides):  # noqa:
         return sample | {"teacher": sample["teacher"][:2], "score": sample["score"] * 2}
 
     ds = sa1bpack.open(with_sides.root, side=NAMES, transform=halved)
-    batch = next(iter(sa1bpack.make_dataloader(ds, 3, workers=0, order="sequential")))
+    batch = next(iter(sa1bpack.make_dataloader(ds, 3, num_workers=0, order="sequential")))
     assert batch["teacher"].shape == (3, 2, 32, 32)
     for k in range(3):
         found = expected_rows("score", int(batch["image_ids"][k]), 0)
@@ -89,7 +89,7 @@ def test_masks_from_runs_are_read_together_with_side_arrays(
     ds = sa1bpack.open(root, side=names, **how)
     with sa1bpack.Loader(ds, 6, io=io, threads=1, order="sequential") as loader:
         [found] = loader
-    [expected] = sa1bpack.make_dataloader(ds, 6, workers=0, order="sequential")
+    [expected] = sa1bpack.make_dataloader(ds, 6, num_workers=0, order="sequential")
     for name in (*names, "bboxes", "image_ids"):
         assert torch.equal(found[name], expected[name]), name
     if how == {"masks": "runs"}:

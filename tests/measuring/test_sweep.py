@@ -83,10 +83,10 @@ def test_lines_of_python_have_what_is_not_the_default():
     assert setting.call({"masks": "flat"}, "cuda:1") == (
         "sa1bpack.Loader(ds, 16, threads=2, ahead=4, masks='flat', device='cuda:1')"
     )
-    other = Setting.of("DataLoader", 4, workers=0)
-    assert other.call({}, "cuda") == "sa1bpack.make_dataloader(ds, 4, workers=0)"
+    other = Setting.of("DataLoader", 4, num_workers=0)
+    assert other.call({}, "cuda") == "sa1bpack.make_dataloader(ds, 4, num_workers=0)"
     names = [one.short() for one in (setting, other)]
-    assert names == ["batch 16, threads=2, ahead=4", "batch 4, workers=0"]
+    assert names == ["batch 16, threads=2, ahead=4", "batch 4, num_workers=0"]
 
 
 @pytest.mark.parametrize(

@@ -155,10 +155,10 @@ def test_a_dataset_pickles_to_its_place_in_the_cache(layout_packs, tmp_path):
 def test_worker_processes_share_the_cache(layout_packs, tmp_path, context, driven):
     root = shutil.copytree(layout_packs(), tmp_path / "pack")
     own, ds = sa1bpack.open(root), open_cached(root, tmp_path / "cache")
-    options = {"workers": 2, "multiprocessing_context": context}
+    options = {"num_workers": 2, "multiprocessing_context": context}
     if context == "spawn":  # a new process takes seconds to import torch
-        options["workers"] = 1
-    one = sa1bpack.make_dataloader(own, 2, workers=0)
+        options["num_workers"] = 1
+    one = sa1bpack.make_dataloader(own, 2, num_workers=0)
     other = sa1bpack.make_dataloader(ds, 2, **options)
     assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
     used = ds.pack.fetched().requests

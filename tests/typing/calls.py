@@ -83,7 +83,9 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
         assert_type(loader.stats(), sa1bpack.LoadingStats)
         assert_type(loader.stats().cached_share, float | None)
         assert_type(loader.plan().device_bytes, int)
-    other = sa1bpack.make_dataloader(ds, 8, workers=2, max_masks=sa1bpack.Cosine(20, 40, epochs=2))
+    other = sa1bpack.make_dataloader(
+        ds, 8, num_workers=2, max_masks=sa1bpack.Cosine(20, 40, epochs=2)
+    )
     for batch in other:
         assert_type(batch, dict[str, Any])
     sa1bpack.make_dataloader(ds, sizes(0), prefetch_factor=4)

@@ -68,7 +68,7 @@ def as_bytes(masks):
 def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, layout, hook):
     ds = open_pack(packed.root, masks="bool", transform=of_masks(hook))
     with pytest.raises(OptionError, match=r"would be taken for packed bits: .* return .* as bool"):
-        next(iter(make_dataloader(ds, 4, masks=layout, workers=0)))
+        next(iter(make_dataloader(ds, 4, masks=layout, num_workers=0)))
     square = ds.with_options(transform=of_masks(as_bytes))
     with pytest.raises(OptionError, match=r"would be taken for packed bits"):
         Collate(layout)(square.__getitems__([0, 2]))
@@ -76,7 +76,7 @@ def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, layout, ho
 
 def test_bits_that_a_hook_cut_are_still_bits(packed):
     ds = open_pack(packed.root, transform=of_masks(lambda bits: bits[:, 4:12, :1]))
-    batch = next(iter(make_dataloader(ds, 4, order="sequential", workers=0)))
+    batch = next(iter(make_dataloader(ds, 4, order="sequential", num_workers=0)))
     complete = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
     assert torch.equal(batch["masks"], complete[:, :, 4:12, :8])
 
