@@ -43,7 +43,7 @@ def test_a_sweep_ends_with_the_loaders_as_they_are_fastest(command, packed, made
     assert (code, error) == (0, "")
     loader, other = text.splitlines()[-2:]
     assert loader.startswith("sa1bpack.Loader(ds, 2, threads=")
-    assert other.startswith("sa1bpack.make_dataloader(ds, 2, workers=")
+    assert other.startswith("sa1bpack.make_dataloader(ds, 2, num_workers=")
 
 
 def test_what_cannot_be_measured_is_refused_before_it_takes_time(command, packed, tmp_path):
