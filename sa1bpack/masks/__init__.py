@@ -15,8 +15,8 @@ from importlib import import_module
 
 # Public name → module, imported on first use: code that draws nothing needs no compiled kernel.
 _MODULES = {
-    "LEVELS": "relations.relate",
-    "Relations": "relations.relate",
+    "LEVELS": "relations",
+    "Relations": "relations",
     "count_pixels": "regions",
     "draw_points": "prompts",
     "draw_window": "window",
@@ -28,9 +28,9 @@ _MODULES = {
     "pack_bits": "bits",
     "parse_counts": "rle",
     "rasterize": "raster",
-    "relate": "relations.relate",
-    "relate_bits": "relations.relate",
-    "relate_runs": "relations.relate",
+    "relate": "relations",
+    "relate_bits": "relations",
+    "relate_runs": "relations",
     "unpack_bits": "bits",
     "window_map": "window",
 }
@@ -41,13 +41,13 @@ _INTERNAL = {
     "MaskRule": "select",
     "ORDERS": "select",
     "REGIONS": "regions",
-    "RELATIONS": "relations.relate",
+    "RELATIONS": "relations",
     "SAMPLINGS": "grid",
     "check_image_runs": "_arrays",
     "passes": "select",
     "select_masks": "select",
     "take_masks": "rle",
-    "thirds_of": "relations.relate",
+    "thirds_of": "relations",
     "warm_up": "raster",
 }
 

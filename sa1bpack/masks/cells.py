@@ -102,18 +102,6 @@ def _take_affine(masks, packed, places, steps, side, visible, out, counts):
         counts[places[m]] = count
 
 
-@njit
-def _clear_hidden(places, visible, out, counts):
-    for place in places:
-        count = np.int64(0)
-        mask = out[place]
-        for i in range(mask.shape[0]):
-            for j in range(mask.shape[1]):
-                mask[i, j] &= visible[i, j]
-                count += mask[i, j]
-        counts[place] = count
-
-
 def fill_cells(
     bits: np.ndarray, places: np.ndarray, keep: tuple[int, int], out: np.ndarray, counts: np.ndarray
 ) -> None:
@@ -186,26 +174,10 @@ def take_affine(
     packed = masks.dtype == np.uint8
     if len(masks) != len(places) or masks.shape[2] * (8 if packed else 1) != side:
         raise ValueError(f"masks of {masks.shape} do not fit {len(places)} of {out.shape}")
-    masks = _read(masks.view(np.uint8))
-    visible = _visible(visible, out)
-    _take_affine(masks, packed, places, steps, side, visible, out.view(np.uint8), counts)
-
-
-def clear_hidden(
-    places: np.ndarray, visible: np.ndarray, out: np.ndarray, counts: np.ndarray
-) -> None:
-    """Make cells of some masks False where `visible`, bool (h, w), is, and count the others.
-
-    places, out, counts  see `fill_cells`
-    """
-    _check(places, out.shape[1:], out, counts)
-    _clear_hidden(places, _visible(visible, out), out.view(np.uint8), counts)
-
-
-def _visible(visible: np.ndarray, out: np.ndarray) -> np.ndarray:
     if visible.shape != out.shape[1:]:
         raise ValueError(f"{visible.shape} is visible of masks of {out.shape}")
-    return _read(visible.view(np.uint8))
+    masks, visible = _read(masks.view(np.uint8)), _read(visible.view(np.uint8))
+    _take_affine(masks, packed, places, steps, side, visible, out.view(np.uint8), counts)
 
 
 def _check(places, keep, out, counts) -> None:

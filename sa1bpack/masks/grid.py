@@ -17,7 +17,6 @@ import numpy as np
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import MaskError
-from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE
 
 SAMPLINGS = ("area", "center")
@@ -135,46 +134,16 @@ class CenterGrid(NamedTuple):
     column_center: np.ndarray
 
 
-@njit
-def _edge_tables(axis, edge_row, edge_below):
-    """Write the row tables of `AreaGrid` from the vertical axis."""
-    end = np.int64(axis.cells) * axis.cell
-    for y in range(len(edge_row)):
-        position = min(max(np.int64(y) * axis.pixel - axis.start, 0), end)
-        edge_row[y] = position // axis.cell
-        edge_below[y] = axis.cell - position % axis.cell
+def _on_axis(axis: Axis, edges: np.ndarray) -> np.ndarray:
+    """int64: how far edges of source pixels are from the start of the axis, moved to its ends."""
+    return np.clip(edges * axis.pixel - axis.start, 0, axis.cells * axis.cell)
 
 
-@njit
-def _column_tables(axis, column_cell, column_part, column_rest, block_begin, block_end):
-    """Write the column tables of `AreaGrid` from the horizontal axis."""
-    cell = np.int64(axis.cell)
-    blocks = len(block_end)
-    first = 8 * blocks - axis.cells if axis.mirrored else 0  # number of the leftmost cell column
-    end = axis.cells * cell
-    for x in range(len(column_cell)):
-        left = np.int64(x) * axis.pixel - axis.start
-        right = min(max(left + axis.pixel, 0), end)
-        left = min(max(left, 0), end)
-        at = left // cell
-        part = min((at + 1) * cell, right) - left
-        column_cell[x] = first + at
-        column_part[x] = part
-        column_rest[x] = right - left - part
-    for b in range(blocks + 1):
-        position = min(max(8 * b - first, 0), axis.cells) * cell + axis.start
-        block_begin[b] = min(max(position // axis.pixel, 0), axis.pixels)
-        if b:
-            block_end[b - 1] = min(max(-(-position // axis.pixel), 0), axis.pixels)
-
-
-@njit
-def _center_table(axis, numbers):
-    """Count the cells whose centre is before each pixel edge, 0 to len(numbers) - 1."""
-    for x in range(len(numbers)):
-        position = 2 * (np.int64(x) * axis.pixel - axis.start)
-        before = -((axis.cell - position) // (2 * axis.cell))
-        numbers[x] = min(max(before, 0), axis.cells)
+def _table(numbers: np.ndarray, kind: type) -> np.ndarray:
+    """A read-only array, C-contiguous, of a type."""
+    table = np.ascontiguousarray(numbers, kind)
+    table.flags.writeable = False
+    return table
 
 
 @lru_cache(maxsize=64)  # most images of SA-1B have one of a few sizes; an entry is about 50 kB
@@ -184,48 +153,50 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
     # 4.2: exact for 31-bit numerators, and the product stays below 2**63.
     shift = 31 + (y.pixels - 1).bit_length()
     magic = -(-(1 << shift) // y.pixels)
-    blocks = -(-x.cells // 8)
-    edges = [np.empty(y.pixels + 1, np.int32) for _ in range(2)]
-    columns = [np.empty(x.pixels, np.int32) for _ in range(3)]
-    columns += [np.empty(blocks + 1, np.int64), np.empty(blocks, np.int64)]
-    _edge_tables(y, *edges)
-    _column_tables(x, *columns)
-    for table in edges + columns:
-        table.flags.writeable = False
+    edge_row, above = np.divmod(_on_axis(y, np.arange(y.pixels + 1)), y.cell)
+    edges = _on_axis(x, np.arange(x.pixels + 1))
+    column = edges[:-1] // x.cell
+    part = np.minimum((column + 1) * x.cell, edges[1:]) - edges[:-1]
+    first = -x.cells % 8 if x.mirrored else 0  # number of the leftmost cell column
+    blocks = np.arange(0, x.cells + 8, 8) - first  # the first cell column of each, and the end
+    bounds = np.clip(blocks, 0, x.cells) * x.cell + x.start
     return AreaGrid(
-        y.pixels,
-        x.pixels,
-        y.cells,
-        int(y.mirrored),
-        int(x.mirrored),
-        y.cell,
-        x.cell,
-        magic,
-        shift,
-        *edges,
-        *columns,
+        height=y.pixels,
+        width=x.pixels,
+        rows=y.cells,
+        mirror_y=int(y.mirrored),
+        mirror_x=int(x.mirrored),
+        cell_height=y.cell,
+        cell_width=x.cell,
+        magic=magic,
+        shift=shift,
+        edge_row=_table(edge_row, np.int32),
+        edge_below=_table(y.cell - above, np.int32),
+        column_cell=_table(first + column, np.int32),
+        column_part=_table(part, np.int32),
+        column_rest=_table(np.diff(edges) - part, np.int32),
+        block_begin=_table(np.clip(bounds // x.pixel, 0, x.pixels), np.int64),
+        block_end=_table(np.clip(-(-bounds[1:] // x.pixel), 0, x.pixels), np.int64),
     )
+
+
+def _cells_before(axis: Axis) -> np.ndarray:
+    """int64 (pixels + 1,): how many cells have their centre before each edge of a source pixel."""
+    edges = np.arange(axis.pixels + 1) * axis.pixel - axis.start
+    return np.clip(-((axis.cell - 2 * edges) // (2 * axis.cell)), 0, axis.cells)
 
 
 @lru_cache(maxsize=64)
 def center_grid(y: Axis, x: Axis) -> CenterGrid:
     """Return the tables for sampling at the cells' centres."""
-    edge_center, column_center = np.empty(y.pixels + 1, np.int32), np.empty(x.pixels, np.int32)
-    _center_table(y, edge_center)
-    _center_table(x, column_center)
-    if y.mirrored:
-        edge_center = y.cells - edge_center
-    centers = 2 * x.start + (2 * np.arange(x.cells) + 1) * x.cell
-    center_column = centers // (2 * x.pixel)
-    for table in (center_column, edge_center, column_center):
-        table.flags.writeable = False
+    rows, centers = _cells_before(y), 2 * x.start + (2 * np.arange(x.cells) + 1) * x.cell
     return CenterGrid(
-        y.pixels,
-        x.pixels,
-        y.cells,
-        x.cells,
-        int(x.mirrored),
-        center_column,
-        edge_center,
-        column_center,
+        height=y.pixels,
+        width=x.pixels,
+        rows=y.cells,
+        columns=x.cells,
+        mirror_x=int(x.mirrored),
+        center_column=_table(centers // (2 * x.pixel), np.int64),
+        edge_center=_table(y.cells - rows if y.mirrored else rows, np.int32),
+        column_center=_table(_cells_before(x)[:-1], np.int32),
     )

@@ -2,11 +2,13 @@
 
 A word is the result of a chain: each part of the key is multiplied by an odd constant, added, and
 mixed with the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
-Generators", 2014). `sa1bpack.transforms.random` computes the same words on a device.
+Generators", 2014). It is all 64-bit integer arithmetic, the same with numpy and, on any device,
+with torch (`sa1bpack.transforms.random`).
 """
 
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -31,18 +33,37 @@ def words(seed: int, epoch: int, ids: np.ndarray, draw: int, n: int) -> np.ndarr
     Raises:
         OptionError: a number is out of range.
     """
-    key = np.zeros(1, np.uint64)  # an array: numpy warns when a scalar wraps
+    return mixed(seed, epoch, ids, draw, np.arange(1, n + 1)).view(np.uint64)
+
+
+def mixed(seed: int, epoch: int, ids: Any, draw: int, numbers: Any) -> Any:
+    """`words` by their numbers, int64 (n,) from 1 on: int64 (k, n), the words' bit patterns.
+
+    Arrays are those of numpy or torch, whose products and sums of int64 are modulo 2**64.
+    """
+    key = 0
     for name, part in (("seed", seed), ("epoch", epoch), ("draw", draw)):
-        key = _mix(key + np.uint64((whole_number(name, part, 0, MAX_WORD) + 1) * GAMMA % 2**64))
-    streams = _mix(ids.astype(np.uint64) * np.uint64(GAMMA) + key)
-    return _mix(streams[:, None] + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(GAMMA))
+        part = whole_number(name, part, 0, MAX_WORD)
+        key = _mix(key + (part + 1) * GAMMA) & MAX_WORD
+    streams = _mix(ids * _signed(GAMMA) + _signed(key))
+    return _mix(streams[:, None] + numbers * _signed(GAMMA))
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 over uint64."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
-    return z ^ (z >> np.uint64(31))
+def _mix(z: Any) -> Any:
+    """The finalizer of SplitMix64, of int64 arrays, or of any int modulo 2**64."""
+    z = (z ^ shifted(z, 30)) * _signed(FIRST)
+    z = (z ^ shifted(z, 27)) * _signed(SECOND)
+    return z ^ shifted(z, 31)
+
+
+def shifted(z: Any, bits: int) -> Any:
+    """A logical right shift of the 64 bits of int64; that of numpy and torch extends the sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    """The int64 with the bits of a uint64."""
+    return word - (1 << 64) if word >> 63 else word
 
 
 @lru_cache(maxsize=1)

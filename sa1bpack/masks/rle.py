@@ -189,12 +189,7 @@ def parse_counts(
     first, kept_offset = run_offset[:-1], run_offset
     if bad < 0:
         if keep is not None:
-            keep = read_only("keep", keep, np.int64)
-            first, kept_offset = np.empty(masks, np.int64), np.empty(len(keep) + 1, np.int64)
-            if not _gather(run_offset, keep, first, kept_offset):
-                raise IndexError(
-                    f"keep must have indices of 0 to {masks - 1}, each at most once, got {keep}"
-                )
+            first, kept_offset = _gathered(run_offset, read_only("keep", keep, np.int64))
         run_ends = np.empty(run_offset[-1], np.int32)
         bad = _decode_text(text, text_offset, pixels, run_offset, first, run_ends)
     if bad >= 0:
@@ -206,25 +201,21 @@ def parse_counts(
     return run_ends[: kept_offset[-1]], kept_offset, noncanonical
 
 
-@njit
-def _gather(run_offset, keep, first, kept_offset):
-    """Fill `first` (n) with where the runs of each mask go, those in `keep` first and in its order,
-    and `kept_offset` (k + 1). Returns False if an index is outside the masks or occurs twice."""
-    first[:] = -1
-    end = 0
-    kept_offset[0] = 0
-    for i in range(len(keep)):
-        m = keep[i]
-        if not 0 <= m < len(first) or first[m] >= 0:
-            return False
-        first[m] = end
-        end += run_offset[m + 1] - run_offset[m]
-        kept_offset[i + 1] = end
-    for m in range(len(first)):
-        if first[m] < 0:
-            first[m] = end
-            end += run_offset[m + 1] - run_offset[m]
-    return True
+def _gathered(run_offset: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the runs of each mask go, those in `keep` first and in its order: int64 (n,); and
+    int64 (k + 1,), the offsets of those. Raises IndexError, see `parse_counts`."""
+    masks = len(run_offset) - 1
+    others = np.ones(masks, np.bool_)
+    others[keep[(keep >= 0) & (keep < masks)]] = False
+    order = np.concatenate([keep, np.flatnonzero(others)])
+    if len(order) != masks:
+        raise IndexError(
+            f"keep must have indices of 0 to {masks - 1}, each at most once, got {keep}"
+        )
+    offset = np.concatenate([[0], np.diff(run_offset)[order].cumsum()])
+    first = np.empty(masks, np.int64)
+    first[order] = offset[:-1]
+    return first, offset[: len(keep) + 1]
 
 
 @njit
@@ -299,14 +290,6 @@ def encode_counts(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndar
     return text, text_offset
 
 
-@njit
-def _take(run_ends, first, run_offset, taken):
-    for m in range(len(first)):
-        shift = first[m] - run_offset[m]
-        for k in range(run_offset[m], run_offset[m + 1]):
-            taken[k] = run_ends[k + shift]
-
-
 def take_masks(
     run_ends: np.ndarray, run_offset: np.ndarray, keep: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -328,12 +311,10 @@ def take_masks(
     run_offset = read_only("run_offset", run_offset, np.int64)
     keep = read_only("keep", keep, np.int64)
     check_offsets("run_offset", run_offset, len(run_ends))
-    first = run_offset[:-1][keep]
-    taken_offset = np.zeros(len(keep) + 1, np.int64)
-    np.cumsum(run_offset[1:][keep] - first, out=taken_offset[1:])
-    taken = np.empty(taken_offset[-1], np.int32)
-    _take(run_ends, first, taken_offset, taken)
-    return taken, taken_offset
+    first, stop = run_offset[:-1][keep], run_offset[1:][keep]
+    parts = [run_ends[begin:end] for begin, end in zip(first, stop, strict=True)]
+    taken = np.concatenate([run_ends[:0], *parts])
+    return taken, np.concatenate([[0], (stop - first).cumsum()])
 
 
 @njit

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sa1bpack.masks._arrays import check_image_runs
-from sa1bpack.masks.cells import clear_hidden, fill_cells, take_affine, take_cells
+from sa1bpack.masks.cells import fill_cells, take_affine, take_cells
 from sa1bpack.masks.window import check_maps, draw_affine, draw_window
 from sa1bpack.transforms.backends import Job, run_jobs
 
@@ -54,7 +54,10 @@ def draw_masks(
         bits = draw_bits(*runs, affine[sample], size, sampling)
         fill_cells(bits, rows, kept[sample], target, counts)
         if visible is not None:
-            clear_hidden(rows, visible[sample].numpy(), target, counts)
+            shown = visible[sample].numpy()
+            for row in rows:
+                np.logical_and(target[row], shown, out=target[row])
+                counts[row] = np.count_nonzero(target[row])
 
     def jobs() -> Iterator[Job]:
         for sample, rows, (run_ends, run_offset, height, width) in samples:

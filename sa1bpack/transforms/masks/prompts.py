@@ -24,7 +24,7 @@ from sa1bpack.masks.prompts import (
     check_ids,
     prompt_draw,
 )
-from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles
+from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, shifted
 from sa1bpack.masks.regions import REGIONS
 from sa1bpack.masks.rle import mask_bbox
 from sa1bpack.transforms.masks.regions import bounds, regions
@@ -152,7 +152,7 @@ def draw_points(
     points = whole_number("points", points, 0, 2**31 - 1)
     if on_cpu(runs):
         return _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
-    drawn = (words(seed, epoch, ids, prompt_draw(region, draw), points) >> 1) & (2**63 - 1)
+    drawn = shifted(words(seed, epoch, ids, prompt_draw(region, draw), points), 1)
     counts, chosen = [], []
     for masks, part in regions(runs, region, boxes):
         counts.append(part.count)
@@ -275,8 +275,7 @@ def jitter_boxes(
     if boxes.device.type == extent.device.type == "cpu":
         check_box_sides(boxes.numpy(), extent.numpy())
     drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4).view(boxes.shape)
-    drawn = (drawn >> (64 - NORMAL_BITS)) & ((1 << NORMAL_BITS) - 1)
-    noise = _quantiles().on(boxes.device)[drawn] * BOX_NOISE
+    noise = _quantiles().on(boxes.device)[shifted(drawn, 64 - NORMAL_BITS)] * BOX_NOISE
     edges = boxes.double()
     sides = torch.cat([edges[..., 2:] - edges[..., :2]] * 2, -1)
     limit = torch.cat([box_limit(boxes, extent).double()] * 2, -1)

@@ -15,7 +15,7 @@ import torch
 
 from sa1bpack.arguments import checks_options, choice
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.relations.relate import (
+from sa1bpack.masks.relations import (
     NEIGHBORS,
     RELATIONS,
     SHARE,

@@ -11,7 +11,7 @@ On the grid of the source the two agree.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,16 +19,17 @@ from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import check_array, check_image_runs
 from sa1bpack.masks.grid import check_image
-from sa1bpack.masks.relations.bits import (
-    as_words,
-    intersect_bits,
-    measured,
-    touch_bits,
-    word_boxes,
+from sa1bpack.masks.stretches import (
+    foreground,
+    intersect_runs,
+    runs_of_bits,
+    sum_runs,
+    touch_runs,
 )
-from sa1bpack.masks.relations.runs import foreground, intersect_runs, sum_runs, touch_runs
 
 SHARE, NEIGHBORS = 0.9, 8  # the defaults
+LEVELS = ("large", "medium", "small")
+_NONE = 2**63 - 1
 
 
 class Relation(NamedTuple):
@@ -57,63 +58,6 @@ RELATIONS = {
     "depths": Relation(_INT64, False),
     "levels": Relation(_INT64, False, none=-1),
 }
-
-
-class Shapes(Protocol):
-    """The masks of an image, as relations need them."""
-
-    def common(self) -> np.ndarray:
-        """int64 (m, m): common pixels of all pairs, areas on the diagonal."""
-
-    def touching(self, common: np.ndarray, corners: bool) -> np.ndarray:
-        """bool (m, m), see `Relations.touching`."""
-
-    def measured(self) -> tuple[np.ndarray, np.ndarray]:
-        """int64 (m, 2): twice the sums of x and y of pixel centres; int64 (m, 4): boxes."""
-
-
-class _Runs:
-    def __init__(self, run_ends: np.ndarray, run_offset: np.ndarray, height: int):
-        masks = len(run_offset) - 1
-        self._height = np.int64(height)
-        self._stretches = np.empty(((int(run_offset[-1] - run_offset[0]) + 1) // 2, 2), np.int64)
-        self._offset, self._boxes = np.empty(masks + 1, np.int64), np.empty((masks, 4), np.int64)
-        foreground(run_ends, run_offset, self._height, self._stretches, self._offset, self._boxes)
-
-    def common(self) -> np.ndarray:
-        out = np.empty((len(self._boxes),) * 2, np.int64)
-        intersect_runs(self._stretches, self._offset, self._boxes, out)
-        return out
-
-    def touching(self, common: np.ndarray, corners: bool) -> np.ndarray:
-        out = np.empty(common.shape, np.bool_)
-        touch_runs(self._stretches, self._offset, self._boxes, common, self._height, corners, out)
-        return out
-
-    def measured(self) -> tuple[np.ndarray, np.ndarray]:
-        sums = np.empty((len(self._boxes), 2), np.int64)
-        sum_runs(self._stretches, self._offset, self._height, sums)
-        return sums, self._boxes
-
-
-class _Bits:
-    def __init__(self, masks: np.ndarray):
-        self._words = as_words(masks)
-        self._boxes = np.empty((len(masks), 4), np.int64)
-        word_boxes(self._words, self._boxes)
-
-    def common(self) -> np.ndarray:
-        out = np.empty((len(self._boxes),) * 2, np.int64)
-        intersect_bits(self._words, self._boxes, out)
-        return out
-
-    def touching(self, common: np.ndarray, corners: bool) -> np.ndarray:
-        out = np.empty(common.shape, np.bool_)
-        touch_bits(self._words, self._boxes, common, corners, out)
-        return out
-
-    def measured(self) -> tuple[np.ndarray, np.ndarray]:
-        return measured(self._words)
 
 
 class Relations:
@@ -151,15 +95,36 @@ class Relations:
         [[False, True], [True, False]]
     """
 
-    def __init__(self, shapes: Shapes, share: float, neighbors: int):
-        """Made by `relate`, `relate_runs` and `relate_bits`."""
-        self._shapes = shapes
+    def __init__(
+        self,
+        run_ends: np.ndarray,
+        run_offset: np.ndarray,
+        length: int,
+        *,
+        by_rows: bool,
+        share: float,
+        neighbors: int,
+    ):
+        """Made by `relate`, `relate_runs` and `relate_bits`.
+
+        Args:
+            run_ends, run_offset: of `check_image_runs`, along columns or, `by_rows`, along rows.
+            length: pixels of such a line.
+            share, neighbors: of `check_rule`.
+        """
+        masks = len(run_offset) - 1
+        self._length, self._by_rows = np.int64(length), by_rows
         self._share, self._corners = share, neighbors == 8
+        self._stretches = np.empty(((int(run_offset[-1] - run_offset[0]) + 1) // 2, 2), np.int64)
+        self._offset, self._boxes = np.empty(masks + 1, np.int64), np.empty((masks, 4), np.int64)
+        foreground(run_ends, run_offset, self._length, self._stretches, self._offset, self._boxes)
 
     @cached_property
     def intersections(self) -> np.ndarray:
         """int64 (m, m): pixels or cells that both masks have."""
-        return self._shapes.common()
+        out = np.empty((len(self._boxes),) * 2, np.int64)
+        intersect_runs(self._stretches, self._offset, self._boxes, out)
+        return out
 
     @property
     def areas(self) -> np.ndarray:
@@ -180,21 +145,22 @@ class Relations:
     @cached_property
     def touching(self) -> np.ndarray:
         """bool (m, m): neighbours without a common pixel."""
-        return self._shapes.touching(self.intersections, self._corners)
-
-    @cached_property
-    def _measured(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._shapes.measured()
+        out, shapes = np.empty(self.intersections.shape, np.bool_), (self._stretches, self._offset)
+        touch_runs(*shapes, self._boxes, self.intersections, self._length, self._corners, out)
+        return out
 
     @property
     def mask_boxes(self) -> np.ndarray:
         """int64 (m, 4): x0, y0, x1, y1 of the smallest boxes."""
-        return self._measured[1]
+        return self._boxes[:, [1, 0, 3, 2]] if self._by_rows else self._boxes
 
     @cached_property
     def centroids(self) -> np.ndarray:
         """float64 (m, 2): x, y of the mean of the pixels' centres."""
-        return self._measured[0] / (2 * np.maximum(self.areas, 1))[:, None]
+        sums = np.empty((len(self._boxes), 2), np.int64)
+        sum_runs(self._stretches, self._offset, self._length, sums)
+        means = sums / (2 * np.maximum(self.areas, 1))[:, None]
+        return means[:, ::-1] if self._by_rows else means
 
     @cached_property
     def distances(self) -> np.ndarray:
@@ -206,12 +172,24 @@ class Relations:
     @cached_property
     def parents(self) -> np.ndarray:
         """int64 (m,): the smallest mask that contains each; -1 for none."""
-        return parents_of(self.intersections, self._share)
+        common, area, masks = self.intersections, self.areas, len(self._boxes)
+        # One number per mask that sorts them from small to large: no two are equal, so that a copy
+        # of a mask lies in the first of them, and there are no circles.
+        key = area * masks + (masks - 1 - np.arange(masks))
+        inside = common >= self._share * area[:, None]
+        inside &= (key > key[:, None]) & (area > 0)[:, None]
+        least = np.where(inside, key, _NONE).min(axis=1, initial=_NONE)
+        return np.where(least < _NONE, masks - 1 - least % max(masks, 1), -1)
 
     @cached_property
     def depths(self) -> np.ndarray:
         """int64 (m,): how many masks are above each in the hierarchy."""
-        return depths_of(self.parents)
+        above, depth = self.parents, (self.parents >= 0).astype(np.int64)
+        # Each round doubles how far up the counts reach.
+        while (above >= 0).any():
+            depth = depth + np.where(above >= 0, depth[above], 0)
+            above = np.where(above >= 0, above[above], -1)
+        return depth
 
     @cached_property
     def children(self) -> np.ndarray:
@@ -221,7 +199,9 @@ class Relations:
     @cached_property
     def levels(self) -> np.ndarray:
         """int64 (m,): the third by area; 0 large, 1 medium, 2 small, -1 empty."""
-        return levels_of(self.areas)
+        some, level = self.areas > 0, np.full(len(self.areas), -1)
+        level[some] = thirds_of(self.areas[some])
+        return level
 
 
 def check_rule(share: Any, neighbors: Any) -> tuple[float, int]:
@@ -274,7 +254,7 @@ def relate_runs(
     share, neighbors = check_rule(share, neighbors)
     height, width = check_image(height, width)
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
-    return Relations(_Runs(run_ends, run_offset, height), share, neighbors)
+    return Relations(run_ends, run_offset, height, by_rows=False, share=share, neighbors=neighbors)
 
 
 @checks_options
@@ -302,7 +282,7 @@ def relate_bits(
         check_array("masks", masks, "uint8", ("m", "h", "w / 8"), ", or bool (m, h, w)")
     elif masks.ndim != 3:
         check_array("masks", masks, "bool", ("m", "h", "w"))
-    return Relations(_Bits(masks), share, neighbors)
+    return Relations(*runs_of_bits(masks), by_rows=True, share=share, neighbors=neighbors)
 
 
 @checks_options
@@ -336,37 +316,6 @@ def relate(
     return relate_bits(sample["masks"], share=share, neighbors=neighbors)
 
 
-LEVELS = ("large", "medium", "small")
-_NONE = 2**63 - 1
-
-
-def parents_of(common: np.ndarray, share: float) -> np.ndarray:
-    """int64 (m,): the smallest mask that contains each mask by `share` of its area; -1 for none.
-
-    common  int64 (m, m): intersections, areas on the diagonal
-
-    A mask lies only in a larger one; of masks with the same area, the one with the lower index
-    counts as the larger. So a copy of a mask lies in the first of them, and there are no circles. A
-    mask without pixels lies in none.
-    """
-    area, masks = common.diagonal(), len(common)
-    # One number per mask that sorts them from small to large.
-    key = area * masks + (masks - 1 - np.arange(masks))
-    inside = (common >= share * area[:, None]) & (key > key[:, None]) & (area > 0)[:, None]
-    least = np.where(inside, key, _NONE).min(axis=1, initial=_NONE)
-    return np.where(least < _NONE, masks - 1 - least % max(masks, 1), -1)
-
-
-def depths_of(parents: np.ndarray) -> np.ndarray:
-    """int64 (m,): how many masks each mask lies in, counted along its parents; 0 without parent."""
-    above, depth = parents, (parents >= 0).astype(np.int64)
-    # Each round doubles how far up the counts reach.
-    while (above >= 0).any():
-        depth = depth + np.where(above >= 0, depth[above], 0)
-        above = np.where(above >= 0, above[above], -1)
-    return depth
-
-
 def thirds_of(size: np.ndarray) -> np.ndarray:
     """int64 (m,): the third of an image's masks that each is in, by size; see LEVELS.
 
@@ -378,11 +327,4 @@ def thirds_of(size: np.ndarray) -> np.ndarray:
     order = len(size) - 1 - np.argsort(size[::-1], kind="stable")[::-1]
     level = np.empty(len(size), np.int64)
     level[order] = 3 * np.arange(len(size)) // max(len(size), 1)
-    return level
-
-
-def levels_of(area: np.ndarray) -> np.ndarray:
-    """int64 (m,): `thirds_of` the masks that have pixels; -1 for those that have none."""
-    level = np.full(len(area), -1)
-    level[area > 0] = thirds_of(area[area > 0])
     return level

@@ -1,14 +1,65 @@
-"""Relations from exact runs: two masks are compared where their boxes overlap, run by run.
+"""The masks of an image as stretches of foreground, compared where their boxes overlap.
 
-A mask is a sorted list of stretches of column-major positions, its foreground runs. The common
-pixels of two masks are found in one pass over the stretches of both; passes begin and end where
-both masks have stretches, and there is none for boxes that are apart. No full-size mask is made.
+A mask is a sorted list of stretches of positions, line by line: its foreground runs. Lines are the
+columns of the source for masks from exact runs, and the rows of the grid for masks from bits. The
+common pixels of two masks are found in one pass over the stretches of both; passes begin and end
+where both masks have stretches, and there is none for boxes that are apart. No full-size mask is
+made.
 """
 
 import numpy as np
 
 from sa1bpack.kernels import njit
 from sa1bpack.masks.rle import bounds
+
+
+@njit
+def _find_changes(words, run_ends, run_offset):
+    """Write the cells at which masks, uint64 (m, n) with the lowest bit first, change.
+
+    Returns how many there are; `run_ends` has as many of them as fit.
+    """
+    found = 0
+    for m in range(len(words)):
+        run_offset[m] = found
+        before = np.uint64(0)  # the last cell of the word before
+        for w in range(words.shape[1] + 1):
+            word = words[m, w] if w < words.shape[1] else np.uint64(0)
+            changes = word ^ (word << np.uint64(1) | before)
+            before = word >> np.uint64(63)
+            cell = 64 * w
+            while changes:
+                step = np.uint64(1 if changes & np.uint64(0xFF) else 8)
+                if changes & np.uint64(1):
+                    if found < len(run_ends):
+                        run_ends[found] = cell
+                    found += 1
+                changes >>= step
+                cell += np.int64(step)
+    run_offset[len(words)] = found
+    return found
+
+
+def runs_of_bits(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """The run ends of masks along their rows, from bits uint8 (m, h, b) or bool (m, h, w).
+
+    Returns int32 (r,) run ends, without background after the last foreground; int64 (m + 1,) their
+    offsets; and the cells of a row, with those that fill the last byte.
+    """
+    bits = np.packbits(masks, axis=-1, bitorder="little") if masks.dtype == np.bool_ else masks
+    count, height, width = bits.shape
+    lines = np.ascontiguousarray(bits).reshape(count, height * width)
+    if height * width % 8:
+        lines = np.pad(lines, ((0, 0), (0, -height * width % 8)))
+    words = lines.view("<u8").astype(np.uint64, copy=False).view()
+    words.flags.writeable = False
+    run_ends, run_offset = np.empty(2 * count * height, np.int32), np.empty(count + 1, np.int64)
+    if (found := _find_changes(words, run_ends, run_offset)) > len(run_ends):
+        run_ends = np.empty(found, np.int32)
+        _find_changes(words, run_ends, run_offset)
+    for array in (run_ends, run_offset):
+        array.flags.writeable = False  # as exact runs are, so that one compiled kernel does for all
+    return run_ends, run_offset, 8 * width
 
 
 @njit
