@@ -25,9 +25,9 @@ _IDLE_SECONDS = 10.0
 _log = logging.getLogger("sa1bpack")
 
 
-def room(pack: Pack) -> int | None:
-    """Bytes of shards that can be on this machine at once; None: all of them are."""
-    return min((source.limit for source in pack.sources), default=None)
+def room(pack: Pack) -> int:
+    """Bytes of shards that can be on this machine at once, of a pack that has sources of them."""
+    return min(source.limit for source in pack.sources)
 
 
 def check_order(ds: Dataset, order: Order) -> None:
@@ -35,17 +35,17 @@ def check_order(ds: Dataset, order: Order) -> None:
 
     Each would be fetched again and again.
     """
-    limit, at_once = room(ds.pack), order.shards_at_once
-    if limit is None or at_once is None:
+    if order.shards_at_once is None:
         return
     numbers = np.unique(ds.pack.shard_numbers(ds.rows_at(np.arange(len(ds)))))
     sizes = sorted((ds.manifest.shards[n].bytes for n in numbers.tolist()), reverse=True)
-    if (needed := sum(sizes[:at_once])) > limit:
-        what = f"{counted(min(at_once, len(sizes)), 'shard')} at any time, {size_text(needed)}"
+    at_once = sizes[: order.shards_at_once]
+    if sum(at_once) > room(ds.pack):
+        what = f"{counted(len(at_once), 'shard')} at any time, {size_text(sum(at_once))}"
         raise OptionError(
             f"order is {order!r}, which mixes samples of {what}, but the cache takes "
-            f"{size_text(limit)}, so that each would be fetched many times: raise cache_bytes, use "
-            "order='local', or sa1bpack.LocalShuffleOrder with a smaller window"
+            f"{size_text(room(ds.pack))}, so that each would be fetched many times: raise "
+            "cache_bytes, use order='local', or sa1bpack.LocalShuffleOrder with a smaller window"
         )
 
 

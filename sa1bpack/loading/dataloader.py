@@ -20,14 +20,13 @@ from typing import Any, Unpack
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sa1bpack.arguments import checks_options, choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.batch.collate import Batch, BatchPlan, Collate, gives_bool, plan_batch
+from sa1bpack.loading.batch.collate import Batch, Collate
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
@@ -45,9 +44,6 @@ _MOST_WORKERS = 8
 
 # What `num_workers` and `prefetch_factor` may be: far beyond what helps.
 MAX_WORKERS = MAX_AHEAD = 1024
-
-# How long the workers that did start have to end when another one fails to start.
-_END_SECONDS = 5.0
 
 # Options of other loaders, and their names here.
 _OTHER_NAMES = OF_OTHER_LOADERS | {
@@ -69,11 +65,6 @@ class _SentBatch(dict):
 
     errors: Sequence[ReadError] = ()
 
-    def __missing__(self, key: str) -> Any:
-        if not self:
-            raise LoaderError("no sample of this batch could be read; its errors are logged")
-        raise KeyError(key)
-
 
 class _SendingCollate(Collate):
     """Collate for the samples of a dataset, transforms included.
@@ -83,44 +74,22 @@ class _SendingCollate(Collate):
     """
 
     def __init__(self, ds: Dataset, options: ReadingOptions, masks: MaskSchedule):
-        canvas = ds.spec.image.side if ds.spec.image.flat else None
-        super().__init__(
-            options.masks,
-            canvas=canvas,
-            relations=options.relations,
-            sample_spec=None if ds.options.transform is not None else ds.spec,
-        )
+        super().__init__(options.masks, sample_spec=ds.spec, relations=options.relations)
         self.masks = masks
-        self._as_bool, self._sides = gives_bool(ds.spec), ds.spec.sides
-        self._spec_text = ds.spec_text
 
-    def plan(self, samples: Sequence[Sample]) -> BatchPlan:
-        """The plan of a batch of these samples, for its epoch and step."""
-        step = getattr(samples, "step", None)
+    def __call__(self, samples: Sequence[Sample | ReadError]) -> _SentBatch:
+        epoch, step = getattr(samples, "epoch", self.epoch), getattr(samples, "step", None)
         if step is None and self.masks.by_step:
             raise LoaderError(
                 f"{self.masks.schedules} change by step, but the library that takes these batches "
                 "does not pass on which step they are: choose schedules by epoch"
             )
-        choice = self.masks.at(samples.epoch, step)
-        return plan_batch(
-            samples,
-            self.layout,
-            choice,
-            samples.epoch,
-            self.masks.capacity(choice),
-            self._canvas,
-            self._as_bool,
-            self._sides,
-        )
-
-    def __call__(self, samples: Sequence[Sample | ReadError], out=None) -> _SentBatch:
-        epoch, step = getattr(samples, "epoch", self.epoch), getattr(samples, "step", None)
-        kept = (sample for sample in samples if not isinstance(sample, ReadError))
-        kept = BatchSamples(kept, epoch, step)
-        batch = _SentBatch(super().__call__(kept, out) if kept else {})
+        choice = self.masks.at(epoch, step)
+        kept = [sample for sample in samples if not isinstance(sample, ReadError)]
+        batch = _SentBatch()
         batch.errors = [sample for sample in samples if isinstance(sample, ReadError)]
         if kept:
+            batch |= self._batch(kept, choice, epoch, self.masks.capacity(choice))
             batch["epoch"] = epoch
             if step is not None:
                 batch["step"] = step
@@ -171,18 +140,14 @@ class PackDataLoader(BatchReader, DataLoader):
             _loaders.add(self)
         try:
             with self.batch_sampler.yielding(batches):
-                return _TorchRun(DataLoader.__iter__(self), self._replace_workers)
-        except BaseException as error:
-            _end_half_made(error)
-            self._replace_workers()
+                return _TorchRun(DataLoader.__iter__(self), self.end_workers)
+        except BaseException:
+            self.end_workers()
             raise
 
     def end_workers(self) -> None:
-        if self._iterator is not None and self._pid == os.getpid():
-            self._iterator._shutdown_workers()
-
-    def _replace_workers(self) -> None:
-        """After an error, such as Ctrl-C: torch's iterator may be in the middle of something."""
+        """End the workers; the next iteration starts others. After an error, such as Ctrl-C,
+        torch's iterator may be in the middle of something."""
         if self._iterator is not None and self._pid == os.getpid():
             self._iterator._shutdown_workers()
             self._iterator = None
@@ -217,33 +182,6 @@ class PackDataLoader(BatchReader, DataLoader):
             workers=workers,
             **planned_batches(self.batches, masks, options.layout, largest),
         )
-
-
-def _end_half_made(error: BaseException) -> None:
-    """End the workers of a torch iterator whose start failed with this error.
-
-    The iterator cannot do that itself: its `__del__` fails, or, if a later worker inherits it,
-    fails there with "can only test a child process".
-    """
-    trace = error.__traceback__
-    while trace is not None:
-        made = trace.tb_frame.f_locals.get("self")
-        if isinstance(made, _MultiProcessingDataLoaderIter):
-            if getattr(made, "_worker_pids_set", False):  # it is complete
-                made._shutdown_workers()
-                break
-            if (done := getattr(made, "_workers_done_event", None)) is None:  # there are none yet
-                made._shutdown = True
-                break
-            done.set()
-            for queue, worker in zip(made._index_queues, made._workers, strict=False):
-                queue.put(None)
-                worker.join(_END_SECONDS)
-                if worker.is_alive():
-                    worker.terminate()
-                    worker.join()
-            made._shutdown = True
-        trace = trace.tb_next
 
 
 class _TorchRun:

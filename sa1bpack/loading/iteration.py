@@ -13,6 +13,7 @@ import torch
 from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.loading.ahead import check_order
 from sa1bpack.loading.batch.collate import Batch, warn_of_dropped
 from sa1bpack.loading.counting import EpochCounts
 from sa1bpack.loading.options import ReadingOptions
@@ -104,6 +105,9 @@ class BatchReader:
     _counts: EpochCounts | None = None  # of the latest epoch
 
     def _set_up(self, ds: Dataset, batches: OrderedBatches, options: ReadingOptions) -> None:
+        """Begin an object. Raises OptionError as `check_order` does."""
+        if ds.pack.sources:
+            check_order(ds, batches.order)
         self._dataset, self._batches, self._options = ds, batches, options
         self._dropped = DroppedSamples(options.max_dropped)
 

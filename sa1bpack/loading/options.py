@@ -9,7 +9,6 @@ import numpy as np
 from sa1bpack.arguments import checks_options, choice, flag, number, seconds
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.ahead import check_order
 from sa1bpack.loading.batch.collate import ON_ERROR
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledChoose
 from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
@@ -25,92 +24,11 @@ from sa1bpack.loading.order.orders import (
     order_seed,
 )
 from sa1bpack.loading.stats import LoadingStats
-from sa1bpack.schedules import Schedule, WholeNumbers, as_schedule
+from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 
-ORDERS = ("shuffle", "local", "home", "sequential")
-
-
-def make_batches(
-    ds: Ordered,
-    batch_size: WholeNumbers | None,
-    global_batch_size: WholeNumbers | None,
-    order: str | Order,
-    seed: int | None,
-    last: str,
-    rank: int | None,
-    world_size: int | None,
-    buckets: str | np.ndarray | Buckets | None = None,
-    schedules: Sequence[tuple[str, Schedule]] = (),
-) -> OrderedBatches:
-    """Return the batches of a dataset.
-
-    Args:
-        ds: the dataset.
-        batch_size, global_batch_size: one of them: samples per batch of each rank, or of all.
-        order: one of ORDERS, or an Order of this dataset.
-        seed: of a named order; None for 0. With an Order that has a seed: None, or that seed.
-        last: what becomes of the samples that do not fill a batch, as in `EpochBatches`.
-        rank, world_size: both, or neither for those of torch.distributed when an iteration begins.
-        buckets: Buckets, or by what to make them; None for none.
-        schedules: see `EpochBatches`.
-
-    Raises:
-        OptionError: a value is out of range, or values do not fit together.
-    """
-    if isinstance(order, OrderedBatches):
-        raise OptionError(
-            "order is OrderedBatches, which have batch_size, last, rank and world_size already: "
-            "pass their order as order=batches.order, and these as options of their own"
-        )
-    if isinstance(order, str):
-        order = _named(order, ds, 0 if seed is None else seed)
-    if not isinstance(order, Order):
-        raise OptionError(f"order is {order!r}: choose one of {', '.join(ORDERS)}, or an Order")
-    _check_order(order, ds, seed)
-    if (rank is None) != (world_size is None):
-        raise OptionError(
-            f"rank is {rank} and world_size is {world_size}: give both or neither, for those of "
-            "torch.distributed"
-        )
-    if buckets is not None and not isinstance(buckets, Buckets):
-        buckets = Buckets(ds, buckets)
-    more = {
-        "global_batch_size": global_batch_size,
-        "last": last,
-        "buckets": buckets,
-        "schedules": schedules,
-    }
-    if rank is None or world_size is None:
-        return RankBatches(order, batch_size, **more)
-    return OrderedBatches(order, batch_size, rank=rank, world_size=world_size, **more)
-
-
-def _named(name: str, ds: Ordered, seed: int) -> Order:
-    if name == "shuffle":
-        return ShuffleOrder(ds, seed=seed)
-    if name == "local":
-        return LocalShuffleOrder(ds, seed=seed)
-    if name == "home":
-        return HomeShuffleOrder(ds, seed=seed)
-    if name == "sequential":
-        return SequentialOrder(ds)
-    raise OptionError(f"order is {name!r}: choose one of {', '.join(ORDERS)}, or an Order")
-
-
-def _check_order(order: Order, ds: Any, seed: int | None) -> None:
-    if order.size != len(ds) or order.fingerprint != ds.fingerprint:
-        raise OptionError(
-            f"the order has {order.size} samples with fingerprint {order.fingerprint}, but the "
-            f"dataset has {len(ds)} with {ds.fingerprint}; make the order from this dataset"
-        )
-    own = order_seed(order, seed)
-    if seed is not None and seed != own:
-        raise OptionError(
-            f"seed is {seed}, but the order has the seed {own}: make the order with this seed, or "
-            "omit seed here"
-        )
-
+_SEEDED = {"shuffle": ShuffleOrder, "local": LocalShuffleOrder, "home": HomeShuffleOrder}
+ORDERS = (*_SEEDED, "sequential")
 
 # Options of other loaders, and their names here.
 OF_OTHER_LOADERS = {
@@ -257,22 +175,51 @@ class ReadingOptions:
             self.max_masks, self.choose, self.seed or 0, self.pad_to_max, self.layout
         )
 
-    def batches(self, ds: Dataset, batch_size: WholeNumbers | None) -> OrderedBatches:
-        """The batches of a dataset. Raises OptionError as `make_batches` and `check_order` do."""
-        batches = make_batches(
-            ds,
-            batch_size,
-            self.global_batch_size,
-            self.order,
-            self.seed,
-            self.last,
-            self.rank,
-            self.world_size,
-            self.buckets,
-            self.choices.schedules,
-        )
-        check_order(ds, batches.order)
-        return batches
+    def batches(self, ds: Ordered, batch_size: WholeNumbers | None) -> OrderedBatches:
+        """The batches of a dataset, of so many samples on each rank.
+
+        Raises OptionError for a value out of range, or values that do not fit together.
+        """
+        if (self.rank is None) != (self.world_size is None):
+            raise OptionError(
+                f"rank is {self.rank} and world_size is {self.world_size}: give both or neither, "
+                "for those of torch.distributed"
+            )
+        more: dict[str, Any] = {"buckets": self.buckets, "schedules": self.choices.schedules}
+        if self.buckets is not None and not isinstance(self.buckets, Buckets):
+            more["buckets"] = Buckets(ds, self.buckets)
+        kind = RankBatches
+        if self.rank is not None:
+            kind, more["rank"], more["world_size"] = OrderedBatches, self.rank, self.world_size
+        order, size = self._order_of(ds), self.global_batch_size
+        return kind(order, batch_size, global_batch_size=size, last=self.last, **more)
+
+    def _order_of(self, ds: Ordered) -> Order:
+        """The order of a dataset that has the name, or that is given."""
+        order, seed = self.order, self.seed
+        if isinstance(order, OrderedBatches):
+            raise OptionError(
+                "order is OrderedBatches, which have batch_size, last, rank and world_size "
+                "already: pass their order as order=batches.order, and these as options of their "
+                "own"
+            )
+        if isinstance(order, str) and order in _SEEDED:
+            return _SEEDED[order](ds, seed=seed or 0)
+        if order == "sequential":
+            return SequentialOrder(ds)
+        if not isinstance(order, Order):
+            raise OptionError(f"order is {order!r}: choose one of {', '.join(ORDERS)}, or an Order")
+        if order.size != len(ds) or order.fingerprint != ds.fingerprint:
+            raise OptionError(
+                f"the order has {order.size} samples with fingerprint {order.fingerprint}, but the "
+                f"dataset has {len(ds)} with {ds.fingerprint}; make the order from this dataset"
+            )
+        if seed not in (None, own := order_seed(order, seed)):
+            raise OptionError(
+                f"seed is {seed}, but the order has the seed {own}: make the order with this seed, "
+                "or omit seed here"
+            )
+        return order
 
     def mask_schedule(self, ds: Dataset, order: Order) -> MaskSchedule:
         """The choice of masks; what is drawn has the seed of the order.

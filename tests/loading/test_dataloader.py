@@ -253,38 +253,3 @@ print(os.getpid(), *[child.pid for child in multiprocessing.active_children()])
         file.unlink()
     assert len(pids) == 3 and left == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-def test_a_failed_start_leaves_nothing_that_a_later_worker_fails_on(packed):
-    """torch's half-made iterator would be collected in a worker, which is not its parent."""
-    script = f"""
-import gc, multiprocessing.process as process
-from sa1bpack import make_dataloader, open
-
-def collect(sample):
-    gc.collect()
-    return sample
-
-made = make_dataloader(open({str(packed.root)!r}, transform=collect), 4, num_workers=2)
-start, starts = process.BaseProcess.start, []
-
-def failing(self):
-    starts.append(self)
-    if len(starts) == 2:
-        raise OSError(11, "Resource temporarily unavailable")
-    start(self)
-
-gc.disable()
-process.BaseProcess.start = failing
-try:
-    next(iter(made))
-except OSError as error:
-    print(error)
-process.BaseProcess.start = start
-print(sum(len(batch["indices"]) for batch in made))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=90, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "[Errno 11] Resource temporarily unavailable\n12\n"

@@ -1,17 +1,7 @@
-"""Samples to a batch of torch tensors: one copy, with ragged masks padded or flat.
-
-`Collate` plans a batch, allocates its arrays, and has each sample copied into its place:
-
-    plan = plan_batch(samples, layout, choice, epoch)  sizes only; no pixels are read
-    buffers = {key: empty(shape, dtype) for key, (shape, dtype) in plan.shapes().items()}
-    plan.write_counts(buffers)
-    for k in range(len(plan)):    in any order, in any number of threads
-        plan.copy_sample(k, buffers)
-"""
+"""Samples to a batch of torch tensors: one copy, with ragged masks padded or flat."""
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +19,7 @@ from sa1bpack.format.layout import MAX_IMAGE_SIZE
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.loading.batch.mask_choice import Choose, MaskChoice, fixed_capacity
 from sa1bpack.loading.batch.put import put_image, unpack_into
-from sa1bpack.loading.batch.spec import LAYOUTS, MaskLayout, mask_layout
+from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
@@ -38,91 +28,27 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
 _BATCH_SAMPLE_FIELDS = tuple(field for field in SAMPLE_FIELDS if field.batch)
 _BATCH_MASK_FIELDS = tuple(field for field in MASK_FIELDS if field.batch)
 # Keys of a sample that become arrays of a batch, or that a batch does not have.
-OWN_KEYS = {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS} | {"run_ends", "run_offset"}
-
-Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
+_OWN_KEYS = {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS} | {"run_ends", "run_offset"}
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """The sizes of a batch, and where each sample goes in it.
+def _stacked(field: Field, samples: Sequence[Sample], canvas: int | None) -> torch.Tensor:
+    """One array of each sample, (B, ...); images on canvases of that side, unless it is None.
 
-    samples   the B samples, at least one
-    layout    of the masks
-    chosen    per sample: int64 rows of the kept masks, None for all
-    counts    int64 (B,): masks of each sample
-    offsets   int64 (B + 1,): where the masks of each sample begin in flat arrays
-    capacity  masks per sample in padded arrays
-    canvas    side of the canvas that images without one are put on; None: all have the same shape
-    as_bool   masks are known to be bool, so uint8 masks are not bits
-    sides     side arrays of the samples
+    Raises OptionError for one that differs in shape or type from that of the first sample.
     """
-
-    samples: Sequence[Sample]
-    layout: MaskLayout
-    chosen: Sequence[np.ndarray | None]
-    counts: np.ndarray
-    offsets: np.ndarray
-    capacity: int
-    canvas: int | None = None
-    as_bool: bool = False
-    sides: tuple[SideSpec, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def shapes(self) -> Shapes:
-        """Shape and dtype of every array of the batch, by key."""
-        shapes: Shapes = {"mask_counts": ((len(self),), np.dtype(np.int64))}
-        if not self.layout.padded:
-            shapes["mask_offsets"] = ((len(self) + 1,), np.dtype(np.int64))
-        first = self.samples[0]
-        masks = (len(self), self.capacity) if self.layout.padded else (int(self.offsets[-1]),)
-        for field in present(_BATCH_SAMPLE_FIELDS + side_fields(self.sides, "sample"), first):
-            value = np.asarray(first[field.sample])
-            shape = value.shape
-            if field.batch == "images" and self.canvas is not None:
-                shape = _canvas_shape(value, self.canvas)
-            shapes[field.batch] = ((len(self), *shape), field.dtype or value.dtype)
-        for field in present(_BATCH_MASK_FIELDS + side_fields(self.sides, "mask"), first):
-            row, dtype = _mask_row(field, np.asarray(first[field.sample]), self)
-            shapes[field.batch] = ((*masks, *row), field.dtype or dtype)
-        return shapes
-
-    def write_counts(self, buffers: Mapping[str, np.ndarray]) -> None:
-        """Write mask_counts and, in the flat layouts, mask_offsets."""
-        buffers["mask_counts"][...] = self.counts
-        if not self.layout.padded:
-            buffers["mask_offsets"][...] = self.offsets
-
-    def copy_sample(self, k: int, buffers: Mapping[str, np.ndarray]) -> None:
-        """Copy sample k into its place, once; zero its padding.
-
-        buffers  arrays of exactly the shapes and dtypes of `shapes()`
-
-        The large copies release the GIL. Raises OptionError if the sample's arrays differ in shape
-        or type from those of the first sample.
-        """
-        sample, rows = self.samples[k], self.chosen[k]
-        for field in present(_BATCH_SAMPLE_FIELDS + side_fields(self.sides, "sample"), sample):
-            value = np.asarray(sample[field.sample])
-            target = buffers[field.batch]
-            if field.batch == "images" and self.canvas is not None:
-                _put_on_canvas(sample, value, target[k])
-                continue
-            _check_fits(sample, field, value.shape, value.dtype, target)
-            target[k] = value
-        start, count = int(self.offsets[k]), int(self.counts[k])
-        for field in present(_BATCH_MASK_FIELDS + side_fields(self.sides, "mask"), sample):
-            value = np.asarray(sample[field.sample])
-            if self.layout.padded:
-                row = buffers[field.batch][k]
-                target = row[:count]
-                row[count:] = 0
-            else:
-                target = buffers[field.batch][start : start + count]
-            _check_fits(sample, field, *_mask_row(field, value, self), target)
-            _copy_masks(field, value, rows, target)
+    first = np.asarray(samples[0][field.sample])
+    on_canvas = field.batch == "images" and canvas is not None
+    shape = _canvas_shape(first, canvas) if on_canvas else first.shape
+    tensor = _new_tensor((len(samples), *shape), field.dtype or first.dtype)
+    out = tensor.numpy()
+    for k, sample in enumerate(samples):
+        value = np.asarray(sample[field.sample])
+        if on_canvas:
+            _put_on_canvas(sample, value, out[k])
+        else:
+            _check_fits(sample, field, value.shape, value.dtype, out)
+            out[k] = value
+    return tensor
 
 
 def _canvas_shape(image: np.ndarray, side: int) -> tuple[int, ...]:
@@ -173,12 +99,16 @@ def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target
             target[...] = value if rows is None else value[rows]
 
 
-def _mask_row(field: Field, value: np.ndarray, plan: BatchPlan) -> tuple[tuple[int, ...], np.dtype]:
+def _mask_row(
+    field: Field, value: np.ndarray, layout: MaskLayout, as_bool: bool
+) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of one mask's row in the batch, for a sample's array `value`.
+
+    as_bool  masks are known to be bool, so uint8 masks are not bits
 
     Raises OptionError for masks that this layout cannot hold.
     """
-    row, bits = value.shape[1:], plan.layout.packed
+    row, bits = value.shape[1:], layout.packed
     if field.batch != "masks":
         return row, value.dtype
     if value.dtype == np.bool_ and not bits:
@@ -187,79 +117,40 @@ def _mask_row(field: Field, value: np.ndarray, plan: BatchPlan) -> tuple[tuple[i
         return (row[0], row[1] // 8), np.dtype(np.uint8)
     if value.dtype == np.uint8 and len(row) == 2:
         # A grid of bits has eight times as many rows as bytes per row.
-        if plan.as_bool or row[0] == row[1]:
+        if as_bool or row[0] == row[1]:
             raise OptionError(
                 f"the masks of a sample are uint8 {value.shape}, which would be taken for packed "
                 "bits: a transform must return unpacked masks as bool, `masks.astype(bool)`"
             )
         return (row, value.dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
     raise OptionError(
-        f"the masks of a sample are {value.dtype} {value.shape}: masks={plan.layout.name!r} needs "
+        f"the masks of a sample are {value.dtype} {value.shape}: masks={layout.name!r} needs "
         "bits, uint8 (m, Sm, Sm / 8), or bool (m, height, width)"
         + (" with a width that is a multiple of 8" if bits else "")
     )
 
 
-def present(fields: Sequence[Field], sample: Sample) -> list[Field]:
+def _present(fields: Sequence[Field], sample: Sample) -> list[Field]:
     """The fields that a sample has; a transform may have removed some."""
     return [field for field in fields if field.sample in sample]
 
 
-def plan_batch(
-    samples: Sequence[Sample],
-    layout: MaskLayout = LAYOUTS["padded"],
-    choice: MaskChoice | None = None,
-    epoch: int = 0,
-    capacity: int | None = None,
-    canvas: int | None = None,
-    as_bool: bool = False,
-    sides: tuple[SideSpec, ...] = (),
-) -> BatchPlan:
-    """Plan a batch of samples as a dataset yields them.
-
-    layout    of the masks
-    choice    which masks to keep; None for all
-    epoch     of a random choice
-    capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
-    canvas, as_bool, sides  see BatchPlan
-
-    Raises OptionError for an empty list, and for samples that are not dicts, whose keys differ from
-    those of the first, or whose per-mask arrays have different lengths.
-    """
-    if not samples:
-        raise OptionError("a batch has at least one sample, but the list is empty")
-    choice = choice or MaskChoice()
-    counts, chosen = [], []
-    for sample in samples:
-        masks = _mask_count(sample, samples[0], sides)
-        rows = choice.rows(sample, masks, epoch)
-        chosen.append(rows)
-        counts.append(masks if rows is None else len(rows))
-    counts = np.array(counts, np.int64)
-    if capacity is None:
-        capacity = int(counts.max(initial=0))
-    offsets = offsets_of(counts)
-    return BatchPlan(samples, layout, chosen, counts, offsets, capacity, canvas, as_bool, sides)
-
-
-def side_fields(sides: tuple[SideSpec, ...], axis: str) -> tuple[Field, ...]:
+def _side_fields(sides: tuple[SideSpec, ...], axis: str) -> tuple[Field, ...]:
     """The fields of side arrays with a row per sample, or per mask."""
     return tuple(Field("", side.name, side.name, None, 0) for side in sides if side.axis == axis)
 
 
-def _mask_count(sample: Sample, first: Sample, sides: tuple[SideSpec, ...]) -> int:
-    """The common length of a sample's per-mask arrays."""
-    if not isinstance(sample, Mapping):
-        raise OptionError(f"transform returned {type(sample).__name__}: it must return a dict")
+def _mask_count(sample: Sample, first: Sample, of_masks: Sequence[Field]) -> int:
+    """The common length of a sample's per-mask arrays.
+
+    Raises OptionError if they differ, or for keys other than those of the first sample.
+    """
     if sample.keys() != first.keys():
         raise OptionError(
             f"{_name(sample)} has the keys {sorted(sample)}, but the first sample of the batch has "
             f"{sorted(first)}: the transform must return the same keys for all samples"
         )
-    lengths = {
-        field.sample: len(sample[field.sample])
-        for field in present(_BATCH_MASK_FIELDS + side_fields(sides, "mask"), sample)
-    }
+    lengths = {field.sample: len(sample[field.sample]) for field in of_masks}
     if "run_offset" in sample:
         lengths["run_offset - 1"] = len(sample["run_offset"]) - 1
     if len(set(lengths.values())) > 1:
@@ -425,34 +316,12 @@ class Collate:
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         self._epoch.fill_(epoch - 2**64 if epoch >= 2**63 else epoch)
 
-    def plan(self, samples: Sequence[Sample]) -> BatchPlan:
-        """The plan of a batch of these samples: at least one, and no ReadError."""
-        return plan_batch(
-            samples,
-            self.layout,
-            self.choice,
-            self.epoch,
-            self.capacity,
-            self._canvas,
-            self._as_bool,
-            self._sides,
-        )
-
-    def __call__(
-        self,
-        samples: Sequence[Sample | ReadError],
-        out: Mapping[str, torch.Tensor | np.ndarray] | None = None,
-    ) -> Batch:
-        """Make a batch.
-
-        Args:
-            samples: dicts as a Dataset yields them.
-            out: tensors or arrays on the CPU to write into, with exactly the shapes and types in
-                `plan(samples).shapes()`; the batch then shares their memory. None: new ones.
+    def __call__(self, samples: Sequence[Sample | ReadError]) -> Batch:
+        """Make a batch of samples: dicts as a Dataset yields them.
 
         Raises:
             ReadError: a sample could not be read and on_error is "raise".
-            OptionError: the samples do not match one another, or `out` does not fit.
+            OptionError: the samples do not match one another.
             LoaderError: on_error is "drop", and no sample could be read.
         """
         if isinstance(samples, Mapping) or not hasattr(samples, "__getitem__"):
@@ -463,20 +332,49 @@ class Collate:
         errors = [sample for sample in samples if isinstance(sample, ReadError)]
         if errors:
             samples = self._without(errors, samples)
-        plan = self.plan(samples)
-        shapes = plan.shapes()
-        tensors = _new_tensors(shapes) if out is None else _given_tensors(shapes, out)
-        buffers = {key: tensor.numpy() for key, tensor in tensors.items()}
-        plan.write_counts(buffers)
-        for k in range(len(plan)):
-            plan.copy_sample(k, buffers)
-        batch: Batch = tensors
+        batch = self._batch(samples, self.choice, self.epoch, self.capacity)
+        if self.on_error == "drop":
+            batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
+        return batch
+
+    def _batch(
+        self, samples: Sequence[Sample], choice: MaskChoice, epoch: int, capacity: int | None
+    ) -> Batch:
+        """The batch of samples that could be read.
+
+        choice    which masks to keep, in this epoch
+        capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
+        """
+        if not samples:
+            raise OptionError("a batch has at least one sample, but the list is empty")
+        for sample in samples:
+            if not isinstance(sample, Mapping):
+                kind = type(sample).__name__
+                raise OptionError(f"transform returned {kind}: it must return a dict")
+        first = samples[0]
+        of_masks = _present(_BATCH_MASK_FIELDS + _side_fields(self._sides, "mask"), first)
+        counts, chosen = np.empty(len(samples), np.int64), []
+        for k, sample in enumerate(samples):
+            counts[k] = _mask_count(sample, first, of_masks)
+            chosen.append(choice.rows(sample, int(counts[k]), epoch))
+        counts = choice.counts(counts)
+        offsets = offsets_of(counts)
+        batch: Batch = {"mask_counts": torch.from_numpy(counts)}
+        if not self.layout.padded:
+            batch["mask_offsets"] = torch.from_numpy(offsets)
+        for field in _present(_BATCH_SAMPLE_FIELDS + _side_fields(self._sides, "sample"), first):
+            batch[field.batch] = _stacked(field, samples, self._canvas)
+        if capacity is None:
+            capacity = int(counts.max())
+        for field in of_masks:
+            batch[field.batch] = self._masks(field, samples, chosen, offsets, capacity)
         for side in self._sides:
-            if side.dtype == "bfloat16" and shapes.get(side.name, ((), None))[1] == side.stored:
-                batch[side.name] = tensors[side.name].view(torch.bfloat16)
-        if "run_ends" in samples[0]:
-            batch["runs"] = _joined_runs(plan)
-        for key in samples[0].keys() - OWN_KEYS - {side.name for side in self._sides}:
+            found = batch.get(side.name)
+            if side.dtype == "bfloat16" and found is not None and found.dtype == torch.uint16:
+                batch[side.name] = found.view(torch.bfloat16)
+        if "run_ends" in first:
+            batch["runs"] = _joined_runs(samples, chosen)
+        for key in first.keys() - _OWN_KEYS - {side.name for side in self._sides}:
             batch[key] = [sample[key] for sample in samples]
         if self._relate is not None:
             if taken := set(self._relate.names) & batch.keys():
@@ -485,11 +383,37 @@ class Collate:
                     "transform or a side array: leave one of them out"
                 )
             batch |= self._relate(batch)
-        if self.on_error == "drop":
-            batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         if self._spec_text is not None:
             batch["spec"] = self._spec_text
         return batch
+
+    def _masks(
+        self, field: Field, samples: Sequence[Sample], chosen, offsets: np.ndarray, capacity: int
+    ) -> torch.Tensor:
+        """The chosen rows of one array of masks, padded with zeros or one after the other.
+
+        chosen   of each sample: int64 rows of its kept masks, None for all
+        offsets  int64 (B + 1,): where the masks of each sample begin in flat arrays
+
+        Raises OptionError for an array that differs in shape or type from that of the first sample.
+        """
+        first = np.asarray(samples[0][field.sample])
+        row, dtype = _mask_row(field, first, self.layout, self._as_bool)
+        rows = (len(samples), capacity) if self.layout.padded else (int(offsets[-1]),)
+        tensor = _new_tensor((*rows, *row), field.dtype or dtype)
+        out = tensor.numpy()
+        for k, (sample, kept) in enumerate(zip(samples, chosen, strict=True)):
+            value = np.asarray(sample[field.sample])
+            if self.layout.padded:
+                count = int(offsets[k + 1] - offsets[k])
+                out[k, count:] = 0
+                target = out[k, :count]
+            else:
+                target = out[offsets[k] : offsets[k + 1]]
+            found = _mask_row(field, value, self.layout, self._as_bool)
+            _check_fits(sample, field, *found, target)
+            _copy_masks(field, value, kept, target)
+        return tensor
 
     def _without(self, errors: list[ReadError], samples: Sequence) -> list[Sample]:
         if self.on_error == "raise":
@@ -521,52 +445,24 @@ def gives_bool(spec: SampleSpec) -> bool:
     return spec.masks.as_bool and spec.masks.source != "runs"
 
 
-def _joined_runs(plan: BatchPlan) -> RunBatch:
+def _joined_runs(samples: Sequence[Sample], chosen: Sequence[np.ndarray | None]) -> RunBatch:
     """The runs of the kept masks."""
     runs = []
-    for sample, rows in zip(plan.samples, plan.chosen, strict=True):
+    for sample, rows in zip(samples, chosen, strict=True):
         found = sample["run_ends"], sample["run_offset"]
         height, width = sample["size"][:2].tolist()
         runs.append((*(found if rows is None else take_masks(*found, rows)), height, width))
     return RunBatch.collate(runs)
 
 
-def _new_tensors(shapes) -> dict[str, torch.Tensor]:
-    in_worker = get_worker_info() is not None
-    return {key: _new_tensor(shape, dtype, in_worker) for key, (shape, dtype) in shapes.items()}
-
-
-def _new_tensor(shape: tuple[int, ...], dtype: np.dtype, shared: bool) -> torch.Tensor:
-    kind = torch_dtype(dtype)
-    if not shared:
+def _new_tensor(shape: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:
+    """Memory on the CPU. Raises OptionError for a type that torch does not have."""
+    try:
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError:
+        raise OptionError(f"torch has no type for {dtype}: convert it in the transform") from None
+    if get_worker_info() is None:
         return torch.empty(shape, dtype=kind, device="cpu")
     # A worker's batch is sent through shared memory: made there, it need not be copied into it.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
     return torch.empty(0, dtype=kind, device="cpu").set_(storage).view(shape)
-
-
-def _given_tensors(shapes, out: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    if set(out) != set(shapes):
-        raise OptionError(f"out has the keys {sorted(out)}, but the batch has {sorted(shapes)}")
-    tensors = {}
-    for key, (shape, dtype) in shapes.items():
-        if isinstance(out[key], np.ndarray) and not out[key].flags.writeable:
-            raise OptionError(f"out[{key!r}] is read-only: pass writable memory")
-        tensor = torch.as_tensor(out[key])
-        if tuple(tensor.shape) != shape or tensor.dtype != torch_dtype(dtype):
-            raise OptionError(
-                f"out[{key!r}] is {tensor.dtype} {tuple(tensor.shape)}, but the batch needs "
-                f"{torch_dtype(dtype)} {shape}"
-            )
-        if not tensor.is_contiguous():
-            raise OptionError(f"out[{key!r}] is not contiguous")
-        tensors[key] = tensor
-    return tensors
-
-
-def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    """The torch type of a numpy type. Raises OptionError if torch has none."""
-    try:
-        return torch.from_numpy(np.empty(0, dtype)).dtype
-    except TypeError:
-        raise OptionError(f"torch has no type for {dtype}: convert it in the transform") from None

@@ -23,42 +23,6 @@ def ds(packed):
     return open_pack(packed.root)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_batches_go_straight_into_given_buffers(ds, layout):
-    """Tensors or arrays that held something else before; padding is zeroed."""
-    samples, collate = ds.__getitems__([4, 1, 10]), Collate(layout)
-    shapes = collate.plan(samples).shapes()
-    arrays = {key: np.empty(shape, dtype) for key, (shape, dtype) in shapes.items()}
-    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    expected = collate(samples)
-    for out in (arrays, tensors):
-        for array in arrays.values():
-            array.view(np.uint8).fill(255)
-        batch = collate(samples, out=out)
-        assert batch.keys() == expected.keys()
-        assert all(torch.equal(batch[key], tensor) for key, tensor in expected.items())
-        assert all(batch[key].data_ptr() == array.ctypes.data for key, array in arrays.items())
-
-
-def test_buffers_that_do_not_fit_are_refused(ds):
-    """Before anything is written into them."""
-    samples, collate = ds.__getitems__([0, 2]), Collate()
-    fitting = {key: torch.zeros(shape, dtype=tensor.dtype)
-               for key, tensor in collate(samples).items()
-               for shape in [tensor.shape]}  # fmt: skip
-    wrong = {
-        "images": torch.zeros(2, 24, 24, 4, dtype=torch.uint8),
-        "areas": torch.zeros(2, 5),
-        "sizes": torch.zeros(4, 2, dtype=torch.int32).T,
-    }
-    for key, tensor in wrong.items():
-        with pytest.raises(OptionError, match=f"'{key}'"):
-            collate(samples, out=fitting | {key: tensor})
-    with pytest.raises(OptionError, match="keys"):
-        collate(samples, out={"images": fitting["images"]})
-    assert not any(tensor.any() for tensor in fitting.values())
-
-
 # --------------------------------------------------------------------------------- choice of masks
 
 
@@ -240,17 +204,6 @@ def test_unpacking_touches_nothing_outside_its_arrays():
     for rows, shape in (([2], (1, 4, 8)), ([-1], (1, 4, 8)), ([0], (2, 4, 8)), ([0], (1, 4, 4))):
         with pytest.raises(ValueError, match="cannot unpack"):
             unpack_into(bits, np.zeros(shape, bool), np.array(rows))
-
-
-def test_a_read_only_buffer_is_refused_and_not_written_into(ds):
-    collate = Collate("flat_bits")
-    samples = ds.__getitems__([0])
-    batch = collate(samples)
-    given = {key: tensor.numpy() for key, tensor in batch.items()}
-    given["images"] = given["images"].copy()
-    given["images"].flags.writeable = False
-    with pytest.raises(OptionError, match=r"images.* is read-only"):
-        collate(samples, out=given)
 
 
 def test_an_epoch_is_a_whole_number_of_64_bits():

@@ -7,7 +7,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.batch.collate import Collate, plan_batch
+from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms import Pipeline
@@ -107,7 +107,7 @@ def test_runs_of_fewer_masks_than_the_rest_are_an_error_with_the_name(ds):
 
 
 def test_a_canvas_may_be_as_large_as_an_image_of_a_pack(ds):
-    assert Collate(canvas=16384).plan([ds[0]]).canvas == 16384
+    assert Collate(canvas=16384)
     with pytest.raises(OptionError, match=r"canvas is .*: choose a whole number from 1 to 16384"):
         Collate(canvas=16385)
 
@@ -148,7 +148,5 @@ def test_planes_that_are_not_of_their_size_are_refused(size):
     """Their pixels are copied by address."""
     image = np.zeros(4 * 4 + 2 * 2 * 2, np.uint8)
     sample = {"image": image, "image_id": 1, "size": np.array([8, 8, *size], np.int32)}
-    plan = plan_batch([sample], canvas=64)
-    buffers = {key: np.zeros(shape, dtype) for key, (shape, dtype) in plan.shapes().items()}
     with pytest.raises(OptionError, match="does not fit a canvas"):
-        plan.copy_sample(0, buffers)
+        Collate(canvas=64)([sample])

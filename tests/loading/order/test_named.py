@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.options import make_batches, order_seed
+from sa1bpack.loading.options import ReadingOptions, order_seed
 from sa1bpack.loading.order.batches import OrderedBatches, RankBatches
 from sa1bpack.loading.order.orders import (
     Extent,
@@ -18,8 +18,8 @@ ORDERS = "shuffle, local, home, sequential"
 DS = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))
 
 
-def make(order="shuffle", batch_size=4, *, seed=None, last="short", rank=None, world_size=None):
-    return make_batches(DS, batch_size, None, order, seed, last, rank, world_size)
+def make(order="shuffle", batch_size=4, **options):
+    return ReadingOptions(order=order, **options).batches(DS, batch_size)
 
 
 @pytest.mark.parametrize(
