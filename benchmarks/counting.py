@@ -20,9 +20,8 @@ from load import TINY_IMAGES, TINY_MASKS, TINY_SAMPLES, TINY_SIDE, build, warm
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading import iteration
-from sa1bpack.loading.counting import EpochCounts
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.sample_reader import Read
+from sa1bpack.loading.stats import EpochCounts, Read
 
 SAMPLES = 2048  # of an epoch: the photographs again and again
 

@@ -15,12 +15,11 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import check_order
 from sa1bpack.loading.batch.collate import Batch, warn_of_dropped
-from sa1bpack.loading.counting import EpochCounts
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.cursor import EpochCursor
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.stats import LoadingStats
+from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.wording import counted
 
 

@@ -13,13 +13,13 @@ from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import Ahead
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, Ticket
-from sa1bpack.loading.counting import EpochCounts
 from sa1bpack.loading.devices import Cuda, Host, keep_if_failed
 from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.sample_reader import SampleReader
+from sa1bpack.loading.stats import EpochCounts
 
 # How long a thread waits at a time. It is woken when there is something to do; this bounds the wait
 # of a thread whose loader disappeared without ending it.

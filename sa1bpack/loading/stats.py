@@ -1,7 +1,21 @@
-"""The figures of an epoch of a loader, and the verdict that follows from them."""
+"""What a loader did in an epoch: records of its threads, figures added up of them, and a verdict.
 
+Each piece of work, a batch planned, some of its samples copied, a batch staged or taken, is one
+record in a deque of the epoch; `BusyTime` is what several of them cover. Appending takes no lock,
+so threads never wait for one another here. The epoch owns the deque: what a thread of an ended
+epoch still appends reaches no later epoch.
+"""
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
+from sa1bpack.disk.aio import DEPTH
+from sa1bpack.urls import Counts
 from sa1bpack.wording import counted, size_text
 
 # Waiting for less than this share of the epoch is no reason to change anything.
@@ -10,7 +24,6 @@ _LITTLE = 0.05
 _BUSY = 0.7
 # Seconds for a batch below which Python's part, handing it over, is most of the time.
 _SHORT = 0.01
-# A disk that delivers this part of its ceiling delivers what it can.
 
 _GUIDE = "docs/tuning.md#verdicts"
 
@@ -169,7 +182,9 @@ class LoadingStats:
                 share = _percent(self.fetch_seconds / self.seconds)
                 why = f"batches waited for shards {share} of the time, {rate}/s"
             case "disk":
-                why = self._of_the_disk()
+                speed = size_text(self.disk_bytes_per_second)
+                share = _percent(self.disk_seconds / self.seconds)
+                why = f"the disk delivers {speed}/s, read {share} of the time"
             case "threads":
                 why = (
                     f"{counted(self.threads, 'thread')} worked {_percent(self._busy_share)} of the "
@@ -184,21 +199,15 @@ class LoadingStats:
                 why = "what torch and its workers waited for is not known here"
         return f"input-bound: {waited}; {why} ({_GUIDE}, {self.cause})"
 
-    def _of_the_disk(self) -> str:
-        speed, share = size_text(self.disk_bytes_per_second), self.disk_seconds / self.seconds
-        return f"the disk delivers {speed}/s, read {_percent(share)} of the time"
-
     def scalars(self) -> dict[str, float]:
         """Name → number of all that is known, for TensorBoard, W&B and the like."""
-        found = asdict(self) | {
-            name: getattr(self, name)
-            for name in (
-                "waited_share",
-                "samples_per_second",
-                "bytes_per_second",
-                "disk_bytes_per_second",
-            )
-        }
+        derived = (
+            "waited_share",
+            "samples_per_second",
+            "bytes_per_second",
+            "disk_bytes_per_second",
+        )
+        found = asdict(self) | {name: getattr(self, name) for name in derived}
         del found["epoch"], found["ended"]
         return {name: float(value) for name, value in found.items() if value is not None}
 
@@ -235,3 +244,224 @@ def _number(value: float) -> str:
 def _percent(share: float) -> str:
     """A share as text: 0.4 %, 31 %."""
     return f"{100 * share:.2g} %" if share < 0.095 else f"{100 * share:.0f} %"
+
+
+class Read(NamedTuple):
+    """One call that brought samples into memory.
+
+    begin, end  seconds of `time.perf_counter`
+    cached      bytes that were in the page cache
+    past        bytes read past it
+    through     bytes announced to the system, which the copy that follows reads through it
+    requests    made at once, past the page cache
+    """
+
+    begin: float
+    end: float
+    cached: int
+    past: int
+    through: int
+    requests: int
+
+
+# The latest spans that are kept one by one; those before them are a sum.
+_KEPT = 256
+
+Span = tuple[float, float]
+
+
+class BusyTime:
+    """The seconds that at least one of many spans of time covers.
+
+    Spans may come in any order. Memory is bounded: the oldest spans become a sum, and one that
+    reaches back to their time counts from their end only.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []  # ascending, without overlap
+        self._before, self._horizon = 0.0, float("-inf")
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Add spans (begin, end), in seconds of one clock."""
+        later = ((max(begin, self._horizon), end) for begin, end in spans if end > self._horizon)
+        merged: list[Span] = []
+        for begin, end in sorted([*self._spans, *later]):
+            if merged and begin <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+            else:
+                merged.append((begin, end))
+        if len(merged) > 2 * _KEPT:
+            oldest, merged = merged[:-_KEPT], merged[-_KEPT:]
+            self._before += sum(end - begin for begin, end in oldest)
+            self._horizon = oldest[-1][1]
+        self._spans = merged
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the spans cover."""
+        return self._before + sum(end - begin for begin, end in self._spans)
+
+
+# Records that are added up together, while the epoch runs.
+_TOGETHER = 512
+
+
+class EpochCounts:
+    """The counts of one epoch of a loader.
+
+    Threads call `worked` and the consumer calls `took`; `stats` may be called by any thread.
+
+    threads        of a Loader; None: nothing is known but what the consumer waited for
+    reads_known    it is known where bytes come from
+    fetch_seconds  how long batches waited for their shards, by the one thread that plans
+    """
+
+    def __init__(self, epoch: int, begun: float, clock: Callable[[], float] = time.perf_counter):
+        """`begun`: when the consumer asked for the first batch, by the clock."""
+        self.clock, self._epoch, self._pid = clock, epoch, os.getpid()
+        self._begun = self._last = begun  # `_last`: the end of the last wait
+        self._ended: float | None = None
+        # (kind, begin, end, reads), and of a wait what `took` is given: plain tuples, as making a
+        # named one takes five times as long.
+        self._records: deque[tuple] = deque()
+        self._lock = threading.RLock()  # of what follows
+        self._sums: Counter[str] = Counter()  # seconds by kind of work, and what else is counted
+        self._first, self._disk = 0.0, BusyTime()
+        self.threads: int | None = None
+        self.reads_known = False
+        self.fetch_seconds = 0.0
+        self._store: Callable[[], Counts | None] | None = None
+        self._store_before = self._store_found = None
+
+    def count_store(self, counts: Callable[[], Counts | None]) -> None:
+        """From now on, count what is fetched; None if nothing is."""
+        self._store_before = counts()
+        self._store = None if self._store_before is None else counts
+
+    def _fetched(self) -> Counts | None:
+        """What was fetched so far, or until the epoch ended."""
+        if self._store is not None and (self._ended is None or self._store_found is None):
+            self._store_found = self._store() - self._store_before
+        return self._store_found
+
+    @property
+    def here(self) -> bool:
+        """Whether the epoch belongs to this process."""
+        return self._pid == os.getpid()
+
+    def worked(self, kind: str, begin: float, reads: Sequence[Read] = ()) -> None:
+        """Note a piece of work that ends now.
+
+        kind   "plan", "copy", "stage", or "deliver", which is a part of a wait
+        begin  seconds of the clock
+        reads  of a copy: parts of its time
+        """
+        self._records.append((kind, begin, self.clock(), reads))
+
+    def took(
+        self, begin: float, samples: int, nbytes: int, dropped: int, ready: int | None
+    ) -> None:
+        """Note that the consumer has a batch now, for which it has waited since `begin`.
+
+        samples  0 if none of the batch remained
+        nbytes   bytes of the batch
+        ready    batches that were complete when it asked; None if that is not known
+        """
+        self._last = end = self.clock()
+        self._records.append(("wait", begin, end, (), samples, nbytes, dropped, ready))
+        if len(self._records) >= _TOGETHER:
+            self.add_up()
+
+    def end(self) -> None:
+        """The epoch has ended, unless it had before."""
+        if self._ended is None:
+            self._ended = self.clock()
+            self._fetched()
+        self.add_up()
+
+    def leave(self) -> None:
+        """The loop over the epoch was left after the batch that was taken last.
+
+        Finalizers call it, in the middle of anything, so it waits for no lock.
+        """
+        if self._ended is None:
+            self._ended = self._last
+
+    def add_up(self) -> None:
+        """Add up all records so far."""
+        with self._lock:
+            sums, busy = self._sums, []
+            while self._records:
+                kind, begin, end, reads, *batch = self._records.popleft()
+                sums[kind] += end - begin
+                following = end
+                for read in reversed(reads):
+                    self._add_read(kind, read, following, busy)
+                    following = read.begin
+                if batch:
+                    if not sums["batches"]:
+                        self._first = end - self._begun
+                    samples, nbytes, dropped, ready = batch
+                    sums.update(batches=1, samples=samples, bytes=nbytes, dropped=dropped)
+                    if ready is not None:
+                        sums.update(asked=1, ready=ready)
+            self._disk.add(busy)
+
+    def _add_read(self, kind: str, read: Read, following: float, busy: list[Span]) -> None:
+        """Add a part of a piece of work; `following`: the end of the copy after it."""
+        sums, seconds = self._sums, read.end - read.begin
+        sums[kind] -= seconds
+        sums.update(read=seconds, cached=read.cached, past=read.past, through=read.through)
+        if read.past:
+            sums["in_flight"] += min(read.requests, DEPTH) * seconds
+            busy.append((read.begin, read.end))
+        if read.through:  # it is the copy after this call that waits for the disk
+            busy.append((read.begin, following))
+
+    def stats(self) -> LoadingStats:
+        """The figures so far."""
+        with self._lock:
+            self.add_up()
+            sums, known = self._sums, {}
+            if self.threads is not None:
+                kinds = ("plan", "copy", "stage", "deliver")
+                known = {f"{kind}_seconds": float(sums[kind]) for kind in kinds}
+            if self.reads_known:
+                known |= self._reading()
+            if (store := self._fetched()) is not None:
+                known |= {
+                    "cache_hits": store.hits,
+                    "cache_misses": store.misses,
+                    "fetched_bytes": store.nbytes,
+                    "requests": store.requests,
+                    "fetch_seconds": self.fetch_seconds,
+                }
+            if sums["asked"]:
+                known["ready"] = sums["ready"] / sums["asked"]
+            now = self.clock() if self._ended is None else self._ended
+            return LoadingStats(
+                epoch=self._epoch,
+                ended=self._ended is not None,
+                batches=sums["batches"],
+                samples=sums["samples"],
+                bytes=sums["bytes"],
+                dropped=sums["dropped"],
+                seconds=now - self._begun,
+                waited_seconds=float(sums["wait"]),
+                first_batch_seconds=self._first,
+                threads=self.threads,
+                **known,
+            )
+
+    def _reading(self) -> dict[str, Any]:
+        """The figures of LoadingStats on where bytes came from."""
+        sums, disk = self._sums, self._disk.seconds
+        found = sums["past"] + sums["through"]
+        needed = sums["cached"] + found
+        return {
+            "read_seconds": float(sums["read"]),
+            "cached_share": sums["cached"] / needed if needed else None,
+            "disk_bytes": found,
+            "disk_seconds": disk,
+            "reads_in_flight": sums["in_flight"] / disk if disk and sums["past"] else None,
+        }

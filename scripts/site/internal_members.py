@@ -5,7 +5,6 @@ They are in neither the API reference nor tests/public_api.txt, and may change i
 
 INTERNAL = {
     "Buckets": ("arranged", "as_text", "of_masks", "order", "waste", "wasted"),
-    "Collate": ("plan",),
     "ColorJitter": ("factors", "used"),
     "CutMix": ("draw",),
     "Dataset": ("locate", "locate_many", "rows_at", "shard_bounds"),

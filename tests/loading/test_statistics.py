@@ -11,11 +11,9 @@ from page_cache import drop
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.disk.aio import DEPTH
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.loading.counting import BusyTime, EpochCounts
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.sample_reader import Read
-from sa1bpack.loading.stats import LoadingStats
+from sa1bpack.loading.stats import BusyTime, EpochCounts, LoadingStats, Read
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
