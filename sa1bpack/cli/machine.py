@@ -8,7 +8,7 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from sa1bpack.dataset.resources import mapping_limit
+from sa1bpack.dataset.shards import mapping_limit
 from sa1bpack.disk.reading_mode import direct_obstacle
 from sa1bpack.environment import (
     PilInForce,

@@ -7,8 +7,7 @@ from typing import Unpack
 
 from sa1bpack.arguments import checks_options, choice
 from sa1bpack.cluster.tasks import Died, Needs, connected, once_unlocked
-from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.torch_subset import as_dataset
+from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.run import (
     DeriveKeywords,
     Function,

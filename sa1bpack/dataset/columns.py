@@ -1,7 +1,7 @@
 """Metadata of many samples as arrays, read one shard at a time."""
 
 from collections.abc import Iterator
-from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from sa1bpack.dataset.shards import CACHE
 from sa1bpack.errors import UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.format.shard_reader import Shard, read_array_rows
-from sa1bpack.masks import MaskRule, passes
+from sa1bpack.masks import passes
 
 # How the values of a sample's masks become one value; a sample without masks has 0.
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -51,11 +51,10 @@ class Columns:
         options: SampleOptions,
     ):
         self.positions = positions
-        self._pack = pack
-        self._check = options.check
+        self._pack, self._rows, self._check = pack, rows, options.check
         number, local, first, _ = pack.locate(int(rows[0]))
         self._kept: slice | np.ndarray = slice(None)  # of the masks that are stored
-        self._opened = pack.shards.open(number)  # checks the offsets that are used below
+        self._opened = pack.open(number)  # checks the offsets that are used below
         if isinstance(rows, range) and rows.step == 1:
             self._local = slice(local, local + len(rows))
             offsets = self._opened.arrays["mask_offset"][local : local + len(rows) + 1]
@@ -65,24 +64,16 @@ class Columns:
             _, self._local, first, stop = pack.locate_many(row_array(rows))
             offsets = offsets_of(stop - first)
             self._masks = expanded(first, offsets)
-        self._rows = rows
         self._columns = {"mask_offset": offsets}
-        if options.rule is not None:
-            self._keep(options.rule, offsets)
-
-    def _keep(self, rule: MaskRule, offsets: np.ndarray) -> None:
-        """Leave out the masks that do not pass a rule."""
-        size = self["size"].astype(np.int64)
-        pixels = np.repeat(size[:, 0] * size[:, 1], np.diff(offsets))
-        scores = (self[name] for name in ("area", "predicted_iou", "stability_score"))
-        self._kept = kept = np.flatnonzero(passes(rule, *scores, pixels))
-        masks = self._masks
-        self._masks = masks[kept] if isinstance(masks, np.ndarray) else masks.start + kept
-        self._columns = {
-            "mask_offset": np.searchsorted(kept, offsets),
-            "size": self["size"],
-            **{name: self[name][kept] for name in ("area", "predicted_iou", "stability_score")},
-        }
+        if options.rule is not None:  # leave out the masks that do not pass it
+            size = self["size"].astype(np.int64)
+            pixels = np.repeat(size[:, 0] * size[:, 1], np.diff(offsets))
+            scores = {name: self[name] for name in ("area", "predicted_iou", "stability_score")}
+            self._kept = kept = np.flatnonzero(passes(options.rule, *scores.values(), pixels))
+            masks = self._masks
+            self._masks = masks[kept] if isinstance(masks, np.ndarray) else masks.start + kept
+            self._columns |= {name: scores[name][kept] for name in scores}
+            self._columns["mask_offset"] = np.searchsorted(kept, offsets)
 
     def __len__(self) -> int:
         return len(self["mask_offset"]) - 1
@@ -106,7 +97,7 @@ class Columns:
             return self["size"][:, SIZE_COLUMNS[name]]
         if name in SAMPLE_COLUMNS:
             return self._array(name)[self._local]
-        _check_name(name, _OF_SAMPLES + MASK_COLUMNS + side_names(self._pack))
+        check_column(name, "mask", self._pack)
         return self._array(name)[self._masks]
 
     def _side(self, name: str) -> np.ndarray:
@@ -115,12 +106,9 @@ class Columns:
         of_samples = part.spec.axis == "sample"
         if self._check != "read":
             return part.values[self._local if of_samples else self._masks]
-        rows = [np.empty((0, *part.spec.row_shape), part.spec.stored)]
-        for row in row_array(self._rows).tolist():
-            _, local, first, stop = self._pack.locate(row)
-            read = partial(part.read, local, *((local, local + 1) if of_samples else (first, stop)))
-            rows.append(CACHE.with_resources(read))
-        found = np.concatenate(rows)
+        found = np.concatenate(
+            [self._pack.read_side(part, row) for row in row_array(self._rows).tolist()]
+        )
         return found if of_samples else found[self._kept]
 
     def _array(self, name: str) -> np.ndarray:
@@ -133,7 +121,7 @@ class Columns:
         A sample without masks has 0. Raises UnknownName for a name that is not a column of masks,
         OptionError for another `how`.
         """
-        check_mask_column(name, self._pack)
+        check_column(name, "mask", self._pack)
         choice("reduce", how, REDUCTIONS)
         values, counts = self[name], self["mask_count"]
         out = np.zeros((len(self), *values.shape[1:]), values.dtype)
@@ -149,26 +137,24 @@ def side_names(pack: Pack, axis: str | None = None) -> tuple[str, ...]:
     return tuple(side.spec.name for side in pack.sides if axis in (None, side.spec.axis))
 
 
-def check_sample_column(name: str, pack: Pack) -> None:
-    """Raise UnknownName, naming the columns or the remedy, unless it is a column of samples."""
-    if name in MASK_COLUMNS + side_names(pack, "mask"):
+def check_column(name: str, axis: str, pack: Pack) -> None:
+    """Raise UnknownName, naming the remedy, unless it is a column with one value per "sample" or
+    "mask", which `axis` says."""
+    columns = {
+        "sample": _OF_SAMPLES + side_names(pack, "sample"),
+        "mask": MASK_COLUMNS + side_names(pack, "mask"),
+    }
+    if name in columns[axis]:
+        return
+    if name in columns["mask"]:
         raise UnknownName(
             f"{name!r} has one value per mask: use mask_column({name!r}), or "
             f"column({name!r}, reduce=...) with one of {', '.join(REDUCTIONS)}"
         )
-    _check_name(name, _OF_SAMPLES + side_names(pack, "sample"))
-
-
-def check_mask_column(name: str, pack: Pack) -> None:
-    """Raise UnknownName, naming the columns or the remedy, unless it is a column of masks."""
-    if name in _OF_SAMPLES + side_names(pack, "sample"):
+    if name in columns["sample"]:
         raise UnknownName(f"{name!r} has one value per sample: use column({name!r})")
-    _check_name(name, MASK_COLUMNS + side_names(pack, "mask"))
-
-
-def _check_name(name: str, names: tuple[str, ...]) -> None:
-    if name not in names:
-        raise UnknownName(f"no column {name!r}; the columns are {', '.join(names)}")
+    named = ", ".join(columns["sample"] + columns["mask"])
+    raise UnknownName(f"no column {name!r}; the columns are {named}")
 
 
 def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -182,22 +168,15 @@ def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 def iterate_columns(pack: Pack, rows: Rows, options: SampleOptions) -> Iterator[Columns]:
     """Columns of each shard that has samples of the dataset; every sample is in exactly one."""
-    for positions, part in _parts(pack, rows):
-        yield Columns(pack, positions, part, options)
-
-
-def _parts(pack: Pack, rows: Rows) -> Iterator[tuple[slice | np.ndarray, range | np.ndarray]]:
-    """Positions in the dataset and rows in the pack, one shard at a time."""
     if isinstance(rows, range):
-        edges = shard_bounds(pack.shards.first_row, rows)
-        for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            yield slice(first, stop), rows[first:stop]
-        return
-    numbers = pack.shard_numbers(rows)
-    order = np.argsort(numbers, kind="stable")
-    cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-    for positions in np.split(order, cuts):
-        yield positions, rows[positions]
+        edges = shard_bounds(pack.first_row, rows).tolist()
+        parts = [slice(first, stop) for first, stop in pairwise(edges)]
+    else:
+        numbers = pack.shard_numbers(rows)
+        order = np.argsort(numbers, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+    for positions in parts:
+        yield Columns(pack, positions, rows[positions], options)
 
 
 def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
@@ -207,5 +186,7 @@ def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
     for side in pack.sides:
         if side.spec.name == name:
             return np.empty((count, *side.spec.row_shape), side.spec.stored)
-    spec = pack.layout.array("size" if name in SIZE_COLUMNS else name)
-    return np.empty((count, *(() if name in SIZE_COLUMNS else spec.row_shape)), spec.dtype)
+    if name in SIZE_COLUMNS:
+        return np.empty(count, pack.layout.array("size").dtype)
+    spec = pack.layout.array(name)
+    return np.empty((count, *spec.row_shape), spec.dtype)

@@ -3,22 +3,30 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, local_path, number, whole_number
+from sa1bpack.arguments import (
+    checks_options,
+    local_path,
+    number,
+    select_nested,
+    torch_subset,
+    whole_number,
+)
 from sa1bpack.dataset import select
 from sa1bpack.dataset.columns import (
     Columns,
-    check_mask_column,
-    check_sample_column,
+    check_column,
     empty_column,
     expanded,
     iterate_columns,
 )
-from sa1bpack.dataset.pack import Pack, open_folders
+from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.rows import (
     IdLookup,
     Rows,
@@ -30,12 +38,10 @@ from sa1bpack.dataset.rows import (
     take,
 )
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions, SampleSpec, read_sample
-from sa1bpack.dataset.shards import Shards
 from sa1bpack.dataset.sides import with_sides
 from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
-from sa1bpack.format.layout import FILE_NAME_BYTES, Layout
-from sa1bpack.format.manifest import Manifest
+from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.urls import ShardSource
 from sa1bpack.wording import counted
 
@@ -117,6 +123,13 @@ class Dataset:
     by an irregular index array adds 8 bytes per sample. Unpickled, it opens the same state of the
     pack again, or raises FormatError if the pack has changed since.
 
+    Attributes:
+        pack: the open pack, or several as one, which all subsets share: shards and folders.
+        options: the options that the dataset was opened with.
+        manifest: what the complete pack holds, whatever the dataset selects.
+        layout: image size, mask size and fit of the pack.
+        spec: how pixels, masks and coordinates look, by the options and the layout.
+
     Examples:
         >>> ds = sa1bpack.open("packed")
         >>> len(ds), ds[0]["image"].shape, ds[0]["masks"].shape
@@ -127,14 +140,12 @@ class Dataset:
 
     def __init__(self, pack: Pack, rows: Rows, options: SampleOptions):
         """Made by `sa1bpack.open` and by selecting from a dataset."""
-        self._pack = pack
-        self._rows = rows
-        self._options = options
+        self.pack = pack
+        self.options = options
+        self.manifest, self.layout = pack.manifest, pack.layout
         sides = tuple(side.spec for side in pack.sides)
-        self._spec = SampleSpec.of(pack.layout, pack_sampling(pack.manifest), options, sides)
-        self._fingerprint: str | None = None
-        self._mask_offsets: np.ndarray | None = None
-        self._lookup: IdLookup | None = None
+        self.spec = SampleSpec.of(pack.layout, pack_sampling(pack.manifest), options, sides)
+        self._rows = rows
         if options.check == "read":
             pack.check_index()
 
@@ -154,13 +165,13 @@ class Dataset:
             row = self._row(index)
         except TypeError:
             return self._part(index)
-        return read_sample(self._pack, row, self._options, self._spec)
+        return read_sample(self.pack, row, self.options, self.spec)
 
     def _part(self, selection: Any) -> "Dataset":
         return self._over(take(self._rows, selection))
 
     def _over(self, rows: Rows) -> "Dataset":
-        return Dataset(self._pack, rows, self._options)
+        return Dataset(self.pack, rows, self.options)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch.
@@ -168,13 +179,13 @@ class Dataset:
         Shards that are not open yet are opened at the same time.
         """
         rows = [self._row(index) for index in indices]
-        self._pack.shards.open_many(self._pack.locate(row)[0] for row in rows)
+        self.pack.open_many(self.pack.locate(row)[0] for row in rows)
         found = []
         for row in rows:
             try:
-                found.append(read_sample(self._pack, row, self._options, self._spec))
+                found.append(read_sample(self.pack, row, self.options, self.spec))
             except ReadError as error:
-                if self._options.on_error == "raise":
+                if self.options.on_error == "raise":
                     raise
                 found.append(error)
         return found
@@ -204,28 +215,24 @@ class Dataset:
         Returns an int, or int64 (k,). Raises UnknownName if the dataset lacks one, OptionError for
         what is neither. The first call on a subset, or on several packs, sorts their ids.
         """
-        if np.ndim(image_ids) == 0:
-            wanted = np.array([whole_number("image_id", image_ids, -(2**63), 2**63 - 1)])
-        else:
-            wanted = select.as_ids(image_ids)
+        if one := np.ndim(image_ids) == 0:
+            image_ids = [whole_number("image_id", image_ids, -(2**63), 2**63 - 1)]
+        wanted = select.as_ids(image_ids)
         found = self.ids.positions(wanted)
         if len(missing := wanted[found < 0]):
             more = f" and {len(missing) - 5:,} others" if len(missing) > 5 else ""
             text = ", ".join(map(str, missing[:5].tolist()))
             raise UnknownName(
-                f"no image_id {text}{more} among the {len(self):,} samples of {self._pack.name}; "
+                f"no image_id {text}{more} among the {len(self):,} samples of {self.pack.name}; "
                 "rejects.jsonl in the pack may say why"
             )
-        return int(found[0]) if np.ndim(image_ids) == 0 else found
+        return int(found[0]) if one else found
 
-    @property
+    @cached_property
     def ids(self) -> IdLookup:
         """Finds image ids among the samples; of a subset, sorted when first used."""
-        if self._is_whole:
-            return self._pack.ids
-        if self._lookup is None:
-            self._lookup = IdLookup(self._pack.image_ids(self._rows))
-        return self._lookup
+        whole = self.pack.is_whole(self._rows)
+        return self.pack.ids if whole else IdLookup(self.pack.image_ids(self._rows))
 
     # ---------------------------------------------------------------------------------- selections
 
@@ -241,7 +248,7 @@ class Dataset:
         return self._of_shards("name", name)
 
     def _of_shards(self, field: str, names: str | Iterable[str]) -> "Dataset":
-        return self._over(select.of_shards(self._pack, self._rows, field, names))
+        return self._over(select.of_shards(self.pack, self._rows, field, names))
 
     def where(self, condition: np.ndarray | str | Callable[[Columns], np.ndarray]) -> "Dataset":
         """The samples that fulfil a condition, in the same order.
@@ -287,7 +294,7 @@ class Dataset:
         return self._part(self._below("fraction", part, seed, select.FRACTION))
 
     def _below(self, name: str, value: float, seed: int, use: int) -> np.ndarray:
-        return select.below(self._pack.image_ids(self._rows), number(name, value, 0, 1), seed, use)
+        return select.below(self.pack.image_ids(self._rows), number(name, value, 0, 1), seed, use)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Keep the selection as a small file of image ids: `sa1bpack.open(path)` opens it again.
@@ -298,7 +305,7 @@ class Dataset:
         ids do not tell the samples apart (see `duplicates` of `sa1bpack.open`), OSError if the file
         cannot be written.
         """
-        select.save_rows(self._pack, self._rows, local_path("path", path))
+        select.save_rows(self.pack, self._rows, local_path("path", path))
 
     def select(self, path: str | os.PathLike[str]) -> "Dataset":
         """Those samples that a saved selection names, in its order, wherever it was saved.
@@ -307,7 +314,7 @@ class Dataset:
         or is damaged, OSError if it cannot be read.
         """
         path = local_path("path", path)
-        return self._over(select.selected_rows(self._pack, self._rows, self.ids, path))
+        return self._over(select.selected_rows(self.pack, self._rows, self.ids, path))
 
     def with_options(self, **options: Unpack[SampleKeywords]) -> "Dataset":
         """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
@@ -315,9 +322,9 @@ class Dataset:
         `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for
         a value that is not one of the choices, and for an unknown name.
         """
-        found = dataclasses.replace(self._options, **options)
-        changed = found.side != self._options.side
-        pack = with_sides(self._pack, self._rows, found.side) if changed else self._pack
+        found = dataclasses.replace(self.options, **options)
+        changed = found.side != self.options.side
+        pack = with_sides(self.pack, self._rows, found.side) if changed else self.pack
         return Dataset(pack, self._rows, found)
 
     # ------------------------------------------------------------------------------------ metadata
@@ -336,10 +343,10 @@ class Dataset:
         """
         if name == "mask_count" and reduce is None:
             return np.diff(self.mask_offsets)
-        (check_sample_column if reduce is None else check_mask_column)(name, self._pack)
+        check_column(name, "sample" if reduce is None else "mask", self.pack)
         if name == "image_id":
-            return self._pack.image_ids(self._rows)
-        out = empty_column(self._pack, name, len(self))
+            return self.pack.image_ids(self._rows)
+        out = empty_column(self.pack, name, len(self))
         for part in self.columns():
             out[part.positions] = part[name] if reduce is None else part.reduced(name, reduce)
         return out
@@ -353,9 +360,9 @@ class Dataset:
         All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
         iterates over them, one shard at a time. Raises as `column` does.
         """
-        check_mask_column(name, self._pack)
+        check_column(name, "mask", self.pack)
         offsets = self.mask_offsets
-        out = empty_column(self._pack, name, int(offsets[-1]))
+        out = empty_column(self.pack, name, int(offsets[-1]))
         for part in self.columns():
             at = part.positions
             if isinstance(at, slice):
@@ -364,30 +371,28 @@ class Dataset:
                 out[expanded(offsets[at], part["mask_offset"])] = part[name]
         return out
 
-    @property
+    @cached_property
     def mask_offsets(self) -> np.ndarray:
         """int64 (n + 1,): where the masks of each sample begin in `mask_column`.
 
         From the index; with a rule for masks, from all shards, the first time. Raises FormatError
         if the index of the pack has an offset below the one before it.
         """
-        if self._options.rule is None:
-            return self._pack.mask_offsets(self._rows)
-        if self._mask_offsets is None:
-            counts = np.empty(len(self), np.int64)
-            for part in self.columns():
-                counts[part.positions] = part["mask_count"]
-            self._mask_offsets = offsets_of(counts)
-        return self._mask_offsets
+        if self.options.rule is None:
+            return self.pack.mask_offsets(self._rows)
+        counts = np.empty(len(self), np.int64)
+        for part in self.columns():
+            counts[part.positions] = part["mask_count"]
+        return offsets_of(counts)
 
     @property
     def most_masks(self) -> int:
         """The most masks that a sample can have: as stored, whatever a rule leaves of them."""
-        return int(np.diff(self._pack.mask_offsets(self._rows)).max(initial=0))
+        return int(np.diff(self.pack.mask_offsets(self._rows)).max(initial=0))
 
     def columns(self) -> Iterator[Columns]:
         """Metadata of all samples, one shard at a time, which takes little memory."""
-        return iterate_columns(self._pack, self._rows, self._options)
+        return iterate_columns(self.pack, self._rows, self.options)
 
     # --------------------------------------------------------------------------------- where it is
 
@@ -396,9 +401,9 @@ class Dataset:
 
         Raises IndexError as `ds[index]` does, FormatError or OSError if the shard cannot be read.
         """
-        row, pack = self._row(index), self._pack
+        row, pack = self._row(index), self.pack
         number, local, first, stop = pack.locate(row)
-        shard, entry = pack.shards[number], pack.manifest.shards[number]
+        shard, entry = pack[number], pack.manifest.shards[number]
         stored = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[local, 0]
         try:
             name = stored.decode()
@@ -409,7 +414,7 @@ class Dataset:
             pack.image_id(row),
             name,
             entry.source,
-            pack.shards.places[number][0].root,
+            pack.places[number][0].root,
             entry.name,
             local,
             *shard["size"][local].tolist(),
@@ -423,11 +428,11 @@ class Dataset:
         Mask rows are those of the shard, all that are stored, whatever a rule leaves of them; open
         `shards[number]`, which checks them, before use.
         """
-        return self._pack.locate(self._row(index))
+        return self.pack.locate(self._row(index))
 
     def locate_many(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
         """`locate` for int64 (k,) indices from 0 to n - 1: four int64 (k,) arrays."""
-        return self._pack.locate_many(self.rows_at(indices))
+        return self.pack.locate_many(self.rows_at(indices))
 
     def rows_at(self, indices: np.ndarray) -> np.ndarray:
         """int64 (k,): the rows of the pack at int64 (k,) indices from 0 to n - 1."""
@@ -435,23 +440,19 @@ class Dataset:
 
     def shard_bounds(self) -> np.ndarray:
         """int64 (k + 1,) from 0 to n: the indices at which the shard changes."""
-        return shard_bounds(self._pack.shards.first_row, self._rows)
+        return shard_bounds(self.pack.first_row, self._rows)
 
     @property
     def rows(self) -> np.ndarray | None:
         """int64 (n,): the rows of the pack that the dataset holds; None for all rows in order."""
-        return None if self._is_whole else row_array(self._rows)
+        return None if self.pack.is_whole(self._rows) else row_array(self._rows)
 
     @property
-    def _is_whole(self) -> bool:
-        return isinstance(self._rows, range) and self._rows == range(len(self._pack))
-
-    @property
-    def shards(self) -> Shards:
+    def shards(self) -> Pack:
         """The shards of the pack: `shards[k]["image"]` is a memory map."""
-        return self._pack.shards
+        return self.pack
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that identify the samples and their order.
 
@@ -459,39 +460,17 @@ class Dataset:
         the same in a pack that has grown, in a merged one, and over several packs. With a rule for
         masks, samples are others, and so is the fingerprint. Orders of samplers depend on it.
         """
-        if self._fingerprint is None:
-            self._fingerprint = self._pack.fingerprint(self._rows, self._options.rule)
-        return self._fingerprint
-
-    @property
-    def pack(self) -> Pack:
-        """The open pack, or several as one, which all subsets share: manifest, shards, folders."""
-        return self._pack
+        return self.pack.fingerprint(self._rows, self.options.rule)
 
     @property
     def left_out(self) -> int:
         """Samples of the packs that `duplicates="first"` leaves out, whatever is selected."""
-        return len(self._pack) - len(self._pack.rows)
+        return self.manifest.samples - len(self.pack.rows)
 
     @property
     def root(self) -> Path:
         """Folder of the pack. Raises OptionError if there are several, see `pack.folders`."""
-        return self._pack.root
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the complete pack holds, whatever the dataset selects."""
-        return self._pack.manifest
-
-    @property
-    def layout(self) -> Layout:
-        """Image size, mask size and fit of the pack."""
-        return self._pack.layout
-
-    @property
-    def spec(self) -> SampleSpec:
-        """How pixels, masks and coordinates look, by the options and the pack's layout."""
-        return self._spec
+        return self.pack.root
 
     @property
     def spec_text(self) -> str:
@@ -501,35 +480,31 @@ class Dataset:
         included, and different otherwise. Packed or unpacked masks, drawn or stored ones, make no
         difference, nor do native images, which a batch puts on canvases.
         """
-        return self._spec.as_text()
+        return self.spec.as_text()
 
     @property
     def mask_size(self) -> int:
         """Cells per side of the masks' grid."""
-        return self._spec.masks.size
+        return self.spec.masks.size
 
     @property
     def mask_sampling(self) -> str:
         """How masks are drawn, or were drawn when the pack was made."""
-        return self._spec.masks.sampling
-
-    @property
-    def options(self) -> SampleOptions:
-        """The options that the dataset was opened with."""
-        return self._options
+        return self.spec.masks.sampling
 
     def __repr__(self) -> str:
-        part = "" if len(self) == len(self._pack) else f" of {len(self._pack)}"
+        whole = self.manifest.samples
+        part = "" if len(self) == whole else f" of {whole}"
         state = "" if self.manifest.complete else ", pack not complete"
-        rule = self._options.rule
+        rule = self.options.rule
         state += "" if rule is None else f", masks with {rule.as_text()}"
-        state += f", {self._spec.coordinates} coordinates"
-        return f"<Dataset {self._pack.name!r}: {len(self)}{part} samples{state}>"
+        state += f", {self.spec.coordinates} coordinates"
+        return f"<Dataset {self.pack.name!r}: {len(self)}{part} samples{state}>"
 
     def __reduce__(self):
-        folders = self._pack.folders
+        folders = self.pack.folders
         packs = [(folder.source or folder.root, folder.manifest.index) for folder in folders]
-        return _reopened, (packs, self._pack.duplicates, self._rows, self._options)
+        return _reopened, (packs, self.pack.duplicates, self._rows, self.options)
 
 
 def _reopened(
@@ -544,3 +519,26 @@ def _reopened(
                 "dataset was pickled: the pack has changed since; open it again"
             )
     return Dataset(with_sides(pack, rows, options.side), rows, options)
+
+
+def as_dataset(value: Any) -> Dataset:
+    """The Dataset that `value` is, or that it is a torch `Subset` of, nested ones included.
+
+    A Subset, such as `random_split` returns, becomes the same samples as a Dataset; torch is not
+    imported to tell. Raises OptionError for anything else, IndexError for a Subset whose indices
+    the dataset refuses: out of range, or neither integers nor bools.
+    """
+    found, selections = torch_subset(value)
+    if isinstance(found, str | os.PathLike):
+        path = os.fspath(found)
+        raise OptionError(f"the dataset is a path, {path!r}: open it, sa1bpack.open({path!r})")
+    if not isinstance(found, Dataset):
+        kind = type(found)
+        inside = " inside a torch Subset" if selections else ""
+        raise OptionError(
+            f"the dataset is a {kind.__module__}.{kind.__qualname__}{inside}: choose a dataset of "
+            "sa1bpack.open, or a torch Subset of one. For other datasets use "
+            "torch.utils.data.DataLoader; what they do to samples can be a `transform` of "
+            "sa1bpack.open"
+        )
+    return select_nested(found, selections)

@@ -17,7 +17,8 @@ from sa1bpack.arguments import (
     refuse_dataset,
 )
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
+from sa1bpack.dataset.pack import DUPLICATES, Pack
+from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import refuse_in_pack
@@ -26,7 +27,6 @@ from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
 
 _log = logging.getLogger("sa1bpack")
-_reported: set[Path] = set()  # incomplete packs that a warning was logged for
 
 
 @checks_options
@@ -96,8 +96,8 @@ def open(
 
     A transform goes to worker processes with the dataset; spawned ones need it to be picklable.
 
-    An incomplete pack is opened as far as it goes; the log (logger "sa1bpack") has one warning per
-    process and pack that names the counts.
+    An incomplete pack is opened as far as it goes; the log (logger "sa1bpack") has a warning that
+    names the counts.
 
     Raises:
         FormatError: the folder is not a pack, it holds no complete shard yet, or its manifest or
@@ -131,13 +131,20 @@ def open(
         found, recorded = packs_of(saved)
         duplicates = recorded if duplicates == "error" else duplicates
         places = _places(found, folder, limit)
+    unused = {"cache": cache, "cache_bytes": cache_bytes}
+    for name, value in unused.items():
+        if value is not None and all(isinstance(place, Path) for place in places):
+            raise OptionError(
+                f"{name} is {brief(value)}, but {places[0]} is read where it is, and nothing of it "
+                "would be cached: leave the option out, or name a slow folder by a URL, "
+                "file:///mnt/nfs/pack"
+            )
     folders = open_folders(places)
-    if all(isinstance(place, Path) for place in places):
-        _refuse_unused("cache", cache, places[0])
-        _refuse_unused("cache_bytes", cache_bytes, places[0])
     check_same_layout(folders)
     pack = Pack(folders, duplicates)
-    _report_missing(pack)
+    for folder in folders:
+        if (text := folder.missing()) is not None:
+            _log.warning("%s", text)
     ds = Dataset(pack, pack.rows, dataclasses.replace(given, side=()))
     ds = ds if saved is None else ds.select(saved)
     return ds.with_options(side=given.side) if given.side else ds
@@ -149,39 +156,17 @@ def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | Sha
     several = isinstance(path, Iterable) and not isinstance(path, str | bytes | os.PathLike)
     named = list(path) if several else [path]
     if not any(map(is_pack_url, named)):
-        return paths_of("path", named if several else path)
-    named = [pack_url("path", each) if is_pack_url(each) else each for each in named]
-    urls = [each for each in named if is_pack_url(each)]
-    if cache is None:
-        raise OptionError(
-            f"path is {urls[0]}: a URL is read through a cache: sa1bpack.open(path, "
-            "cache='/folder/on/a/local/disk')"
-        )
-    if twice := next((each for each in urls if urls.count(each) > 1), None):
-        raise OptionError(f"path has {twice} twice")
+        return paths_of("path", named)
     found: list[Path | ShardSource] = []
     for each in named:
-        if is_pack_url(each):
-            found.append(scheme_of(each).open_pack(each, cache, limit))
-        else:
+        if not is_pack_url(each):
             found += paths_of("path", each)
+            continue
+        url = pack_url("path", each)
+        if cache is None:
+            raise OptionError(
+                f"path is {url}: a URL is read through a cache: sa1bpack.open(path, "
+                "cache='/folder/on/a/local/disk')"
+            )
+        found.append(scheme_of(url).open_pack(url, cache, limit))
     return found
-
-
-def _refuse_unused(name: str, value: Any, folder: Path) -> None:
-    """Raise OptionError for an option of a cache that was given for packs on this machine."""
-    if value is not None:
-        raise OptionError(
-            f"{name} is {brief(value)}, but {folder} is read where it is, and nothing of it "
-            "would be cached: leave the option out, or name a slow folder by a URL, "
-            "file:///mnt/nfs/pack"
-        )
-
-
-def _report_missing(pack: Pack) -> None:
-    """Log what each incomplete pack holds, once per process and pack."""
-    for folder in pack.folders:
-        root, text = folder.root.resolve(), folder.missing()
-        if text is not None and root not in _reported:
-            _reported.add(root)
-            _log.warning("%s", text)

@@ -14,189 +14,44 @@ rows: two numbers per shard, and nothing per sample, make several packs one.
 import copy
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
+from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_of, row_array
-from sa1bpack.dataset.shards import CACHE, Shards
+from sa1bpack.dataset.shards import CACHE, OpenShard
 from sa1bpack.dataset.sides import Side
-from sa1bpack.dataset.specs import pack_sampling
-from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
-from sa1bpack.format.completeness import completeness_of
+from sa1bpack.errors import FormatError, OptionError, ResourceShortage
 from sa1bpack.format.duplicates import repeated_rows
-from sa1bpack.format.index import (
-    check_index,
-    has_distinct_ids,
-    open_manifest_and_index,
-    shard_digests,
-)
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import SHARDS_NAME, Manifest
-from sa1bpack.format.shard_reader import REPAIR, read_sample_rows
+from sa1bpack.format.index import has_distinct_ids
+from sa1bpack.format.manifest import Manifest
+from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
 from sa1bpack.format.side.binding import ShardIdentity
+from sa1bpack.format.side.part import SidePart
 from sa1bpack.masks import MaskRule
 from sa1bpack.urls import Counts, ShardSource
-from sa1bpack.wording import brief, counted
+from sa1bpack.wording import counted
 
 DUPLICATES = ("error", "first", "all")
 
-# Packs that are opened at the same time: opening waits for a file system, not for a processor.
-_OPENERS = 16
-_EXAMPLES = 5  # image ids that an error names
+# Shards that one call opens at the same time: opening waits for a file system, not for a processor.
+MAX_OPENERS = 16
 
 _log = logging.getLogger("sa1bpack")
 
 
-class PackFolder:
-    """One pack on disk; `Pack` reads one or several of them as one.
-
-    root        its folder, absolute
-    manifest    its Manifest
-    index       its Index, memory-mapped
-    first_row   first row of each shard in this pack, and the number of all rows
-    first_mask  first mask of each shard in this pack, and the number of all masks
-    source      where its shards come from; None: they are in the folder
-
-    Raises FormatError or VersionError if the pack is not what docs/format.md demands or holds no
-    sample, ResourceShortage if the system refuses a map or a file for lack of resources.
-    """
-
-    def __init__(self, place: Path | ShardSource):
-        self.source = None if isinstance(place, Path) else place
-        root = place if isinstance(place, Path) else place.root  # as the user wrote it
-        self.root = root.absolute()  # shards are opened later, from whatever folder
-        self.manifest, index = CACHE.with_resources(lambda: open_manifest_and_index(root))
-        if index is None:
-            raise FormatError(f"{self.root}: {completeness_of(self.root, self.manifest)}")
-        self.index = index
-        shards = self.manifest.shards
-        self.first_row = [0, *accumulate(shard.samples for shard in shards)]
-        self.first_mask = [0, *accumulate(shard.masks for shard in shards)]
-        if self.index.shard_offset.tolist() != self.first_row:
-            raise FormatError(
-                f"{self.index_path('shard_offset')}: not the numbers of samples that the manifest "
-                f"says the shards have; {REMEDY}"
-            )
-        self._index_is_checked = False
-
-    def index_path(self, name: str) -> Path:
-        """The folder of an array of the index."""
-        return self.root / self.manifest.index / name
-
-    def shard_path(self, number: int) -> Path:
-        """The folder of a shard."""
-        return self.root / SHARDS_NAME / self.manifest.shards[number].name
-
-    @cached_property
-    def digests(self) -> tuple[str, ...]:
-        """The digest that identifies each shard's content, see `format.index.shard_digests`.
-
-        Raises as that does.
-        """
-        return CACHE.with_resources(lambda: shard_digests(self.root, self.manifest))
-
-    def check_index(self) -> None:
-        """Compare the index with its digests, once. Raises FormatError naming the array."""
-        if not self._index_is_checked:
-            CACHE.with_resources(lambda: check_index(self.root, self.manifest, self.index))
-            self._index_is_checked = True
-
-    @cached_property
-    def mask_offset(self) -> np.ndarray:
-        """int64 (N + 1,): where the masks of each sample begin, found non-decreasing.
-
-        Raises FormatError if they are not.
-        """
-        offsets = self.index.mask_offset  # the ends were checked when the index was opened
-        check_offsets_rise(self.index_path("mask_offset"), offsets)
-        return offsets
-
-    def has_distinct_ids(self) -> bool:
-        """Whether the index proves that no image id occurs twice, see `format.index`."""
-        return CACHE.with_resources(lambda: has_distinct_ids(self.root, self.manifest))
-
-    def id_range(self) -> tuple[int, int]:
-        """The lowest and the highest image id, by the index; two pages of it are read.
-
-        Raises FormatError if the index names a row that does not exist.
-        """
-        rows = self.index.id_order[[0, -1]]
-        if rows.min() < 0 or rows.max() >= len(self.index.image_id):
-            raise FormatError(
-                f"{self.index_path('id_order')}: a row is not from 0 to "
-                f"{len(self.index.image_id) - 1}; {REMEDY}"
-            )
-        low, high = self.index.image_id[rows].tolist()
-        return low, high
-
-    def missing(self) -> str | None:
-        """What an incomplete pack holds so far, and the remedy; None for a complete pack."""
-        if self.manifest.complete:
-            return None
-        return f"{self.root}: {completeness_of(self.root, self.manifest)}"
-
-
-def open_folders(places: Sequence[Path | ShardSource]) -> list[PackFolder]:
-    """Open packs, several at once. Raises as PackFolder does, for the first that cannot be."""
-    if len(places) == 1:
-        return [PackFolder(places[0])]
-    with ThreadPoolExecutor(_OPENERS) as pool:
-        return list(pool.map(PackFolder, places))
-
-
-def check_same_layout(folders: Sequence[PackFolder]) -> None:
-    """Raise OptionError, naming what differs, unless all packs have the layout of the first.
-
-    Mask sampling counts as well: it decides what the bits of a mask mean. Other options of packing
-    may differ, such as the limit of masks; where they do, the log says so.
-    """
-    first, others = folders[0], folders[1:]
-    for folder in others:
-        if lines := _differences(_meaning(first), _meaning(folder), first, folder):
-            raise OptionError(
-                f"packs of different layouts cannot be opened together: {'; '.join(lines)}"
-            )
-    for folder in others:
-        if lines := _differences(first.manifest.options, folder.manifest.options, first, folder):
-            _log.warning("packs made with other options are opened together: %s", "; ".join(lines))
-            return
-
-
-def _meaning(folder: PackFolder) -> dict[str, Any]:
-    manifest = folder.manifest
-    return manifest.layout.to_json() | {"mask_sampling": pack_sampling(manifest)}
-
-
-def _differences(one: dict, other: dict, first: PackFolder, folder: PackFolder) -> list[str]:
-    return [
-        f"{brief(key)[1:-1]} is {brief(one.get(key))} in {first.root}, {brief(other.get(key))} in "
-        f"{folder.root}"
-        for key in sorted(one.keys() | other.keys())
-        if one.get(key) != other.get(key)
-    ]
-
-
-class _Indexed(NamedTuple):
-    """Some of the rows that a lookup asks for: all that are in one folder.
-
-    at      positions among the rows asked for
-    rows    int64, rows of the folder
-    """
-
-    at: slice | np.ndarray
-    folder: PackFolder
-    rows: np.ndarray
-
-
 class Pack:
-    """One pack, or several of one layout as one; datasets over rows of it share it.
+    """One pack, or several of one layout as one: a sequence of shards, which datasets share.
+
+    `pack[k]` is shard k, a checked format Shard: `pack[k]["image"]` is a memory map. A shard is
+    opened on first use, by one thread, with no lock held; others that ask for it wait for that one.
+    An error is not remembered: the next call tries again. Views of a shard stay valid when it is
+    dropped. Safe in threads and after fork.
 
     The shards of one pack are in the order of its manifest. Those of several are in the order of
     their sources and parts, as if all had been packed into one folder: the order, and with it the
@@ -205,43 +60,47 @@ class Pack:
     folders     the packs, in the order given
     manifest    the Manifest; of several packs, one that lists the shards of all. Its `options` are
                 those that the packs agree on, and it names no index
-    shards      its Shards
+    layout      what arrays there are and how wide their rows are
+    places      where each shard is: the folder of its pack, and its number there
+    first_row   first row of each shard, and the number of all rows
     duplicates  what becomes of image ids that several samples have, see `sa1bpack.open`
-    sides       its side arrays, see `sides.with_sides`
+    sides       its side arrays, whose parts are opened with the shards, see `sides.with_sides`
     """
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
+        self._owner = object()  # of open shards
         self.folders = tuple(folders)
         self.duplicates = duplicates
         self.sides: Sequence[Side] = ()
-        places = [
+        self.places = [
             (folder, number)
             for folder in self.folders
             for number in range(len(folder.manifest.shards))
         ]
-        if len(self.folders) == 1:
-            self.manifest = self.folders[0].manifest
-        else:
-            places.sort(key=_by_source)
-            self.manifest = _joined(self.folders, places)
-        self.shards = Shards(places, self.layout)
-        self._first_row = np.array(self.shards.first_row)
-        self._first_mask = np.array([folder.first_mask[own] for folder, own in places])
+        self.manifest = self.folders[0].manifest
+        if len(self.folders) > 1:
+            self.places.sort(key=_by_source)
+            self.manifest = _joined(self.folders, self.places)
+        self.layout = self.manifest.layout
+        self.first_row = [0, *accumulate(entry.samples for entry in self.manifest.shards)]
+        self._first_row = np.array(self.first_row)
+        self._first_mask = np.array([folder.first_mask[own] for folder, own in self.places])
         # Rows in the folder of the shard, minus rows in the Pack.
-        first = np.array([folder.first_row[own] for folder, own in places])
+        first = np.array([folder.first_row[own] for folder, own in self.places])
         self._shift = first - self._first_row[:-1]
         numbers = {id(folder): n for n, folder in enumerate(self.folders)}
         # uint16, if that suffices: numpy sorts it in linear time
         kind = np.uint16 if len(numbers) <= 1 << 16 else np.int64
-        self._folder_of = np.array([numbers[id(folder)] for folder, _ in places], kind)
+        self._folder_of = np.array([numbers[id(folder)] for folder, _ in self.places], kind)
 
-    @property
-    def layout(self) -> Layout:
-        """What arrays there are and how wide their rows are."""
-        return self.folders[0].manifest.layout
+    def __del__(self):
+        CACHE.leave(self._owner)
 
-    def __len__(self) -> int:
-        return self.manifest.samples
+    def with_sides(self, sides: Sequence[Side]) -> "Pack":
+        """The same pack with other side arrays."""
+        found = copy.copy(self)
+        found.sides, found._owner = sides, object()
+        return found
 
     @property
     def root(self) -> Path:
@@ -253,10 +112,9 @@ class Pack:
     @property
     def name(self) -> str:
         """The folder, or what several packs are called in messages."""
-        if len(self.folders) == 1:
-            return str(self.folders[0].root)
         first, last = self.folders[0].root, self.folders[-1].root
-        return f"{counted(len(self.folders), 'pack')}, {first} to {last}"
+        several = f"{counted(len(self.folders), 'pack')}, {first} to {last}"
+        return several if len(self.folders) > 1 else str(first)
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
@@ -264,7 +122,7 @@ class Pack:
 
         Raises FormatError if the checksum file of a shard is missing.
         """
-        return tuple(folder.digests[own] for folder, own in self.shards.places)
+        return tuple(folder.digests[own] for folder, own in self.places)
 
     @cached_property
     def identities(self) -> tuple[ShardIdentity, ...]:
@@ -274,34 +132,90 @@ class Pack:
 
     def fingerprint(self, rows: Rows, rule: MaskRule | None = None) -> str:
         """16 hex digits that identify rows, see `rows.fingerprint`. Raises as `digests` does."""
-        return fingerprint(self.shards.first_row, self.digests, rows, rule)
-
-    def with_sides(self, sides: Sequence[Side]) -> "Pack":
-        """The same pack with side arrays, whose parts are opened with the shards."""
-        found = copy.copy(self)
-        found.sides = sides
-        found.shards = Shards(self.shards.places, self.layout, sides)
-        return found
+        return fingerprint(self.first_row, self.digests, rows, rule)
 
     def check_index(self) -> None:
         """Compare the index with its digests, once. Raises FormatError naming the array."""
         for folder in self.folders:
-            folder.check_index()
+            folder.checked_index  # noqa: B018 - checks it
+
+    # -------------------------------------------------------------------------------------- shards
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, number: int) -> Shard:
+        """The shard of that number, 0 to K - 1. Raises as `open` does."""
+        return self.open(number).shard
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {counted(len(self), 'shard')}>"
+
+    def folder(self, number: int) -> Path:
+        """The folder of a shard."""
+        folder, own = self.places[number]
+        return folder.shard_path(own)
+
+    def open(self, number: int) -> OpenShard:
+        """The shard of that number with its maps.
+
+        Raises IndexError if there is none, FormatError naming the file and what is wrong with it,
+        OSError if a file cannot be opened, ResourceShortage if the system refuses a map or a file
+        for lack of resources.
+        """
+        key = self._owner, number
+        return CACHE.get(key) or CACHE.open(key, partial(self._opened, number))
+
+    def _opened(self, number: int) -> OpenShard:
+        if not 0 <= number < len(self):
+            raise IndexError(f"shard {number} of a dataset which has {len(self)}")
+        folder, own = self.places[number]
+        shard, leases = folder.open_shard(own)
+        parts = [side.open(number, leases) for side in self.sides]
+        return OpenShard(shard, parts, leases)
+
+    def open_many(
+        self, numbers: Iterable[int]
+    ) -> tuple[dict[int, OpenShard], dict[int, Exception]]:
+        """Several shards by number, and the error of each that cannot be opened.
+
+        Those that are not open yet are opened at the same time, by at most MAX_OPENERS threads.
+        None of them opens anything after the call. Call it with no lock held.
+
+        An error is a FormatError or an OSError. Raises ResourceShortage, which is not the fault of
+        a shard, and IndexError for a number that does not exist.
+        """
+        found = {number: CACHE.get((self._owner, number)) for number in dict.fromkeys(numbers)}
+        todo = [number for number, opened in found.items() if opened is None]
+        if len(todo) > 1:
+            with ThreadPoolExecutor(min(MAX_OPENERS, len(todo))) as pool:
+                found |= zip(todo, pool.map(self._outcome, todo), strict=True)
+        else:
+            found |= zip(todo, map(self._outcome, todo), strict=True)
+        failed = {k: outcome for k, outcome in found.items() if isinstance(outcome, Exception)}
+        return {k: outcome for k, outcome in found.items() if k not in failed}, failed
+
+    def _outcome(self, number: int) -> OpenShard | Exception:
+        """A shard, or why it cannot be opened; raises what is not its fault."""
+        try:
+            return self.open(number)
+        except ResourceShortage:
+            raise
+        except (FormatError, OSError) as error:
+            return error
 
     # ---------------------------------------------------------------------------- where a sample is
 
     def locate(self, row: int) -> tuple[int, int, int, int]:
         """Where a row is: shard number, row in it, first mask row in it, and one past the last.
 
-        Mask rows may only be used once `shards[number]` was opened, which checks them.
+        Mask rows may only be used once the shard was opened, which checks them.
         """
-        first_row = self.shards.first_row
-        number = bisect_right(first_row, row) - 1
+        number = bisect_right(self.first_row, row) - 1
         own = row + int(self._shift[number])
-        index = self.shards.places[number][0].index
         base = int(self._first_mask[number])
-        first, stop = index.mask_offset[own : own + 2].tolist()
-        return number, row - first_row[number], first - base, stop - base
+        first, stop = self.places[number][0].index.mask_offset[own : own + 2].tolist()
+        return number, row - self.first_row[number], first - base, stop - base
 
     def locate_many(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """`locate` for int64 (n,) rows: four int64 (n,) arrays."""
@@ -316,8 +230,8 @@ class Pack:
 
     def image_id(self, row: int) -> int:
         """The image id of a row, by the index."""
-        number = bisect_right(self.shards.first_row, row) - 1
-        index = self.shards.places[number][0].index
+        number = bisect_right(self.first_row, row) - 1
+        index = self.places[number][0].index
         return int(index.image_id[row + int(self._shift[number])])
 
     def image_ids(self, rows: Rows) -> np.ndarray:
@@ -329,8 +243,8 @@ class Pack:
             return ids[rows]
         rows = row_array(rows)
         ids = np.empty(len(rows), np.int64)
-        for part in self._indexed(rows, self.shard_numbers(rows)):
-            ids[part.at] = part.folder.index.image_id[part.rows]
+        for at, folder, own in self._by_folder(rows, self.shard_numbers(rows)):
+            ids[at] = folder.index.image_id[own]
         return ids
 
     def mask_offsets(self, rows: Rows) -> np.ndarray:
@@ -338,46 +252,49 @@ class Pack:
 
         Raises FormatError if the offsets of an index are not non-decreasing.
         """
-        everything = isinstance(rows, range) and rows == range(len(self))
-        if everything and len(self.folders) == 1:
-            return self.folders[0].mask_offset
-        for folder in self.folders:
-            folder.mask_offset  # noqa: B018 - checks it
+        checked = [folder.mask_offset for folder in self.folders]
+        if len(checked) == 1 and self.is_whole(rows):
+            return checked[0]
         rows = row_array(rows)
         first, stop = self._mask_spans(rows, self.shard_numbers(rows))
         return offsets_of(stop - first)
 
+    def is_whole(self, rows: Rows) -> bool:
+        """True for all rows, in order."""
+        return isinstance(rows, range) and rows == range(self.manifest.samples)
+
     def _mask_spans(self, rows: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First mask and one past the last of each row, counted in the row's folder."""
         first, stop = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        for part in self._indexed(rows, numbers):
-            offsets = part.folder.index.mask_offset
-            first[part.at], stop[part.at] = offsets[part.rows], offsets[part.rows + 1]
+        for at, folder, own in self._by_folder(rows, numbers):
+            offsets = folder.index.mask_offset
+            first[at], stop[at] = offsets[own], offsets[own + 1]
         return first, stop
 
-    def _indexed(self, rows: np.ndarray, numbers: np.ndarray) -> Iterator[_Indexed]:
-        """Rows in the shards of these numbers, one folder at a time."""
+    def _by_folder(
+        self, rows: np.ndarray, numbers: np.ndarray
+    ) -> Iterator[tuple[slice | np.ndarray, PackFolder, np.ndarray]]:
+        """Rows in the shards of these numbers, one folder at a time: their positions, the folder,
+        and the rows of that folder that they are."""
         if len(self.folders) == 1:
-            yield _Indexed(slice(None), self.folders[0], rows)
+            yield slice(None), self.folders[0], rows
             return
         own, which = rows + self._shift[numbers], self._folder_of[numbers]
         order = np.argsort(which, kind="stable")
-        cuts = np.flatnonzero(np.diff(which[order])) + 1
-        edges = [0, *cuts.tolist(), len(order)]
-        for low, high in pairwise(edges):
+        edges = np.searchsorted(which[order], np.arange(len(self.folders) + 1)).tolist()
+        for folder, (low, high) in zip(self.folders, pairwise(edges), strict=True):
             if high > low:
                 at = order[low:high]
-                yield _Indexed(at, self.folders[int(which[at[0]])], own[at])
+                yield at, folder, own[at]
 
     @cached_property
     def ids(self) -> IdLookup:
         """Finds the rows of image ids. Those of several packs are sorted once, if need be."""
-        if len(self.folders) == 1:
-            folder = self.folders[0]
-            return IdLookup(
-                folder.index.image_id, folder.index.id_order, folder.index_path("id_order")
-            )
-        return IdLookup(self.image_ids(range(len(self))))
+        if len(self.folders) > 1:
+            return IdLookup(self.image_ids(range(self.manifest.samples)))
+        folder = self.folders[0]
+        path = folder.index_path("id_order")
+        return IdLookup(folder.index.image_id, folder.index.id_order, path)
 
     # ---------------------------------------------------------------- ids that several samples have
 
@@ -388,63 +305,66 @@ class Pack:
         "error": an id that several samples have is an error. "first": one row per id is kept, that
         of the pack that was given first, and in it the first. "all": every row.
 
-        Raises OptionError, with the number of such ids, the first of them and the remedy;
-        FormatError if the index that says so is damaged.
+        Raises OptionError, with the number of such ids, one of them and the remedy; FormatError if
+        the index that says so is damaged.
         """
-        everything = range(len(self))
         if self.duplicates == "all":
-            return everything
-        later, first = self._repeated_rows()
-        if not len(later):
-            return everything
-        if self.duplicates == "error":
+            return range(self.manifest.samples)
+        later, first = self._repeated
+        if len(later) and self.duplicates == "error":
             self.check_index()  # ids may repeat because they are damaged
             raise OptionError(self._refusal(later, first))
-        _log.warning(
-            "%s: %s left out (duplicates='first'), such as image_id %d",
-            self.name,
-            counted(len(later), "sample"),
-            self.image_id(int(later[0])),
-        )
-        return self._without(later)
+        if len(later):
+            _log.warning(
+                "%s: %s left out (duplicates='first'), such as image_id %d",
+                self.name,
+                counted(len(later), "sample"),
+                self.image_id(int(later[0])),
+            )
+        return self.first_rows
 
+    @cached_property
     def first_rows(self) -> Rows:
         """The rows that `duplicates="first"` leaves, whatever the choice of the pack is."""
-        return self._without(self._repeated_rows()[0]) if self.duplicates == "all" else self.rows
+        everything = range(self.manifest.samples)
+        if not len(later := self._repeated[0]):
+            return everything
+        keep = np.ones(len(everything), bool)
+        keep[later] = False
+        return as_rows(np.flatnonzero(keep))
 
-    def _repeated_rows(self) -> tuple[np.ndarray, np.ndarray]:
+    @cached_property
+    def _repeated(self) -> tuple[np.ndarray, ...]:
         """See `format.duplicates.repeated_rows`: before means in a pack that was given earlier.
 
         Nothing is sorted where the indexes of the packs prove that there is no such row: each of
         its pack, and their ranges are apart.
         """
-        if all(folder.has_distinct_ids() for folder in self.folders):
-            ranges = sorted(folder.id_range() for folder in self.folders if folder.manifest.samples)
+        folders = [folder for folder in self.folders if folder.manifest.samples]
+        if all(
+            CACHE.with_resources(partial(has_distinct_ids, folder.root, folder.manifest))
+            for folder in folders
+        ):
+            indices = [folder.index for folder in folders]
+            ranges = sorted(each.image_id[each.id_order[[0, -1]]].tolist() for each in indices)
             if all(high < low for (_, high), (low, _) in pairwise(ranges)):
                 return np.empty(0, np.int64), np.empty(0, np.int64)
-        counts = np.diff(self._first_row)
-        return repeated_rows(self.image_ids(range(len(self))), np.repeat(self._folder_of, counts))
+        ids = self.image_ids(range(self.manifest.samples))
+        return repeated_rows(ids, np.repeat(self._folder_of, np.diff(self._first_row)))
 
     def _refusal(self, later: np.ndarray, first: np.ndarray) -> str:
-        ids = np.unique(self.image_ids(later))
+        count = len(np.unique(self.image_ids(later)))
         numbers = self.shard_numbers(np.array([first[0], later[0]])).tolist()
-        one, other = (self.shards.places[number][0].root for number in numbers)
-        if one == other:
-            one, other = (self.manifest.shards[number].source for number in numbers)
-        where = f"twice in {one}" if one == other else f"in {one} and {other}"
-        named = ", ".join(map(str, ids[:_EXAMPLES].tolist()))
-        return (
-            f"{self.name}: {counted(len(ids), 'image id')} occur{'s' if len(ids) == 1 else ''} "
-            f"more than once, {'the first are ' if len(ids) > _EXAMPLES else ''}{named}; {ids[0]} "
-            f"is {where}: choose duplicates='first' to keep the first sample of each, or 'all' to "
-            "keep every one (for commands: `sa1bpack subset PACK... FILE --duplicates first`, and "
-            "give them FILE)"
+        one, other = (
+            f"{self.manifest.shards[number].source} of {self.places[number][0].root}"
+            for number in numbers
         )
-
-    def _without(self, rows: np.ndarray) -> Rows:
-        keep = np.ones(len(self), bool)
-        keep[rows] = False
-        return as_rows(np.flatnonzero(keep))
+        return (
+            f"{self.name}: {counted(count, 'image id')} occur{'s' if count == 1 else ''} more than "
+            f"once, such as {self.image_id(int(later[0]))}, in {one} and {other}: choose "
+            "duplicates='first' to keep the first sample of each, or 'all' to keep every one (for "
+            "commands: `sa1bpack subset PACK... FILE --duplicates first`, and give them FILE)"
+        )
 
     # -------------------------------------------------------------------------- where it comes from
 
@@ -480,7 +400,7 @@ class Pack:
         ResourceShortage if the system refuses an open file for lack of resources.
         """
         number, local, first, stop = self.locate(row)
-        opened = self.shards.open(number)  # its files stay where they are as long as this does
+        opened = self.open(number)  # its files stay where they are as long as this does
         shard = opened.shard
         rows = CACHE.with_resources(lambda: read_sample_rows(shard, local, out, direct))
         found = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
@@ -497,30 +417,32 @@ class Pack:
 
         By name, (*row_shape) or (m, *row_shape), read-only. Raises as `read_rows` does.
         """
-        number, local, first, stop = self.locate(row)
         found = {}
-        opened = self.shards.open(number)
-        for part in opened.sides:
-            span = (local, local + 1) if part.spec.axis == "sample" else (first, stop)
-            rows = CACHE.with_resources(partial(part.read, local, *span, direct=direct))
+        for part in self.open(self.locate(row)[0]).sides:
+            rows = self.read_side(part, row, direct)
             rows.flags.writeable = False
             found[part.spec.name] = rows[0] if part.spec.axis == "sample" else rows
         return found
+
+    def read_side(self, part: SidePart, row: int, direct: bool = False) -> np.ndarray:
+        """The rows of a sample in a part of a side array, as `read_sides`, but (n, *row_shape)."""
+        _, local, first, stop = self.locate(row)
+        span = (local, local + 1) if part.spec.axis == "sample" else (first, stop)
+        return CACHE.with_resources(partial(part.read, local, *span, direct=direct))
 
 
 def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, int]]) -> Manifest:
     """The manifest of several packs as one."""
     manifests = [folder.manifest for folder in folders]
-    first = manifests[0].options
-    shared = {
-        key: value
-        for key, value in first.items()
-        if all(key in other.options and other.options[key] == value for other in manifests)
-    }
+    shared = [
+        (key, value)
+        for key, value in manifests[0].options.items()
+        if all((key, value) in other.options.items() for other in manifests)
+    ]
     return Manifest(
         complete=all(manifest.complete for manifest in manifests),
         layout=manifests[0].layout,
-        options=shared,
+        options=dict(shared),
         sources=tuple(record for manifest in manifests for record in manifest.sources),
         shards=tuple(folder.manifest.shards[own] for folder, own in places),
         samples=sum(manifest.samples for manifest in manifests),

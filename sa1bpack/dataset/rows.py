@@ -43,10 +43,7 @@ def take(rows: Rows, selection: Any) -> Rows:
     """
     if isinstance(selection, slice):
         return as_rows(rows[selection])
-    positions = as_positions(selection, len(rows))
-    if isinstance(rows, range):
-        return as_rows(rows.start + positions * rows.step)
-    return as_rows(rows[positions])
+    return as_rows(rows_at(rows, as_positions(selection, len(rows))))
 
 
 def as_position(index: Any) -> int:
@@ -99,16 +96,10 @@ def as_rows(rows: Rows) -> Rows:
     if count == 1:
         return range(first, first + 1)
     step = int(rows[1]) - first
-    if isinstance(rows, range) or _is_progression(rows, first, step):
+    if isinstance(rows, range) or (step and (np.diff(rows) == step).all()):
         return range(first, first + step * count, step)
     rows.flags.writeable = False
     return rows
-
-
-def _is_progression(rows: np.ndarray, first: int, step: int) -> bool:
-    if step == 0 or rows[-1] != first + step * (len(rows) - 1):
-        return False
-    return bool((np.diff(rows) == step).all())
 
 
 def row_array(rows: Rows) -> np.ndarray:
@@ -123,13 +114,6 @@ def rows_at(rows: Rows, positions: np.ndarray) -> np.ndarray:
     if isinstance(rows, range):
         return rows.start + positions * rows.step
     return rows[positions]
-
-
-def concatenated(ranges: list[range]) -> Rows:
-    """Several ranges one after the other."""
-    if len(ranges) == 1:
-        return as_rows(ranges[0])
-    return as_rows(np.concatenate([np.empty(0, np.int64), *map(row_array, ranges)]))
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
@@ -185,16 +169,13 @@ def _stretches(edges: np.ndarray, rows: Rows) -> tuple[np.ndarray, ...]:
 
     Returns the shard's number, the first row in the shard, and the number of rows: int64 (s,) each.
     """
-    if isinstance(rows, range) and rows.step == 1:
-        bounds = shard_bounds(edges, rows)
-        starts = rows.start + bounds[:-1]
-    else:
-        rows = np.asarray(rows)
+    bounds = shard_bounds(edges, rows)
+    if not isinstance(rows, range) or rows.step != 1:
+        rows = row_array(rows)
         breaks = np.diff(rows) != 1
-        breaks |= np.diff(np.searchsorted(edges, rows, side="right")) != 0
+        breaks[bounds[1:-1] - 1] = True
         bounds = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]])
-        starts = rows[bounds[:-1]] if len(rows) else rows
-        bounds = bounds if len(rows) else bounds[:1]
+    starts = rows_at(rows, bounds[:-1])
     numbers = np.searchsorted(edges, starts, side="right") - 1
     return numbers, starts - edges[numbers], np.diff(bounds)
 
@@ -227,15 +208,11 @@ class IdLookup:
         count = len(self.ids)
         if not count or not len(wanted):
             return np.full(len(wanted), -1)
-        if len(wanted) * _MANY < count:
-            return self._searched(wanted)
-        low, high = int(self.ids.min()), int(self.ids.max())
-        if high - low < _WIDEST * count:
-            return self._from_table(wanted, low, high)
-        by_id = np.argsort(wanted)  # each search begins where the last one ended, in the cache
-        found = np.empty(len(wanted), np.int64)
-        found[by_id] = self._searched(wanted[by_id])
-        return found
+        if len(wanted) * _MANY >= count:
+            low, high = int(self.ids.min()), int(self.ids.max())
+            if high - low < _WIDEST * count:
+                return self._from_table(wanted, low, high)
+        return self._searched(wanted)
 
     def _from_table(self, wanted: np.ndarray, low: int, high: int) -> np.ndarray:
         """`positions` by a table from ids, of `low` to `high`, to positions."""
@@ -248,9 +225,11 @@ class IdLookup:
     def _searched(self, wanted: np.ndarray) -> np.ndarray:
         """`positions` by a binary search for each id."""
         count = len(self.ids)
+        by_id = np.argsort(wanted)  # each search begins where the last one ended, in the cache
+        found = np.empty(len(wanted), np.int64)
         try:
-            at = np.searchsorted(self.ids, wanted, sorter=self.order)
-            found = self.order[np.minimum(at, count - 1)]
+            at = np.searchsorted(self.ids, wanted[by_id], sorter=self.order)
+            found[by_id] = self.order[np.minimum(at, count - 1)]
             bad = bool(found.min() < 0 or found.max() >= count)
         except (IndexError, ValueError):  # numpy's words for a row that does not exist
             bad = True

@@ -147,9 +147,10 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     number, local, first, stop = pack.locate(row)
     try:
         if options.check == "read":
-            sample = _checked_sample(pack, row, spec)
+            rows = pack.read_rows(row)
+            sample = sample_of_rows(rows, pack.layout, spec) | pack.read_sides(row)
         else:
-            sample = _sample_views(pack.shards.open(number), local, first, stop, spec)
+            sample = _sample_views(pack.open(number), local, first, stop, spec)
         convert(sample, pack.layout, options.rule, spec)
     except ResourceShortage:
         raise
@@ -170,7 +171,19 @@ def convert(
     sample["file_name"] = _file_name(sample["file_name"])
     if rule is not None:
         _keep(sample, rule, spec)
-    _convert(sample, layout, spec)
+    if spec.image.flat or spec.image.how != AS_STORED:
+        sample["image"] = _pixels(sample["image"], layout, sample["size"], spec.image)
+    masks = spec.masks
+    if masks.source == "drawn":
+        runs = sample.pop("run_ends"), sample.pop("run_offset")
+        sample["masks"] = masks.draw(*runs, sample["size"])
+    elif masks.source == "runs":
+        sample.pop("masks", None)
+        height, width = sample["size"][:2].tolist()
+        kernels.check_image_runs(sample["run_ends"], sample["run_offset"], height * width)
+    if masks.as_bool and masks.source != "runs":
+        bits = sample["masks"]
+        sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
 
 
 def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions) -> Any:
@@ -211,11 +224,6 @@ def _runs(opened: OpenShard, first: int, stop: int) -> Sample:
     return {"run_ends": opened.arrays["run_ends"][begin:end], "run_offset": offset - begin}
 
 
-def _checked_sample(pack: Pack, row: int, spec: SampleSpec) -> Sample:
-    """A sample's stored rows, copied and compared with its checksum; read-only."""
-    return sample_of_rows(pack.read_rows(row), pack.layout, spec) | pack.read_sides(row)
-
-
 def sample_of_rows(rows: dict[str, np.ndarray], layout: Layout, spec: SampleSpec) -> Sample:
     """A sample of its rows by array name, with run_offset as offsets; they become read-only."""
     for array in rows.values():
@@ -239,37 +247,16 @@ def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
     kept = kernels.select_masks(rule, *scores, height * width, image_id=0)  # not for "random"
     if len(kept) == len(sample["areas"]):
         return
-    for field in MASK_FIELDS:
-        # Stored bits are not used where masks come from runs.
-        if field.sample in sample and (field.columns or spec.masks.source == "bits"):
-            sample[field.sample] = sample[field.sample][kept]
-            sample[field.sample].flags.writeable = False
-    for side in spec.sides:
-        if side.axis == "mask":
-            sample[side.name] = sample[side.name][kept]
-            sample[side.name].flags.writeable = False
+    # Stored bits are not used where masks come from runs.
+    keys = [field.sample for field in MASK_FIELDS if field.columns or spec.masks.source == "bits"]
+    keys += [side.name for side in spec.sides if side.axis == "mask"]
+    left = {key: sample[key][kept] for key in keys}
     if "run_ends" in sample:
         runs = kernels.take_masks(sample["run_ends"], sample["run_offset"], kept)
-        for array in runs:
-            array.flags.writeable = False
-        sample["run_ends"], sample["run_offset"] = runs
-
-
-def _convert(sample: Sample, layout: Layout, spec: SampleSpec) -> None:
-    """Convert stored pixels and masks to what was asked for, in place."""
-    if layout.flat or spec.image.how != AS_STORED:
-        sample["image"] = _pixels(sample["image"], layout, sample["size"], spec.image)
-    masks = spec.masks
-    if masks.source == "drawn":
-        runs = sample.pop("run_ends"), sample.pop("run_offset")
-        sample["masks"] = masks.draw(*runs, sample["size"])
-    elif masks.source == "runs":
-        sample.pop("masks", None)
-        height, width = sample["size"][:2].tolist()
-        kernels.check_image_runs(sample["run_ends"], sample["run_offset"], height * width)
-    if masks.as_bool and masks.source != "runs":
-        bits = sample["masks"]
-        sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
+        left["run_ends"], left["run_offset"] = runs
+    for array in left.values():
+        array.flags.writeable = False
+    sample |= left
 
 
 def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpec) -> np.ndarray:
@@ -322,7 +309,7 @@ def _transformed(sample: Sample, transform: Callable[[Sample], Any]) -> Any:
 
 def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:
     """The ReadError of a row of the pack, which is row `local` of shard `number`."""
-    folder, own = pack.shards.places[number]
+    folder, own = pack.places[number]
     shard, image_id = pack.manifest.shards[number].name, pack.image_id(row)
     name = _name_if_readable(pack, number, local)
     called = f"image_id {image_id}" if name is None else f"{name}, image_id {image_id}"
@@ -339,7 +326,7 @@ def _name_if_readable(pack: Pack, number: int, local: int) -> str | None:
     """The file name directly from its own file, whatever else is wrong with the shard."""
     samples = pack.manifest.shards[number].samples
     try:
-        names = map_array(pack.shards.folder(number), pack.layout.array("file_name"), samples)
+        names = map_array(pack.folder(number), pack.layout.array("file_name"), samples)
         return _file_name(names[local])
     except (FormatError, OSError, UnicodeDecodeError):
         return None

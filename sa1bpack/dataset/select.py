@@ -13,6 +13,7 @@ import logging
 import operator
 import re
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from sa1bpack.dataset.columns import REDUCTIONS, Columns
 from sa1bpack.dataset.fields import NUMBER_FIELDS, SIZE_COLUMNS
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, concatenated, row_array, rows_at
+from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, row_array, rows_at
 from sa1bpack.errors import OptionError, OutputRefused, UnknownName
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import is_selection, read_selection, write_selection
@@ -63,17 +64,16 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
     """
     one = isinstance(names, str) or not isinstance(names, Iterable)
     wanted = [names] if one else list(names)
-    edges, entries = pack.shards.first_row, pack.manifest.shards
+    entries = pack.manifest.shards
     known = {getattr(entry, field) for entry in entries}
     for name in wanted:
         if not isinstance(name, str) or name not in known:
             kind = "shard" if field == "name" else field
             raise UnknownName(f"no {kind} {name!r}: {pack.name} has {span_text(known)}")
     chosen = np.array([getattr(entry, field) in wanted for entry in entries])
-    if isinstance(rows, range) and rows == range(len(pack)):
-        return concatenated(
-            [range(edges[k], edges[k + 1]) for k in np.flatnonzero(chosen).tolist()]
-        )
+    if pack.is_whole(rows):
+        spans = np.array([*pairwise(pack.first_row)])[chosen]
+        return as_rows(np.concatenate([[], *(np.arange(*span) for span in spans)]).astype(np.int64))
     rows = row_array(rows)
     return as_rows(rows[chosen[pack.shard_numbers(rows)]])
 
@@ -94,18 +94,14 @@ def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
         return found
     keep = np.zeros(count, bool)
     for part in columns:
-        keep[part.positions] = _called(condition, part)
+        found = np.asarray(condition(part))
+        if found.dtype != np.bool_ or found.shape != (len(part),):
+            raise OptionError(
+                f"the condition returned {found.dtype} {found.shape}: it must return one bool "
+                f"per sample, here ({len(part)},)"
+            )
+        keep[part.positions] = found
     return keep
-
-
-def _called(condition: Callable[[Columns], np.ndarray], columns: Columns) -> np.ndarray:
-    found = np.asarray(condition(columns))
-    if found.dtype != np.bool_ or found.shape != (len(columns),):
-        raise OptionError(
-            f"the condition returned {found.dtype} {found.shape}: it must return one bool "
-            f"per sample, here ({len(columns)},)"
-        )
-    return found
 
 
 def as_ids(image_ids: Any) -> np.ndarray:
@@ -117,8 +113,6 @@ def as_ids(image_ids: Any) -> np.ndarray:
         raise OptionError(
             f"image_ids are {found.dtype} {found.shape}: give a one-dimensional array of integers"
         )
-    if found.dtype == np.uint64 and found.max() > 2**63 - 1:
-        raise OptionError(f"image_ids has {found.max()}: an id has 63 bits and a sign")
     return found.astype(np.int64)
 
 
@@ -175,7 +169,7 @@ def save_rows(pack: Pack, rows: Rows, path: Path) -> None:
     if path.exists() and not is_selection(path):
         raise OutputRefused(f"{path}: exists, and is not a selection; choose another name")
     ids = np.asarray(pack.image_ids(rows))
-    base = pack.first_rows()  # all that opening the file yields, before it selects from them
+    base = pack.first_rows  # all that opening the file yields, before it selects from them
     if isinstance(base, range):
         found = pack.ids.positions(ids)
     else:

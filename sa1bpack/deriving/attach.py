@@ -8,8 +8,7 @@ import torch
 import xxhash
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.torch_subset import as_dataset
+from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.run import stored_rows
 from sa1bpack.deriving.target import DeriveResult, RowKeywords, RowOptions, ShardToDo, Target
 from sa1bpack.errors import OptionError, OutputRefused

@@ -14,8 +14,7 @@ import torch
 import xxhash
 
 from sa1bpack.arguments import checks_options, whole_number
-from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.torch_subset import as_dataset
+from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.target import (
     DeriveResult,
     RowKeywords,

@@ -126,7 +126,7 @@ class CheckedBatchCopy(BatchCopy):
         """
         pack = self._source.ds.pack
         number, local, first, stop = pack.locate(row)
-        opened = pack.shards.open(number)
+        opened = pack.open(number)
         shard = opened.shard
         spans = {"sample": (local, local + 1), "mask": (first, stop)}
         for spec in shard.layout.arrays:

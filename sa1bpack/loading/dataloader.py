@@ -22,9 +22,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from sa1bpack.arguments import checks_options, choice, flag, whole_number
-from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.sample import Sample
-from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch.collate import Batch, Collate
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
@@ -395,7 +394,7 @@ class EpochDataset(Dataset):
 
     def __init__(self, ds: Dataset, batches: OrderedBatches):
         """The dataset of a loader, with the loader's batches."""
-        super().__init__(ds._pack, ds._rows, ds.options)
+        super().__init__(ds.pack, ds._rows, ds.options)
         self._batches = batches
 
     def set_epoch(self, epoch: int) -> None:

@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any, Unpack
 
 from sa1bpack.arguments import checks_options, whole_number
-from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.specs import AS_STORED
-from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import LARGE_ARRAYS, BatchSpec
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource

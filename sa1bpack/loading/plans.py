@@ -219,8 +219,8 @@ def _obstacle(ds: Dataset) -> str | None:
     number = next((n for n, shard in enumerate(ds.manifest.shards) if shard.samples), None)
     if number is None:
         return None
-    path = ds.pack.shards.folder(number) / ds.layout.array("image").chunk_path
-    opened = ds.pack.shards.open(number) if ds.pack.sources else None  # keeps the file there
+    path = ds.pack.folder(number) / ds.layout.array("image").chunk_path
+    opened = ds.pack.open(number) if ds.pack.sources else None  # keeps the file there
     obstacle = direct_obstacle(path) or _aio_obstacle(path)
     del opened
     return obstacle

@@ -12,8 +12,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from sa1bpack.dataset.resources import is_shortage
-from sa1bpack.dataset.shards import CACHE, OpenShard
+from sa1bpack.dataset.shards import CACHE, OpenShard, is_shortage
 from sa1bpack.disk.direct import open_direct_if_possible
 from sa1bpack.loading.batch.load_samples import NO_FILE
 

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
+from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY
 from sa1bpack.format.completeness import Completeness, completeness_of
@@ -183,9 +184,9 @@ def _joined_index(pack: Pack) -> Index:
     """The index of a pack; of several as one, in memory: 24 bytes per sample."""
     if len(pack.folders) == 1:
         return pack.folders[0].index
-    rows = range(len(pack))
+    rows = range(pack.manifest.samples)
     return Index(
-        shard_offset=np.array(pack.shards.first_row),
+        shard_offset=np.array(pack.first_row),
         image_id=pack.image_ids(rows),
         id_order=pack.ids.order,
         mask_offset=pack.mask_offsets(rows),

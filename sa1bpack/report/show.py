@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, checks_options, torch_subset, whole_number
-from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.sample import SampleOptions
-from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import FormatError, OptionError, ReadError, SourceError, UnknownName
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection

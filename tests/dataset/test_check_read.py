@@ -4,12 +4,9 @@ import pickle
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import same as same_batch
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError, ReadError
@@ -111,14 +108,6 @@ def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, arra
         assert ds[4]["index"] == 4 and ds[6]["index"] == 6
 
 
-@pytest.mark.parametrize("array", ["image", "bbox", "mask_bits"])
-def test_without_the_check_a_flipped_bit_goes_unnoticed(root, array):
-    """That is what the check is for."""
-    whole = open_pack(root, check="read")[5]
-    flip(chunk(root, array), middle_of(root, array))
-    assert not same(open_pack(root)[5], whole)
-
-
 def test_the_unused_part_of_the_canvas_is_checked_as_well(root, packed):
     """It is a hole on disk, and part of the sample."""
     height = int(packed.samples[5]["size"][2])
@@ -211,29 +200,6 @@ def test_columns_are_checked_by_the_digest_of_their_file(root):
             read()
     assert len(ds.mask_column("bbox")) == len(whole.mask_column("bbox"))
     assert len(ds[:4].mask_column("area")) == 8  # of the shard before
-
-
-BATCHES = [
-    {"masks": "padded"}, {"masks": "flat"}, {"masks": "padded_bits", "pad_to_max": True},
-    {"masks": "flat_bits", "choose": "random"}, {"masks": "padded", "choose": "iou"},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("coordinates", ["source", "stored"])
-@pytest.mark.parametrize("masks", BATCHES)
-def test_a_loader_yields_the_same_batches_with_the_check(packed, masks, coordinates):
-    most = None if masks == {"masks": "flat"} else 4
-    ways = [
-        Loader(open_pack(packed.root, check=check, coordinates=coordinates), 5, threads=threads,
-               max_masks=most, **masks)
-        for check, threads in (("open", 1), ("read", 3))
-    ]  # fmt: skip
-    for _ in range(2):
-        for expected, found in zip(*ways, strict=True):
-            same_batch(found, expected)
-    assert ways[1].plan().files == 3
-    for loader in ways:
-        loader.close()
 
 
 @pytest.mark.parametrize("array", ["image", "mask_bits", "predicted_iou", "run_ends"])
@@ -331,21 +297,3 @@ def test_a_shard_that_was_put_in_place_of_a_damaged_one_is_read_at_once(root, pa
     folder.rename(root / ".damaged")
     shutil.copytree(packed.root / "shards" / SHARD, folder)
     np.testing.assert_array_equal(ds[5]["image"], packed.samples[5]["image"])
-
-
-def files_open_below(root: Path) -> list[str]:
-    """The files of a pack that this process has open, whatever else it has open."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile, as that of the listing is
-            found.append(str(entry.readlink()))
-    return [path for path in found if path.startswith(f"{root}/")]
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system lists no open files")
-def test_checked_reading_holds_no_file_open(root):
-    ds = open_pack(root, check="read")
-    kept = [ds[row] for row in range(len(ds))]
-    assert len(kept) == 12 and files_open_below(root) == []
-    with (root / "manifest.json").open():  # so it can tell
-        assert files_open_below(root) == [str(root / "manifest.json")]

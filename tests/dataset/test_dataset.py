@@ -165,38 +165,15 @@ def _check_places(ds, subset, rows):
     assert subset.shard_bounds().tolist() == ([0, *changes, len(rows)] if len(rows) else [0])
 
 
-def test_the_location_of_a_sample_is_where_its_shard_has_it(ds, packed):
-    """Shard number (the empty one counts), row in it, mask rows in it."""
-    assert ds.locate(0) == (0, 0, 0, 2)
-    assert ds.locate(3) == (0, 3, 7, 8)
-    assert ds.locate(4) == (2, 0, 0, 9)
-    assert ds.locate(-1) == (4, 2, 13, 15)
-    assert ds.shard_bounds().tolist() == [0, 4, 7, 9, 12]
-
-
-def test_columns_of_the_whole_pack_are_views_of_the_index(ds):
-    """At 11 million samples a copy would be 90 MB."""
-    assert ds.rows is None
-    assert not ds.column("image_id").flags.owndata
-    assert not ds.mask_offsets.flags.owndata
-
-
-def test_unknown_columns_are_named_with_those_that_exist(ds):
-    """A misspelt name can be corrected at once."""
-    with pytest.raises(KeyError, match=r"areas.*mask_count"):
-        ds.column("areas")
-    with pytest.raises(KeyError, match=r"image_ids.*the columns are bbox, area"):
-        ds.mask_column("image_ids")
-    with pytest.raises(KeyError, match=r"the columns are image_id.*bbox"):
-        next(ds.columns())["areas"]
+def test_an_unknown_column_or_one_of_another_kind_names_the_remedy(ds):
+    for read, name in ((ds.column, "areas"), (ds.mask_column, "image_ids"),
+                       (next(ds.columns()).__getitem__, "areas")):  # fmt: skip
+        with pytest.raises(KeyError, match=rf"{name}.*the columns are image_id.*, bbox, area"):
+            read(name)
     with pytest.raises(OptionError, match=r"reduce is 'mean': choose one of sum, max, min"):
         ds.column("area", "mean")
-
-
-def test_a_column_of_masks_or_samples_asked_for_as_the_other_names_the_remedy(ds):
-    with pytest.raises(KeyError, match=r"one value per mask: use mask_column\('area'\), or column"):
-        ds.column("area")
-    with pytest.raises(KeyError, match=r"column\('area', reduce=...\) with one of sum, max, min"):
+    said = r"per mask: use mask_column\('area'\), or column\('area', reduce=...\) with one of sum,"
+    with pytest.raises(KeyError, match=said):
         ds.column("area")
     for read in (ds.mask_column, lambda name: ds.column(name, "max")):
         with pytest.raises(KeyError, match=r"one value per sample: use column\('image_id'\)"):
@@ -322,13 +299,6 @@ def test_options_can_be_changed_for_a_subset(ds):
         ds.with_options(masks="none")
     with pytest.raises(OptionError, match="no option 'mask': is masks meant"):
         ds.with_options(mask="bool")
-
-
-def test_a_batched_fetch_returns_the_same_samples(ds):
-    """In the given order, repeats included, out of range refused."""
-    assert [s["index"] for s in ds.__getitems__([3, -1, 3])] == [3, 11, 3]
-    with pytest.raises(IndexError):
-        ds.__getitems__([0, 12])
 
 
 @pytest.mark.parametrize(

@@ -97,14 +97,6 @@ def test_a_defect_is_an_error_that_names_sample_file_and_fault(root, defect):
     assert [ds[i]["index"] for i in (0, 3, 7, 11)] == [0, 3, 7, 11]
 
 
-def test_a_sample_of_a_missing_shard_is_named_by_its_id(root):
-    """The file name cannot be read any more."""
-    shutil.rmtree(root / "shards" / SHARD)
-    with pytest.raises(ReadError, match=r"image_id 4988, shard sa_000001-000.*missing") as caught:
-        open_pack(root)[4]
-    assert caught.value.file_name is None
-
-
 def test_a_file_name_that_is_not_text_is_an_error_of_its_sample_alone(root):
     """The other samples of the shard are read."""
     write_at(root / "shards" / SHARD / "file_name/c.0.0", 64, b"\xff")
@@ -145,16 +137,6 @@ def test_a_batched_fetch_can_return_the_error_in_place_of_the_sample(root):
     assert good["index"] == 3 and isinstance(bad, ReadError) and bad.row == 4
     with pytest.raises(ReadError):
         ds[4]
-
-
-def test_metadata_of_a_damaged_shard_is_an_error(root):
-    """Not a column of garbage."""
-    cut_short(root / "shards" / SHARD)
-    ds = open_pack(root)
-    for read in (lambda: ds.column("size"), lambda: ds.mask_column("area"),
-                 lambda: ds.where(lambda columns: columns["mask_count"] > 1)):  # fmt: skip
-        with pytest.raises(FormatError, match="cut short"):
-            read()
 
 
 def test_a_damaged_index_or_manifest_is_found_on_opening(packed, tmp_path):

@@ -93,27 +93,3 @@ def test_any_sampler_of_torch_works(ds, workers, context):
         for batch in batches(subset, workers, context, batch_size=2, sampler=sampler):
             seen += batch["indices"].tolist()
     assert sorted(seen) == list(range(12))
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_the_epoch_of_a_random_choice_reaches_workers_that_persist(ds, context):
-    """They hold a copy of the collate object from before the epoch began."""
-    collate = Collate("flat_bits", max_masks=2, choose="random")
-    loader = DataLoader(ds, batch_size=12, num_workers=1, persistent_workers=True, timeout=60,
-                        collate_fn=collate, multiprocessing_context=context)  # fmt: skip
-    areas = []
-    for epoch in range(3):
-        collate.set_epoch(epoch)
-        areas.append(next(iter(loader))["areas"])
-        local = Collate("flat_bits", max_masks=2, choose="random")
-        local.set_epoch(epoch)
-        assert torch.equal(areas[-1], local(ds.__getitems__(range(12)))["areas"])
-    assert not torch.equal(areas[0], areas[1]) and not torch.equal(areas[1], areas[2])
-
-
-def test_a_batch_without_masks_comes_from_a_worker(ds):
-    """Empty tensors pass between processes too."""
-    loader = DataLoader(ds, batch_sampler=[[1, 7]], num_workers=1, timeout=60,
-                        collate_fn=Collate("flat"))  # fmt: skip
-    batch = next(iter(loader))
-    assert batch["masks"].shape == (0, 16, 16) and batch["mask_offsets"].tolist() == [0, 0, 0]

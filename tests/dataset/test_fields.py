@@ -12,7 +12,6 @@ from sa1bpack.dataset.fields import (
     NUMBER_FIELDS,
     SAMPLE_COLUMNS,
     SAMPLE_FIELDS,
-    SCALED_KEYS,
     check_side_name,
 )
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -102,12 +101,6 @@ def test_no_side_array_has_a_key_of_samples_or_of_batches_before_and_after_a_pip
             check_side_name(key)
 
 
-def test_names_are_unique():
-    for key in ("array", "sample", "batch"):
-        names = [getattr(field, key) for field in FIELDS if getattr(field, key)]
-        assert len(set(names)) == len(names)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.fit}-{layout.pixels}")
 def test_fields_are_arrays_of_the_format(layout):
     arrays = {spec.name: spec for spec in layout.arrays}
@@ -128,13 +121,3 @@ def test_every_array_of_the_format_is_a_field_or_a_column_or_serves_one(layout):
     names = {spec.name for spec in layout.arrays}
     assert names - inner == named - {"", "mask_count"}
     assert not named & inner
-
-
-def test_columns_have_the_axis_that_they_are_listed_for():
-    axes = {spec.name: spec.axis for spec in LAYOUTS[0].arrays}
-    assert {axes[name] for name in MASK_COLUMNS} == {"mask"}
-    assert {axes[name] for name in SAMPLE_COLUMNS if name != "mask_count"} == {"sample"}
-
-
-def test_what_is_scaled_are_boxes_and_points():
-    assert SCALED_KEYS == ("bboxes", "point_coords", "crop_boxes")

@@ -98,15 +98,6 @@ def test_columns_have_the_masks_that_pass(packed, rule, check, rows):
     assert [len(sample["areas"]) for sample in several] == [c for c in counts if c > 1]
 
 
-def test_samples_without_masks_stay_until_where_leaves_them_out(packed):
-    ds = sa1bpack.open(packed.root, min_area=40)
-    counts = ds.column("mask_count")
-    assert 0 in counts and len(ds) == len(packed.samples)
-    assert ds[int(np.argmin(counts))]["masks"].shape == (0, 16, 2)
-    some = ds.where(lambda columns: columns["mask_count"] > 0)
-    assert 0 < len(some) == np.count_nonzero(counts) < len(ds)
-
-
 def test_nan_and_negative_scores_pass_no_threshold_and_all_pass_without(pack_writer, tmp_path):
     pack_writer(tmp_path / "pack")
     for path in sorted((tmp_path / "pack").glob("shards/*/predicted_iou/c.0*")):

@@ -12,13 +12,12 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from several_packs import joined_pack
-from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.rows import IdLookup
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused, VersionError
-from sa1bpack.format.selection import read_selection, write_selection
+from sa1bpack.format.selection import read_selection
 from sa1bpack.format.shard_reader import Shard
 
 
@@ -73,16 +72,6 @@ def test_ids_are_found_by_any_way_where_they_are_first(ids, wanted, near):
     assert lookup.positions(np.array(wanted, np.int64)).tolist() == expected
     for number, position in zip(wanted, expected, strict=True):
         assert lookup.positions(np.array([number])).tolist() == [position]
-
-
-@settings(deadline=None)
-@given(ids=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50))
-def test_any_ids_are_read_as_they_were_written(tmp_path_factory, ids):
-    path = tmp_path_factory.getbasetemp() / "any-ids"
-    with unflushed():
-        write_selection(path, np.array(ids, np.int64), "0" * 16, [path.parent], "first")
-    head, found = read_selection(path)
-    assert (found.tolist(), head.samples, head.duplicates) == (ids, len(ids), "first")
 
 
 def test_a_subset_outlives_more_tars_a_merge_and_other_machines(several, tmp_path, no_flush):
@@ -153,15 +142,6 @@ def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several,
         with pytest.raises(OptionError, match="several samples have the image_id 5000"):
             part.save(tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_a_place_inside_a_pack_is_refused(several):
-    with pytest.raises(OptionError, match=r"path is .*, in the pack .*choose a place outside"):
-        open_pack(several.joined).save(several.joined / "file")
-    with pytest.raises(OptionError, match=r"path is .*, in the pack .*choose a place outside"):
-        open_pack(several.joined).save(several.roots[0] / "file")  # of another pack
-    with pytest.raises(OptionError, match="s3 URLs"):
-        open_pack(several.joined).save("s3://bucket/file")
 
 
 def test_a_selection_is_opened_alone(several, tmp_path, no_flush):
@@ -253,20 +233,6 @@ def test_what_is_no_selection_is_not_selected_by(several, tmp_path, data):
         with pytest.raises(FormatError, match=r"a folder, but a selection is a file; name") as said:
             ds.select(folder)
         assert "restore" not in str(said.value)
-
-
-def test_a_line_cut_off_is_refused(tmp_path):
-    written(tmp_path / "file")
-    data = (tmp_path / "file").read_bytes()
-    for end in (40, data.index(b"\n"), data.index(b"\n") + 1):
-        (tmp_path / "file").write_bytes(data[:end])
-        with pytest.raises(FormatError, match="restore the file"):
-            open_pack(tmp_path / "file")
-
-
-def test_a_newer_minor_version_may_have_more_keys(tmp_path):
-    written(tmp_path / "file", version=[1, 3], more={"a": [1]})
-    assert read_selection(tmp_path / "file")[0].version == (1, 3)
 
 
 def test_info_tells_where_a_sample_is_and_reads_no_pixels(several, monkeypatch):

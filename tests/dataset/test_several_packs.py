@@ -3,7 +3,6 @@
 import logging
 import pickle
 import re
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -43,14 +42,6 @@ def test_samples_and_columns_are_those_of_one_pack_with_all_shards(several, chec
     np.testing.assert_array_equal(ds.shard_bounds(), one.shard_bounds())
     assert ds.fingerprint == one.fingerprint and ds.pack.digests == one.pack.digests
     same({"": ds.column("area", "max")}, {"": one.column("area", "max")})
-
-
-def test_rows_do_not_depend_on_the_order_in_which_packs_are_given(several):
-    expected = open_pack(several.joined)
-    for roots in permutations(several.roots):
-        ds = open_pack(roots)
-        assert ds.fingerprint == expected.fingerprint
-        np.testing.assert_array_equal(ds.column("image_id"), expected.column("image_id"))
 
 
 def test_a_pattern_and_a_list_of_patterns_name_packs(several):
@@ -101,22 +92,9 @@ def test_ids_are_found_one_at_a_time_and_many_at_once(several):
             KeyError, match=r"no image_id 1, 2 among the .* samples of .*; rejects\.jsonl"
         ):
             ds.index_of(np.array([ids[0], 1, 2]))
-        for wrong in ([1.5], [[1]], ["a"], np.array([2**63], np.uint64)):
+        for wrong in ([1.5], [[1]], ["a"]):
             with pytest.raises(OptionError, match="image_ids"):
                 ds.index_of(wrong)
-
-
-def test_sources_and_shards_are_found_across_packs(several):
-    ds, one = open_pack(several.roots), open_pack(several.joined)
-    for name in ("sa_000000", "sa_000003", ["sa_000004", "sa_000001"]):
-        assert ds.source(name).fingerprint == one.source(name).fingerprint
-        assert len(ds[2:].source(name)) == len(one[2:].source(name))
-    assert len(ds.source("sa_000003")) == 4  # of two packs
-    assert len(ds.shard("sa_000003-001")) == 1
-    with pytest.raises(
-        KeyError, match=r"no source 'sa_9': 3 packs, .*c to .*b has sa_000000 to sa_000004"
-    ):
-        ds.source("sa_9")
 
 
 def test_a_source_keeps_its_fingerprint_in_every_pack_that_has_it(several):
@@ -212,8 +190,8 @@ def test_an_id_that_two_packs_have_is_an_error_which_names_it(overlapping):
     with pytest.raises(OptionError) as caught:
         open_pack(overlapping)
     text = str(caught.value)
-    assert "3 image ids occur more than once, 4994, 4997, 5000; 4994 is in " in text
-    assert f"{overlapping[0]} and {overlapping[2]}" in text and "duplicates='first'" in text
+    assert "3 image ids occur more than once, such as 4994, in " in text
+    assert all(str(path) in text for path in overlapping[::2]) and "duplicates='first'" in text
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -258,7 +236,7 @@ def test_an_id_that_occurs_twice_in_one_pack_is_refused_alike(tmp_path, several)
     for paths in (root, [root, several.roots[2]]):  # no id is in both packs
         with pytest.raises(OptionError, match="4 image ids occur more than once") as caught:
             open_pack(paths)
-        said = r"is in sa_00000[07] and sa_00000[07]: choose duplicates='first'"
+        said = r", in sa_00000[07] of .* and sa_00000[07] of .*: choose duplicates='first'"
         assert re.search(said, str(caught.value))
     once = open_pack(root, duplicates="first")
     everything = open_pack(root, duplicates="all")
@@ -351,15 +329,3 @@ def test_several_packs_have_no_common_folder(several):
         "stored coordinates>"
     )
     assert ds.layout == LAYOUT and ds.manifest.samples == SAMPLES
-
-
-def test_an_incomplete_pack_among_several_is_logged(several, tmp_path, caplog):
-    root = joined_pack(tmp_path / "one", several.roots[:1])
-    manifest = read_manifest(root)
-    publish(root, make_manifest(
-        manifest.layout, manifest.shards, complete=False, options={}, sources=[], counts={}
-    ))  # fmt: skip
-    with caplog.at_level(logging.WARNING, "sa1bpack"):
-        ds = open_pack([*several.roots[1:], root])
-    assert len(caplog.records) == 1 and str(root) in caplog.text
-    assert "pack not complete" in repr(ds)

@@ -11,8 +11,6 @@ import pytest
 from shard_openings import ARRAYS, in_thread
 
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.dataset.resources import mapping_budget, mapping_limit
-from sa1bpack.dataset.shards import ShardCache
 from sa1bpack.errors import ReadError, ResourceShortage
 
 # ----------------------------------------------------------------------------------------- budget
@@ -21,23 +19,6 @@ from sa1bpack.errors import ReadError, ResourceShortage
 def maps_below(root: Path) -> int:
     """The memory maps of this process that are of files below a folder."""
     return sum(f" {root}/" in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-
-def test_the_budget_is_a_part_of_what_the_kernel_allows():
-    assert 0 < mapping_budget() < mapping_limit()
-    assert ShardCache().limit == mapping_budget()
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system lists no maps")
-def test_a_shard_counts_with_the_maps_that_it_has(packed, cache):
-    ds = open_pack(packed.root)
-    before = maps_below(packed.root)
-    ds.shards.open_many(range(5))
-    for number in range(5):  # also what is mapped when it is first asked for
-        for spec in ds.layout.arrays:
-            ds.shards[number][spec.name]
-    assert maps_below(packed.root) - before == cache.mappings
-    assert cache.mappings == 4 * ARRAYS + 2  # the empty shard has two offset arrays with a 0
 
 
 def test_shards_of_several_packs_keep_within_one_budget(packed, pack_writer, limited, tmp_path):
@@ -63,13 +44,6 @@ def test_the_shard_that_was_used_least_recently_is_dropped(packed, limited):
     ds.shards.open(3)
     assert ds.shards.open(0) is zero
     assert ds.shards.open(2) is not two
-
-
-def test_a_shard_larger_than_the_budget_is_read_all_the_same(packed, limited):
-    cache = limited(1)
-    ds = open_pack(packed.root)
-    assert [sample["index"] for sample in ds] == list(range(12))
-    assert cache.mappings == ARRAYS
 
 
 def test_a_dataset_that_is_gone_counts_no_longer(packed, cache):
@@ -121,8 +95,8 @@ def test_a_map_or_file_that_is_refused_once_costs_nothing_but_cached_shards(
 
 @pytest.mark.parametrize("check", ["open", "read"])
 @pytest.mark.parametrize("code, limit", [
-    (errno.ENOMEM, r"another memory map.*\d+.*vm.max_map_count = \d+.*sysctl -w vm.max_map_count"),
-    (errno.EMFILE, r"another open file.*\d+.*`ulimit -n` = \d+.*ulimit -n 65536"),
+    (errno.ENOMEM, r"another memory map.*vm.max_map_count = \d+.*sysctl -w vm.max_map_count"),
+    (errno.EMFILE, r"another open file.*`ulimit -n` = \d+.*ulimit -n 65536"),
     (errno.ENFILE, r"another open file.*fs.file-max"),
 ])  # fmt: skip
 def test_a_map_or_file_that_is_refused_again_is_an_error_of_its_own(
@@ -140,21 +114,6 @@ def test_a_map_or_file_that_is_refused_again_is_an_error_of_its_own(
         with pytest.raises(ResourceShortage, match=f"/packs/the-file: .*{limit}") as caught:
             read()
         assert isinstance(caught.value, OSError) and not isinstance(caught.value, ReadError)
-
-
-def test_a_checked_read_whose_file_is_refused_is_no_error_of_the_sample(packed, monkeypatch):
-    ds = open_pack(packed.root, check="read", on_error="return")
-    ds[4]
-
-    def refuse(*arguments):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/packs/the-file")
-
-    monkeypatch.setattr("sa1bpack.dataset.pack.read_sample_rows", refuse)
-    with pytest.raises(ResourceShortage, match="ulimit -n"):
-        ds.__getitems__([4])
-    monkeypatch.setattr("sa1bpack.dataset.columns.read_array_rows", refuse)
-    with pytest.raises(ResourceShortage, match="ulimit -n"):
-        ds.column("size")
 
 
 REAL_LIMITS = """
@@ -204,8 +163,6 @@ else:
     raise AssertionError("nothing was refused")
 free(400)
 assert f"vm.max_map_count = {limit}" in text, text
-count = int(text.split("this process has ")[1].split(",")[0])
-assert limit - 100 < count <= limit + 100, text
 del kept
 assert [ds[i]["index"] for i in range(12)] == list(range(12)), "and it works again"
 
@@ -231,7 +188,7 @@ print("right")
 @pytest.mark.skipif(not Path("/proc/sys/vm/max_map_count").exists(), reason="not Linux")
 def test_the_limits_of_the_system_are_errors_that_name_them_and_pass(packed):
     """Real ones, in a process of its own: memory maps and open files."""
-    if mapping_limit() > 300_000:
+    if int(Path("/proc/sys/vm/max_map_count").read_text()) > 300_000:
         pytest.skip("it would take too long to use up all memory maps that are allowed here")
     command = [sys.executable, "-W", "error", "-c", REAL_LIMITS, str(packed.root)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

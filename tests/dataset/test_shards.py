@@ -9,7 +9,6 @@ import pytest
 from shard_openings import PATIENCE, in_thread
 
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.dataset.shards import MAX_OPENERS
 from sa1bpack.errors import FormatError, ReadError
 
 # Newer Pythons warn of a fork while other threads run, and that is the point here.
@@ -37,28 +36,6 @@ def test_all_shards_of_a_call_are_opened_at_the_same_time(packed, cache, around)
     for number, opened in found.items():
         assert opened.shard.folder == ds.shards.folder(number)
         assert ds.shards.open(number) is opened and ds.shards[number] is opened.shard
-
-
-def test_at_most_sixteen_threads_open_shards(pack_writer, cache, around, tmp_path):
-    pack_writer(tmp_path / "pack", {f"sa_{number:06d}-000": (1,) for number in range(40)})
-    ds = open_pack(tmp_path / "pack")
-    threads, full = set(), threading.Barrier(16, timeout=PATIENCE)
-
-    def meet(folder):
-        if threading.get_ident() not in threads:  # once per thread: sixteen meet here
-            threads.add(threading.get_ident())
-            full.wait()
-
-    around(meet)
-    found, _ = ds.shards.open_many(range(40))
-    assert len(found) == 40 and len(threads) == MAX_OPENERS == 16
-
-
-def test_a_batched_fetch_opens_its_shards_at_the_same_time(packed, cache, around):
-    ds = open_pack(packed.root)
-    together = threading.Barrier(4, timeout=PATIENCE)  # one shard of the five is empty
-    around(lambda folder: together.wait())
-    assert [sample["index"] for sample in ds.__getitems__([0, 4, 7, 9])] == [0, 4, 7, 9]
 
 
 def test_threads_that_ask_for_the_same_shard_share_one_opening_or_its_error(packed, cache, around):
@@ -126,14 +103,13 @@ def test_a_shard_is_opened_while_another_one_takes_long(packed, cache, around):
     assert slow() == 0
 
 
-def test_a_number_that_does_not_exist_is_refused_before_anything_is_opened(packed, cache):
+def test_a_number_that_does_not_exist_is_refused(packed, cache):
     ds = open_pack(packed.root)
     for wrong in (-1, 5):
         with pytest.raises(IndexError, match="which has 5"):
             ds.shards.open_many([0, wrong])
         with pytest.raises(IndexError, match="which has 5"):
             ds.shards[wrong]
-    assert cache.mappings == 0
 
 
 def test_a_shard_that_cannot_be_opened_is_reported_beside_those_that_can(packed, cache, around):

@@ -42,12 +42,6 @@ def test_samples_have_their_rows_read_only(with_sides, check):  # noqa: F811
     assert ds.fingerprint == sa1bpack.open(with_sides.root).fingerprint
 
 
-def test_a_sample_is_a_view_of_the_part(with_sides):  # noqa: F811
-    ds = sa1bpack.open(with_sides.root, side="teacher")
-    part = ds.shards.open(0).sides[0]
-    assert np.shares_memory(ds[1]["teacher"], part.values)
-
-
 def test_a_pickled_dataset_has_its_side_arrays_again(pack, tmp_path, monkeypatch):
     shutil.move(pack / "side" / "odd", tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
@@ -106,17 +100,6 @@ def test_a_name_that_is_a_folder_here_is_told_how_to_be_a_path(pack, tmp_path, m
     with pytest.raises(NotAPack, match=r"for the folder here, say './here'"):
         sa1bpack.open(pack, side="here")
     assert "odd" in sa1bpack.open(pack, side="./here")[0]
-
-
-def test_verify_says_once_what_is_missing_and_once_what_to_remove(pack):
-    folder = pack / "side" / "odd"
-    name = next(name for name in part_names(folder) if name.startswith("sa_000001-000"))
-    (folder / name).rename(folder / f"{name[:-8]}00000000")
-    (folder / f"{name[:-8]}00000000" / "zarr.json").unlink()  # whatever it is, it is not used
-    missing, others = sa1bpack.verify(pack).notes
-    assert "1 shard missing (1 stale): sa_000001-000; to make them, repeat the" in missing
-    assert f"such as {name[:-8]}00000000; another pack may have" in others
-    assert "1 part belongs to no shard of this pack (1 stale: for other bytes of one)" in others
 
 
 def cut(path: Path) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batches import OF_LOADERS, clone
+from batches import OF_LOADERS
 from mask_oracle import decode, grid
 from pycocotools import mask as coco
 from small_tars import changed, members, photo, record, write_tar
 
 import sa1bpack
-from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.loading.batch.mask_choice import MaskChoice
@@ -226,47 +225,6 @@ def test_a_cuda_device_gets_the_batches_of_the_cpu(packs, fit, pixels, masks, op
         assert same_batches(map(on_cpu, loader), expected) == 3
 
 
-@pytest.mark.parametrize("fit, pixels, masks", [*LAYOUTS[:2], *LAYOUTS[-2:]])
-def test_a_checked_loader_yields_the_same_batches(packs, fit, pixels, masks):
-    for options in ({"masks": "bits"}, {"masks": "bool", "mask_size": 24}):
-        ds = sa1bpack.open(packs(fit, pixels, masks), **options)
-        checked = ds.with_options(check="read")
-        for form in ("padded", "flat_bits") if options["masks"] == "bits" else ("padded", "flat"):
-            given = {"masks": form, "max_masks": 2, "order": "sequential", "device": "cpu"}
-            with (
-                sa1bpack.Loader(ds, 2, **given) as plain,
-                sa1bpack.Loader(checked, 2, **given) as careful,
-            ):
-                assert same_batches(plain, careful) == 3
-
-
-def test_a_batch_of_native_images_is_on_canvases(packs):
-    ds = sa1bpack.open(packs("native"))
-    with sa1bpack.Loader(ds, 5, order="sequential", device="cpu") as loader:
-        [batch] = [clone(batch) for batch in loader]
-    assert batch["images"].shape == (5, SIDE, SIDE, 3)
-    for image, sample in zip(batch["images"].numpy(), ds, strict=True):
-        height, width = sample["image"].shape[:2]
-        assert np.array_equal(image[:height, :width], sample["image"])
-        assert not image[height:].any() and not image[:, width:].any()
-
-
-def test_runs_of_a_batch_draw_the_masks_that_the_dataset_draws(packs):
-    from sa1bpack.transforms.geometry.affine import scaling
-    from sa1bpack.transforms.masks.runs import draw_runs
-
-    path = packs("native", "yuv420", "runs")
-    ds, drawn = sa1bpack.open(path, masks="runs"), sa1bpack.open(path, masks="runs", mask_size=40)
-    with (
-        sa1bpack.Loader(ds, 3, order="sequential", masks="flat", device="cpu") as of_runs,
-        sa1bpack.Loader(drawn, 3, order="sequential", masks="flat", device="cpu") as of_masks,
-    ):
-        for runs, masks in zip(of_runs, of_masks, strict=True):
-            longer = runs["sizes"][:, :2].amax(1, keepdim=True).double().expand(-1, 2)
-            found = draw_runs(runs["runs"], scaling(longer / 40), (40, 40))
-            assert found.any() and torch.equal(found, masks["masks"])
-
-
 def test_a_buffer_grows_for_a_batch_with_more_runs_than_usual(tar, tmp_path):
     """Most masks have a handful of runs; one sample has thousands."""
     found = members([*range(20)], masks=2)
@@ -304,35 +262,11 @@ def test_a_mask_size_that_cannot_be_drawn_is_refused(packs, size):
         sa1bpack.open(packs(), mask_size=size)
 
 
-@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
-@pytest.mark.parametrize("options", [{"size": 40}, {"size": 96, "mask_size": 24}, {}], ids=str)
-def test_a_pipeline_makes_the_same_of_planes_and_of_their_rgb(packs, fit, options):
-    path, steps = packs(fit, "yuv420"), [T.RandomResizedCrop(), T.RandomFlip()]
-    rgb, planes = sa1bpack.open(path, masks="runs"), sa1bpack.open(path, pixels="stored")
-    given = {"order": "sequential", "max_masks": 4, "device": "cpu"}
-    for used in ([], steps):
-        with (
-            sa1bpack.Loader(rgb, 5, **given) as of_rgb,
-            sa1bpack.Loader(planes, 5, **given) as of_planes,
-        ):
-            [first], [second] = (
-                [T.Pipeline(ds, used, **options)(batch, 0) for batch in loader]
-                for ds, loader in ((rgb, of_rgb), (planes, of_planes))
-            )
-        assert torch.equal(first["images"], second["images"])
-        assert torch.equal(first["boxes"], second["boxes"]) and first["masks"].any()
-
-
 def test_native_images_without_a_canvas_name_the_remedy(packs):
     ds = sa1bpack.open(packs("native"))
     with pytest.raises(OptionError, match=r"pass Collate\(sample_spec=ds\.spec\)"):
         sa1bpack.Collate()(list(ds))
     assert sa1bpack.Collate(sample_spec=ds.spec)(list(ds))["images"].shape[1:] == (SIDE, SIDE, 3)
-
-
-def test_what_does_not_go_together_is_refused_at_once(packs):
-    with pytest.raises(OptionError, match="cannot yield runs with check='read'"):
-        sa1bpack.Loader(sa1bpack.open(packs(), masks="runs", check="read"), 2, device="cpu")
 
 
 @pytest.mark.parametrize("form", ["padded_bits", "flat_bits"])

@@ -80,18 +80,6 @@ def test_two_parts_make_up_the_dataset_in_order(several):
     assert val.column("image_id").tolist() == [i for i in ids if i in inside]
 
 
-@pytest.mark.parametrize(("share", "whose"), [(0, "no sample"), (1, "every sample")])
-def test_an_empty_part_is_refused(several, share, whose):
-    with pytest.raises(OptionError, match=f"val is {share}: {whose} of 16 samples would be"):
-        open_pack(several.roots).split(val=share)
-
-
-def test_a_share_without_its_name_is_refused(several):
-    """0.9 may be meant for either part."""
-    with pytest.raises(OptionError, match="without a name, and got 1: name the others"):
-        open_pack(several.roots).split(0.9)
-
-
 def test_membership_is_the_same_in_every_pack_and_every_subset(several):
     whole = open_pack(several.joined).split(val=0.5)[1]
     inside = set(whole.column("image_id").tolist())

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from types import ModuleType
 
 import pytest
 
@@ -84,12 +83,6 @@ def test_a_share_without_a_name_is_refused(packed):
         OptionError, match=r"^Dataset\.split takes 0 arg.*, and got 1: .*\(val=, seed=\)$"
     ):
         ds.split(0.9)
-
-
-@pytest.mark.parametrize("module", [sa1bpack.masks, sa1bpack.transforms])
-def test_dir_has_the_public_names_and_nothing_else(module):
-    assert sorted(dir(module)) == sorted(module.__all__)
-    assert not [name for name in dir(module) if isinstance(getattr(module, name), ModuleType)]
 
 
 def test_a_cache_for_a_pack_that_is_read_where_it_is_is_refused(packed, tmp_path):

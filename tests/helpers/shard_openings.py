@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from sa1bpack.dataset import shards
+from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.dataset.shards import CACHE
 
 PATIENCE = 60  # seconds until a test that would hang fails
@@ -34,13 +34,13 @@ def around(monkeypatch):
     """around(function): call function(folder) in each opening of a shard, before its work."""
 
     def patch(before):
-        real = shards.open_checked
+        real = PackFolder.open_shard
 
-        def opening(folder, *arguments):
-            before(folder)
-            return real(folder, *arguments)
+        def opening(pack, number):
+            before(pack.shard_path(number))
+            return real(pack, number)
 
-        monkeypatch.setattr(shards, "open_checked", opening)
+        monkeypatch.setattr(PackFolder, "open_shard", opening)
 
     return patch
 

@@ -35,7 +35,7 @@ def test_rows_of_samples_and_masks_are_announced_before_any_is_read(
     announced = set(events[: events.index("read")])
     for row in (0, 1):
         number, local, first, stop = ds.pack.locate(row)
-        shard = ds.pack.shards[number]
+        shard = ds.pack[number]
         expected = set()
         for spec in shard.layout.arrays:
             large = spec.name in ("image", "mask_bits")

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from sa1bpack.dataset import shards as shards_module
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.errors import ResourceShortage
 from sa1bpack.loading import shard_files as files_module
 from sa1bpack.loading.dataloader import make_dataloader
@@ -25,15 +25,15 @@ def root(pack_writer, tmp_path):
 def test_batches_come_out_while_the_next_shards_are_being_opened(root, monkeypatch):
     """The first batch is planned alone; opening the shards of the next ones hangs."""
     opened, hangs = threading.Event(), threading.Event()
-    real = shards_module.open_checked
+    real = PackFolder.open_shard
 
-    def slow(folder, *rest):
-        if not folder.name.startswith("sa_000000"):
+    def slow(folder, number):
+        if number:
             hangs.set()
             assert opened.wait(60)
-        return real(folder, *rest)
+        return real(folder, number)
 
-    monkeypatch.setattr(shards_module, "open_checked", slow)
+    monkeypatch.setattr(PackFolder, "open_shard", slow)
     with Loader(open_pack(root), 2, order="sequential", threads=2) as loader:
         batches = iter(loader)
         try:

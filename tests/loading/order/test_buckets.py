@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets
-from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder, WeightedOrder
+from sa1bpack.loading.order.orders import ShuffleOrder
 from sa1bpack.schedules import Steps
 
 SIZE = 500
@@ -168,14 +168,6 @@ def test_buckets_by_numbers_of_ones_own_sort_by_them():
     batches, _ = on_ranks(1, 10, Buckets(DS, keys, batches=50))
     spans = [np.ptp(keys[batch]) for batch in batches]
     assert max(spans) < 0.06
-
-
-def test_draws_with_replacement_and_the_pack_order_work_too():
-    for order in (WeightedOrder(DS, COUNTS, seed=2), SequentialOrder(DS)):
-        plain, _ = on_ranks(1, 24, None, order=order)
-        found, _ = on_ranks(2, 24, Buckets(DS), order=order)
-        assert flat(found) == flat(plain)
-        assert waste(found) < waste(plain)
 
 
 def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():

@@ -12,7 +12,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import DealtBatches, OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import Extent, SequentialOrder, ShuffleOrder, WeightedOrder
-from sa1bpack.schedules import Function, Linear, Steps
+from sa1bpack.schedules import Linear, Steps
 
 SIZE = 53
 EXTENT = Extent(SIZE, "0123456789abcdef")
@@ -106,14 +106,6 @@ def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, 
         assert joined(parts) == rest
 
 
-def test_epochs_far_ahead_cost_nothing():
-    for by in ("epoch", "step"):
-        batches = OrderedBatches(ORDER, Steps(6, {40: 12}, by=by))
-        batches.set_epoch(2**60)
-        assert len(batches) == 5 and len(list(batches)) == 5
-        assert batches.first_step(2**60) > 5 * (2**60 - 40)
-
-
 def test_a_state_of_another_schedule_is_refused_by_name():
     own = OrderedBatches(ORDER, Linear(12, 24, epochs=2, multiple=6))
     state = own.state_after(0)
@@ -161,12 +153,6 @@ def test_batches_that_a_library_deals_out_have_the_size_of_their_epoch():
         assert len(dealt) == len(found) and np.concatenate(found).tolist() == list(range(SIZE))
         assert {len(batch) for batch in found[:-1]} == {size}
     assert [(each.epoch, each.step) for each in found] == [(1, 5), (1, 5), (1, 6), (1, 6), (1, 7)]
-
-
-def test_a_function_is_called_when_the_batches_are_made_and_not_later():
-    called = []
-    batches = OrderedBatches(ORDER, Function(lambda epoch: called.append(epoch) or 6, epochs=3))
-    assert len(list(batches)) == 9 and called == [0, 1, 2]
 
 
 def test_weights_of_images_may_change_by_epoch():

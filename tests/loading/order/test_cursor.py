@@ -130,25 +130,6 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
 # --------------------------------------------------------------------------------- each by itself
 
 
-def test_an_epoch_of_which_no_batch_came_out_begins_again():
-    cursor = new_cursor(start=8)
-    for _ in range(2):
-        _, batches = cursor.begin()
-        assert (batches.epoch, batches.start) == (0, 8)
-    generation, _ = cursor.begin()
-    cursor.took(generation, 1)
-    assert place(cursor) == (0, 16)
-    assert cursor.begin()[1].epoch == 1
-
-
-def test_the_state_after_the_last_batch_is_the_next_epoch():
-    cursor = new_cursor()
-    generation, batches = cursor.begin()
-    cursor.took(generation, len(batches))
-    assert place(cursor) == (1, 0)
-    assert cursor.epoch == 0
-
-
 def test_a_refused_state_epoch_or_beginning_changes_nothing():
     cursor = new_cursor()
     generation, _ = cursor.begin()
@@ -195,38 +176,6 @@ def test_a_count_that_only_a_library_has_is_not_guessed():
     assert cursor.begin()[1].epoch == 1
     cursor.set_epoch(3)
     assert place(cursor) == (3, 0)
-
-
-def test_threads_that_end_each_other_never_leave_a_place_of_an_old_iteration():
-    """Every thread begins iterations and counts their batches; the winner's count is the state."""
-    cursor, errors = new_cursor(), []
-    start = threading.Barrier(4)
-
-    def loop():
-        start.wait(60)
-        try:
-            for _ in range(200):
-                generation, batches = cursor.begin()
-                try:
-                    for done in range(1, len(batches) + 1):
-                        cursor.took(generation, done)
-                        state = cursor.state_dict()
-                        cursor.check(generation)  # so nobody has begun since
-                        assert state == batches.state_after(done)
-                except LoaderError:
-                    pass
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=loop) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert errors == []
-    generation, batches = cursor.begin()
-    cursor.took(generation, 1)
-    assert cursor.state_dict() == batches.state_after(1)
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,6 @@ def test_the_short_end_of_an_epoch_is_full_batches_and_one_short_one():
     assert sorted(chain(*dealt(2))) == list(range(44))
 
 
-def test_an_end_that_is_dropped_leaves_equally_many_batches_to_every_rank():
-    batches = dealt(4, "drop")
-    assert [len(batch) for batch in batches] == [3] * 12
-    assert len(batches) == 12
-
-
 def test_epochs_come_one_after_the_other_or_as_they_are_set():
     batches = dealt(2)
     epochs = [list(chain(*batches)) for _ in range(2)]

@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 
-from sa1bpack.errors import OptionError
-from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.buckets import Buckets
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.functions import Key, home_shards, home_shuffle
 from sa1bpack.loading.order.orders import Extent, HomeShuffleOrder
@@ -52,14 +49,6 @@ def test_every_batch_has_equally_many_samples_of_each_home():
         assert np.bincount(batch, minlength=HOMES).tolist() == [BATCH // HOMES] * HOMES
 
 
-def test_with_a_number_of_nodes_that_does_not_divide_the_homes_neighbours_share_some():
-    found = [home_of(read_by(5, node)) for node in range(5)]
-    for node, homes in enumerate(found):
-        low, high = node * HOMES / 5, (node + 1) * HOMES / 5
-        assert homes.min() == int(low) and homes.max() == int(np.ceil(high)) - 1
-        assert (np.bincount(homes.ravel(), minlength=HOMES) > 0).sum() <= HOMES // 5 + 2
-
-
 def test_a_node_opens_its_part_of_the_shards_and_two_more_at_most():
     bounds = np.arange(0, 4001, 20)  # 200 shards
     order = HomeShuffleOrder(extent(bounds=bounds), homes=8)
@@ -87,47 +76,3 @@ def test_homes_are_shuffled_in_every_epoch_and_pinned():
     first, second = (home_shuffle(Key(0, epoch, FINGERPRINT), 1000, 4) for epoch in (0, 1))
     assert np.mean(first == second) < 0.02
     assert all(np.array_equal(np.sort(first[k::4]), np.sort(second[k::4])) for k in range(4))
-
-
-def test_more_homes_than_samples_are_one_sample_each():
-    order = HomeShuffleOrder(Extent(5, FINGERPRINT), homes=64)
-    assert [order.take(epoch, 0, 5).tolist() for epoch in (0, 1)] == [[0, 1, 2, 3, 4]] * 2
-
-
-def test_samples_that_fill_the_last_batch_stay_at_its_end():
-    order = HomeShuffleOrder(Extent(50, FINGERPRINT), homes=4)
-    batches = EpochBatches(order, 20, last="pad")
-    last = batches.global_batch(2)
-    assert last[:10].tolist() == sorted(order.take(0, 40, 50).tolist())
-    assert last[10:].tolist() == order.take(0, 0, 10).tolist()
-
-
-@pytest.mark.parametrize("change", [{"homes": 6}, {"seed": 1}])
-def test_another_number_of_homes_is_another_order(change):
-    options = {"homes": HOMES, "seed": 0}
-    state = OrderedBatches(HomeShuffleOrder(extent(), **options), BATCH).state_after(2)
-    [(name, value)] = change.items()
-    with pytest.raises(OptionError, match=f"{name} was {options[name]}, is {value}"):
-        OrderedBatches(HomeShuffleOrder(extent(), **options | change), BATCH).load_state_dict(state)
-
-
-def test_no_homes_are_refused():
-    with pytest.raises(OptionError, match="homes is 0: choose a whole number"):
-        HomeShuffleOrder(extent(), homes=0)
-
-
-class Counted:
-    """A dataset with mask counts."""
-
-    fingerprint = FINGERPRINT
-
-    def __len__(self):
-        return int(BOUNDS[-1])
-
-    def column(self, name):
-        return np.arange(len(self)) % 7
-
-
-def test_buckets_are_refused_because_they_exchange_samples():
-    with pytest.raises(OptionError, match=r"is home-shuffle.*choose another order, or no"):
-        OrderedBatches(HomeShuffleOrder(extent()), BATCH, buckets=Buckets(Counted(), "mask_count"))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.options import ReadingOptions, order_seed
-from sa1bpack.loading.order.batches import OrderedBatches, RankBatches
+from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import (
     Extent,
     HomeShuffleOrder,
@@ -40,13 +40,6 @@ def test_a_name_stands_for_an_order_with_the_seed(name, kind):
     assert list(batches) == list(make(same))
 
 
-def test_options_reach_the_batches():
-    batches = make(batch_size=4, last="pad", rank=1, world_size=2)
-    assert type(batches) is OrderedBatches
-    assert (batches.batch_size, batches.last, batches.rank, batches.world_size) == (4, "pad", 1, 2)
-    assert type(make()) is RankBatches
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -76,10 +69,3 @@ def test_options_reach_the_batches():
 def test_options_that_cannot_be_used_are_refused_by_name(options, named):
     with pytest.raises(OptionError, match=named):
         make(**options)
-
-
-def test_all_else_that_is_random_goes_by_the_seed_of_the_order():
-    assert order_seed(ShuffleOrder(DS, seed=5), None) == 5
-    assert order_seed(SequentialOrder(DS), 6) == 6
-    assert order_seed(SequentialOrder(DS), None) == 0
-    assert list(make(ShuffleOrder(DS, seed=1), seed=1)) == list(make(seed=1))

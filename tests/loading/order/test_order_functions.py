@@ -1,16 +1,12 @@
 """The pure functions: permutations, windows, draws, and the values they are pinned to."""
 
 from bisect import bisect_right
-from collections import Counter
-from itertools import permutations
 
 import numpy as np
-import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.functions import (
     Key,
     permutation,
@@ -63,44 +59,6 @@ def test_weighted_draws_are_pinned():
 # --------------------------------------------------------------------------------------------- keys
 
 
-@pytest.mark.parametrize(
-    "other",
-    [Key(3, 7, FINGERPRINT), Key(7, 4, FINGERPRINT), Key(8, 3, FINGERPRINT), Key(7, 3, "0" * 16)],
-)
-def test_every_part_of_the_key_changes_the_order(other):
-    assert shuffle(KEY, 100).tolist() != shuffle(other, 100).tolist()
-
-
-def test_no_two_keys_are_encoded_alike():
-    # With parts of varying width, 2**32 followed by 0 would read like 0 followed by 1.
-    keys = [Key(s, e, FINGERPRINT) for s in (0, 1, 2**32, 2**64 - 1) for e in (0, 1, 2**32)]
-    assert len({tuple(key.words(0, 0, 4)) for key in keys}) == len(keys)
-    uses = {tuple(KEY.words(use, n, 4)) for use in range(4) for n in (0, 1, 2**32)}
-    assert len(uses) == 12
-
-
-def test_words_can_be_read_from_any_position():
-    assert KEY.words(0, 0, 5, first=40).tolist() == KEY.words(0, 0, 45)[40:].tolist()
-
-
-@pytest.mark.parametrize(
-    ("seed", "epoch", "fingerprint", "named"),
-    [
-        (-1, 0, FINGERPRINT, "seed is .*: choose a whole number"),
-        (2**64, 0, FINGERPRINT, "is 18446744073709551616"),
-        (True, 0, FINGERPRINT, "is True"),
-        (0, 1.0, FINGERPRINT, "epoch is .*: choose a whole number"),
-        (0, -1, FINGERPRINT, "is -1"),
-        (0, 0, "0123456789ABCDEF", "16 lower-case hexadecimal digits, got '0123456789ABCDEF'"),
-        (0, 0, "0123", "got '0123'"),
-        (0, 0, None, "got None"),
-    ],
-)
-def test_a_key_with_impossible_values_is_refused(seed, epoch, fingerprint, named):
-    with pytest.raises(OptionError, match=named):
-        Key(seed, epoch, fingerprint)
-
-
 # ------------------------------------------------------------------------------------- permutations
 
 
@@ -110,21 +68,6 @@ def test_a_permutation_sorts_numbers_by_their_words_and_ties_by_number(words):
     shift = max(len(words) - 1, 0).bit_length()
     expected = sorted(range(len(words)), key=lambda i: (words[i] >> shift, i))
     assert permutation(np.array(words, np.uint64)).tolist() == expected
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 1 << 20, (1 << 20) + 1])
-def test_a_permutation_of_any_length_has_every_number_once(n):
-    found = permutation(KEY.words(0, 0, n))
-    assert found.dtype == np.uint32
-    assert np.array_equal(np.sort(found), np.arange(n))
-
-
-def test_all_orders_of_four_samples_are_equally_likely():
-    trials = 4800
-    seen = Counter(tuple(shuffle(Key(seed, 0, FINGERPRINT), 4).tolist()) for seed in range(trials))
-    assert set(seen) == set(permutations(range(4)))
-    chi_square = sum((count - trials / 24) ** 2 / (trials / 24) for count in seen.values())
-    assert chi_square < 49.7  # 23 degrees of freedom, p = 0.001
 
 
 # ------------------------------------------------------------------------------------------ windows
@@ -170,29 +113,6 @@ def test_blocks_stay_together_and_their_cuts_move_from_epoch_to_epoch():
     assert cuts == set(range(8))
 
 
-def test_a_window_of_all_shards_and_blocks_of_one_move_every_sample_on_its_own():
-    bounds = np.arange(0, 2001, 20)
-    shards, _, starts = window_plan(KEY, bounds, 100)
-    assert starts.tolist() == [0, 2000]
-    order = window_order(KEY, bounds, shards, 0, 1)
-    neighbours = np.count_nonzero(np.abs(np.diff(order)) == 1)
-    assert neighbours < 10  # 2 expected
-    assert abs(np.corrcoef(order, np.arange(2000))[0, 1]) < 0.07  # three standard deviations
-
-
-def test_windows_of_the_same_shape_are_mixed_differently():
-    bounds = np.array([0, 60, 120])
-    first = window_order(KEY, bounds, np.array([0]), 0, 1)
-    second = window_order(KEY, bounds, np.array([1]), 1, 1)
-    assert first.tolist() != (second - 60).tolist()
-
-
-def test_the_order_of_shards_differs_from_epoch_to_epoch():
-    bounds = np.arange(11)
-    seen = {tuple(window_plan(Key(0, e, FINGERPRINT), bounds, 1)[0].tolist()) for e in range(50)}
-    assert len(seen) == 50
-
-
 # -------------------------------------------------------------------------------------------- draws
 
 
@@ -210,23 +130,6 @@ def test_draws_are_the_inverse_of_the_cumulative_weights(weights, seed):
     sums = cumulative.tolist()
     assert draws == [bisect_right(sums, (word >> 11) / 2**53 * sums[-1]) for word in words]
     assert all(weights[i] > 0 for i in draws)
-
-
-def test_draws_follow_the_weights():
-    weights = np.array([1.0, 0, 2, 3, 10])
-    draws = weighted_draws(KEY, np.cumsum(weights), 0, 16_000)
-    expected = weights * 1000
-    seen = np.bincount(draws, minlength=5)
-    used = expected > 0
-    chi_square = np.sum((seen[used] - expected[used]) ** 2 / expected[used])
-    assert seen[1] == 0
-    assert chi_square < 16.3  # 3 degrees of freedom, p = 0.001
-
-
-def test_a_draw_depends_only_on_its_position():
-    cumulative = np.cumsum(np.arange(1.0, 100))
-    whole = weighted_draws(KEY, cumulative, 0, 300)
-    assert weighted_draws(KEY, cumulative, 117, 251).tolist() == whole[117:251].tolist()
 
 
 class Constant:

@@ -1,6 +1,6 @@
 """Orders and OrderedBatches, each on its own."""
 
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -24,33 +24,6 @@ def flat(batches):
 
 
 # ------------------------------------------------------------------------------------------- orders
-
-
-def test_a_window_is_used_up_before_the_next_begins():
-    bounds = np.arange(0, 1001, 50)
-    order = LocalShuffleOrder(Extent(1000, "0" * 16, bounds), window=4)
-    shards = order.take(0, 0, 1000) // 50
-    for start in range(0, 1000, 200):
-        assert len(set(shards[start : start + 200].tolist())) == 4
-    assert len(set(shards[:20].tolist())) == 4, "the shards of a window are mixed"
-
-
-def test_a_wide_window_without_blocks_shuffles_as_far_as_a_full_shuffle():
-    order = LocalShuffleOrder(Extent(1000, "0" * 16, np.arange(0, 1001, 50)), window=99)
-    assert len(set((order.take(0, 0, 40) // 50).tolist())) > 14  # 17.4 expected
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.float32, bool])
-def test_weights_of_any_number_type_select(dtype):
-    weights = np.zeros(20, dtype)
-    weights[[3, 7]] = 1
-    assert set(WeightedOrder(EXTENT, weights).take(0, 0, 20).tolist()) == {3, 7}
-
-
-def test_a_weighted_epoch_has_the_requested_number_of_draws():
-    order = WeightedOrder(EXTENT, np.ones(20), samples=50)
-    assert len(order) == 50
-    assert sum(map(len, OrderedBatches(order, 8))) == 50
 
 
 @pytest.mark.parametrize(
@@ -100,17 +73,6 @@ def test_an_order_with_impossible_values_is_refused(make, named):
         make()
 
 
-def test_numpy_integers_are_accepted():
-    order = ShuffleOrder(EXTENT, seed=np.int64(3))
-    batches = OrderedBatches(
-        order, global_batch_size=np.int64(5), rank=np.int32(0), world_size=np.int8(1)
-    )
-    batches.set_epoch(np.uint8(2))
-    state = batches.state_after(np.int64(2))
-    assert {type(state["epoch"]), type(state["samples"]), type(state["order"]["seed"])} == {int}
-    assert type(EpochBatches(order, 5, epoch=np.int64(2)).state_after(0)["epoch"]) is int
-
-
 # ------------------------------------------------------------------------------------------ batches
 
 
@@ -139,15 +101,6 @@ def test_batches_with_impossible_values_are_refused(options, named):
         OrderedBatches(SequentialOrder(EXTENT), **options)
 
 
-@pytest.mark.parametrize(("flag", "value"), [("drop_last", "drop"), ("pad_last", "pad")])
-def test_the_flags_that_last_replaced_are_refused_by_name(flag, value):
-    for given in (True, False):
-        with pytest.raises(OptionError, match=f"no option '{flag}': use last='{value}'"):
-            OrderedBatches(SequentialOrder(EXTENT), 4, **{flag: given})
-    with pytest.raises(OptionError, match="no option 'shuffle'"):
-        OrderedBatches(SequentialOrder(EXTENT), 4, shuffle=True)
-
-
 @pytest.mark.parametrize(("size", "numbers"), [(8, [1, 2]), (6, [2, 3]), (12, [1]), (4, [2, 3, 4])])
 def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
     state = EpochBatches(SequentialOrder(EXTENT), 8).state_after(1)
@@ -159,53 +112,6 @@ def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
         rest.number(len(rest))
     whole = EpochBatches(SequentialOrder(EXTENT), size)
     assert [whole.number(k) for k in range(len(whole))] == [*range(len(whole))]
-
-
-def test_a_state_whose_rest_leaves_a_rank_without_samples_is_refused():
-    state = OrderedBatches(SequentialOrder(EXTENT), 6).state_after(1)
-    resumed = OrderedBatches(
-        SequentialOrder(EXTENT), global_batch_size=13, world_size=13, last="pad"
-    )
-    resumed.load_state_dict(state)
-    assert list(resumed) == [[6], [19]]
-    with pytest.raises(OptionError, match="the last batch has 4 samples for 5 ranks"):
-        OrderedBatches(SequentialOrder(EXTENT), global_batch_size=5, world_size=5).load_state_dict(
-            state
-        )
-
-
-def test_what_batches_were_made_with_is_read_only():
-    batches = OrderedBatches(
-        SequentialOrder(EXTENT), global_batch_size=8, rank=1, world_size=2, last="pad"
-    )
-    assert (batches.batch_size, batches.rank, batches.world_size) == (4, 1, 2)
-    assert (batches.last, batches.most_samples) == ("pad", 4)
-    with pytest.raises(AttributeError):
-        batches.batch_size = 4
-
-
-def test_batches_of_an_epoch_are_a_sequence():
-    batches = EpochBatches(SequentialOrder(EXTENT), 8)
-    assert [b.tolist() for b in batches] == [list(range(8)), list(range(8, 16)), [16, 17, 18, 19]]
-    for k in (3, -1):
-        with pytest.raises(IndexError, match=f"batch {k} of 3"):
-            batches[k]
-        with pytest.raises(IndexError, match=f"batch {k} of 3"):
-            batches.global_batch(k)
-    with pytest.raises(OptionError, match="batches done is 4: choose a whole number from 0 to 3"):
-        batches.state_after(4)
-
-
-def test_every_iteration_is_the_next_epoch_even_after_a_break():
-    order = ShuffleOrder(EXTENT)
-    batches = OrderedBatches(order, 8)
-    for epoch in range(3):
-        assert flat(batches) == order.take(epoch, 0, 20).tolist()
-        assert batches.epoch == epoch
-    next(iter(batches))
-    assert batches.epoch == 3
-    assert flat(islice(batches, 3)) == order.take(4, 0, 20).tolist()
-    assert batches.epoch == 4
 
 
 @pytest.mark.parametrize("end", [
@@ -223,17 +129,6 @@ def test_an_ended_iteration_raises_and_does_not_change_the_state(end):
     assert batches.state_dict() == state
 
 
-def test_something_that_is_not_an_order_is_refused():
-    with pytest.raises(OptionError, match="order is 3: give an Order, such as ShuffleOrder"):
-        OrderedBatches(3, 8)
-
-
-def test_an_iterator_that_yielded_nothing_uses_up_no_epoch():
-    batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
-    iter(batches)
-    assert flat(batches) == ShuffleOrder(EXTENT).take(0, 0, 20).tolist()
-
-
 def test_set_epoch_repeats_a_used_epoch_and_keeps_a_loaded_place():
     order = ShuffleOrder(EXTENT)
     batches = OrderedBatches(order, 8)
@@ -248,14 +143,6 @@ def test_set_epoch_repeats_a_used_epoch_and_keeps_a_loaded_place():
     assert flat(batches) == order.take(7, 0, 20).tolist()
     with pytest.raises(OptionError, match=r"epoch is .*: choose a whole number"):
         batches.set_epoch(-1)
-
-
-def test_len_is_that_of_a_complete_epoch_even_after_resuming():
-    batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
-    batches.load_state_dict(batches.state_after(2))
-    assert len(batches) == 3
-    assert len(list(batches)) == 1
-    assert len(batches.current) == 1
 
 
 # ----------------------------------------------------------------------------------- torch's loader

@@ -2,14 +2,13 @@
 
 import json
 import pickle
-from collections import Counter
 from itertools import chain
 
 import numpy as np
 import pytest
 
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.order.batches import EpochBatches, OrderedBatches
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import (
     Extent,
     HomeShuffleOrder,
@@ -85,26 +84,6 @@ def test_every_epoch_has_every_sample_once(name):
         assert sorted(epoch_of(ORDERS[name], epoch)) == list(range(SIZE))
 
 
-@pytest.mark.parametrize("name", SHUFFLED)
-def test_epochs_and_seeds_have_unrelated_orders(name):
-    seen = [tuple(epoch_of(ORDERS[name], e, s)) for e in range(5) for s in range(5)]
-    assert len(set(seen)) == 25  # among them: seed 1, epoch 0 is not seed 0, epoch 1
-
-
-@pytest.mark.parametrize("name", SHUFFLED)
-def test_another_dataset_of_the_same_size_has_another_order(name):
-    other = ORDERS[name](extent=Extent(SIZE, "f" * 16, EXTENT.bounds))
-    assert other.take(0, 0, SIZE).tolist() != epoch_of(ORDERS[name])
-
-
-@each_order
-def test_a_taken_array_belongs_to_the_caller(make):
-    order = make()
-    order.take(0, 0, SIZE)[:] = -1
-    order.take(0, 0, 9)[:] = -1
-    assert order.take(0, 0, SIZE).tolist() == epoch_of(make)
-
-
 @each_order
 def test_an_order_survives_a_pickle_without_its_cached_permutation(make):
     order = make(extent=Extent(50_000, "0" * 16, np.array([0, 20_000, 50_000])))
@@ -168,30 +147,6 @@ def test_without_padding_every_sample_comes_once_over_all_ranks(name):
         assert sorted(given) == list(range(SIZE))
 
 
-@pytest.mark.parametrize("name", ONCE)
-def test_padded_counts_the_repeated_samples(name):
-    batches = EpochBatches(ORDERS[name](), BATCH, last="pad")
-    counts = Counter(flat(b.tolist() for b in batches))
-    assert batches.padded == BATCH - SIZE % BATCH == sum(counts.values()) - SIZE
-    assert set(counts) == set(range(SIZE))
-    last = batches.global_batch(len(batches) - 1)
-    assert last[-batches.padded :].tolist() == epoch_of(ORDERS[name])[: batches.padded]
-
-
-def test_padding_repeats_a_tiny_dataset_as_often_as_needed():
-    order = SequentialOrder(Extent(3, "0" * 16))
-    assert list(OrderedBatches(order, 8, last="pad")) == [[0, 1, 2, 0, 1, 2, 0, 1]]
-    assert EpochBatches(order, 8, last="pad").padded == 5
-
-
-@each_last
-def test_batches_that_fit_exactly_are_neither_dropped_nor_padded(last):
-    batches = EpochBatches(SequentialOrder(Extent(48, "0" * 16)), 24, last=last)
-    assert len(batches) == 2
-    assert batches.padded == 0
-    assert np.concatenate([*batches]).tolist() == list(range(48))
-
-
 # ------------------------------------------------------------------------------------------- states
 
 
@@ -209,16 +164,6 @@ def test_a_run_resumed_after_any_batch_yields_the_rest_on_any_number_of_ranks(ma
             assert on_all_ranks(make(), ranks, state, last=last) == rest
 
 
-@each_order
-def test_the_state_after_a_batch_is_the_same_taken_or_computed_and_on_every_rank(make):
-    expected = [EpochBatches(make(), BATCH).state_after(k) for k in range(5)]
-    for rank in range(3):
-        batches = OrderedBatches(make(), global_batch_size=BATCH, rank=rank, world_size=3)
-        assert batches.state_dict() == expected[0]
-        for k, _ in enumerate(batches, 1):
-            assert batches.state_dict() == batches.state_after(k) == expected[k]
-
-
 @pytest.mark.parametrize("name", ONCE)
 @pytest.mark.parametrize("done", range(4))
 def test_another_batch_size_in_mid_epoch_still_yields_every_sample_once(name, done):
@@ -227,17 +172,6 @@ def test_another_batch_size_in_mid_epoch_still_yields_every_sample_once(name, do
     rest = on_all_ranks(ORDERS[name](), 2, first.state_after(done), batch_size=50)
     assert sorted(flat(given + rest)) == list(range(SIZE))
     assert all(len(batch) == 50 for batch in rest[:-1])
-
-
-def test_a_resumed_run_can_be_saved_again_anywhere():
-    straight = list(OrderedBatches(ORDERS["local"](), BATCH))
-    state = OrderedBatches(ORDERS["local"](), BATCH).state_after(0)
-    for k in range(len(straight)):
-        batches = OrderedBatches(ORDERS["local"](), BATCH)
-        batches.load_state_dict(state)
-        assert next(iter(batches)) == straight[k]
-        state = batches.state_dict()
-    assert (state["epoch"], state["samples"]) == (1, 0)
 
 
 def test_where_too_few_samples_remain_for_a_batch_the_next_epoch_follows():
@@ -276,22 +210,6 @@ def test_whatever_decides_the_order_must_be_the_same(order, named):
     state = OrderedBatches(ORDERS["local"](), BATCH).state_dict()
     with pytest.raises(OptionError, match=named):
         OrderedBatches(order, BATCH).load_state_dict(state)
-
-
-def test_an_option_that_the_saved_order_lacks_is_a_difference_too():
-    state = OrderedBatches(ORDERS["sequential"](), BATCH).state_dict()
-    with pytest.raises(
-        OptionError, match=r"block was None, is 1; .*window was None, is 2. O.*run$"
-    ):
-        OrderedBatches(ORDERS["local"](), BATCH).load_state_dict(state)
-
-
-def test_other_weights_or_another_number_of_draws_are_another_order():
-    state = OrderedBatches(ORDERS["weighted"](), BATCH).state_dict()
-    other = WeightedOrder(EXTENT, np.ones(SIZE), samples=99)
-    named = "samples was 2533, is 99; weights was '.{16}', is '.{16}'"
-    with pytest.raises(OptionError, match=named):
-        OrderedBatches(other, BATCH).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
