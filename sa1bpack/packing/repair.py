@@ -50,8 +50,7 @@ from sa1bpack.packing.request import Request, checked_workers
 from sa1bpack.packing.run import pack_into, pack_sources, versions_in_force
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.progress import byte_bar
-from sa1bpack.source.find import Source, find_sources, look_at
-from sa1bpack.source.lists import read_links
+from sa1bpack.source.find import Source, find_sources, look_at, read_links
 
 # What `RepairResult.left` calls the manifest, the index and the other files at the top of a pack.
 OWN_FILES = "the pack's own files"

@@ -13,9 +13,8 @@ from sa1bpack.packing.options import PackKeywords, PackOptions, RunKeywords, Run
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import report
 from sa1bpack.progress import byte_bar
-from sa1bpack.source.find import Source, find_sources, look_at
+from sa1bpack.source.find import Source, find_sources, look_at, read_links, read_md5sums
 from sa1bpack.source.inflate import RawFile
-from sa1bpack.source.lists import read_links, read_md5sums
 from sa1bpack.urls import STORE_SCHEMES, is_url, shown
 from sa1bpack.wording import counted
 

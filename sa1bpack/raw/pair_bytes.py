@@ -5,8 +5,8 @@ from pathlib import Path
 
 from sa1bpack.errors import SourceError, SourceTruncated
 from sa1bpack.raw.tar_index import TarIndex
-from sa1bpack.source.folder import list_folder
-from sa1bpack.source.inflate import REDOWNLOAD
+from sa1bpack.source.find import list_folder
+from sa1bpack.source.inflate import remedy
 
 
 class PairBytes:
@@ -79,7 +79,7 @@ class PairBytes:
     def _path(self, place: int) -> Path:
         folder = self._index.source.path
         if self._files is None:
-            self._files = [file.path for file in list_folder(folder)]
+            self._files = [path for path, _ in list_folder(folder)]
         return Path(self._files[place]) if place < len(self._files) else folder
 
     def _file(self, place: int, count: int) -> bytes:
@@ -109,7 +109,7 @@ def _plain(file: int, path: Path, at: int, count: int) -> bytes:
         if not piece:
             raise SourceTruncated(
                 f"{path}: ends {left} bytes before byte {at + count}, where a member ended when it "
-                f"was indexed; {REDOWNLOAD}"
+                f"was indexed; {remedy(path)}"
             )
         pieces.append(piece)
         left -= len(piece)

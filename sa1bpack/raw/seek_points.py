@@ -18,7 +18,7 @@ import xxhash
 from zlib_ng import zlib_ng
 
 from sa1bpack.errors import SourceCorrupt, SourceError
-from sa1bpack.source.inflate import REDOWNLOAD
+from sa1bpack.source.inflate import remedy
 
 SPACING = 4 << 20  # bytes of the inflated stream between points; half of it are inflated in vain
 WINDOW = 32768  # bytes that a deflate block may refer to
@@ -104,7 +104,7 @@ class SeekPoints:
         if left:
             raise SourceCorrupt(
                 f"{path}: its gzip stream ends {left} bytes before byte {start + count}, where a "
-                f"member ends; {REDOWNLOAD}"
+                f"member ends; {remedy(path)}"
             )
         return b"".join(kept)
 
@@ -145,7 +145,7 @@ def _inflated(inflater, file: int, path: Path, at: int) -> Iterator[bytes]:
             except zlib_ng.error as error:
                 raise SourceCorrupt(
                     f"{path}: the gzip stream is damaged before byte {at} of the file ({error}); "
-                    f"{REDOWNLOAD}"
+                    f"{remedy(path)}"
                 ) from error
             data = inflater.unused_data
             yield piece

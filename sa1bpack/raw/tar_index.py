@@ -26,9 +26,8 @@ from sa1bpack.errors import FormatError, MissingPackage, OptionError, SourceCorr
 from sa1bpack.format.files import map_bytes, temporary_beside
 from sa1bpack.raw.seek_points import POINT, SPACING, WINDOW, SeekPoints
 from sa1bpack.source.find import Source
-from sa1bpack.source.folder import FolderStream
 from sa1bpack.source.inflate import ByteStream, RawFile, open_stream
-from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, PairReader, Reject
+from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, FolderStream, PairReader, Reject
 from sa1bpack.source.tar import MAX_NAME_BYTES, TarStream
 from sa1bpack.wording import counted
 

@@ -4,9 +4,9 @@ Decoding is typed and strict at first. A record with keys that SA-1B does not ha
 leniently, and the keys are reported. Why msgspec: docs/decisions/0003.
 """
 
-import json
+import re
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Annotated, Any
 
 import msgspec
@@ -174,24 +174,38 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
             f"image: width {image.width} x height {image.height} is more than {MAX_RUN_END} "
             f"pixels; {_REMEDY}"
         )
-    _check_sizes(image, masks)
     numbers, types = _number_table(masks)
-    text, offset = _counts(masks)
+    areas = numbers[:, AREA]
+    bad_area = (areas < 0) | (areas > MAX_EXACT) | (areas != np.floor(areas))
+    size = (image.height, image.width)
+    for index, mask in enumerate(masks):
+        counts = mask.segmentation.counts
+        if mask.segmentation.size != size:
+            found = brief([*mask.segmentation.size])
+            problem = f"segmentation.size is {found}, but the image is [height, width] = {[*size]}"
+        elif not counts.isascii():
+            problem = f"segmentation.counts has non-ASCII characters, as in {counts[:40]!a}"
+        elif bad_area[index]:
+            problem = f"area is {mask.area!r}, not a whole number from 0 to 2^53 - 1"
+        else:
+            continue
+        raise AnnotationError(f"annotation {index} (id {mask.id}): {problem}; {_REMEDY}")
+    texts = [mask.segmentation.counts for mask in masks]
     return Annotations(
         image_id=image.image_id,
         width=image.width,
         height=image.height,
         file_name=image.file_name,
         bbox=numbers[:, BBOX].copy(),
-        area=_areas(masks, numbers[:, AREA]),
+        area=areas.astype(np.int64),
         predicted_iou=numbers[:, PREDICTED_IOU].copy(),
         point_coords=numbers[:, POINT_COORDS].copy(),
         crop_box=numbers[:, CROP_BOX].copy(),
         annotation_id=np.array([mask.id for mask in masks], np.int64),
         stability_score=numbers[:, STABILITY_SCORE].copy(),
         number_types=types,
-        counts_text=text,
-        counts_offset=offset,
+        counts_text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
+        counts_offset=np.cumsum([0, *map(len, texts)], dtype=np.int64),
         unknown_keys=unknown,
     )
 
@@ -204,13 +218,14 @@ def _decode(data: bytes | bytearray | memoryview) -> tuple[_Record, frozenset[st
     try:
         return _decode_lenient(data), _unknown_keys(data)
     except msgspec.ValidationError as error:
-        raise AnnotationError(_describe(str(error), data)) from None
+        reason = _describe(str(error), data)
     except RecursionError:
-        raise AnnotationError(f"the JSON is nested too deeply; {_REMEDY}") from None
+        reason = "the JSON is nested too deeply"
     except UnicodeDecodeError as error:
-        raise AnnotationError(f"the JSON is not UTF-8 ({error.reason}); {_REMEDY}") from None
+        reason = f"the JSON is not UTF-8 ({error.reason})"
     except (msgspec.MsgspecError, ValueError) as error:
-        raise AnnotationError(f"{_malformed(error, data)}; {_REMEDY}") from None
+        reason = str(error)
+    raise AnnotationError(f"{reason}; {_REMEDY}")
 
 
 def _unknown_keys(data: bytes | bytearray | memoryview) -> frozenset[str]:
@@ -239,83 +254,40 @@ def _strange(fields: dict[str, Any], schema: type[msgspec.Struct], prefix: str) 
 
 def _number_table(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of all masks as (n, NUMBERS) f64 and the bits of `number_types`, (n,) u16."""
-    flat = list(
-        chain.from_iterable(
-            (
-                *mask.bbox,
-                mask.area,
-                mask.predicted_iou,
-                *mask.point_coords[0],
-                *mask.crop_box,
-                mask.stability_score,
-            )
-            for mask in masks
+    flat = [
+        number
+        for mask in masks
+        for number in (
+            *mask.bbox,
+            mask.area,
+            mask.predicted_iou,
+            *mask.point_coords[0],
+            *mask.crop_box,
+            mask.stability_score,
         )
-    )
-    shape = (len(masks), NUMBERS)
-    integer = np.fromiter(map(isinstance, flat, repeat(int)), bool, len(flat)).reshape(shape)
+    ]
+    integer = np.fromiter(map(isinstance, flat, repeat(int)), bool, len(flat))
     try:
-        numbers = np.fromiter(flat, np.float64, len(flat)).reshape(shape)
-        exact = not np.any(integer & (np.abs(numbers) > MAX_EXACT))
+        numbers = np.fromiter(flat, np.float64, len(flat))
+        inexact = np.flatnonzero(integer & (np.abs(numbers) > MAX_EXACT))
     except OverflowError:  # an integer larger than any float
-        exact = False
-    if not exact:
-        _raise_inexact(masks, flat)
-    weights = np.left_shift(1, np.arange(NUMBERS))
-    return numbers, (integer @ weights).astype(np.uint16)
-
-
-def _areas(masks: list[_Annotation], areas: np.ndarray) -> np.ndarray:
-    """(n,) f64 → (n,) i64, exactly."""
-    bad = np.flatnonzero((areas < 0) | (areas > MAX_EXACT) | (areas != np.floor(areas)))
-    if len(bad):
-        index = int(bad[0])
+        inexact = [k for k, value in enumerate(flat) if integer[k] and abs(value) > MAX_EXACT]
+    if len(inexact):
+        index, column = divmod(int(inexact[0]), NUMBERS)
         raise AnnotationError(
-            f"{_name(index, masks[index].id)}: area is {masks[index].area!r}, not a whole number "
-            f"from 0 to 2^53 - 1; {_REMEDY}"
+            f"annotation {index} (id {masks[index].id}): {NUMBER_NAMES[column]} is the integer "
+            f"{brief(flat[inexact[0]])}, beyond 2^53 - 1, where float64 is no longer exact; "
+            f"{_REMEDY}"
         )
-    return areas.astype(np.int64)
+    types = integer.reshape(-1, NUMBERS) @ np.left_shift(1, np.arange(NUMBERS))
+    return numbers.reshape(-1, NUMBERS), types.astype(np.uint16)
 
 
-def _counts(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
-    """All run-length strings as one (m,) u8 array and their (n+1,) i64 offsets."""
-    strings = [mask.segmentation.counts for mask in masks]
-    try:
-        text = bytearray("".join(strings), "ascii")
-    except UnicodeEncodeError:
-        index = next(i for i, string in enumerate(strings) if not string.isascii())
-        raise AnnotationError(
-            f"{_name(index, masks[index].id)}: segmentation.counts has non-ASCII characters, "
-            f"as in {strings[index][:40]!a}; {_REMEDY}"
-        ) from None
-    offset = np.zeros(len(strings) + 1, np.int64)
-    np.cumsum([len(string) for string in strings], out=offset[1:])
-    return np.frombuffer(text, np.uint8), offset
-
-
-def _check_sizes(image: _Image, masks: list[_Annotation]) -> None:
-    expected = (image.height, image.width)
-    for index, mask in enumerate(masks):
-        if mask.segmentation.size != expected:
-            found = brief([*mask.segmentation.size])
-            raise AnnotationError(
-                f"{_name(index, mask.id)}: segmentation.size is {found}, "
-                f"but the image is [height, width] = {list(expected)}; {_REMEDY}"
-            )
-
-
-def _raise_inexact(masks: list[_Annotation], flat: list[int | float]) -> None:
-    for position, value in enumerate(flat):
-        if isinstance(value, int) and abs(value) > MAX_EXACT:
-            index, column = divmod(position, NUMBERS)
-            raise AnnotationError(
-                f"{_name(index, masks[index].id)}: {NUMBER_NAMES[column]} is the integer "
-                f"{brief(value)}, beyond 2^53 - 1, where float64 is no longer exact; {_REMEDY}"
-            )
+_NOTHING = object()
 
 
 def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
-    """msgspec's message, with the value found, the annotation's id and the remedy.
+    """msgspec's message, with the value found, and the annotation's id.
 
     The message names the place as `$.annotations[3].bbox[0]`.
     """
@@ -324,51 +296,23 @@ def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
     try:
         record = _decode_untyped(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        record = _NOTHING  # also broken further on
+        record = None  # also broken further on
     value = _look_up(record, place)
-    found = "" if value is _NOTHING else f", found {_as_json(value)}"
-    where = f"{place}: " if place else ""
-    if place.startswith("annotations["):
-        index_text, _, field = place.removeprefix("annotations[").partition("]")
-        mask_id = _look_up(record, f"annotations[{index_text}].id")
-        field = field.lstrip(".")
-        where = _name(index_text, None if mask_id is _NOTHING else mask_id) + ": "
-        where += f"{field}: " if field else ""
-    remedy = _REMEDY
-    if place.endswith("segmentation.counts") and isinstance(value, list):
-        remedy = "this is an uncompressed run-length mask: compress it with pycocotools"
-    return f"{where}{reason}{found}; {remedy}"
-
-
-_NOTHING = object()
+    if inner := re.fullmatch(r"annotations\[(\d+)\]\.?(.*)", place):
+        mask_id = _look_up(record, f"annotations[{inner[1]}].id")
+        where = "" if mask_id is _NOTHING else f" (id {brief(mask_id)})"
+        place = f"annotation {inner[1]}{where}: {inner[2]}".removesuffix(": ")
+    found = "" if value is _NOTHING else f", found {brief(value)}"
+    if isinstance(value, list) and place.endswith("segmentation.counts"):
+        found += "; this is an uncompressed run-length mask: compress it with pycocotools"
+    return f"{place}: {reason}{found}" if place else f"{reason}{found}"
 
 
 def _look_up(record: Any, place: str) -> Any:
     """The value at `annotations[3].bbox[0]`, or _NOTHING."""
-    for step in place.replace("[", ".[").split(".") if place else ():
+    for step in re.findall(r"[^.\[\]]+", place):
         try:
-            record = record[int(step[1:-1])] if step.startswith("[") else record[step]
+            record = record[int(step) if isinstance(record, list) else step]
         except (KeyError, IndexError, TypeError, ValueError):
             return _NOTHING
     return record
-
-
-def _malformed(error: Exception, data: bytes | bytearray | memoryview) -> str:
-    """A decoding error with the text around its place; msgspec's message ends in (byte 12)."""
-    message = str(error)
-    _, _, tail = message.rpartition("(byte ")
-    digits = tail.rstrip(")")
-    if not digits.isdigit():
-        return message
-    position = int(digits)
-    near = bytes(data[max(position - 20, 0) : position + 20])
-    return f"{message}, near {near!r} of {len(data)} bytes"
-
-
-def _name(index: int | str, mask_id: Any) -> str:
-    return f"annotation {index}" if mask_id is None else f"annotation {index} (id {brief(mask_id)})"
-
-
-def _as_json(value: Any) -> str:
-    """A decoded value, shortened; null, true and false by their JSON names."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else brief(value)

@@ -1,12 +1,20 @@
 """Find the tars and folders that a pack is made from, and see what kind each one is.
 
 The file's first bytes decide, never its name: SA-1B's own `.tar` files are gzip streams. Tars at
-URLs are asked for size, version and kind with one short request each.
+URLs are asked for size, version and kind with one short request each. Lists name tars at URLs, and
+the md5 sums of tars.
+
+An extracted tar is a folder of `sa_<id>.jpg` and `sa_<id>.json` files, sorted by their number, so
+that the two halves of a pair are adjacent and packing the folder twice produces the same bytes.
+Subfolders are searched. Links to files are followed, because Hugging Face caches, DVC and git-annex
+consist of them; links to folders are not.
 """
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,11 +22,11 @@ from pathlib import Path
 from typing import Literal
 
 from sa1bpack.arguments import looks_like_url, refuse_url
-from sa1bpack.errors import OptionError, SourceCorrupt, SourceError
-from sa1bpack.source.folder import list_folder
+from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.source.inflate import GZIP_MAGIC, remedy
-from sa1bpack.source.tar import BLOCK, parse_header
+from sa1bpack.source.tar import BLOCK, Member, decode_name, parse_header, split_name
 from sa1bpack.urls import Address, Stream, is_url, parse_address, scheme_of
+from sa1bpack.wording import brief
 
 _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
@@ -27,6 +35,12 @@ _PACK_ENTRIES = ("manifest.json", "zarr.json", "shards")
 
 AT_ONCE = 16  # URLs that are asked
 ATTEMPTS = 4  # of each; a thousand sources must not wait two minutes each if the network is down
+
+MAX_LIST_BYTES = 64 << 20  # of a list; that of SA-1B's links has 0.5 MB
+
+_NUMBERED = re.compile(r"(.*?)(\d+)$", re.ASCII)
+# "<32 hex digits> <space or *><name>"; md5sum marks escaped names with a leading backslash.
+_MD5_LINE = re.compile(r"([0-9a-fA-F]{32}) [ *](.+)")
 
 Kind = Literal["gzip-tar", "tar", "folder", "remote"]
 
@@ -112,26 +126,18 @@ def open_source(path: str | Path) -> Source:
 def _expand(pattern: str | Path) -> list[Path]:
     refuse_url("source", os.fspath(pattern))
     text = os.path.expanduser(os.fspath(pattern))  # noqa: PTH111 - a Path drops a closing slash
-    if not text:
-        raise SourceError("a source is an empty path; name a tar, a folder or a pattern of them")
-    if _is_there(text):  # a literal path first: it may hold * or [
-        return [Path(text)]
+    try:
+        os.lstat(text)
+        return [Path(text)]  # a literal path first: it may hold * or [
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL is the last
+        pass
+    except OSError as error:
+        raise SourceError(f"{text}: cannot be read: {error.strerror}") from error
     matches = sorted(glob.glob(text, recursive=True))
     if not matches:
         what = "nothing matches this pattern" if glob.has_magic(text) else "no such file or folder"
         raise SourceError(f"{pattern}: {what}; check the path")
     return [Path(match) for match in matches]
-
-
-def _is_there(path: str) -> bool:
-    """Whether a path exists. Raises SourceError if that cannot be determined."""
-    try:
-        os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL is the last
-        return False
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
-    return True
 
 
 def _tars_or_itself(path: Path) -> list[Path]:
@@ -168,7 +174,9 @@ def _folder_source(path: Path) -> Source:
             "file in their place; name tars, or the folder that holds them"
         )
     # Path.name is empty for '.', and '/' has no better name than its own.
-    return Source(path.resolve().name or "root", path, "folder", sum(file.size for file in files))
+    return Source(
+        path.resolve().name or "root", path, "folder", sum(file.size for _, file in files)
+    )
 
 
 def kind_of(head: bytes, path: Path | Address) -> Kind:
@@ -180,26 +188,21 @@ def kind_of(head: bytes, path: Path | Address) -> Kind:
         return "gzip-tar"
     if _is_tar_header(head):
         return "tar"
-    if not head:
-        found = "is empty"
-    elif not any(head):
-        found = "begins with zeros (an empty tar, or a download reserved but not filled)"
-    else:
-        found = f"begins with {head[:16]!r}"
+    found = f"begins with {head[:16]!r}"
+    if not any(head):
+        found = "begins with zeros, or is empty (a download reserved but not filled)"
     raise SourceError(
         f"{path}: {found}, which is neither a gzip stream nor a tar header; {remedy(path)}"
     )
 
 
 def _is_tar_header(head: bytes) -> bool:
-    """Whether the 512 bytes are a tar header: ustar and GNU have a magic, older ones a checksum."""
-    if len(head) < BLOCK:
+    """True for the 512 bytes of a header: ustar and GNU have a magic, older ones a checksum."""
+    if len(head) < BLOCK or not any(head):
         return False
-    if head[257:262] == b"ustar":
-        return True
     try:
-        return any(head) and parse_header(head) is not None
-    except SourceCorrupt:
+        return head[257:262] == b"ustar" or parse_header(head) is not None
+    except ValueError:
         return False
 
 
@@ -247,3 +250,120 @@ def _ask(file: Stream) -> bytes:
     finally:
         file.close()
     return head
+
+
+# ---------------------------------------------------------------------------------------- folders
+
+
+def list_folder(folder: Path) -> list[tuple[str, Member]]:
+    """Every entry below the folder that is named like a JPEG or JSON file, in pack order.
+
+    Each with its path; the size is 0 unless it is a regular file.
+
+    Raises SourceError if a folder cannot be listed.
+    """
+
+    def fail(error: OSError) -> None:
+        raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}") from error
+
+    files = [
+        _look_at(os.path.join(parent, name), folder)  # noqa: PTH118 - avoids an object per file
+        for parent, _, names in os.walk(folder, onerror=fail)
+        for name in names
+        if split_name(name)[1]
+    ]
+    return sorted(files, key=lambda file: _pack_order(file[1].name))
+
+
+def _look_at(path: str, folder: Path) -> tuple[str, Member]:
+    name, problem = decode_name(os.fsencode(os.path.relpath(path, folder)))
+    try:
+        status = os.stat(path)  # noqa: PTH116 - as in list_folder
+        is_file = stat.S_ISREG(status.st_mode)  # opening a pipe would hang
+    except OSError:  # a dangling link is reported as a member that is not a file
+        is_file = False
+    size, kind = (status.st_size, "file") if is_file else (0, "special")
+    return path, Member(name, size, kind, problem)
+
+
+def _pack_order(name: str) -> tuple:
+    """Sorts sa_5 before sa_10, in whatever folders they are; names without a number come last."""
+    stem, _ = split_name(name)
+    numbered = _NUMBERED.match(stem)
+    if numbered is None:
+        return (1, stem, 0, name)
+    return (0, numbered[1], int(numbered[2]), name)
+
+
+# ------------------------------------------------------------------------------------------ lists
+
+
+def _lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
+    """The lines of a list and where each is, but for empty ones and those that begin with #.
+
+    Raises SourceError if the list cannot be read, or has more than `MAX_LIST_BYTES`.
+    """
+    try:
+        with Path(path).open("rb") as file:  # it may be a pipe, which has no size
+            data = file.read(MAX_LIST_BYTES + 1)
+        if len(data) > MAX_LIST_BYTES:
+            raise SourceError(f"{path}: more than {MAX_LIST_BYTES} bytes: not a list of {what}")
+        lines = data.decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        # The text of a decoding error has the bytes at fault.
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SourceError(f"{path}: the list of {what} cannot be read: {why}") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            yield f"{path}, line {number}", line
+
+
+def read_links(path: Path) -> list[Address]:
+    """The addresses in a list of links, in its order.
+
+    The first line may be a header (`file_name<TAB>cdn_link`); empty lines and lines that begin with
+    # are skipped. A line that is repeated counts once.
+
+    Raises SourceError for a list that cannot be read or names no link, a line in any other format,
+    a name with two different links, and what cannot be a name of a file. No message shows a link.
+    """
+    found: dict[str, Address] = {}
+    for count, (where, line) in enumerate(_lines(path, "links")):
+        name, _, url = (part.strip() for part in line.strip().partition("\t"))
+        if count == 0 and url and "://" not in line:
+            continue
+        if not is_url(url) or "://" in name:
+            raise SourceError(
+                f"{where}: not a file name, a tab and a URL (https://...), as the download page of "
+                "SA-1B lists them"
+            )
+        if "/" in name or name in ("", ".", ".."):
+            raise SourceError(f"{where}: {brief(name)} is no name of a file")
+        try:
+            address = parse_address(where, url, name)
+        except OptionError as error:
+            raise SourceError(str(error)) from None
+        if found.setdefault(name, address).url != address.url:
+            raise SourceError(f"{where}: a second, different link for {brief(name)}")
+    if not found:
+        raise SourceError(f"{path}: the list names no link")
+    return list(found.values())
+
+
+def read_md5sums(path: Path) -> dict[str, str]:
+    """Read a list in md5sum's format: file name (without folders) → 32 lower-case hex digits.
+
+    Empty lines and lines that start with # are skipped. Raises SourceError for a line in any other
+    format, for a name with two different sums, and for a list of more than `MAX_LIST_BYTES`.
+    """
+    sums: dict[str, str] = {}
+    for where, line in _lines(path, "md5 sums"):
+        match = _MD5_LINE.fullmatch(line.rstrip())
+        if match is None:
+            raise SourceError(
+                f"{where}: {brief(line)} is not in md5sum's format ('<32 hex digits>  <file name>')"
+            )
+        digest, name = match[1].lower(), match[2].rsplit("/", 1)[-1]
+        if sums.setdefault(name, digest) != digest:
+            raise SourceError(f"{where}: a second, different sum for {brief(name)}")
+    return sums

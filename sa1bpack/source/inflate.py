@@ -15,7 +15,6 @@ from pathlib import Path
 import xxhash
 from zlib_ng import zlib_ng
 
-from sa1bpack.environment import available_cpus
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 from sa1bpack.urls import Address, Stream, scheme_of
 
@@ -33,22 +32,23 @@ _GZIP_WBITS = 31  # window of 32 KiB; the library checks the gzip header and tra
 
 OnWait = Callable[[str], object] | None
 
-REDOWNLOAD = "download it again and compare its md5 with the published list"
-_READ_AGAIN = "repeat the command; if it fails again, compare the md5 there with the published list"
-
 
 def remedy(path: object) -> str:
     """What to do about a tar whose bytes are wrong: a file, or at an Address."""
-    return _READ_AGAIN if isinstance(path, Address) else REDOWNLOAD
+    if isinstance(path, Address):
+        return (
+            "repeat the command; if it fails again, compare the md5 there with the published list"
+        )
+    return "download it again and compare its md5 with the published list"
 
 
 class RawFile:
     """A file read once from start to end, computing its XXH3-128 on the way, and its md5 if asked.
 
     A path is opened at once, the address of a URL with the first read. `bytes_read` counts the
-    bytes read; `xxh128()` and `md5()` are digests of them. md5 is slower than inflation, so if
-    there is more than one core it has a thread of its own. That does nothing but compute, so
-    waiting for it cannot hang. `on_wait` is called with a line when the network does not answer.
+    bytes read; `xxh128()` and `md5()` are digests of them. md5 is slower than inflation, so it has
+    a thread of its own. That does nothing but compute, so waiting for it cannot hang. `on_wait` is
+    called with a line when the network does not answer.
     """
 
     def __init__(self, path: Path | Address, *, md5: bool = False, on_wait: OnWait = None):
@@ -63,10 +63,9 @@ class RawFile:
                 self._file = path.open("rb", buffering=0)
             except OSError as error:
                 raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
-            self._nbytes = os.fstat(self._file.fileno()).st_size
         self._xxh128 = xxhash.xxh3_128()
         self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
-        self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if md5 and available_cpus() > 1 else None
+        self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if md5 else None
         self._chunks: list[bytes] = []
         self._pending: deque[Future[None]] = deque()
 
@@ -100,7 +99,7 @@ class RawFile:
     @property
     def nbytes(self) -> int | None:
         """Size of the file; None if it is not known before the first read."""
-        return self._remote.nbytes if self._remote else self._nbytes
+        return self._remote.nbytes if self._remote else os.fstat(self._file.fileno()).st_size
 
     def cancel(self) -> None:
         """End a wait for the network in another thread, which then raises SourceError."""
@@ -110,9 +109,6 @@ class RawFile:
     def _hash_chunks(self) -> None:
         """Have the md5 of the chunks that were read since the last call computed."""
         chunks, self._chunks = self._chunks, []
-        if self._pool is None:
-            self._update_md5(chunks)
-            return
         if len(self._pending) >= _MD5_BACKLOG:
             self._pending.popleft().result()
         self._pending.append(self._pool.submit(self._update_md5, chunks))

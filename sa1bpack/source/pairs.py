@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sa1bpack.errors import SourceCorrupt, SourceError
-from sa1bpack.source.find import Source
-from sa1bpack.source.folder import FolderStream
+from sa1bpack.source.find import Source, list_folder
 from sa1bpack.source.inflate import OnWait, open_stream, remedy
 from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, split_name
 
+# The largest members that are read; larger ones are rejected unread.
 MAX_JPEG_BYTES = 128 << 20
 MAX_JSON_BYTES = 16 << 20
 # Limits that keep names and reasons from filling the memory.
@@ -32,14 +32,6 @@ WAITING_ALWAYS = 1 << 30  # bytes that may wait whatever that size is
 _NAMES_KEPT = 20
 _WORKING_PREFIX = ".tmp-spool-"  # a hidden name, which the packer and checks of a pack ignore
 BLOCK_BYTES = 128 << 10  # small compared with a 1 MB JPEG, large enough for cheap writes
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The largest members that are read; larger ones are rejected unread."""
-
-    jpeg_bytes: int = MAX_JPEG_BYTES
-    json_bytes: int = MAX_JSON_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +153,53 @@ class Spool:
             self._file = None
 
 
+class FolderStream:
+    """The members of an extracted folder; `read` returns the data of the current one.
+
+    `bytes_read` counts the bytes of files read. A folder has no digest.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.bytes_read = 0
+        self.raw = self  # has the methods of a RawFile
+
+    def __iter__(self) -> Iterator[Member]:
+        for path, member in list_folder(self.folder):
+            self._path, self._size = path, member.size
+            yield member
+
+    def read(self) -> bytes:
+        """All bytes of the current file.
+
+        Raises SourceError if it cannot be read or its size has changed since it was listed.
+        """
+        try:
+            with Path(self._path).open("rb") as file:
+                data = file.read(self._size + 1)  # one more, to detect growth
+        except OSError as error:
+            raise SourceError(f"{self._path}: cannot be read: {error.strerror}") from error
+        if len(data) != self._size:
+            raise SourceError(
+                f"{self._path}: its size changed from {self._size} bytes since the folder was "
+                "listed; wait until nothing writes to the folder any more"
+            )
+        self.bytes_read += len(data)
+        return data
+
+    def xxh128(self) -> None:
+        """None: a folder has no bytes of its own."""
+
+    def md5(self) -> None:
+        """None, as for `xxh128`."""
+
+    def cancel(self) -> None:
+        """Nothing is waited for."""
+
+    def close(self) -> None:
+        """Nothing is held open between files."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A half whose other half has not been read yet."""
@@ -208,7 +247,6 @@ class PairReader:
         *,
         spool_dir: Path,
         spool_memory: int = SPOOL_MEMORY,
-        limits: Limits = Limits(),
         md5: bool = False,
         on_wait: OnWait = None,
     ):
@@ -221,12 +259,12 @@ class PairReader:
         self.md5: str | None = None
         self._with_md5 = md5
         self._on_wait = on_wait
-        self._limits = limits
         self._spool = Spool(spool_dir, spool_memory)
         self._waiting: dict[str, _Waiting] = {}
         self._settled: dict[str, bool] = {}  # stem → whether it became a pair
         self._stream = self._open()
         self._raw = self._stream.raw
+        self._found = 0  # pairs
         self._pairs = self._read_pairs()
 
     def __enter__(self) -> "PairReader":
@@ -261,9 +299,13 @@ class PairReader:
         return TarStream(stream)
 
     def _read_pairs(self) -> Iterator[Pair]:
-        index = 0
         for member in self._stream:
-            self._count(member)
+            self.members += 1
+            if self.members > MAX_MEMBERS and self.source.kind != "folder":
+                raise SourceError(
+                    f"{self.source.path}: more than {MAX_MEMBERS} members, the last one "
+                    f"{member.name!r}; SA-1B's tars have 22,373: split the tar"
+                )
             if member.kind == "directory":
                 continue
             stem, half = split_name(member.name)
@@ -271,24 +313,13 @@ class PairReader:
                 self.ignored["foreign" if member.kind == "file" else member.kind] += 1
                 if len(self.ignored_names) < _NAMES_KEPT:
                     self.ignored_names.append(member.name)
-            elif self._admit(member, stem, half):
-                pair = self._match(member, stem, half, index)
-                if pair is not None:
-                    index += 1
-                    yield pair
+            elif self._admit(member, stem, half) and (pair := self._match(member, stem, half)):
+                yield pair
         for stem, waiting in self._waiting.items():
             missing = "json" if waiting.half == "jpeg" else "jpeg"
             detail = f"the source has no {missing} for {stem!r}"
             self.rejects.append(Reject(waiting.member, f"missing-{missing}", detail))
         self.xxh128, self.md5 = self._raw.xxh128(), self._raw.md5()
-
-    def _count(self, member: Member) -> None:
-        self.members += 1
-        if self.members > MAX_MEMBERS and self.source.kind != "folder":
-            raise SourceError(
-                f"{self.source.path}: more than {MAX_MEMBERS} members, the last one "
-                f"{member.name!r}; SA-1B's tars have 22,373: split the tar"
-            )
 
     def _admit(self, member: Member, stem: str, half: Half) -> bool:
         """Whether the member may be read; if not, the reason is recorded."""
@@ -320,12 +351,12 @@ class PairReader:
         length = len(file_name.encode())
         if length > MAX_NAME_BYTES:
             return "name-too-long", f"{length} bytes, the limit is {MAX_NAME_BYTES}; shorten it"
-        limit = self._limits.jpeg_bytes if half == "jpeg" else self._limits.json_bytes
+        limit = MAX_JPEG_BYTES if half == "jpeg" else MAX_JSON_BYTES
         if member.size > limit:
             return "too-large", f"{member.size} bytes, the limit for a {half} member is {limit}"
         return None
 
-    def _match(self, member: Member, stem: str, half: Half, index: int) -> Pair | None:
+    def _match(self, member: Member, stem: str, half: Half) -> Pair | None:
         """Complete a pair with the current member, or keep it until its other half arrives."""
         data = self._stream.read()
         waiting = self._waiting.pop(stem, None)
@@ -335,9 +366,11 @@ class PairReader:
             return None
         self._settled[stem] = True
         other = self._spool.take(waiting.ticket)
-        if half == "jpeg":
-            return Pair(index, stem, member.name.rsplit("/", 1)[-1], data, other)
-        return Pair(index, stem, waiting.member.rsplit("/", 1)[-1], other, data)
+        name, jpeg, json = member.name, data, other
+        if half == "json":
+            name, jpeg, json = waiting.member, other, data
+        self._found += 1
+        return Pair(self._found - 1, stem, name.rsplit("/", 1)[-1], jpeg, json)
 
     def _check_waiting(self, member: Member) -> None:
         """Raise SourceCorrupt if more bytes wait than in any real source."""

@@ -95,20 +95,13 @@ def decode_name(raw: bytes) -> tuple[str, str]:
         return _escaped(name), "the name contains a NUL byte"
     if _CONTROL.search(name):
         return _escaped(name), "the name contains a control character"
-    return name, path_problem(name)
+    if name.startswith("/"):
+        return name, "the name is an absolute path"
+    return name, "the name contains '..'" if ".." in name.split("/") else ""
 
 
 def _escaped(name: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", name)
-
-
-def path_problem(name: str) -> str:
-    """Why a stored path is not a plain relative one, or ''."""
-    if name.startswith("/"):
-        return "the name is an absolute path"
-    if ".." in name.split("/"):
-        return "the name contains '..'"
-    return ""
 
 
 class TarStream:
@@ -130,8 +123,16 @@ class TarStream:
 
     def __iter__(self) -> Iterator[Member]:
         while (header := self._next_header()) is not None:
-            yield self._member(header)
-            self._skip_rest()
+            try:
+                member = self._member(header)
+            except ValueError as error:
+                raise SourceCorrupt(
+                    f"{self._path}: {error}, {self._stream.where()}; {remedy(self._path)}"
+                ) from None
+            yield member
+            unread, self._unread = self._unread, 0
+            if self._stream.skip(unread) < unread:
+                raise self._truncated("within a member's data")
 
     def read(self) -> bytes:
         """All data of the current member; may be called once."""
@@ -143,11 +144,11 @@ class TarStream:
         return data
 
     def _member(self, header: bytes) -> Member:
-        """The member that starts with this header."""
+        """The member that starts with this header. Raises ValueError if that is wrong."""
         pax = dict(self._global_pax)
         long_name = None
         while True:
-            raw_name, size, kind_byte = self._parse(header)
+            raw_name, size, kind_byte = parse_header(header)
             if kind_byte in _PAX_LOCAL:
                 pax |= self._pax_records(size)
             elif kind_byte == _PAX_GLOBAL:
@@ -164,12 +165,11 @@ class TarStream:
                 raise self._truncated("after an extended header whose member is missing")
         if kind_byte == b"S":
             self._skip_sparse_map(header)
-        return self._make_member(pax, long_name, raw_name, size, kind_byte)
-
-    def _make_member(self, pax, long_name, raw_name, size, kind_byte) -> Member:
         raw_name = pax.get(b"path", long_name or raw_name)
-        if b"size" in pax:
-            size = self._decimal(pax[b"size"])
+        if text := pax.get(b"size"):
+            if not text.isdigit() or len(text) > 20:
+                raise ValueError(f"a pax header has size {text[:40]!r}, which is not a number")
+            size = int(text)
         kind = _KINDS.get(kind_byte, "special")
         if kind == "file" and raw_name.endswith(b"/"):
             kind = "directory"  # as tars older than ustar mark them
@@ -203,16 +203,10 @@ class TarStream:
                     f"{remedy(self._path)}"
                 )
 
-    def _skip_rest(self) -> None:
-        """Skip the rest of the current member and its padding."""
-        unread, self._unread = self._unread, 0
-        if self._stream.skip(unread) < unread:
-            raise self._truncated("within a member's data")
-
     def _extended(self, size: int) -> bytes:
         """The data of a pax header or a GNU long name."""
         if size > MAX_EXTENDED_HEADER:
-            raise self._corrupt(
+            raise ValueError(
                 f"an extended header claims {size} bytes, the limit is {MAX_EXTENDED_HEADER}"
             )
         padded = -(-size // BLOCK) * BLOCK
@@ -224,7 +218,7 @@ class TarStream:
     def _pax_records(self, size: int) -> dict[bytes, bytes]:
         """The records of a pax header that are used; `_PAX_SPARSE` stands for all about sparse
         files."""
-        records = parse_pax(self._extended(size), self._path)
+        records = parse_pax(self._extended(size))
         used = {key: records[key] for key in _PAX_USED if key in records}
         if any(key.startswith(_PAX_SPARSE) for key in records):
             used[_PAX_SPARSE] = b""
@@ -239,20 +233,6 @@ class TarStream:
                 raise self._truncated("within a sparse file's map")
             extended = block[504]
 
-    def _parse(self, header: bytes) -> tuple[bytes, int, bytes]:
-        try:
-            return parse_header(header)
-        except SourceCorrupt as error:
-            raise self._corrupt(str(error)) from None
-
-    def _decimal(self, text: bytes) -> int:
-        if not text.isdigit() or len(text) > 20:
-            raise self._corrupt(f"a pax header has size {text[:40]!r}, which is not a number")
-        return int(text)
-
-    def _corrupt(self, what: str) -> SourceCorrupt:
-        return SourceCorrupt(f"{self._path}: {what}, {self._stream.where()}; {remedy(self._path)}")
-
     def _truncated(self, place: str) -> SourceTruncated:
         return SourceTruncated(
             f"{self._path}: the tar ends {place}, {self._stream.where()}; {remedy(self._path)}"
@@ -262,13 +242,13 @@ class TarStream:
 def parse_header(header: bytes) -> tuple[bytes, int, bytes]:
     """A 512-byte header block as (name with its prefix, size of the data in bytes, type byte).
 
-    Raises SourceCorrupt for a wrong checksum or number; its message does not name file or place.
+    Raises ValueError for a wrong checksum or number.
     """
     stored = _number(header[148:156], "checksum")
     # The checksum counts its own field as eight spaces (8 * 32).
     total = sum(header) - sum(header[148:156]) + 256
     if stored != total and stored != _signed_sum(header):
-        raise SourceCorrupt(f"a tar header has checksum {stored}, but its bytes sum to {total}")
+        raise ValueError(f"a tar header has checksum {stored}, but its bytes sum to {total}")
     name = header[:100].partition(b"\0")[0]
     prefix = header[345:500].partition(b"\0")[0]
     if prefix and header[257:263] == b"ustar\0":  # in GNU's own format other fields are there
@@ -276,10 +256,10 @@ def parse_header(header: bytes) -> tuple[bytes, int, bytes]:
     return name, _number(header[124:136], "size"), header[156:157]
 
 
-def parse_pax(data: bytes, path: object = "") -> dict[bytes, bytes]:
-    """The records `<length> <key>=<value>\\n` of a pax header; `path` is for the message.
+def parse_pax(data: bytes) -> dict[bytes, bytes]:
+    """The records `<length> <key>=<value>\\n` of a pax header.
 
-    Raises SourceCorrupt for a malformed record.
+    Raises ValueError for a malformed record.
     """
     records: dict[bytes, bytes] = {}
     position = 0
@@ -294,10 +274,7 @@ def parse_pax(data: bytes, path: object = "") -> dict[bytes, bytes]:
         records[key] = value[:-1]
         position = end
     if position < len(data):
-        raise SourceCorrupt(
-            f"{path}: the pax record {data[position : position + 40]!r} is malformed; "
-            f"{remedy(path)}"
-        )
+        raise ValueError(f"the pax record {data[position : position + 40]!r} is malformed")
     return records
 
 
@@ -311,7 +288,7 @@ def _number(field: bytes, what: str) -> int:
             return int(digits or b"0", 8)
         except ValueError:  # 8 or 9
             pass
-    raise SourceCorrupt(f"a tar header has {what} {field!r}, which is not an octal number")
+    raise ValueError(f"a tar header has {what} {field!r}, which is not an octal number")
 
 
 def _signed_sum(header: bytes) -> int:

@@ -40,9 +40,8 @@ from sa1bpack.packing.pack_state import PackState
 from sa1bpack.pixels import read_header
 from sa1bpack.pixels.decode import decode_into
 from sa1bpack.source.annotations import parse_annotations
-from sa1bpack.source.find import open_source
+from sa1bpack.source.find import open_source, read_md5sums
 from sa1bpack.source.inflate import INFLATE_BYTES, open_stream
-from sa1bpack.source.lists import read_md5sums
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.source.tar import BLOCK, MAX_PATH_BYTES, TarStream
 

@@ -15,11 +15,6 @@ def test_a_gzip_stream_under_a_tar_name_is_a_gzip_tar(sample_tar):
     assert source.nbytes == sample_tar.stat().st_size
 
 
-@pytest.mark.parametrize("format", [0, 1, 2])
-def test_plain_tars_of_all_formats_are_recognised(make_tar, write, format):
-    assert open_source(write(make_tar([("sa_1.jpg", b"x")], format))).kind == "tar"
-
-
 def test_a_tar_older_than_ustar_is_recognised_by_its_checksum(make_tar, write):
     header = bytearray(make_tar([("sa_1.jpg", b"x")]))
     header[257:265] = bytes(8)
@@ -33,7 +28,12 @@ def test_a_tar_older_than_ustar_is_recognised_by_its_checksum(make_tar, write):
 
 @pytest.mark.parametrize(
     ("data", "found"),
-    [(b"", "is empty"), (bytes(10240), "zeros"), (b"<html>" * 200, "<html>"), (b"ab", "b'ab'")],
+    [
+        (b"", "is empty"),
+        (bytes(10240), "begins with zeros"),
+        (b"<html>" * 200, "<html>"),
+        (b"ab", "b'ab'"),
+    ],
 )
 def test_other_files_are_refused_naming_their_first_bytes(write, data, found):
     with pytest.raises(SourceError, match=found):
@@ -104,7 +104,7 @@ def test_a_literal_path_with_glob_characters_is_found(make_tar, write):
     [
         ("no_*.tar", r"no_\*\.tar: nothing matches this pattern; check the path"),
         ("no.tar", r"no\.tar: no such file or folder; check the path"),
-        ("", "a source is an empty path"),
+        ("", "no such file or folder"),
         ("no\0.tar", "no such file or folder"),
         ("a" * 300, "cannot be read: File name too long"),
     ],

@@ -79,22 +79,13 @@ def test_integers_of_any_length_are_refused_with_a_short_message(record, field, 
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "-", "1e", "+1", "0x1F", "1_0"])
-def test_invalid_json_numbers_are_refused_also_under_unknown_keys(record, number):
-    text = json.dumps(record())[:-1] + f', "x": [{number}]}}'
-    with pytest.raises(AnnotationError, match="malformed"):
-        parse_annotations(text.encode())
-
-
-def test_the_first_of_many_unknown_keys_are_reported(record):
-    found = parse_annotations(json.dumps(record() | {f"k{n:04}": n for n in range(1000)}).encode())
-    assert found.unknown_keys == {f"k{n:04}" for n in range(MAX_UNKNOWN_KEYS)} | {"..."}
-
-
-def test_unknown_keys_are_reported_safe_to_print(record):
-    found = parse_annotations(json.dumps(record() | {"\x1b[2J": 1, "x" * 10_000: 2}).encode())
-    assert all(key.isprintable() and len(key) < 100 for key in found.unknown_keys)
+def test_the_first_of_many_unknown_keys_are_reported_safe_to_print(record):
+    keys = {f"k{n:04}": n for n in range(1000)}
+    found = parse_annotations(json.dumps(record() | keys | {"\x1b[2J": 1}).encode())
     assert "'\\x1b[2J'" in found.unknown_keys
+    assert found.unknown_keys == {f"k{n:04}" for n in range(MAX_UNKNOWN_KEYS - 1)} | {
+        "'\\x1b[2J'", "...",
+    }  # fmt: skip
 
 
 def test_every_depth_of_nesting_is_read_or_refused(record):

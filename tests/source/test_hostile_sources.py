@@ -1,6 +1,7 @@
 """Malicious tars and folders: each is refused, rejected or skipped within bounded memory."""
 
 import gzip
+import os
 import tarfile
 from collections import Counter
 
@@ -10,9 +11,8 @@ from memory import peak_growth
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 from sa1bpack.source import inflate as inflate_module
 from sa1bpack.source import pairs as pairs_module
-from sa1bpack.source.find import open_source
+from sa1bpack.source.find import MAX_LIST_BYTES, open_source, read_md5sums
 from sa1bpack.source.inflate import open_stream
-from sa1bpack.source.lists import MAX_LIST_BYTES, read_md5sums
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.source.tar import MAX_EXTENDED_HEADER, MAX_PATH_BYTES
 
@@ -72,13 +72,13 @@ def test_a_gzip_bomb_is_rejected_or_skipped_unread_in_bounded_memory(
     assert growth(path, rejects, code) < 64
 
 
-@pytest.mark.parametrize(("size", "code"), [(1 << 40, "too-large"), (10 << 30, "too-large")])
-def test_members_that_claim_10_gb_or_1_tb_allocate_nothing(write, size, code):
+def test_a_member_that_claims_1_tb_allocates_nothing(write):
+    size = 1 << 40
     path = write(header("./sa_1.jpg", size) + bytes(5000))
     reader = PairReader(open_source(path), spool_dir=path.parent)
     with reader, pytest.raises(SourceTruncated, match="within a member's data"):
         list(reader)
-    assert [reject.code for reject in reader.rejects] == [code]
+    assert [reject.code for reject in reader.rejects] == ["too-large"]
     assert f"{size} bytes" in reader.rejects[0].detail
 
 
@@ -114,12 +114,6 @@ def test_a_path_of_a_megabyte_is_a_reject_with_a_short_name(make_tar, write, kin
     assert (reject.code, reject.member[-8:]) == ("bad-name", "sa_1.jpg")
     assert f"{len(name)} bytes, over {MAX_PATH_BYTES}" in reject.detail
     assert len(reject.member) < 100
-
-
-def test_the_longest_path_is_accepted(make_tar, write):
-    folder = "d" * (MAX_PATH_BYTES - len("/sa_1.json"))
-    pairs, reader = read(write(make_tar([(f"{folder}/sa_1.{e}", b"") for e in ("jpg", "json")])))
-    assert [pair.file_name for pair in pairs] == ["sa_1.jpg"] and reader.rejects == []
 
 
 def test_thousands_of_rejected_names_of_a_megabyte_stay_in_bounded_memory(make_tar, write):
@@ -220,13 +214,17 @@ def test_links_and_special_files_in_a_folder_neither_hang_nor_escape_it(tmp_path
     (folder / "sa_2.jpg").symlink_to("sa_1.jpg")
     (folder / "sa_3.jpg").symlink_to("/dev/zero")
     (folder / "sa_4.json").symlink_to(tmp_path)
+    os.mkfifo(folder / "sa_6.jpg")
+    (tmp_path / "blob").write_bytes(b"jpeg")
+    (folder / "sa_7.jpg").unlink()
+    (folder / "sa_7.jpg").symlink_to(tmp_path / "blob")  # followed
     (folder / "a\x1b[2Jb").mkdir()
     (folder / "a\x1b[2Jb" / "sa_5.jpg").write_bytes(b"")
     pairs, reader = read(folder)
     assert [pair.name for pair in pairs] == ["sa_7"]
     codes = Counter((reject.member, reject.code) for reject in reader.rejects)
     assert codes == Counter(
-        [(f"sa_{number}.jpg", "not-a-file") for number in (1, 2, 3)]
+        [(f"sa_{number}.jpg", "not-a-file") for number in (1, 2, 3, 6)]
         + [("a\\x1b[2Jb/sa_5.jpg", "bad-name")]
     )
 

@@ -34,23 +34,19 @@ def digests(data):
     return hashlib.md5(data).hexdigest(), xxhash.xxh3_128_hexdigest(data)
 
 
-@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize(
     ("data", "times"),
     [(PACKED, 1), (PACKED * 3, 3), (PACKED + bytes(5000), 1), (PACKED + bytes(9) + PACKED, 2)],
     ids=["one", "three members", "zero padding", "padding between members"],
 )
 def test_members_and_padding_inflate_with_the_digests_of_the_complete_file(
-    write, monkeypatch, data, times, cores
+    write, monkeypatch, data, times
 ):
-    monkeypatch.setattr(inflate, "available_cpus", lambda: cores)
     monkeypatch.setattr(inflate, "READ_BYTES", 4096)
     assert read_all(write(data)) == (PAYLOAD * times, *digests(data))
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-def test_the_md5_may_be_asked_for_at_any_time(write, monkeypatch, cores):
-    monkeypatch.setattr(inflate, "available_cpus", lambda: cores)
+def test_the_md5_may_be_asked_for_at_any_time(write, monkeypatch):
     monkeypatch.setattr(inflate, "READ_BYTES", 1000)
     raw = inflate.open_stream(write(PACKED), gzip=False, md5=True).raw
     read = b""
@@ -60,7 +56,7 @@ def test_the_md5_may_be_asked_for_at_any_time(write, monkeypatch, cores):
     raw.close()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     payloads=st.lists(st.binary(max_size=200) | st.just(bytes(5000)), min_size=1, max_size=4),
     padding=st.integers(0, 9),
@@ -80,8 +76,7 @@ def test_chunk_and_output_sizes_do_not_change_the_bytes(
         assert read_all(path, step) == (gzip.decompress(data), *digests(data))
 
 
-def test_md5_is_computed_only_if_asked_for_and_has_no_thread_otherwise(write, monkeypatch):
-    monkeypatch.setattr(inflate, "available_cpus", lambda: 2)
+def test_md5_is_computed_only_if_asked_for_and_has_no_thread_otherwise(write):
     threads = threading.active_count()
     stream = inflate.open_stream(write(PACKED), gzip=True)
     while stream.read(1 << 16):
@@ -101,18 +96,12 @@ def test_reading_and_skipping_keep_the_position(write):
     stream.raw.close()
 
 
-@pytest.mark.parametrize("length", [2, 9, 12, 1000, len(PACKED) - 8, len(PACKED) - 1])
+@pytest.mark.parametrize("length", [2, 12, 1000, -8, -1, len(PACKED) + 1, len(PACKED) + 300])
 def test_a_file_cut_anywhere_is_truncated(write, length):
-    with pytest.raises(
-        SourceTruncated, match=rf"\({length} of {length} bytes of the file read\).*md5"
-    ):
-        read_all(write(PACKED[:length]))
-
-
-@pytest.mark.parametrize("length", [1, 5, 300])
-def test_a_second_member_cut_short_is_truncated(write, length):
-    with pytest.raises(SourceTruncated):
-        read_all(write(PACKED + PACKED[:length]))
+    path = write((PACKED * 2)[: length % len(PACKED) if length < 0 else length])
+    size = path.stat().st_size
+    with pytest.raises(SourceTruncated, match=rf"\({size} of {size} bytes of the file read\).*md5"):
+        read_all(path)
 
 
 @pytest.mark.parametrize("tail", [b"x", b"garbage", b"\0\0x", b"\x1f\x8c rest", b"<html>"])
@@ -133,7 +122,7 @@ def test_a_flipped_bit_is_corrupt(write, place, reason):
         read_all(write(bytes(data)))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(place=st.integers(10, len(PACKED) - 1), bit=st.integers(0, 7))
 def test_no_flipped_bit_after_the_gzip_header_changes_the_data_silently(
     tmp_path_factory, place, bit
