@@ -30,7 +30,8 @@ from pathlib import Path
 from synthetic import make_tar
 
 import sa1bpack
-from sa1bpack.remote.origin import AT_ONCE, StoreOrigin
+from sa1bpack.remote.bucket import Bucket
+from sa1bpack.remote.origin import AT_ONCE
 
 BATCH = 32
 STEP = 1 << 18  # bytes that are sent between two looks at the clock
@@ -104,7 +105,7 @@ def serve(root: str, link: str, latency: str) -> None:
 
 def ceiling(url: str, pack: Path, size: int, total: int) -> float:
     """MB/s of ranges of one size, AT_ONCE at a time, which are thrown away."""
-    origin = StoreOrigin(url)
+    origin = Bucket(url)
     path = max(pack.glob("shards/*/image/c*"), key=lambda each: each.stat().st_size)
     name, length = str(path.relative_to(pack)), path.stat().st_size
     starts = [k * size % max(length - size, 1) for k in range(max(AT_ONCE, total // size))]

@@ -240,7 +240,7 @@ def second_task_dies(monkeypatch):
     class Lossy:
         def run(self, function, tasks, needs, *more):
             for number, (name, arguments) in enumerate(tasks.items()):
-                yield name, Died("a signal") if number == 1 else function(*arguments)
+                yield name, Died("a signal") if number == 1 else function(**arguments)
 
     @contextmanager
     def connected(address):

@@ -13,7 +13,7 @@ NEEDS = Needs(1, 10**8)
 
 
 def test_every_task_returns_once_and_one_whose_process_dies_is_run_again(ray_address, tmp_path):
-    tasks = {f"task {n}": (str(tmp_path / "marker"), n) for n in range(3)}
+    tasks = {f"task {n}": {"marker": str(tmp_path / "marker"), "value": n} for n in range(3)}
     checks = []
     with connected(ray_address) as cluster:
         found = list(cluster.run(killed_once, tasks, NEEDS, lambda: checks.append(1), pytest.fail))
@@ -23,12 +23,12 @@ def test_every_task_returns_once_and_one_whose_process_dies_is_run_again(ray_add
 
 def test_a_task_that_always_dies_is_given_up_and_an_error_is_raised(ray_address, capsys):
     with connected(ray_address) as cluster:
-        found = dict(cluster.run(killed, {"dies": (1,), "works": (0,)}, NEEDS))
+        found = dict(cluster.run(killed, {"dies": {"value": 1}, "works": {"value": 0}}, NEEDS))
         assert isinstance(found["dies"], Died) and found["works"] == 0
         assert capsys.readouterr().out == ""  # ray reports it
         assert str(found["dies"]).startswith("its task died 6 times, the last time with ")
         with pytest.raises(TypeError, match="missing a required argument"):
-            list(cluster.run(killed, {"wrong": ()}, NEEDS))
+            list(cluster.run(killed, {"wrong": {}}, NEEDS))
 
 
 def test_what_no_node_has_is_named(ray_address):
@@ -38,7 +38,7 @@ def test_what_no_node_has_is_named(ray_address):
 
     said: list[str] = []
     with connected(ray_address) as cluster, pytest.raises(KeyboardInterrupt):
-        list(cluster.run(killed, {"waits": (0,)}, Needs(99, 10**8, gpus=1), say=leave))
+        list(cluster.run(killed, {"waits": {"value": 0}}, Needs(99, 10**8, gpus=1), say=leave))
     assert said[0].startswith("no node has 99 cores, 1 GPU and 0.1 GB for a task now (the largest")
 
 

@@ -64,61 +64,43 @@ def derive_on_ray(
     if (out := call.pop("out", None)) is not None:
         call["out"] = Path(out).absolute()
     maker = PartMaker(ds, name, fn, **call)
-    todo = maker.target.missing(maker.target.shards)
-    if todo:
-        with maker.loader(todo[0]) as loader:
-            memory = BASE_BYTES + loader.plan().host_bytes
-        numbers = {shard.identity.name: k for k, shard in enumerate(maker.target.shards, 1)}
-        common = (as_dataset(ds), name, _as_sent(fn), str(Path.cwd()))
-        tasks = {
-            shard.identity.name: (*common, (numbers[shard.identity.name], len(numbers)), call)
-            for shard in todo
-        }
-        images = {shard.identity.name: shard.identity.extent.samples for shard in todo}
-        needs = Needs(cores, memory, gpus=int(device == "cuda"))
-        _run(address, tasks, needs, images, progress, check)
-    return PartMaker(ds, name, fn, **call).target.result(todo)
-
-
-def _run(
-    address: str | None,
-    tasks: dict[str, tuple],
-    needs: Needs,
-    images: dict[str, int],
-    progress: Callable[[int, int], None] | None,
-    check: Callable[[], None],
-) -> None:
-    """Run the tasks. Raises ClusterError once all others are done if some died every time."""
+    shards = [shard.identity.name for shard in maker.target.shards]
+    todo = {shard.identity.name: shard for shard in maker.target.missing(maker.target.shards)}
+    images = {shard: each.identity.extent.samples for shard, each in todo.items()}
+    common = {"ds": as_dataset(ds), "name": name, "fn": _as_sent(fn), "folder": str(Path.cwd())}
+    tasks = {
+        shard: common | call | {"part": (k, len(shards))}
+        for k, shard in enumerate(shards, 1)
+        if shard in todo
+    }
     done, died = 0, {}
-    with connected(address) as cluster:
-        for name, found in cluster.run(_make, tasks, needs, check):
-            if isinstance(found, Died):
-                died[name] = found
-                continue
-            done += images[name]
-            if progress is not None:
-                progress(done, sum(images.values()))
-    if died:
+    if todo:
+        with maker.loader(next(iter(todo.values()))) as loader:
+            memory = BASE_BYTES + loader.plan().host_bytes
+        needs = Needs(cores, memory, gpus=int(device == "cuda"))
+        with connected(address) as cluster:
+            for shard, found in cluster.run(_make, tasks, needs, check):
+                if isinstance(found, Died):
+                    died[shard] = found
+                    continue
+                done += images[shard]
+                if progress is not None:
+                    progress(done, sum(images.values()))
+    if died:  # once all others are done
         first = min(died)
         raise ClusterError(
             f"{counted(len(died), 'shard')} given up: {', '.join(sorted(died))}; {first}: "
             f"{died[first]}; the parts of all others are kept: repeat the call to make the rest"
         )
+    return PartMaker(ds, name, fn, **call).target.result(list(todo.values()))
 
 
-def _make(
-    ds: Dataset,
-    name: str,
-    fn: str | Function,
-    folder: str,
-    part: tuple[int, int],
-    call: DeriveKeywords,
-) -> None:
+def _make(folder: str, fn: str | Function, **call) -> None:
     """The task: make one part."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
     named = function_of(fn) if isinstance(fn, str) else fn
-    once_unlocked(lambda: derive(ds, name, named, part=part, **call))
+    once_unlocked(lambda: derive(fn=named, **call))
 
 
 def _as_sent(fn: Function) -> str | Function:

@@ -28,11 +28,6 @@ from sa1bpack.source.find import Source
 WORKERS = 6
 
 
-def _pack_source(request: Request, plan: Plan) -> tuple[PackResult, list[dict[str, str]]]:
-    """The task: pack the one source of a request; also returns its lines of rejects.jsonl."""
-    return run_part(request, plan, progress=False)
-
-
 @checks_options
 def pack_on_ray(
     sources: str | Path | Iterable[str | Path],
@@ -66,7 +61,7 @@ def pack_on_ray(
         options["workers"] = WORKERS
     request = checked_request(sources, out, options)
     plan = Plan(len(request.sources), tuple(source.name for source in request.sources))
-    todo, unreadable, limit = _look(request, plan)
+    todo, packed, unreadable, limit = _look(request, plan)
     show = Progress(sum(source.nbytes for source in todo), limit, progress)
     failed: dict[str, SourceError] = dict(unreadable)
     try:
@@ -75,7 +70,6 @@ def pack_on_ray(
     finally:
         show.close()
     interrupts.check()
-    before = len(request.sources) - len(todo) - len(unreadable)
     try:  # once the attempts at tasks that Ray has given up have ended, too
         found = once_unlocked(lambda: finalize(request.out), interrupts.check)
     except OutputLocked as error:
@@ -86,7 +80,7 @@ def pack_on_ray(
     return PackResult(
         **{field.name: getattr(found, field.name) for field in fields(Totals)},
         sources=len(request.sources),
-        packed_before=before,
+        packed_before=packed,
         new_images=show.images,
         failed=failed,
         notes=show.notes,
@@ -94,12 +88,21 @@ def pack_on_ray(
     )
 
 
-def _look(request: Request, plan: Plan) -> tuple[list[Source], dict[str, SourceError], RejectLimit]:
-    """Prepare the folder: the sources to pack, those that cannot be read, the rejects so far."""
+def _look(
+    request: Request, plan: Plan
+) -> tuple[list[Source], int, dict[str, SourceError], RejectLimit]:
+    """Prepare the folder.
+
+    Returns the sources that are tasks, how many are packed, those that cannot be read, and the
+    rejects so far.
+    """
     state = PartState(request.out, request.options, plan, plan.sources)
     try:
         todo, unreadable = sources_to_pack(state, request.sources, request.sums)
         check_room(request, todo)
+        packed = len(request.sources) - len(todo) - len(unreadable)
+        if request.md5:  # a task adds the md5 of a source that was packed without
+            todo = [source for source in request.sources if source.name not in unreadable]
         limit = RejectLimit(request.max_rejects)
         again = {source.name for source in todo}  # their tasks return all their rejects
         for line in state.rejects():
@@ -109,16 +112,7 @@ def _look(request: Request, plan: Plan) -> tuple[list[Source], dict[str, SourceE
         state.fail(unreadable)
     finally:
         state.release()
-    packed = {source.name for source in request.sources} - {source.name for source in todo}
-    if request.md5:  # a task adds the md5 of a source that was packed without
-        todo += [
-            source
-            for source in request.sources
-            if source.name in packed - unreadable.keys()
-            and source.kind != "folder"
-            and state.sources[source.name]["md5"] is None
-        ]
-    return todo, unreadable, limit
+    return todo, packed, unreadable, limit
 
 
 def _run(
@@ -134,14 +128,13 @@ def _run(
         one = replace(
             request,
             sources=[source],
-            sums={name: request.sums[name]} if name in request.sums else {},
             out=request.out.absolute(),
             max_rejects=None,  # the limit is that of the job, which is counted here
             ignore_space=True,
         )
-        tasks[name] = one, plan
+        tasks[name] = {"request": one, "plan": plan, "progress": False}
     failed: dict[str, SourceError] = {}
-    for name, packed in cluster.run(_pack_source, tasks, needs, interrupts.check, progress.note):
+    for name, packed in cluster.run(run_part, tasks, needs, interrupts.check, progress.note):
         source = sources[name]
         progress.source_done(source)
         if isinstance(packed, Died):

@@ -49,19 +49,19 @@ def repair_on_ray(
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     given = [each if is_url(each) else os.path.abspath(each) for each in given]  # noqa: PTH100
     links = None if links is None else local_path("links", links).absolute()
+    options = {"quick": quick, "links": links}
     names = sources_in_pack(root)
     if names is None:
         report(f"{root}: no part can repair it without its manifest: it is repaired here")
-        return repair(root, given, quick=quick, links=links, progress=progress)
-    tasks = {
-        name: (root.absolute(), given, quick, (k, len(names)), links, workers)
-        for k, name in enumerate(names, 1)
-    } or {root.name: (root.absolute(), given, quick, (1, 1), links, workers)}
+        return repair(root, given, **options, progress=progress)
+    names = names or [root.name]
+    call = {"pack": root.absolute(), "sources": given, "workers": workers, "progress": False}
+    tasks = {name: call | options | {"part": (k, len(names))} for k, name in enumerate(names, 1)}
     found: dict[str, RepairResult] = {}
     died: dict[str, str] = {}
     needs = Needs(workers, memory_bytes(workers, 1))
     with connected(address) as cluster, step_bar(progress) as advance:
-        for name, part in cluster.run(_repair_part, tasks, needs, interrupts.check):
+        for name, part in cluster.run(repair, tasks, needs, interrupts.check):
             if isinstance(part, Died):
                 died[name] = f"not checked: {part}; repeat the command"
             else:
@@ -82,15 +82,6 @@ def repair_on_ray(
         Problem(f"source {name}: {why}", denied=True) for name, why in died.items()
     )
     return result
-
-
-def _repair_part(
-    root: Path, sources: list, quick: bool, part: tuple[int, int], links: Path | None, workers: int
-) -> RepairResult:
-    """The task: one part of the repair."""
-    return repair(
-        root, sources, quick=quick, part=part, links=links, workers=workers, progress=False
-    )
 
 
 def _joined(root: Path, parts: list[RepairResult]) -> RepairResult:

@@ -45,21 +45,14 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Needs:
-    """What a task needs of its node.
+    """What a task needs of its node: a number of cores and of GPUs, and memory in bytes."""
 
-    cores, gpus
-        Number of each.
-    memory
-        In bytes.
-    """
-
-    cores: int
-    memory: int
-    gpus: int = 0
+    cores: float
+    memory: float
+    gpus: float = 0
 
     def __str__(self) -> str:
-        gpus = f", {self.gpus} GPU" if self.gpus else ""
-        return f"{self.cores} cores{gpus} and {self.memory / 1e9:.1f} GB"
+        return f"{self.cores:.0f} cores, {self.gpus:.0f} GPU and {self.memory / 1e9:.1f} GB"
 
 
 @dataclass(frozen=True)
@@ -121,26 +114,26 @@ def _check_reachable(address: str) -> None:
         raise ClusterError(f"no Ray cluster at {address}: {error}") from error
 
 
+def _shortage(needs: Needs) -> str | None:
+    """A message if no node can take such a task now."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    have = [[node.get(name, 0) for name in ("CPU", "memory", "GPU")] for node in nodes]
+    if any(c >= needs.cores and m >= needs.memory and g >= needs.gpus for c, m, g in have):
+        return None
+    largest = Needs(*map(max, zip(*have, strict=True))) if have else Needs(0, 0)
+    return (
+        f"no node has {needs} for a task now (the largest have {largest}): waiting for one; or end "
+        "this run, and ask for less"
+    )
+
+
 class Cluster:
     """A cluster that this process is connected to, by `connected`."""
-
-    def _shortage(self, needs: Needs) -> str | None:
-        """A message if no node can take such a task now."""
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        asked = {"CPU": needs.cores, "memory": needs.memory, "GPU": needs.gpus}
-        if any(all(node.get(name, 0) >= much for name, much in asked.items()) for node in nodes):
-            return None
-        most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in asked}
-        return (
-            f"no node has {needs} for a task now (the largest have {most['CPU']:.0f} cores, "
-            f"{most['GPU']:.0f} GPU, {most['memory'] / 1e9:.1f} GB): waiting for one; or end this "
-            "run, and ask for less"
-        )
 
     def run(
         self,
         function: Callable,
-        tasks: Mapping[str, tuple],
+        tasks: Mapping[str, Mapping[str, Any]],
         needs: Needs,
         check: Callable[[], None] = lambda: None,
         say: Callable[[str], object] = report,
@@ -150,7 +143,7 @@ class Cluster:
         function
             Of a module of this package, which every node has.
         tasks
-            Name of each task → the arguments of its call.
+            Name of each task → the keyword arguments of its call.
         check
             Called at least twice a second.
         say
@@ -159,7 +152,7 @@ class Cluster:
 
         Raises what a task raises.
         """
-        if tasks and (shortage := self._shortage(needs)):
+        if tasks and (shortage := _shortage(needs)):
             say(shortage)
         task = ray.remote(function)
         options = {
@@ -169,7 +162,7 @@ class Cluster:
             "max_retries": RETRIES,
         }
         running = {
-            task.options(name=f"sa1bpack {name}", **options).remote(*arguments): name
+            task.options(name=f"sa1bpack {name}", **options).remote(**arguments): name
             for name, arguments in tasks.items()
         }
         while running:

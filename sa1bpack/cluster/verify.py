@@ -43,10 +43,13 @@ def verify_on_ray(
     root = local_path("root", root).absolute()
     choice("io", io, IO)
     names = _names(root)
-    tasks = {name: (root, quick, io, (k, len(names))) for k, name in enumerate(names, 1)}
+    tasks = {
+        name: {"root": root, "quick": quick, "io": io, "part": (k, len(names))}
+        for k, name in enumerate(names, 1)
+    }
     reports: dict[str, Report] = {}
     with connected(address) as cluster:
-        for name, report in cluster.run(_verify_part, tasks, NEEDS, check):
+        for name, report in cluster.run(verify, tasks, NEEDS, check):
             if isinstance(report, Died):
                 shard = name if len(names) > 1 else None
                 problem = Problem(f"not checked: {report}", shard=shard, denied=True)
@@ -55,11 +58,6 @@ def verify_on_ray(
             if progress is not None:
                 progress(len(reports), len(names))
     return joined([reports[name] for name in names])
-
-
-def _verify_part(root: Path, quick: bool, io: str, part: tuple[int, int]) -> Report:
-    """The task: verify one part."""
-    return verify(root, quick=quick, io=io, part=part)
 
 
 def _names(root: Path) -> list[str]:

@@ -10,7 +10,7 @@ import xxhash
 from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.run import stored_rows
-from sa1bpack.deriving.target import DeriveResult, RowKeywords, RowOptions, ShardToDo, Target
+from sa1bpack.deriving.target import DeriveResult, RowKeywords, ShardToDo, Target
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.side.part import open_part
@@ -63,19 +63,17 @@ def attach(
         >>> sa1bpack.open("packed", side="derived/caption").by_id(5)["caption"]
         array([2, 3])
     """
-    ds = as_dataset(ds)
-    own = RowOptions(**options)
+    target = Target(as_dataset(ds), name, {"function": "sa1bpack:attach", "options": {}}, **options)
     rows, kind = _probe(array, dtype)
     lookup = _Lookup(ids, rows)
-    target = Target(ds, name, own, {"function": "sa1bpack:attach", "options": {}})
     for shard in target.shards:  # before anything is written
-        lookup.positions(shard, own.axis)
+        lookup.positions(shard, target.axis)
     target.use(kind, rows.shape[1:])
     todo_parts = {shard.identity.part for shard in target.missing(target.shards)}
     total = sum(shard.identity.extent.samples for shard in target.shards)
     done, made = 0, []
     for shard in target.shards:
-        positions, counts = lookup.positions(shard, own.axis), shard.row_counts(own.axis)
+        positions, counts = lookup.positions(shard, target.axis), shard.row_counts(target.axis)
         pieces = _pieces(rows, positions, counts, target.spec)
         if shard.identity.part in todo_parts:
             with PartWriter(target.folder, target.spec, shard.identity) as writer:
@@ -126,17 +124,16 @@ class _Lookup:
         else:
             wanted, noun = shard.samples.column("image_id"), "image"
         at = np.searchsorted(self._sorted, wanted)
-        inside = np.minimum(at, len(self._sorted) - 1)
-        found = at < len(self._sorted)
+        found = np.zeros(len(wanted), bool)
         if len(self._sorted):
-            found &= self._sorted[inside] == wanted
+            found = self._sorted.take(at, mode="clip") == wanted
         if not found.all():
             lost = np.flatnonzero(~found)
             raise OptionError(
                 f"ids lacks {counted(len(lost), noun)} of shard {shard.identity.name}, such as "
                 f"{wanted[lost[0]]}"
             )
-        return self._order[inside]
+        return self._order[at]
 
 
 def _pieces(array: Any, positions: np.ndarray, counts: np.ndarray, spec: SideSpec):

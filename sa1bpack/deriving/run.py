@@ -2,10 +2,9 @@
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -18,10 +17,8 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.target import (
     DeriveResult,
     RowKeywords,
-    RowOptions,
     ShardToDo,
     Target,
-    check_options,
     share,
 )
 from sa1bpack.errors import OptionError
@@ -57,16 +54,9 @@ def derive(
     name: str,
     fn: Function,
     *,
-    batch_size: int = 32,
-    device: str = "cpu",
-    axis: str = "sample",
-    spatial: bool = False,
-    options: Mapping[str, Any] | None = None,
-    out: str | os.PathLike[str] | None = None,
     part: tuple[int, int] | None = None,
-    allow_nonfinite: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    **loading: Unpack[LoadingKeywords],
+    **call: Unpack[DeriveKeywords],
 ) -> DeriveResult:
     """Compute a side array: one row per image or per mask, by a function of batches.
 
@@ -85,19 +75,20 @@ def derive(
             per mask (T, ...) in the order of the batch, the same shape and type every time:
             uint8, int8, int16, int32, int64, float16, bfloat16, float32 or float64. It is recorded
             by its name, module:function, and is known again by that alone.
-        batch_size: images per batch.
-        device: of the batches: "cpu", "cuda" or "cuda:1".
-        axis: "sample": a row per image. "mask": a row per mask; masks of the batch are "flat".
-        spatial: rows are (C, h, w) over the canvas of the stored image, so that a
-            `transforms.Pipeline` moves them with the image.
-        options: keyword arguments of `fn`, which JSON can hold; they are recorded.
-        out: folder of the side array, not among the files of the pack. None: PACK/side/NAME.
         part: (K, N): make every N-th shard, from the K-th (from 1) on. None: by the rank in
             torch.distributed, or by RANK and WORLD_SIZE of the environment; else all.
-        allow_nonfinite: store NaN and infinities, too, in place of an error.
         progress: called as progress(images done, images in all) after each batch, and after the
             rows that a killed call has left; the images of parts that exist are not counted.
-        loading: ahead, io, masks, threads and timeout of the Loader.
+        batch_size: images per batch; default: 32.
+        device: of the batches: "cpu" (default), "cuda" or "cuda:1".
+        axis: "sample" (default): a row per image. "mask": a row per mask; masks of the batch are
+            "flat".
+        spatial: rows are (C, h, w) over the canvas of the stored image, so that a
+            `transforms.Pipeline` moves them with the image; default: False.
+        options: keyword arguments of `fn`, which JSON can hold; they are recorded.
+        out: folder of the side array, not among the files of the pack. Default: PACK/side/NAME.
+        allow_nonfinite: store NaN and infinities, too, in place of an error; default: False.
+        ahead, io, masks, threads, timeout: of the Loader.
 
     Raises:
         OptionError: a value that cannot be used, rows of another shape, type or number than
@@ -117,19 +108,7 @@ def derive(
         >>> ds[0]["mean_grey"].shape, ds[0]["mean_grey"].dtype
         ((), dtype('float32'))
     """
-    maker = PartMaker(
-        ds,
-        name,
-        fn,
-        batch_size=batch_size,
-        device=device,
-        axis=axis,
-        spatial=spatial,
-        options=options,
-        out=out,
-        allow_nonfinite=allow_nonfinite,
-        **loading,
-    )
+    maker = PartMaker(ds, name, fn, **call)
     todo = maker.target.missing(share(maker.target.shards, part))
     total = sum(shard.identity.extent.samples for shard in todo)
     done = 0
@@ -139,21 +118,6 @@ def derive(
             if progress is not None:
                 progress(done, total)
     return maker.target.result(maker.made)
-
-
-def _check_call(fn: Function, options: dict[str, Any]) -> None:
-    """Raise OptionError if the function does not take a batch and these options."""
-    try:
-        signature = inspect.signature(fn)
-    except ValueError:  # some functions that are not written in Python have none
-        return
-    try:
-        signature.bind(None, **options)
-    except TypeError as error:
-        raise OptionError(
-            f"options is {brief(options)}: {getattr(fn, '__qualname__', fn)}{signature} cannot be "
-            f"called with a batch and these ({error})"
-        ) from None
 
 
 def function_name(fn: Function) -> str:
@@ -199,26 +163,27 @@ class PartMaker:
         **others: Unpack[DeriveKeywords],
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
-        ds = as_dataset(ds)
-        self._options = check_options(options)
+        ds, self._options = as_dataset(ds), {} if options is None else options
+        if not isinstance(options, Mapping | None) or not all(
+            isinstance(k, str) for k in self._options
+        ):
+            raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
         if not callable(fn):
             raise OptionError(f"fn is {fn!r}: choose a function of a batch")
-        _check_call(fn, self._options)
-        rows = RowOptions.of(others)
-        known = (*LoadingKeywords.__annotations__, "device")
-        loading = {name: others[name] for name in known if name in others}
-        if rows.axis == "mask" and loading.setdefault("masks", "flat") not in ("flat", "flat_bits"):
+        rows = {key: others.pop(key) for key in RowKeywords.__annotations__ if key in others}
+        by_mask = rows.get("axis") == "mask"
+        if by_mask and others.setdefault("masks", "flat") not in ("flat", "flat_bits"):
             raise OptionError(
-                f"masks is {loading['masks']!r}: with a row per mask choose flat or flat_bits"
+                f"masks is {others['masks']!r}: with a row per mask choose flat or flat_bits"
             )
         self._batch_size = whole_number("batch_size", batch_size, 1)
-        self._fn, self._loading = fn, loading
+        self._fn, self._loading = fn, others
         provenance = {
             "function": function_name(fn),
-            "options": self._options,
+            "options": dict(self._options),
             "samples": ds.spec_text,
         }
-        self.target = Target(ds, name, rows, provenance)
+        self.target = Target(ds, name, provenance, **rows)
         self.made: list[ShardToDo] = []
 
     def loader(self, shard: ShardToDo) -> Loader:
@@ -234,7 +199,7 @@ class PartMaker:
 
     def make(self, shard: ShardToDo) -> Iterator[int]:
         """Make the part of a shard; yields the number of images of each batch that is done."""
-        counts = shard.row_counts(self.target.options.axis)
+        counts = shard.row_counts(self.target.axis)
         with self.loader(shard) as loader:
             writer = None if self.target.spec is None else self._writer(shard, counts)
             try:
@@ -292,7 +257,7 @@ class PartMaker:
                 f"{function_name(fn)} returned {dtype} {tuple(rows.shape)} for batch "
                 f"{batch['number']} of shard {shard.identity.name}: it must return "
                 f"{int(counts.sum())} rows, one per "
-                f"{'image' if self.target.options.axis == 'sample' else 'mask'}"
+                f"{'image' if self.target.axis == 'sample' else 'mask'}"
             )
         self.target.use(dtype, rows.shape[1:])
         self.target.check_finite(shard, rows, counts, first)
@@ -325,13 +290,11 @@ def function_of(name: str) -> Callable:
 
     An error of the module itself passes.
     """
-    module, colon, attribute = name.partition(":")
-    if not (colon and attribute and all(part.isidentifier() for part in module.split("."))):
-        raise OptionError(f"fn is {name!r}: choose MODULE:FUNCTION, such as my_teacher:embed")
+    module, _, attribute = name.partition(":")
     try:
-        found = import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found = resolve_name(name) if attribute else None
+    except ValueError:
+        found = None
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module imports
@@ -340,6 +303,8 @@ def function_of(name: str) -> Callable:
         ) from None
     except AttributeError:
         raise OptionError(f"fn is {name!r}: the module has no {attribute!r}") from None
+    if found is None:
+        raise OptionError(f"fn is {name!r}: choose MODULE:FUNCTION, such as my_teacher:embed")
     if not callable(found):
         raise OptionError(f"fn is {name!r}: this is of type {type(found).__name__}, not a function")
     return found

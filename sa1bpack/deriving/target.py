@@ -1,8 +1,8 @@
 """The parts of a side array that a dataset needs: which exist, and which this process makes."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict
@@ -70,37 +70,12 @@ class DeriveResult:
 
 
 class RowKeywords(TypedDict, total=False):
-    """The fields of `RowOptions`, as keyword arguments."""
+    """The options that `derive` and `attach` have in common, see Target."""
 
     axis: str
     spatial: bool
     out: str | os.PathLike[str] | None
     allow_nonfinite: bool
-
-
-@dataclass(frozen=True)
-class RowOptions:
-    """The options that `derive` and `attach` have in common; OptionError for other values."""
-
-    axis: str = "sample"
-    spatial: bool = False
-    out: str | os.PathLike[str] | None = None
-    allow_nonfinite: bool = False
-
-    def __post_init__(self) -> None:
-        choice("axis", self.axis, SIDE_AXES)
-        flag("allow_nonfinite", self.allow_nonfinite)
-        if flag("spatial", self.spatial) and self.axis != "sample":
-            raise OptionError(
-                f"spatial is True, but axis is {self.axis!r}: spatial arrays have rows (C, h, w) "
-                "per sample"
-            )
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "RowOptions":
-        """Those that are given, beside others."""
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: given[name] for name in names if name in given})
 
 
 @dataclass(frozen=True)
@@ -120,7 +95,7 @@ class ShardToDo:
 class Target:
     """A side array of a dataset, to be made or completed.
 
-    options     of its rows
+    axis        "sample" or "mask": what has a row
     folder      where it is
     provenance  for its manifest
     spec        of its rows; None as long as nobody knows
@@ -131,35 +106,43 @@ class Target:
         self,
         ds: Dataset,
         name: str,
-        options: RowOptions,
         provenance: dict[str, Any],
+        *,
+        axis: str = "sample",
+        spatial: bool = False,
+        out: str | os.PathLike[str] | None = None,
+        allow_nonfinite: bool = False,
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
+        self.axis, self._spatial = choice("axis", axis, SIDE_AXES), flag("spatial", spatial)
+        self._allow_nonfinite = flag("allow_nonfinite", allow_nonfinite)
+        if spatial and axis != "sample":
+            raise OptionError(
+                f"spatial is True, but axis is {axis!r}: spatial arrays have rows (C, h, w) "
+                "per sample"
+            )
         if ds.options.rule is not None:
             raise OptionError(
                 f"the dataset has thresholds for masks, {ds.options.rule.as_text()}, but a side "
                 "array is of all that the pack has: open it without them"
             )
         check_side_name(name)
-        self.name, self.options, self.provenance = side_name(name), options, _json(provenance)
-        given = options.out
-        self.folder = _folder(ds, self.name) if given is None else _outside(self.name, given)
+        self.name, self.provenance = side_name(name), _json(provenance)
+        self.folder = _folder(ds, self.name) if out is None else _outside(self.name, out)
         self.shards = _complete_shards(ds)
         self.spec: SideSpec | None = None
-        self._found = is_side(self.folder) and not is_unused(self.folder)
-        if self._found:
-            found = read_side_manifest(self.folder)
-            spec = replace(found.spec, name=self.name, axis=options.axis, spatial=options.spatial)
-            expected = SideManifest(spec, self.provenance)
-            create_side(self.folder, expected)  # refuses what was made otherwise
-            self.spec = found.spec
+        if is_side(self.folder) and not is_unused(self.folder):
+            found = read_side_manifest(self.folder).spec
+            spec = replace(found, name=self.name, axis=axis, spatial=spatial)
+            create_side(self.folder, SideManifest(spec, self.provenance))  # refuses another one
+            self.spec = found
 
     def use(self, dtype: str, shape: Sequence[int]) -> None:
         """Make the folder for rows of this type and shape, or check that it is for such rows.
 
         A folder without parts, which a call that failed has left, is replaced.
         """
-        spec = SideSpec(self.name, self.options.axis, dtype, tuple(shape), self.options.spatial)
+        spec = SideSpec(self.name, self.axis, dtype, tuple(shape), self._spatial)
         if self.spec is None:
             manifest = SideManifest(spec, self.provenance)
             try:
@@ -170,15 +153,11 @@ class Target:
                 remove_unused(self.folder)
                 create_side(self.folder, manifest)
             self.spec = spec
-        elif spec != self.spec and self._found:
-            raise OptionError(
-                f"rows are {spec.to_text()}, but those in {self.folder} are {self.spec.to_text()}: "
-                "choose another folder, or remove that one"
-            )
         elif spec != self.spec:
             raise OptionError(
-                f"rows are {spec.to_text()}, but those before were {self.spec.to_text()}: all "
-                "must have the same shape and type"
+                f"rows are {spec.to_text()}, but those before, in {self.folder}, are "
+                f"{self.spec.to_text()}: all must have the same shape and type; or choose another "
+                "folder"
             )
 
     def missing(self, shards: Sequence[ShardToDo]) -> list[ShardToDo]:
@@ -202,7 +181,7 @@ class Target:
         first   number of the first of these samples in the shard
         """
         half = self.spec.dtype == "bfloat16"
-        if self.options.allow_nonfinite or not (half or rows.dtype.kind == "f"):
+        if self._allow_nonfinite or not (half or rows.dtype.kind == "f"):
             return
         bad = rows & 0x7F80 == 0x7F80 if half else ~np.isfinite(rows)
         bad = bad.any(tuple(range(1, bad.ndim)))
@@ -211,7 +190,7 @@ class Target:
             sample = int(np.searchsorted(edges, row, "right"))
             ids = shard.samples[first + sample : first + sample + 1].column("image_id")
             place = f"image {ids[0]}"
-            if self.options.axis == "mask":
+            if self.axis == "mask":
                 place = f"mask {row - int(edges[sample] - counts[sample])} of {place}"
             raise OptionError(
                 f"{self.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: "
@@ -310,11 +289,3 @@ def _rank() -> tuple[int, int]:
             f"RANK is {rank!r} and WORLD_SIZE is {world!r} in the environment: set both, or pass "
             "part=(K, N)"
         ) from None
-
-
-def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Options for a function as a dict. Raises OptionError for what is not a mapping of names."""
-    found = {} if options is None else options
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-        raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
-    return dict(found)

@@ -2,9 +2,9 @@
 
     scheme       what the core calls, see `sa1bpack.urls`
     web          one request over http or https
-    stores       object stores: credentials, errors, the event loop, requests that are repeated
+    stores       object stores: credentials, what is opened, what errors mean and may show
+    bucket       a folder of a bucket, read and written; the event loop that waits for it
     remote_file  a file read once, of the web or an object store, continued where it breaks off
-    bucket       a folder of a bucket that is written to
     upload       a pack that is made in a staging folder and uploaded
     origin       a folder of files that is read, and the threads that do
     fetch        a shard on its way: ranges, digests

@@ -37,8 +37,8 @@ from pathlib import Path
 import msgspec
 
 from sa1bpack.dataset.shards import CACHE as OPEN_SHARDS
-from sa1bpack.errors import CacheFull, FormatError, OptionError, StoreError
-from sa1bpack.format.files import TEMPORARY_PREFIX, replace_file
+from sa1bpack.errors import CacheFull, OptionError, StoreError
+from sa1bpack.format.files import replace_file
 from sa1bpack.wording import size_text
 
 # How long a fetch waits for room that others use: batches in progress release theirs in time.
@@ -121,18 +121,14 @@ class Cache:
 
         limit  None: that of who opened it last, or four fifths of the free disk
 
-        Raises OptionError for a cache of another release, FormatError, OSError.
+        Raises OptionError for a cache of another release, OSError.
         """
         self.root = root.absolute()
         with _a_full_disk_named(self.root):
             for kind in _KINDS:
                 (self.root / kind).mkdir(parents=True, exist_ok=True)
             with self._alone("room"):
-                for left in self.root.glob(f"{TEMPORARY_PREFIX}cache.json-*"):
-                    left.unlink()
                 self.limit = self._settle(limit)
-            for left in self.root.glob("*/.*.part"):  # also one that could not be removed
-                Lock(left.with_name(f"{left.name[1:-5]}.lock")).close()
             for lock in list(self._locks()):
                 self._remove(lock, only_begun=True)
 
@@ -143,12 +139,12 @@ class Cache:
             stored = msgspec.json.decode(path.read_bytes(), type=_Settings)
         except FileNotFoundError:
             stored = None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise FormatError(f"{path}: {error}; remove the cache {self.root}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            stored = _Settings(version=0, limit=0)
         if stored is not None and stored.version != _VERSION:
             raise OptionError(
                 f"cache is {self.root}, which another release of sa1bpack made (version "
-                f"{stored.version}); choose another folder, or remove it"
+                f"{stored.version}): choose another folder, or remove it"
             )
         if limit is None:
             if stored is not None:
@@ -191,61 +187,53 @@ class Cache:
         A thread of its own fetches, so that a signal, which raises in the main thread, interrupts
         no more than the wait for it. Raises what `fetch` raises, CacheFull, StoreError, OSError.
         """
-        while (lease := self.lease(name)) is None:
-            outcome: Future[None] = Future()
-            work = (name, nbytes, fetch, is_sound, outcome)
-            threading.Thread(
-                target=self._bring, args=work, name="sa1bpack-bring", daemon=True
-            ).start()
-            outcome.result()
-        return lease
+        outcome: Future[None]
 
-    def _bring(self, name, nbytes, fetch, is_sound, outcome: Future) -> None:
-        try:
-            with _a_full_disk_named(self.root), self._alone(name) as lock:
-                if lock is not None:
-                    self._make(lock, self.root / name, nbytes, fetch, is_sound)
-        except FileNotFoundError as error:
-            outcome.set_exception(
-                error
-                if (self.root / "cache.json").exists()
-                else StoreError(
+        def bring() -> None:
+            try:
+                with _a_full_disk_named(self.root), self._alone(name) as lock:
+                    if lock is not None:
+                        self._make(lock, self.root / name, nbytes, fetch, is_sound)
+                outcome.set_result(None)
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        while (lease := self.lease(name)) is None:
+            outcome = Future()
+            threading.Thread(target=bring, name="sa1bpack-bring", daemon=True).start()
+            try:
+                outcome.result()
+            except FileNotFoundError:
+                if (self.root / "cache.json").exists():
+                    raise
+                raise StoreError(
                     f"{self.root}: the cache was removed while it was in use; open the pack again"
-                )
-            )
-        except BaseException as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
+                ) from None
+        return lease
 
     def _make(self, lock: Lock, folder: Path, nbytes: int, fetch, is_sound) -> None:
         """Make a folder that is not here, with its lock held."""
-        if folder.is_dir():
-            if lock.record[1] == boot_id():
-                return
-            if is_sound(folder):
-                lock.note(nbytes)
-                return
+        if folder.is_dir() and (lock.record[1] == boot_id() or is_sound(folder)):
+            lock.note(nbytes)
+            return
         self._empty(lock)
-        begun, made = _begun(folder), False
+        begun = _begun(folder)
         self._take(lock, nbytes)
         try:
-            while not made:
+            while True:
                 try:
                     begun.mkdir()
                     fetch(begun, lock.touch)
                     begun.rename(folder)
-                    made = True
+                    return
                 except OSError as error:
-                    if error.errno not in _DISK_IS_FULL:
-                        raise
                     shutil.rmtree(begun, ignore_errors=True)
-                    if not self.make_room(nbytes):
+                    if error.errno not in _DISK_IS_FULL or not self.make_room(nbytes):
                         raise
-        finally:
-            if not made:
-                self._empty(lock)
-                lock.path.unlink()
+        except BaseException:
+            self._empty(lock)
+            lock.path.unlink()
+            raise
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[Lock | None]:
@@ -280,10 +268,20 @@ class Cache:
         """Bytes that are here, or expected."""
         return sum(lock.record[0] for lock in self._locks())
 
-    def make_room(self, nbytes: int) -> bool:
-        """Remove so many bytes, as far as they are not in use. False if all are."""
-        release_idle(0)
-        return self._evict(nbytes) > 0
+    def make_room(self, nbytes: int) -> int:
+        """Remove so many bytes, those used least recently first, as far as they are not in use.
+
+        Returns how many were removed.
+        """
+        freed = 0
+        for release in (False, True):
+            if release:
+                release_idle(0)
+            for lock in sorted(self._locks(), key=lambda lock: os.fstat(lock.fileno()).st_mtime_ns):
+                if freed >= nbytes:
+                    return freed
+                freed += self._remove(lock)
+        return freed
 
     def _take(self, lock: Lock, nbytes: int) -> None:
         """Note the bytes of a folder, which fit. Raises CacheFull."""
@@ -291,12 +289,8 @@ class Cache:
         while True:
             with self._alone("room"):
                 self.limit = self._settle(None)  # another process may have named another one
-                if (over := self.used + nbytes - self.limit) > 0:
-                    over -= self._evict(over)
-                if over > 0:
-                    release_idle(0)
-                    over -= self._evict(over)
-                if over <= 0:
+                over = self.used + nbytes - self.limit
+                if over <= 0 or self.make_room(over) >= over:
                     lock.note(nbytes)
                     lock.touch()
                     return
@@ -315,24 +309,16 @@ class Cache:
                 with suppress(FileNotFoundError):
                     yield Lock(path, create=False)
 
-    def _evict(self, nbytes: int) -> int:
-        """Remove so many bytes that nobody uses, those used least recently first."""
-        freed = 0
-        for lock in sorted(self._locks(), key=lambda lock: os.fstat(lock.fileno()).st_mtime_ns):
-            if freed >= nbytes:
-                break
-            freed += self._remove(lock)
-        return freed
-
     def _remove(self, lock: Lock, only_begun: bool = False) -> int:
         """Remove a folder that nobody uses or fetches; returns its bytes.
 
         only_begun  no complete one
         """
+        folder = lock.path.with_suffix("")
         with lock:
-            if (only_begun and lock.path.with_suffix("").is_dir()) or not lock.take(exclusive=True):
+            if (only_begun and folder.is_dir()) or not lock.take(exclusive=True):
                 return 0
-            if only_begun and lock.path.with_suffix("").is_dir():  # completed meanwhile
+            if only_begun and folder.is_dir():  # completed meanwhile
                 return 0
             nbytes = lock.record[0]
             self._empty(lock)

@@ -1,11 +1,11 @@
 """Folders on their way from an origin: fetched in ranges, and compared with their digests."""
 
-import os
+import io
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -14,7 +14,8 @@ from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksum
 from sa1bpack.format.files import write_at
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, canonical_json, chunk_file
-from sa1bpack.remote.origin import EndsEarly, Origin, submit
+from sa1bpack.remote.origin import Origin, submit
+from sa1bpack.remote.stores import EndsEarly
 
 # Fetches of a file before it counts as damaged in the origin.
 TRIES = 3
@@ -25,6 +26,8 @@ RANGE_BYTES = 4 << 20
 MORE_BYTES = 1 << 16
 
 Beat = Callable[[], None]
+# Path of a file in a folder → its length, if known, and its digest, or None if that is not known.
+Files = Mapping[str, tuple[int | None, str | None]]
 
 
 def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:
@@ -59,21 +62,16 @@ def fetch_group(
             name: (None, each) for name, each in listed.items()
         }
         for spec, rows in arrays.items():
-            if rows:
-                if spec.chunk_path not in listed:
-                    raise FormatError(
-                        f"{origin.url}/{path}/{CHECKSUMS_NAME}: lacks {spec.chunk_path}"
-                    )
-                files[spec.chunk_path] = chunk_file(spec, rows).file_bytes, listed[spec.chunk_path]
-            # What the layout says need not be asked for.
-            metadata, name = (
-                canonical_json(array_metadata(spec, rows)),
-                f"{spec.name}/{METADATA_NAME}",
-            )
+            name = f"{spec.name}/{METADATA_NAME}"
+            metadata = canonical_json(array_metadata(spec, rows))
             if digest_of(metadata) == listed.get(name):
                 (folder / spec.name).mkdir(exist_ok=True)
                 (folder / name).write_bytes(metadata)
-                del files[name]
+                del files[name]  # what the layout says need not be asked for
+            if rows and spec.chunk_path not in listed:
+                raise FormatError(f"{origin.url}/{path}/{CHECKSUMS_NAME}: lacks {spec.chunk_path}")
+            if rows:
+                files[spec.chunk_path] = chunk_file(spec, rows).file_bytes, listed[spec.chunk_path]
         fetch_files(origin, path, folder, files, beat)
     except (FormatError, FileNotFoundError, EndsEarly) as error:
         if _is_replaced(origin, path, digest):
@@ -117,32 +115,33 @@ def fetch_files(
     origin: Origin,
     path: str,
     folder: Path,
-    files: Mapping[str, tuple[int | None, str | None]],
+    files: Files,
     beat: Beat = lambda: None,
 ) -> None:
     """Fetch files into a folder that is being made, all at once.
 
-    path   of the folder in the origin
-    files  path in the folder → its length, if known, and its digest, or None if that is not known
+    path  of the folder in the origin
 
     Raises FormatError naming a file that does not have its digest, FileNotFoundError for one that
     is not there, StoreError, OSError.
     """
     for _ in range(TRIES):
-        fetches = [
-            _File(origin, f"{path}/{name}" if path else name, folder / name, *each)
-            for name, each in files.items()
-        ]
+        given_up = threading.Event()  # from then on, no request is begun
         try:
-            same = set()
-            for file, name in zip(fetches, files, strict=True):
-                if file.outcome.result():
-                    same.add(name)
+            fetches = [
+                _fetch(origin, f"{path}/{name}" if path else name, folder / name, nbytes, given_up)
+                for name, (nbytes, _) in files.items()
+            ]
+            for part in itertools.chain.from_iterable(fetches):
+                part.result()
                 beat()
         finally:
-            for file in fetches:
-                file.give_up()
-        files = {name: each for name, each in files.items() if name not in same}
+            given_up.set()
+        files = {
+            name: (nbytes, digest)
+            for name, (nbytes, digest) in files.items()
+            if digest is not None and file_digest(folder / name) != digest
+        }
         if not files:
             return
     raise FormatError(
@@ -152,72 +151,35 @@ def fetch_files(
     )
 
 
-class _File:
-    """A file on its way: its requests write where their bytes belong, the last one compares.
+def _fetch(
+    origin: Origin, path: str, target: Path, nbytes: int | None, given_up: threading.Event
+) -> list[Future]:
+    """Begin the requests for a file, each of which writes its bytes where they belong."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    file = _NewFile(target, "w")  # not by name: when this was given up, another may have it
 
-    outcome  whether it has its digest; an error if a request failed
-    """
-
-    def __init__(
-        self, origin: Origin, path: str, target: Path, nbytes: int | None, digest: str | None
-    ):
-        self.outcome: Future[bool] = Future()
-        self._origin, self._path, self._target, self._digest = origin, path, target, digest
-        self._lock = threading.Lock()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Not by name: when this was given up, another file may have it.
-        self._file = _Descriptor(target)
-        if nbytes is None:
-            spans: Iterable = [None]
-        else:
-            spans = [(at, min(at + RANGE_BYTES, nbytes)) for at in range(0, nbytes, RANGE_BYTES)]
-        self._left = len(spans) or 1
-        for span in spans or [None]:
-            submit(self._get, span)
-
-    def _get(self, span: tuple[int, int] | None) -> None:
+    def get(first: int, stop: int | None) -> None:
+        if given_up.is_set():
+            return
         try:
-            if not self.outcome.done():
-                data = self._delivered(span)
-                write_at(self._file.number, data, 0 if span is None else span[0], self._target)
-            with self._lock:
-                self._left -= 1
-                last = self._left == 0
-            if last and not self.outcome.done():
-                same = self._digest is None or file_digest(self._target) == self._digest
-                self.outcome.set_result(same)
-        except BaseException as error:
-            with self._lock:
-                if not self.outcome.done():
-                    self.outcome.set_exception(error)
-
-    def _delivered(self, span: tuple[int, int] | None) -> Any:
-        """Bytes of the origin. What fails there is not an error of the disk of the cache."""
-        try:
-            if span is None:
-                return self._origin.read(self._path)
-            return self._origin.read_range(self._path, *span)
+            data = origin.read(path) if stop is None else origin.read_range(path, first, stop)
         except FileNotFoundError:
             raise
-        except OSError as error:
-            raise StoreError(f"{self._origin.url}: {error}") from error
+        except OSError as error:  # which is not one of the disk of the cache
+            raise StoreError(f"{origin.url}: {error}") from error
+        write_at(file.fileno(), data, first, target)
 
-    def give_up(self) -> None:
-        """Make no request any more, if there is no outcome yet."""
-        with self._lock:
-            if not self.outcome.done():
-                self.outcome.set_exception(StoreError(f"{self._path}: given up"))
+    if not nbytes:
+        return [submit(get, 0, None)]
+    starts = range(0, nbytes, RANGE_BYTES)
+    return [submit(get, first, min(first + RANGE_BYTES, nbytes)) for first in starts]
 
 
-class _Descriptor:
-    """A new file, open as long as this object lives."""
+class _NewFile(io.FileIO):
+    """A new file, closed without a warning when nobody has hold of it."""
 
-    def __init__(self, path: Path):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self.number = os.open(path, flags, 0o666)
-
-    def __del__(self, close=os.close):
-        close(self.number)
+    def __del__(self):
+        self.close()
 
 
 def digest_of(data: bytes) -> str:

@@ -19,16 +19,16 @@ import xxhash
 
 from sa1bpack.errors import SourceError
 from sa1bpack.interrupts import result_of
+from sa1bpack.remote.bucket import begin
 from sa1bpack.remote.stores import (
     CONNECT_SECONDS,
     READ_SECONDS,
-    begin,
     error_text,
-    library_text,
+    final_error,
     open_store,
     package,
 )
-from sa1bpack.remote.web import REPEATED, Broken, WebBody, changed
+from sa1bpack.remote.web import REPEATED, Body, Broken, WebBody, changed
 from sa1bpack.urls import STORE_SCHEMES, Address
 from sa1bpack.wording import counted
 
@@ -81,7 +81,7 @@ class RemoteFile:
         self._stop = stop
         self._attempts = attempts
         self._on_wait = on_wait
-        self._body: WebBody | StoreBody | None = None
+        self._body: Body | None = None
         self._failures = 0
         self._failed_at = 0
         self._cancelled = threading.Event()
@@ -104,7 +104,7 @@ class RemoteFile:
                 if not data and (left := self._end() - self.position):
                     raise Broken(f"the answer ended {left} bytes too early")
             except Broken as fault:
-                self._drop()
+                self.close()
                 self._wait(fault)
                 continue
             self.position += len(data)
@@ -122,9 +122,6 @@ class RemoteFile:
 
     def close(self) -> None:
         """Close the connection."""
-        self._drop()
-
-    def _drop(self) -> None:
         body, self._body = self._body, None
         if body is not None:
             body.close()
@@ -137,15 +134,14 @@ class RemoteFile:
         if self._cancelled.is_set():
             raise Broken("cancelled")
         body.open()
-        if self.address.nbytes not in (None, body.nbytes):
-            raise changed(self.address)
-        if self.address.version not in (None, body.version):
+        known = self.address.nbytes, self.address.version
+        if known[0] not in (None, body.nbytes) or known[1] not in (None, body.version):
             raise changed(self.address)
         self.address = replace(self.address, nbytes=body.nbytes, version=body.version)
         if body.start != self.position:
             self._skip_to_position(body)
 
-    def _skip_to_position(self, body: "WebBody | StoreBody") -> None:
+    def _skip_to_position(self, body: Body) -> None:
         """Read again what was read, from a server that sends the file from its start."""
         again, left = xxhash.xxh3_128(), self.position
         while left and (data := body.read(min(left, _SKIP_BYTES))):
@@ -198,27 +194,20 @@ def opened_store(address: Address) -> Any:
     return _store(os.getpid(), address.scheme, address.bucket)
 
 
-class StoreBody:
-    """One request to an object store, and the body of its answer, as WebBody."""
+class StoreBody(Body):
+    """One request to an object store."""
 
-    def __init__(self, address: Address, start: int = 0, stop: int | None = None):
-        self._address = address
-        self._wanted = start, stop
-        self._future: Future | None = None
-        self._cancelled = False
-        self._stream: Any = None
-        self._chunk = memoryview(b"")
-        self.nbytes, self.version, self.start = 0, None, 0
+    _future: Future | None = None
+    _stream: Any = None
+    _chunk = memoryview(b"")
 
     def open(self) -> None:
         address, (start, stop) = self._address, self._wanted
         obstore = package("obstore")
         store = opened_store(address)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"if_match": address.version} if address.version else {}
         if start or stop is not None:
             options["range"] = {"offset": start} if stop is None else (start, stop)
-        if address.version:
-            options["if_match"] = address.version
 
         async def get():
             return await obstore.get_async(store, address.key, options=options)
@@ -240,8 +229,7 @@ class StoreBody:
             future.cancel()
 
     def close(self) -> None:
-        self._stream = None
-        self._chunk = memoryview(b"")
+        self._stream, self._chunk = None, memoryview(b"")
 
     def _wait(self, work: Coroutine) -> Any:
         self._future = begin(work)
@@ -254,32 +242,25 @@ class StoreBody:
         except TimeoutError:
             raise Broken(f"no byte for {READ_SECONDS} s") from None
         except (FileNotFoundError, ValueError, package("obstore.exceptions").BaseError) as error:
-            self._raise(error)
+            raise self._meaning(error) from None
         finally:
             self._future.cancel()
 
-    def _raise(self, error: Exception) -> None:
-        """Raise what an exception of obstore means."""
-        kinds, address, text = package("obstore.exceptions"), self._address, error_text(error)
-        said = library_text(error)
+    def _meaning(self, error: Exception) -> Exception:
+        """Broken for an exception of obstore that may pass, or a SourceError that says why."""
+        address, text = self._address, error_text(error).rpartition(" - ")[2]
+        if (found := final_error(error, address, SourceError)) is not None:
+            return found
         if isinstance(error, FileNotFoundError):
-            raise SourceError(f"{address}: there is no such object; check the URL") from None
-        if isinstance(error, ValueError):  # of a key that the library does not take, such as a//b
-            raise SourceError(f"{address}: {text}") from None
-        if isinstance(error, kinds.PreconditionError):
-            raise changed(address) from None
-        if "configured region" in said:  # a redirect without a target
-            raise SourceError(
-                f"{address}: the bucket lies in another region; set AWS_REGION to that one"
-            ) from None
+            return SourceError(f"{address}: there is no such object; check the URL")
+        if isinstance(error, package("obstore.exceptions").PreconditionError):
+            return changed(address)
         found = _STATUS.search(text)
         status = int(found[1]) if found else 0
-        if 400 <= status < 500 and status not in REPEATED:
-            raise SourceError(
-                f"{address}: {_reason(text)}; check the URL, and whether the tools of the cloud "
-                "may read it with the credentials that are in force here"
-            ) from None
-        raise Broken(_reason(text)) from None
+        # A ValueError is one of a key that the library does not take, such as a//b.
+        refused = 400 <= status < 500 and status not in REPEATED
+        final = refused or isinstance(error, ValueError)
+        return SourceError(f"{address}: {text}; check the URL") if final else Broken(text)
 
 
 async def _next(stream: Any) -> Any:
@@ -288,8 +269,3 @@ async def _next(stream: Any) -> Any:
         return await anext(stream)
     except StopAsyncIteration:
         return b""
-
-
-def _reason(text: str) -> str:
-    """The end of a text of obstore, after the URL and the number of its own retries."""
-    return text.rpartition(" - ")[2]

@@ -1,14 +1,16 @@
 """What the core calls for a URL, see `urls.Scheme`: the functions of this module."""
 
 import glob
+import re
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.errors import SourceError
+from sa1bpack.errors import SourceError, StoreError
+from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.packs import open_pack
 from sa1bpack.remote.remote_file import RemoteFile, opened_store
-from sa1bpack.remote.stores import list_keys
 from sa1bpack.remote.verify import verify
 from sa1bpack.urls import STORE_SCHEMES, Address, parse_address
 
@@ -37,8 +39,12 @@ def find_files(address: Address) -> list[Address]:
     opened_store(address)
     if address.listed or not glob.has_magic(address.key):
         return [address]
-    keys = list_keys(address)
+    root = f"{address.scheme}://{address.bucket}"
+    folder = re.split(r"[*?[]", address.key)[0].rpartition("/")[0]
+    try:
+        keys = [key for key in Bucket(root).files(folder) if fnmatchcase(key, address.key)]
+    except (FileNotFoundError, StoreError) as error:
+        raise SourceError(f"{address}: cannot be listed: {error}") from None
     if not keys:
         raise SourceError(f"{address}: nothing matches this pattern; check the bucket and the path")
-    root = f"{address.scheme}://{address.bucket}/"
-    return [parse_address("source", root + key) for key in keys]
+    return [parse_address("source", f"{root}/{key}") for key in keys]

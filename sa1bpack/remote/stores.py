@@ -6,19 +6,10 @@ come from obstore: GOOGLE_APPLICATION_CREDENTIALS, the file that `gcloud auth ap
 login` writes, the instance. None of them is kept, shown or written.
 """
 
-import asyncio
-import atexit
-import functools
 import html
 import os
 import re
-import threading
-import time
-import weakref
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from http.client import responses
 from importlib import import_module
 from types import ModuleType
@@ -27,19 +18,11 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies
 
 from sa1bpack.errors import MissingPackage, OptionError, SourceError, StoreError
-from sa1bpack.urls import Address
 
 # A body that yields no byte for so long is broken. (The library's limit on a complete request, 30 s
 # by default, would end every longer one.)
 READ_SECONDS = 60
 CONNECT_SECONDS = 20
-# The library repeats requests by itself after 5xx, refused connections and bodies that break off.
-# What fails even so, such as a time-out, is tried so often in all.
-TRIES = 3
-PAUSE = 0.5  # seconds, doubled each time
-# How long the end of the process waits at most for threads of the library: they need milliseconds,
-# but for one that asks for credentials.
-END_SECONDS = 30.0
 _NO_LIMIT = timedelta(days=365)
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -139,11 +122,8 @@ def _s3_config(bucket: str) -> dict[str, Any]:
 def s3_client() -> Any:
     """botocore's client, for what obstore does not offer. Raises as `open_store` does."""
     session = package("botocore.session").Session()
-    return session.create_client(
-        "s3",
-        region_name=session.get_config_variable("region") or "us-east-1",
-        endpoint_url=_s3_endpoint(session),
-    )
+    region = session.get_config_variable("region") or "us-east-1"
+    return session.create_client("s3", region_name=region)
 
 
 def _s3_endpoint(session: Any) -> str | None:
@@ -159,23 +139,18 @@ def _s3_endpoint(session: Any) -> str | None:
 
 def _check_endpoint(bucket: str, endpoint: str | None) -> None:
     """Raise OptionError for what makes the library panic, or show a password."""
-    given: dict[str, str | None] = {}
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
-        given[name] = os.environ.get(name)
-    given["the endpoint"] = endpoint
+    names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+    given = {name: os.environ.get(name) for name in names} | {"endpoint_url": endpoint}
     for name, url in given.items():
-        if url == "":
-            raise OptionError(f"s3://{bucket}: {name} is set, but empty: unset it")
-        if url and re.search("[@?#]", url):
+        if url is not None and re.search("[@?#]", url):
             raise OptionError(
                 f"s3://{bucket}: {name} has a user name, a password or a query: leave it out "
                 "(credentials are found where the AWS command line looks for them)"
             )
-    if endpoint and not re.match("https?://[^/]", endpoint):
-        raise OptionError(
-            f"s3://{bucket}: the endpoint is {endpoint!r}: choose a URL, such as "
-            f"https://{endpoint.strip('/') or 'host'}"
-        )
+        if url is not None and not re.match("https?://[^/]", url):
+            raise OptionError(
+                f"s3://{bucket}: {name} is {url!r}: choose a URL, such as https://host, or unset it"
+            )
 
 
 # What a store says about credentials, in the body of its answer.
@@ -183,32 +158,34 @@ _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired")
 _REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
 
 
-def final_error(error: Exception, address: str) -> StoreError | None:
+def final_error(
+    error: Exception, address: object, kind: type[StoreError] | type[SourceError] = StoreError
+) -> Exception | None:
     """The error for what does not pass by itself: credentials, a bucket that does not exist.
 
     None for what may be tried again, and for a missing object.
 
     error    of the library
     address  URL of the object
+    kind     of the error that is returned
     """
     text, said = error_text(error), library_text(error)
     if any(word in said for word in _EXPIRED):
-        return StoreError(f"{address}: the credentials have expired; log in again ({text})")
-    if "computeMetadata" in said:  # asked last of all, of the instance that this would be
-        return StoreError(
-            f"{address}: no credentials of Google Cloud were found; set "
-            "GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`"
+        why = f"the credentials have expired; log in again ({text})"
+    elif "computeMetadata" in said:  # asked last of all, of the instance that this would be
+        why = (
+            "no credentials of Google Cloud were found; set GOOGLE_APPLICATION_CREDENTIALS, or run "
+            "`gcloud auth application-default login`"
         )
-    if "NoSuchBucket" in said:
-        return StoreError(
-            f"{address}: there is no such bucket; check the URL and the endpoint, or create the "
-            "bucket"
-        )
-    if type(error).__name__ in _REFUSED:
-        return StoreError(
-            f"{address}: access was refused; check what the credentials allow ({text})"
-        )
-    return None
+    elif "NoSuchBucket" in said:
+        why = "there is no such bucket; check the URL and the endpoint, or create the bucket"
+    elif "configured region" in said:  # a redirect without a target
+        why = "the bucket lies in another region; set AWS_REGION to that one"
+    elif type(error).__name__ in _REFUSED:
+        why = f"access was refused; check what the credentials allow ({text})"
+    else:
+        return None
+    return kind(f"{address}: {why}")
 
 
 def library_text(error: BaseException) -> str:
@@ -245,172 +222,3 @@ def _spelt(text: str) -> str:
     """The letters and digits of a text, which may be quoted as in URLs, HTML or JSON."""
     text = re.sub(r"\\u00([0-9a-fA-F]{2})", r"%\1", text)
     return re.sub(r"[\W_]", "", html.unescape(unquote(unquote(text)))).casefold()
-
-
-# Waiting for obstore: in one event loop, by its asynchronous calls alone. The blocking ones do not
-# notice signals, and cannot be ended from another thread.
-
-
-class EventLoop(asyncio.SelectorEventLoop):
-    """An event loop that knows which of its futures are held, by the library too.
-
-    A thread of the library hands over the outcome of a future, also of one that was cancelled
-    before. If it does so when the interpreter ends, or has ended, it takes the process down with it
-    (SIGABRT, SIGSEGV). So the process ends when the library has let go of all of them.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.held: weakref.WeakSet[asyncio.Future] = weakref.WeakSet()
-        self.ended = False
-
-    def create_future(self) -> asyncio.Future:
-        """See asyncio. The library asks for one with each request."""
-        future = super().create_future()
-        self.held.add(future)
-        return future
-
-    async def settle(self) -> None:
-        """Cancel all tasks, and wait until the library is done with what they waited for."""
-        self.ended, limit = True, time.monotonic() + END_SECONDS
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        del tasks
-        while self.held and time.monotonic() < limit:
-            package("obstore.store").MemoryStore()  # on entry, the library lets go of what it may
-            time.sleep(0.002)  # asyncio's own sleep is a future, too
-            await asyncio.sleep(0)
-
-
-@functools.cache
-def _loop(process: int) -> EventLoop:
-    """The event loop of this process, in a thread of its own; a fork has another."""
-    loop = EventLoop()
-    threading.Thread(target=loop.run_forever, name="sa1bpack-cloud", daemon=True).start()
-    atexit.register(_end, process, loop)
-    return loop
-
-
-def _end(process: int, loop: EventLoop) -> None:
-    """Before the interpreter ends: nothing is on its way any more, and nothing can be begun."""
-    if process == os.getpid():
-        asyncio.run_coroutine_threadsafe(loop.settle(), loop).result()
-
-
-def begin(work: Coroutine) -> Future:
-    """Run a coroutine in the event loop; the future's `result` waits, and `cancel` ends it.
-
-    Raises StoreError when the process ends.
-    """
-    loop = _loop(os.getpid())
-    if loop.ended:
-        work.close()
-        raise StoreError("the process is ending")
-    return asyncio.run_coroutine_threadsafe(work, loop)
-
-
-class Bucket:
-    """A folder of a bucket, or a bucket.
-
-    url      of the folder, without credentials
-    scheme, name   "s3" or "gs", and the name of the bucket
-    prefix   of the keys of its objects
-    library, store   obstore, and its store
-    """
-
-    def __init__(self, url: str):
-        """Raises as `open_store` does."""
-        self.url = url
-        self.scheme, _, rest = url.partition("://")
-        self.name, _, key = rest.partition("/")
-        self.prefix = f"{key}/" if key else ""
-        self.library, self.store = package("obstore"), open_store(self.scheme, self.name)
-        self._pid, self._cancelled = os.getpid(), False
-        self._pending: set[Future] = set()
-
-    def ask(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
-        """`tried`, in the event loop; ends when `cancel` is called."""
-        return self.wait(self.tried(path, request))
-
-    def wait(self, work: Coroutine) -> Any:
-        """What a coroutine returns. Raises StoreError if it is cancelled, or in a fork."""
-        if os.getpid() != self._pid:
-            work.close()
-            raise StoreError(
-                f"{self.url}: the connections to an object store do not survive a fork: let worker "
-                "processes be spawned (multiprocessing_context='spawn')"
-            )
-        future = begin(work)
-        self._pending.add(future)
-        try:
-            if self._cancelled:
-                future.cancel()
-            return future.result()
-        except CancelledError:
-            raise StoreError(f"{self.url}: cancelled") from None
-        finally:
-            future.cancel()  # after an interrupt
-            self._pending.discard(future)
-
-    def cancel(self) -> None:
-        """End the requests in progress, and let every later one fail."""
-        self._cancelled = True
-        for future in list(self._pending):
-            future.cancel()
-
-    async def tried(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
-        """What a request for a path in the folder returns; it is repeated where that may help.
-
-        request  called with the key
-
-        Raises FileNotFoundError for what is not there, EndsEarly, StoreError.
-        """
-        address, pause = f"{self.url}/{path}", PAUSE
-        for left in reversed(range(TRIES)):
-            try:
-                return await request(self.prefix + path)
-            except (self.library.exceptions.BaseError, FileNotFoundError, Differs) as error:
-                if (found := final_error(error, address)) is not None:
-                    raise found from None
-                if isinstance(error, FileNotFoundError):
-                    raise FileNotFoundError(2, "not in the object store", address) from None
-                if not left:
-                    early = isinstance(error, EndsEarly) or "InvalidRange" in library_text(error)
-                    raise (EndsEarly if early else StoreError)(
-                        f"{address}: {TRIES} requests failed: {error_text(error)}"
-                    ) from None
-            await asyncio.sleep(pause)
-            pause *= 2
-        raise AssertionError
-
-    def files(self, path: str = "") -> dict[str, int]:
-        """Every object below a path, by its path in the folder, sorted, and its bytes.
-
-        Raises StoreError.
-        """
-
-        async def listed(key: str) -> dict[str, int]:
-            found = {}
-            async for page in self.library.list(self.store, prefix=key or None):
-                found |= {item["path"]: item["size"] for item in page}
-            return found
-
-        found = self.ask(path, listed)
-        names = (key for key in sorted(found) if not key.endswith("/"))  # in place of folders
-        return {key.removeprefix(self.prefix): found[key] for key in names}
-
-
-def list_keys(address: Address) -> list[str]:
-    """Keys of the objects of a bucket that match a pattern of `*`, `?` and `[...]`, sorted.
-
-    Raises SourceError if that fails, and what `open_store` raises.
-    """
-    prefix = re.split(r"[*?[]", address.key)[0].rpartition("/")[0]
-    bucket = Bucket(f"{address.scheme}://{address.bucket}")
-    try:
-        found = bucket.files(prefix)
-    except (FileNotFoundError, StoreError) as error:
-        raise SourceError(f"{address}: cannot be listed: {error}") from None
-    return [key for key in found if fnmatchcase(key, address.key)]

@@ -10,14 +10,15 @@ from the bucket.
 """
 
 import shutil
-import threading
+from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from sa1bpack.errors import OutputRefused
+from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.array_reader import read_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import (
@@ -27,7 +28,7 @@ from sa1bpack.format.files import (
     temporary_beside,
     write_durably,
 )
-from sa1bpack.format.layout import ArraySpec, Extent, Layout
+from sa1bpack.format.layout import Extent, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
@@ -38,11 +39,12 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.publish import REJECTS_NAME, top_files
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, chunk_file
+from sa1bpack.interrupts import result_of
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState, PublishedShard
-from sa1bpack.remote.bucket import BucketFolder
+from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.fetch import fetch_files
-from sa1bpack.remote.origin import StoreOrigin
+from sa1bpack.urls import folder_url
 
 # Shards that wait for their upload, or are being uploaded; packing waits when there are more.
 MOST_WAITING = 2
@@ -63,8 +65,8 @@ class UploadedState(PackState):
     def __init__(self, url: str, staging: Path, options: PackOptions):
         """Lock the working folder of this URL, and continue what the bucket holds.
 
-        Raises as PackState does, and as `BucketFolder` does for the URL, OutputRefused if one of
-        the folders holds something else, StoreError.
+        Raises as PackState and `open_store` do, OptionError for a URL without a folder,
+        OutputRefused if one of the folders holds something else, StoreError.
         """
         if (staging / MANIFEST_NAME).exists():
             raise OutputRefused(
@@ -72,12 +74,15 @@ class UploadedState(PackState):
                 "staging. To upload a finished pack, copy it with a tool of the cloud, such as aws "
                 "s3 sync"
             )
-        self._bucket = bucket = BucketFolder(url)
+        self._bucket = bucket = Bucket(folder_url("out", url))
+        if not bucket.prefix:
+            raise OptionError(
+                f"out is {bucket.url!r}: name a bucket and a folder in it, {bucket.url}/pack"
+            )
         root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
-        self._waiting = threading.Semaphore(MOST_WAITING)
-        self._uploads: list[Future] = []
-        self._pool: ThreadPoolExecutor | None = None
-        self._manifest_there: bytes | None = None
+        self._marks = root / _MARKS
+        self._uploads: deque[Future] = deque()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="sa1bpack-upload")
         super().__init__(root, options)
         try:
             self.write_first_manifest()
@@ -86,7 +91,6 @@ class UploadedState(PackState):
             self._manifest_there = _restore(root, bucket, fresh=not (self.shards or self.sources))
             self.shards.clear()
             self._load()
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="sa1bpack-upload")
             for shard in list(self.shards.values()):
                 self._upload(shard.entry.name)
         except BaseException:
@@ -103,9 +107,9 @@ class UploadedState(PackState):
 
     def withdraw(self, source: str) -> int:
         """Remove every shard of a source, in the bucket too; returns their number."""
-        names = [shard.entry.name for shard in self.parts_of(source).values()]
         self._settle()
-        for name in names:
+        for shard in self.parts_of(source).values():
+            name = shard.entry.name
             keys = self._bucket.files(f"{SHARDS_NAME}/{name}/")
             mark = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
             self._bucket.delete([mark] * (mark in keys))  # first: without it, nothing counts
@@ -126,53 +130,34 @@ class UploadedState(PackState):
             return
         old = {key.partition("/")[0] for key in there if key.startswith("index-")}
         last = (CHECKSUMS_NAME, MANIFEST_NAME)
-        self._bucket.put_all(
-            {
-                path: (self.root / path, file_digest(self.root / path))
-                for path in sorted(top)
-                if path not in last and not path.endswith(f"/{CHECKSUMS_NAME}")
-            }
-        )
+        shards = {path for path in top if path.endswith(f"/{CHECKSUMS_NAME}")}  # are there
+        self._put(sorted(top - shards - {*last}))
         for path in last if complete else reversed(last):
-            self._put(path)
+            self._put([path])
         for index in sorted(old - {manifest.index}):
             self._bucket.delete(self._bucket.files(f"{index}/"))
 
     def release(self) -> None:
         """End uploads, abort what they left, and unlock the folder."""
-        pool, self._pool = self._pool, None
         try:
-            if pool is not None:
-                if any(not each.done() for each in self._uploads):
-                    self._bucket.cancel()
-                pool.shutdown(cancel_futures=True)
-                self._bucket.abort_uploads()
+            if any(not each.done() for each in self._uploads):
+                self._bucket.cancel()
+            self._pool.shutdown(cancel_futures=True)
+            self._bucket.abort_uploads()
         finally:
             super().release()
 
     # ---------------------------------------------------------------------------------- uploading
 
-    @property
-    def _marks(self) -> Path:
-        return self.root / _MARKS
-
     def _upload(self, name: str) -> None:
-        self._raise_first()
-        while not self._waiting.acquire(timeout=0.2):  # so that Ctrl-C is not held up
-            self._raise_first()
-        future = self._pool.submit(self._upload_shard, name)
-        future.add_done_callback(lambda _: self._waiting.release())
-        self._uploads.append(future)
+        self._settle(MOST_WAITING - 1)
+        self._uploads.append(self._pool.submit(self._upload_shard, name))
 
-    def _settle(self) -> None:
-        """Wait for uploads. Raises what one of them raised."""
-        for each in self._uploads:
-            each.result()
-
-    def _raise_first(self) -> None:
-        for each in self._uploads:
-            if each.done():
-                each.result()
+    def _settle(self, waiting: int = 0) -> None:
+        """Wait until no more uploads wait. Raises what one of them raised."""
+        while self._uploads and (len(self._uploads) > waiting or self._uploads[0].done()):
+            result_of(self._uploads[0], float("inf"))
+            self._uploads.popleft()
 
     def _upload_shard(self, name: str) -> None:
         """Upload a shard unless it is in the bucket, and remove its large arrays here."""
@@ -183,10 +168,8 @@ class UploadedState(PackState):
             return
         self._reopen()
         listed = read_checksums(folder / CHECKSUMS_NAME)
-        self._bucket.put_all(
-            {key + path: (folder / path, expected) for path, expected in listed.items()}
-        )
-        self._bucket.put(key + CHECKSUMS_NAME, folder / CHECKSUMS_NAME, digest)
+        for files in (listed, {CHECKSUMS_NAME: digest}):
+            self._bucket.put({key + path: (folder / path, each) for path, each in files.items()})
         write_durably(mark, digest.encode())
         entry = next(shard.entry for shard in self.shards.values() if shard.entry.name == name)
         _empty_large_files(folder, self.options.layout, entry.extent)
@@ -197,14 +180,14 @@ class UploadedState(PackState):
         if there is None or not (found := msgspec.json.decode(there))["complete"]:
             return
         data = canonical_json(found | {"complete": False})
-        self._bucket.put(MANIFEST_NAME, data, xxhash.xxh3_128_hexdigest(data))
+        self._bucket.put({MANIFEST_NAME: (data, xxhash.xxh3_128_hexdigest(data))})
 
-    def _put(self, path: str) -> None:
-        file = self.root / path
-        self._bucket.put(path, file.read_bytes(), file_digest(file))
+    def _put(self, paths: Iterable[str]) -> None:
+        files = {path: self.root / path for path in paths}
+        self._bucket.put({path: (file, file_digest(file)) for path, file in files.items()})
 
 
-def _restore(root: Path, bucket: BucketFolder, fresh: bool) -> bytes | None:
+def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
     """Bring what is complete in the bucket, and not in the staging folder, there.
 
     fresh  nothing is in the staging folder yet
@@ -221,44 +204,40 @@ def _restore(root: Path, bucket: BucketFolder, fresh: bool) -> bytes | None:
     if strange:
         raise OutputRefused(f"{bucket.url} holds {strange[0]}, which no pack has: choose another")
     make_folder(root / SHARDS_NAME)
-    origin = StoreOrigin(bucket.url)
-    manifest = origin.read(MANIFEST_NAME) if MANIFEST_NAME in keys else None
+    manifest = bucket.read(MANIFEST_NAME) if MANIFEST_NAME in keys else None
     if manifest is not None and fresh:
         replace_file(root / MANIFEST_NAME, manifest)
-    shards: dict[str, list[str]] = {}
-    complete: set[str] = set()
-    for key in keys:
-        if key.startswith(f"{SHARDS_NAME}/") and key.count("/") > 1:
-            shards.setdefault(key.split("/")[1], []).append(key)
-    for name, found in sorted(shards.items()):
-        if f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}" not in found:
-            bucket.delete(found)
+    names = {key.split("/")[1] for key in keys if key.startswith(f"{SHARDS_NAME}/")}
+    for name in sorted(names - {METADATA_NAME}):
+        folder = f"{SHARDS_NAME}/{name}/"
+        if folder + CHECKSUMS_NAME not in keys:
+            bucket.delete(key for key in keys if key.startswith(folder))
+            names.remove(name)
             continue
         check_shard_name(name, bucket.url)
         if not (root / SHARDS_NAME / name).exists():
-            _restore_shard(root, name, origin)
-        complete.add(name)
-    for name in sorted(path.name for path in (root / _MARKS).iterdir()):
-        if name not in complete:  # removed there, and here are holes
-            if (root / SHARDS_NAME / name).exists():
-                remove_published(root / SHARDS_NAME / name)
-            (root / _MARKS / name).unlink()
+            _restore_shard(root, name, bucket)
+    for mark in sorted((root / _MARKS).iterdir()):
+        if mark.name not in names:  # removed there, and here are holes
+            if (root / SHARDS_NAME / mark.name).exists():
+                remove_published(root / SHARDS_NAME / mark.name)
+            mark.unlink()
     return manifest
 
 
-def _restore_shard(root: Path, name: str, origin: StoreOrigin) -> None:
+def _restore_shard(root: Path, name: str, bucket: Bucket) -> None:
     """Make the folder of a shard that is in the bucket, with holes in place of its large arrays."""
     path, folder = f"{SHARDS_NAME}/{name}", root / SHARDS_NAME / name
     staging = temporary_beside(folder)
     staging.mkdir()
     try:
-        text = origin.read(f"{path}/{CHECKSUMS_NAME}")
+        text = bucket.read(f"{path}/{CHECKSUMS_NAME}")
         write_durably(staging / CHECKSUMS_NAME, text)
         listed = read_checksums(staging / CHECKSUMS_NAME)
         whole = {p: (None, digest) for p, digest in listed.items() if not _is_large(p)}
-        fetch_files(origin, path, staging, whole)
+        fetch_files(bucket, path, staging, whole)
         attributes = read_metadata(staging / METADATA_NAME)["attributes"]["sa1bpack"]
-        layout = Layout.from_json(attributes["layout"], f"{origin.url}/{path}: layout")
+        layout = Layout.from_json(attributes["layout"], f"{bucket.url}/{path}: layout")
         counts = (attributes[key] for key in ("samples", "masks", "runs", "image_bytes"))
         _empty_large_files(staging, layout, Extent(*counts))
         staging.rename(folder)
@@ -280,14 +259,9 @@ def _empty_large_files(folder: Path, layout: Layout, extent: Extent) -> None:
             path = folder / spec.chunk_path
             path.parent.mkdir(exist_ok=True)
             empty = temporary_beside(path)
-            _write_empty(empty, spec, rows)
+            file = chunk_file(spec, rows)
+            with empty.open("xb") as stream:  # what follows the rows is written
+                stream.truncate(file.padded_bytes)
+                stream.seek(file.padded_bytes)
+                stream.write(file.tail()[file.padded_bytes - file.data_bytes :])
             empty.replace(path)
-
-
-def _write_empty(path: Path, spec: ArraySpec, rows: int) -> None:
-    """Write zeros, and what follows the rows of a file."""
-    file = chunk_file(spec, rows)
-    with path.open("xb") as stream:
-        stream.truncate(file.padded_bytes)
-        stream.seek(file.padded_bytes)
-        stream.write(file.tail()[file.padded_bytes - file.data_bytes :])

@@ -24,8 +24,9 @@ from sa1bpack.format.problems import Progress, Report
 from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.format.verify import check_files
 from sa1bpack.format.zarr_metadata import METADATA_NAME
+from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.fetch import fetch_files
-from sa1bpack.remote.origin import StoreOrigin, submit
+from sa1bpack.remote.origin import submit
 
 # A stream asks for so many ranges of so many bytes in advance; a shard has three streams.
 RANGE_BYTES = 8 << 20
@@ -72,7 +73,7 @@ class _Mirror(PackFiles):
         Raises NotAPack if there is no manifest, StoreError, OptionError, MissingPackage.
         """
         super().__init__(root, "cached")
-        origin = StoreOrigin(url)
+        origin = Bucket(url)
         self.url, self._origin = url, origin
         self._sizes = origin.files()  # path → bytes
         for path in self._sizes:
@@ -178,7 +179,7 @@ class _RangeStream:
     Raises StoreError.
     """
 
-    def __init__(self, origin: StoreOrigin, key: str, first: int, stop: int):
+    def __init__(self, origin: Bucket, key: str, first: int, stop: int):
         self._origin, self._key, self._stop = origin, key, stop
         self._next = first  # the first byte that has not been asked for
         self._pending: deque[Future] = deque()

@@ -11,8 +11,6 @@ import ssl
 import urllib.request
 from base64 import b64encode
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from sa1bpack.errors import SourceError
@@ -28,8 +26,6 @@ _EXPIRED = frozenset({401, 403, 410})
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _UNQUOTED = "%/:?#[]@!$&'()*+,;=~"  # in a URL, what is not quoted again
-# Ports at which urlsplit's `port` is None.
-_PORTS = {"https": http.client.HTTPS_PORT, "http": http.client.HTTP_PORT}
 
 
 class Broken(Exception):
@@ -44,28 +40,34 @@ class Broken(Exception):
         self.wait = wait
 
 
-class WebBody:
-    """One request over http or https, and the body of its answer. Nothing is sent before `open`.
+class Body:
+    """One request for a file, and the body of its answer. Nothing is sent before `open`.
 
     After `open`: `nbytes` is the size of the file, `version` what distinguishes it from another
     file in its place (its ETag, or the time of its last change; None if the server tells neither),
     and `start` the byte at which the body begins: the one asked for, or 0 from a server without
     ranges.
 
-    `open` and `read` raise Broken, and SourceError for what no repetition changes. `cancel` may be
-    called by another thread, and makes them raise Broken.
+    `open` and `read`, of at most so many more bytes, b"" at the end, raise Broken, and SourceError
+    for what no repetition changes. `cancel` may be called by another thread, and makes them raise
+    Broken; `close` ends the connection.
     """
 
     def __init__(self, address: Address, start: int = 0, stop: int | None = None):
         """start, stop: the bytes asked for; a `stop` of None is the end of the file."""
         self._address = address
         self._wanted = start, stop
-        self._connection: http.client.HTTPConnection | None = None
-        self._socket: socket.socket | None = None
-        self._answer: http.client.HTTPResponse | None = None
         self._cancelled = False
-        self._left = 0
         self.nbytes, self.version, self.start = 0, None, 0
+
+
+class WebBody(Body):
+    """One request over http or https."""
+
+    _connection: http.client.HTTPConnection | None = None
+    _socket: socket.socket | None = None
+    _answer: http.client.HTTPResponse | None = None
+    _left = 0
 
     def open(self) -> None:
         """Send the request, follow redirects, and read the head of the answer."""
@@ -144,17 +146,15 @@ class WebBody:
         return headers
 
     def _redirected(self, url: str, location: str) -> str:
-        before = urlsplit(url).scheme.lower()
         try:
             target = urljoin(url, location)
-            after = urlsplit(target).scheme.lower()
+            ways = urlsplit(url).scheme.lower(), urlsplit(target).scheme.lower()
         except ValueError:  # it is no URL
-            target = after = ""
-        if after not in WEB_SCHEMES or (before, after) == ("https", "http"):
-            where = after if after in WEB_SCHEMES else "what is no address of the web"
+            ways = "", ""
+        if ways[1] not in WEB_SCHEMES or ways == ("https", "http"):
             raise SourceError(
-                f"{self._address}: the server redirects from {before} to {where}, which is not "
-                "followed"
+                f"{self._address}: the server redirects from https to http, or to what is no "
+                "address of the web, which is not followed"
             )
         return target
 
@@ -187,7 +187,9 @@ class WebBody:
         """Raise what a status other than success means."""
         what = f"{status} {http.client.responses.get(status, '')}".strip()
         if status in REPEATED or status >= 500:
-            raise Broken(f"the server answers {what}", _wait(self._answer.getheader("Retry-After")))
+            asked = self._answer.getheader("Retry-After", "")
+            wait = float(asked) if _NUMBER.fullmatch(asked) else None
+            raise Broken(f"the server answers {what}", wait)
         if status == 412:
             raise changed(self._address)
         if status in _EXPIRED:
@@ -225,9 +227,9 @@ def _authorization(proxy: SplitResult) -> dict[str, str]:
 
 def _connection(parts: SplitResult) -> http.client.HTTPConnection:
     """An unopened connection to the host of a URL, or to the proxy in between."""
-    port = parts.port or _PORTS[parts.scheme]
     secure = parts.scheme == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    port = parts.port or kind.default_port  # without one, it would be looked for in the host
     if (proxy := _proxy(parts)) is None:
         return kind(parts.hostname, port, timeout=TIMEOUT)
     through = urlsplit(proxy)
@@ -235,19 +237,6 @@ def _connection(parts: SplitResult) -> http.client.HTTPConnection:
     if secure:
         connection.set_tunnel(parts.hostname, port, _authorization(through))
     return connection
-
-
-def _wait(retry_after: str | None) -> float | None:
-    """Seconds of a `Retry-After`, which is a number of them or a time."""
-    if retry_after is None:
-        return None
-    if _NUMBER.fullmatch(retry_after):
-        return float(retry_after)
-    try:
-        when = parsedate_to_datetime(retry_after)
-        return max(0.0, (when - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 def failure_text(error: BaseException) -> str:

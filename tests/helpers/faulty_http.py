@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from s3_server import use_s3
 
-from sa1bpack.remote import stores
+from sa1bpack.remote import bucket, stores
 
 SLOW_DOWN = (
     503,
@@ -148,7 +148,7 @@ def proxy(proxy_process, monkeypatch) -> FaultyProxy:
     """The proxy as what the environment names, without faults; nothing is waited for for long."""
     use_s3(proxy_process.url, monkeypatch)
     monkeypatch.setattr(stores, "READ_SECONDS", 1)
-    monkeypatch.setattr(stores, "PAUSE", 0.01)
+    monkeypatch.setattr(bucket, "PAUSE", 0.01)
     proxy_process.rule = lambda method, path, number: None
     proxy_process.stall_seconds, proxy_process.bytes_per_second = 1.5, None
     proxy_process.requests.clear()

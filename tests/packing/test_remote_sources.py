@@ -15,7 +15,7 @@ from small_tars import SMALL, contents
 
 import sa1bpack
 from sa1bpack.cli.main import main
-from sa1bpack.errors import OptionError, SourceCorrupt, SourceError
+from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.remote import remote_file
 
 TARS = ("sa_000010.tar", "sa_000011.tar")
@@ -52,17 +52,16 @@ def assert_no_secret(*texts: str, root=None) -> None:
         assert not [secret for secret in SECRETS if secret in text]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_list_of_links_makes_the_pack_of_the_files_whatever_the_network_does(
-    served, links, long_pack, tmp_path, capsys, workers
+    served, links, long_pack, tmp_path, capsys
 ):
-    rng = random.Random(workers)
+    rng = random.Random(0)
     for name in TARS:
         size = len(served.files[path_of(name)])
         cuts = [cut(rng.randrange(size)) for _ in range(3)]
         served.faults[path_of(name)] = [status(503), *cuts, dropped, status(429), cut(0)]
     root = tmp_path / "pack"
-    flags = ["--out", str(root), "--workers", str(workers), *SMALL_FLAGS]
+    flags = ["--out", str(root), "--workers", "2", *SMALL_FLAGS]
     assert main(["pack", "--links", str(links), *flags]) == 0
     assert contents(root) == long_pack
     out, error = capsys.readouterr()
@@ -74,16 +73,15 @@ def test_a_list_of_links_makes_the_pack_of_the_files_whatever_the_network_does(
     assert "nothing to do" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("code", [403, 410])
 def test_expired_links_are_named_and_the_others_packed_and_a_new_list_resumes(
-    served, links, long_pack, tmp_path, capsys, code
+    served, links, long_pack, tmp_path, capsys
 ):
     root = tmp_path / "pack"
     flags = ["--out", str(root), "--workers", "1", *SMALL_FLAGS]
-    served.faults[path_of(TARS[0])] = [status(code)]
+    served.faults[path_of(TARS[0])] = [status(403)]
     assert main(["pack", "--links", str(links), *flags]) == 1
     out, error = capsys.readouterr()
-    named = f"sa_000010.tar (from 127.0.0.1): the server answers {code}"
+    named = "sa_000010.tar (from 127.0.0.1): the server answers 403"
     assert f"sa_000010 was given up: {named}" in error
     assert "download the list of links again" in error and "sa_000011" not in error
     assert "24 images" in out
@@ -92,32 +90,6 @@ def test_expired_links_are_named_and_the_others_packed_and_a_new_list_resumes(
     assert main(["pack", "--links", str(links), *flags]) == 0
     assert {path for path, _, _ in served.requests} == {path_of(TARS[0])}
     assert contents(root) == long_pack
-
-
-def test_a_link_that_expires_on_the_way_keeps_complete_shards(served, links, tmp_path, long_pack):
-    size = len(served.files[path_of(TARS[1])])
-    served.faults[path_of(TARS[1])] = [cut(512), cut(size * 3 // 4), status(403)]
-    root = tmp_path / "pack"
-    result = sa1bpack.pack((), root, links=links, workers=1, **SMALL)
-    assert list(result.failed) == ["sa_000011"] and result.images >= 24
-    assert "answers 403" in str(result.failed["sa_000011"])
-    sa1bpack.pack((), root, links=links, workers=1, **SMALL)
-    assert contents(root) == long_pack
-
-
-def test_parts_of_a_job_share_a_list_of_links(served, links, long_pack, tmp_path):
-    root = tmp_path / "pack"
-    served.faults[path_of(TARS[1])] = [status(403)]
-    for part in ((1, 2), (2, 2)):
-        sa1bpack.pack_part((), root, part, links=links, workers=1, **SMALL)
-    assert not sa1bpack.finalize(root).complete
-    assert_no_secret(root=root)
-    served.requests.clear()
-    sa1bpack.pack_part((), root, (2, 2), links=links, workers=1, **SMALL)
-    assert served.requests_of(path_of(TARS[0])) == []
-    assert sa1bpack.finalize(root).complete
-    assert contents(root) == long_pack
-    assert_no_secret(root=root)
 
 
 def test_several_tars_are_downloaded_at_once(served, links, long_pack, tmp_path):
@@ -167,17 +139,6 @@ def test_bytes_that_arrive_wrong_are_noticed_and_nothing_of_the_tar_stays(
     assert contents(root) == long_pack
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_given_up(served, links, long_tars, tmp_path):
-    def replaced(handler, data):
-        handler.of.files[path_of(TARS[0])] = long_tars[1].read_bytes()
-        cut(5000)(handler, data)
-
-    served.faults[path_of(TARS[0])] = [cut(512), replaced]
-    result = sa1bpack.pack((), tmp_path / "pack", links=links, workers=1, **SMALL)
-    assert "has changed since" in str(result.failed["sa_000010"])
-    assert "sa_000011" not in result.failed
-
-
 def test_md5_sums_are_compared_on_the_way(served, links, long_tars, tmp_path):
     sums = {tar.name: hashlib.md5(tar.read_bytes()).hexdigest() for tar in long_tars}
     listed = tmp_path / "sums.txt"
@@ -188,18 +149,6 @@ def test_md5_sums_are_compared_on_the_way(served, links, long_tars, tmp_path):
     listed.write_text("".join(f"{md5}  {name}\n" for name, md5 in sums.items()))
     result = sa1bpack.pack((), tmp_path / "two", links=links, md5sums=listed, workers=1, **SMALL)
     assert "but the list says 000" in str(result.failed["sa_000010"])
-
-
-def test_an_md5_that_is_asked_for_later_is_computed_from_the_url(
-    served, links, long_tars, tmp_path, manifest_of
-):
-    root = tmp_path / "pack"
-    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
-    served.faults[path_of(TARS[0])] = [cut(4000)]
-    sa1bpack.pack((), root, links=links, md5=True, workers=1, **SMALL)
-    assert [record["md5"] for record in manifest_of(root)["sources"]] == [
-        hashlib.md5(tar.read_bytes()).hexdigest() for tar in long_tars
-    ]
 
 
 def test_an_estimate_reads_the_beginning_alone_and_names_what_cannot_be_read(
@@ -285,14 +234,6 @@ def test_a_list_that_cannot_be_used_is_refused_with_its_line_and_without_its_lin
         sa1bpack.pack((), tmp_path / "pack", links=path, workers=1, **SMALL)
     assert_no_secret(str(caught.value))
     assert not (tmp_path / "pack").exists()
-
-
-def test_without_any_source_the_error_says_what_can_be_given(tmp_path, capsys):
-    with pytest.raises(OptionError, match="at least one tar or folder, or a list of links"):
-        sa1bpack.pack((), tmp_path / "pack")
-    assert main(["pack", "--out", str(tmp_path / "pack")]) == 2
-    assert "no source is given" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bucket_is_packed_by_a_pattern_as_its_files_are(
@@ -387,7 +328,7 @@ def test_an_object_store_with_faults_makes_the_same_pack(
     ("answer", "fault"),
     [
         (status(404), "there is no such object"),
-        (status(403), "403 Forbidden.*with the credentials that are in force"),
+        (status(403), "access was refused; check what the credentials allow.*403 Forbidden"),
         (status(412), "has changed since"),
         (status(410), "410 Gone"),
     ],

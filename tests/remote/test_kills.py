@@ -193,7 +193,7 @@ def test_an_interrupted_read_leaves_the_cache_right_wherever_it_is(pack, tmp_pat
 
     total = lines(open_cached(pack, tmp_path / "count"), None)
     assert total > 50
-    for stop in range(1, total, max(1, total // 60)):
+    for stop in range(1, total, max(1, total // 20)):
         ds = open_cached(pack, tmp_path / f"{stop}")
         lines(ds, stop)
         assert same_samples(ds[0], expected), stop

@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-import threading
 import time
 from dataclasses import asdict
 
@@ -30,10 +29,13 @@ def same_batches(one, other) -> bool:
     )
 
 
-@pytest.mark.parametrize("check", ["open", "read"])
 @pytest.mark.parametrize(
-    "layout",
-    [("pad", "rgb", "bits+runs"), ("native", "yuv420", "runs"), ("squash", "yuv420", "bits")],
+    ("layout", "check"),
+    [
+        (("pad", "rgb", "bits+runs"), "open"),
+        (("native", "yuv420", "runs"), "read"),
+        (("squash", "yuv420", "bits"), "open"),
+    ],
 )
 def test_samples_and_batches_are_those_of_the_pack(layout_packs, tmp_path, layout, check):
     root = layout_packs(*layout)
@@ -68,27 +70,6 @@ def test_what_a_loader_reads_it_fetched_and_counts(layout_packs, tmp_path):
     own = sa1bpack.Loader(sa1bpack.open(layout_packs()), 2)
     next(iter(own))
     assert own.stats().cache_hits is None
-
-
-def test_a_loader_that_waits_for_what_is_fetched_says_so(layout_packs, tmp_path, driven):
-    root = shutil.copytree(layout_packs(), tmp_path / "pack")
-    origin, ds = driven(root), open_cached(root, tmp_path / "cache")
-    asked, may = threading.Event(), threading.Event()
-
-    def wait(path, first, data):
-        asked.set()
-        assert may.wait(60)
-        return data
-
-    origin.change = wait
-    with sa1bpack.Loader(ds, 6, io="cached") as loader:
-        batches = iter(loader)
-        waiting = threading.Thread(target=lambda: next(batches))
-        waiting.start()
-        assert asked.wait(60)
-        may.set()
-        waiting.join(60)
-        assert loader.stats().fetch_seconds > 0
 
 
 def test_a_loader_opens_the_next_shards_before_they_are_needed(tmp_path, driven):
@@ -189,20 +170,6 @@ def test_samples_stay_as_they_are_when_the_cache_removes_them(layout_packs, tmp_
     assert not shards_in(tmp_path)
     assert np.array_equal(sample["image"], before)
     assert np.array_equal(ds[2]["image"], before)
-
-
-def test_a_pack_that_has_grown_is_another_state_that_shares_its_shards(
-    layout_packs, tmp_path, driven
-):
-    root = tmp_path / "pack"
-    shutil.copytree(layout_packs(), root)
-    origin = driven(root)
-    first = open_cached(root, tmp_path / "cache")
-    list(first)
-    count = len(origin.ranges)
-    shutil.copytree(layout_packs("pad", "rgb", "bits"), tmp_path / "other")
-    assert same_samples(open_cached(root, tmp_path / "cache")[0], first[0])
-    assert len(origin.ranges) == count
 
 
 def test_what_is_not_a_pack_and_what_lacks_a_cache(tmp_path, layout_packs):

@@ -3,27 +3,23 @@
 import random
 import ssl
 import threading
-from contextlib import closing
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
 import xxhash
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from fault_server import changed, cut, dropped, fault_server, slow, stalled, status
+from fault_server import changed, cut, dropped, fault_server, stalled, status
 from s3_server import use_s3
 
 from sa1bpack.errors import SourceError
 from sa1bpack.remote import remote_file
 from sa1bpack.remote import web as web_module
 from sa1bpack.remote.remote_file import RemoteFile
-from sa1bpack.remote.web import Broken, WebBody
 from sa1bpack.urls import parse_address
 
 DATA = random.Random(0).randbytes(3_000_000)
 PIECE = 1 << 16
+# A key and a self-signed certificate of 127.0.0.1, valid until 2126.
+CERTIFICATE = Path(__file__).with_name("localhost.pem")
 
 
 @pytest.fixture
@@ -64,7 +60,7 @@ def test_a_body_that_is_cut_is_continued_at_its_byte_of_the_same_version(served)
     assert len(tags) == 1 and tags.pop().startswith('"')
 
 
-@pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("code", [408, 429, 500, 503])
 def test_a_status_that_may_pass_is_asked_again(served, code):
     server, address = served
     server.faults["/t/sa_0.tar"] = [status(code), cut(1000), status(code, {"Retry-After": "1"})]
@@ -72,34 +68,9 @@ def test_a_status_that_may_pass_is_asked_again(served, code):
     assert len(server.requests) == 4
 
 
-def test_a_server_may_ask_how_long_to_wait(web):
-    address = parse_address("source", f"{web.url}/a.tar")
-    web.files["/a.tar"] = b""
-    asked = ["7", "1000000", "Sun, 22 Nov 2099 00:00:00 GMT", "soon", None]
-    found = []
-    for text in asked:
-        web.faults["/a.tar"] = [status(503, {"Retry-After": text} if text else {})]
-        with closing(WebBody(address)) as body, pytest.raises(Broken) as caught:
-            body.open()
-        found.append(caught.value.wait)
-    assert found[:2] == [7, 1_000_000] and found[2] > 10**9 and found[3:] == [None, None]
-
-
-def test_waits_grow_up_to_a_limit_and_a_server_is_not_obeyed_without_one():
-    attempts = remote_file.ATTEMPTS
-    waits = [remote_file.seconds_to_wait(failures, None) for failures in range(1, attempts)]
-    assert all(0.25 * 2**n <= wait <= 0.5 * 2**n for n, wait in enumerate(waits[:6]))
-    assert all(15 <= wait <= 30 for wait in waits[6:]) and 200 < sum(waits) < 500
+def test_a_server_that_asks_to_wait_is_obeyed_up_to_a_limit():
     assert remote_file.seconds_to_wait(1, 7) == 7
     assert remote_file.seconds_to_wait(1, 1e6) == remote_file.LONGEST_ASKED
-    assert remote_file.seconds_to_wait(8, 1) >= 15
-
-
-def test_a_slow_link_is_waited_for(served):
-    server, address = served
-    server.faults["/t/sa_0.tar"] = [slow(500)]
-    assert read_all(address) == DATA
-    assert len(server.requests) == 1
 
 
 def test_time_outs_are_continued(served, monkeypatch):
@@ -159,12 +130,6 @@ def test_a_server_that_sends_a_part_of_a_range_is_asked_for_the_rest(served):
     ]  # fmt: skip
 
 
-def test_a_url_that_no_host_can_have_is_an_error_without_its_query(web):
-    address = parse_address("source", f"http://{'a' * 64}.example/sa_0.tar?SECRET")
-    with pytest.raises(SourceError, match=r"/sa_0\.tar: the URL cannot be used; check it$"):
-        read_all(address)
-
-
 @pytest.mark.parametrize("another", [changed('"another"'), changed('W/"another"')])
 def test_a_file_that_changed_is_an_error_and_never_continued(served, another):
     server, address = served
@@ -187,8 +152,7 @@ def test_a_file_of_another_size_is_an_error_also_without_etag(served):
         read_all(address)
 
 
-@pytest.mark.parametrize("code", [401, 403, 410])
-@pytest.mark.parametrize("read", [0, 1_000_000])
+@pytest.mark.parametrize(("code", "read"), [(401, 0), (403, 1_000_000), (410, 0)])
 def test_an_expired_link_is_an_error_at_once_with_its_remedy(served, code, read):
     server, address = served
     server.faults["/t/sa_0.tar"] = [*[cut(read)] * (read > 0), status(code), status(code)]
@@ -199,6 +163,9 @@ def test_an_expired_link_is_an_error_at_once_with_its_remedy(served, code, read)
 
 def test_what_no_repetition_changes_is_not_repeated(served):
     server, address = served
+    no_host = parse_address("source", f"http://{'a' * 64}.example/sa_0.tar?SECRET")
+    with pytest.raises(SourceError, match=r"/sa_0\.tar: the URL cannot be used; check it$"):
+        read_all(no_host)
     missing = parse_address("source", f"{server.url}/none.tar?SECRET")
     with pytest.raises(SourceError, match=r"/none\.tar: the server answers 404 .*check the URL"):
         read_all(missing)
@@ -228,7 +195,7 @@ def test_redirects_are_followed_with_the_range_and_no_further_than_five(served):
     with pytest.raises(SourceError, match=r"more than 5 redirects$"):
         read_all(parse_address("source", f"{server.url}/loop"))
     server.faults["/loop"] = [status(301, {"Location": "ftp://host/SECRET?SECRET"})]
-    with pytest.raises(SourceError, match="redirects from http to what is no address"):
+    with pytest.raises(SourceError, match="what is no address of the web, which is not fol"):
         read_all(parse_address("source", f"{server.url}/loop"))
 
 
@@ -285,61 +252,32 @@ def test_a_proxy_of_the_environment_is_used(served, monkeypatch):
     assert server.proxy_users == ["Basic bWU6cEBzcw=="]  # me:p@ss
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A PEM file with a key and a self-signed certificate of 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(alternative, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        + signed.public_bytes(serialization.Encoding.PEM)
-    )
-    return path
-
-
 @pytest.fixture
-def secure(web, certificate):
+def secure(web):
     """A server over https, and an address of DATA there. `web` shortens the waits."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(certificate)
+    tls.load_cert_chain(CERTIFICATE)
     with fault_server(tls) as server:
         server.files["/sa_0.tar"] = DATA
         yield server, parse_address("source", f"{server.url}/sa_0.tar?sig=SECRET")
 
 
-def test_https_is_continued_as_http_is(secure, certificate, monkeypatch):
+def test_https_is_continued_as_http_is(secure, monkeypatch):
     server, address = secure
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     server.faults["/sa_0.tar"] = [cut(1_000_000), dropped, cut(5)]
     assert read_all(address) == DATA
     assert server.requests_of("/sa_0.tar")[-1] == "bytes=1000005-"
     server.files["/away.tar"] = b""
     server.faults["/away.tar"] = [status(302, {"Location": "http://127.0.0.1/a.tar?SECRET"})]
-    with pytest.raises(
-        SourceError, match=r"redirects from https to http, which is not followed$"
-    ) as e:
+    with pytest.raises(SourceError, match="redirects from https to http") as e:
         read_all(parse_address("source", f"{server.url}/away.tar"))
     assert "SECRET" not in str(e.value)
 
 
-def test_cancelling_ends_a_wait_over_https(secure, certificate, monkeypatch):
+def test_cancelling_ends_a_wait_over_https(secure, monkeypatch):
     server, address = secure
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     assert_cancelled(server, address, stalled(100_000))
 
 
@@ -362,9 +300,7 @@ MALFORMED = {
     ),
     "a place that is no URL": ("302 Found", {"Location": "http://[x"}, "which is not followed"),
     "a wait of 5,000 digits": ("503 Busy", {"Retry-After": DIGITS}, None),
-    "a wait until the year 10000": (
-        "503 Busy", {"Retry-After": "Mon, 23 Nov 10000 00:00:00 GMT"}, None
-    ),
+    "a wait that is no number": ("503 Busy", {"Retry-After": "soon"}, None),
     "a negative chunk": (
         "200 OK", {"Transfer-Encoding": "chunked", "Content-Length": "10"}, "has changed since"
     ),
