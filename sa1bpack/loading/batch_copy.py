@@ -1,4 +1,10 @@
-"""The copy of one batch: where its samples are, and copying any part of them into a buffer."""
+"""The copy of one batch: where its samples are, and copying any part of them into a buffer.
+
+With check="read", a sample is first read out of its files, its pixels straight into place in the
+buffer, and compared with its checksum there, so a file cannot change between the check and the use.
+Only the index is read from a memory map, and each of its values is compared with the sample's own
+rows.
+"""
 
 import os
 from dataclasses import dataclass
@@ -13,12 +19,17 @@ from sa1bpack.dataset.sample import read_error
 from sa1bpack.dataset.shards import OpenShard
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.disk.aio import CUT_SHORT
+from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.array_reader import missing
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.loading.batch.load_samples import (
     AS_IT_IS,
     BAD_SPANS,
+    IMAGE,
+    IN_MEMORY,
+    IN_PLACE,
+    MAP,
     MASKS,
     ON_CANVAS,
     OPEN,
@@ -30,14 +41,23 @@ from sa1bpack.loading.batch.load_samples import (
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
-from sa1bpack.loading.sample_reader import SampleReader
-from sa1bpack.loading.shard_files import ShardFiles, shard_files
-from sa1bpack.masks import check_image_runs
+from sa1bpack.loading.reading import SampleReader, ShardFiles, shard_files
+from sa1bpack.masks import check_image_runs, passes
 
 _RUN_BYTES = 4
 
+# Arrays of which a sample's rows are large.
+_LARGE = ("image", "mask_bits")
+# Arrays that thresholds compare.
+SCORES = ("area", "predicted_iou", "stability_score")
+
 # Samples whose files a thread holds open at once, however many shards they come from.
 OPEN_SAMPLES = 8
+
+
+def address(array: np.ndarray) -> int:
+    """Of its first byte, in this process."""
+    return array.__array_interface__["data"][0]
 
 
 def without_frames(error: Exception) -> Exception:
@@ -62,6 +82,11 @@ class BatchSource:
     spec: BatchSpec
     choice: MaskChoice
     capacity: int | None
+
+    @property
+    def checked(self) -> bool:
+        """Whether samples are compared with their checksums as they are copied."""
+        return self.ds.options.check == "read"
 
     def error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
         """The error of a sample: its index in the dataset, shard, row in the shard, and cause."""
@@ -172,6 +197,12 @@ class BatchCopy:
         Raises ResourceShortage if no more files can be opened. Errors of single samples
         are collected in `errors`.
         """
+        if self._source.checked:
+            for k in range(first, stop):
+                self._announce(int(self._lookup.rows[self._low + k]), reader.direct)
+            for k in range(first, stop):
+                self._copy_checked(k, buffer, reader)
+            return
         for start in range(first, stop, OPEN_SAMPLES):
             end = min(start + OPEN_SAMPLES, stop)
             held = self._open_files(start, end, reader.direct)
@@ -280,6 +311,91 @@ class BatchCopy:
         bits = spec.masks.draw(ends, offset, size, None if spec.as_bool else masks)
         if spec.as_bool:
             unpack_into(bits, masks)
+
+    # --------------------------------------------------------------------------- checked reading
+
+    def _announce(self, row: int, direct: bool) -> None:
+        """Let the system begin to read a sample's rows into the page cache, all of them at once.
+
+        Through their maps, so that nothing is opened for it; what is read there is never looked at.
+
+        direct  all but the large ones, which are not read through the page cache
+        """
+        pack = self._source.ds.pack
+        number, local, first, stop = pack.locate(row)
+        shard = pack.open(number).shard
+        spans = {"sample": (local, local + 1), "mask": (first, stop)}
+        for spec in shard.layout.arrays:
+            if spec.axis in spans and not (direct and spec.name in _LARGE):
+                low, high = spans[spec.axis]
+                count = (high - low + spec.offsets) * spec.row_bytes
+                if count:
+                    read_ahead_map(address(shard[spec.name]) + low * spec.row_bytes, count)
+
+    def _copy_checked(self, k: int, buffer: np.ndarray, reader: SampleReader) -> None:
+        """Read sample k and compare it with its checksum, then load it from there."""
+        try:
+            rows = self._read_checked(k, buffer, reader.direct)
+            self._load(k, k + 1, buffer, reader)
+            del rows  # the addresses in the lookup are not used again
+        except ResourceShortage:
+            raise
+        except (FormatError, MaskError, OSError) as error:
+            self._failed[k] = without_frames(error)
+
+    def _read_checked(self, k: int, buffer: np.ndarray, direct: bool) -> list[np.ndarray]:
+        """Read all rows of sample k, compare them, and enter them into the lookup, whose addresses
+        are of the arrays that are returned."""
+        pack, spec, found, at = self._source.ds.pack, self._spec, self._samples, self._low + k
+        row, local = int(self._lookup.rows[at]), int(found.local[at])
+        in_place = spec.image.how == AS_STORED  # pixels are read to their place
+        images = self.regions["images"].view(buffer)
+        rows = pack.read_rows(row, {"image": images[k : k + 1]} if in_place else None, direct)
+        # Arrays, so that each has memory of its own: one row may be a number.
+        sides = pack.read_sides(row, direct)
+        sides = [np.ascontiguousarray(sides[side.name]) for side in spec.sides]
+        size = rows["size"][0]
+        self.regions["sizes"].view(buffer)[k] = found.sizes[at] = size
+        if self._source.ds.options.coordinates == "stored":
+            found.scales[at] = size[[3, 2]] / size[[1, 0]]
+        kept = self._kept(at, rows)
+        masks = slice(*found.offsets[at : at + 2])
+        found.mask_rows[masks] = kept  # of the sample's own, as all of the following
+        edges = np.arange(len(rows["area"]) + 1)
+        if spec.masks.source == "drawn":
+            edges = rows["run_offset"] - rows["run_offset"][0]
+        found.mask_spans[masks] = np.stack([edges[kept], edges[kept + 1]], 1)
+        found.spans[at] = 0, rows["image"].nbytes
+        found.fields[at] = [address(rows[name]) for name in spec.arrays[2:]]
+        files = found.files[at]
+        files[:, OPEN] = IN_MEMORY
+        files[:2, MAP] = [address(rows[name]) for name in spec.arrays[:2]]
+        if in_place:
+            files[IMAGE, OPEN] = IN_PLACE
+        for c, (side, values) in enumerate(zip(spec.sides, sides, strict=True), 2):
+            skipped = local * side.row_bytes if side.axis == "sample" else 0
+            files[c, MAP] = address(values) - skipped
+        return [*rows.values(), *sides]
+
+    def _kept(self, at: int, rows: dict[str, np.ndarray]) -> np.ndarray:
+        """The masks of a sample that are kept, exactly as many as were planned.
+
+        at  its place in the lookup
+        """
+        planned, masks = int(self._lookup.counts[at]), len(rows["area"])
+        passing, rule = np.arange(masks), self._source.ds.options.rule
+        if rule is not None:
+            height, width = rows["size"][0, :2].tolist()
+            passing = np.flatnonzero(passes(rule, *(rows[n] for n in SCORES), height * width))
+        kept = self._source.choice.of_arrays(
+            int(rows["image_id"][0]), rows, passing, self._samples.scales[at], self._lookup.epoch
+        )
+        if len(kept) != planned:
+            raise FormatError(
+                f"it has {masks} masks, of which {len(kept)} are kept, but {planned} were to be "
+                f"kept by what was read before; {REPAIR}"
+            )
+        return kept
 
     # -------------------------------------------------------------------------------------- errors
 

@@ -48,45 +48,13 @@ class Run(Protocol):
         """End the epoch; wait at most `wait` seconds for reads in progress."""
 
 
-class DroppedSamples:
-    """The samples that a loader with on_error="drop" has dropped, over all of its epochs.
+def most_dropped(share: float, samples: int) -> int:
+    """How many samples of an epoch may be dropped.
 
-    errors  one per sample, in the order of the batches
-    share   the part of an epoch's samples on this rank that may be dropped
+    One at least, unless the share is 0: on many ranks, an epoch has few samples on each.
     """
-
-    def __init__(self, share: float):
-        self.errors: list[ReadError] = []
-        self.share = share
-        self._shards: set[str] = set()
-
-    def add(self, errors: list[ReadError], before: int, samples: int) -> int:
-        """Add the errors of a batch; returns the epoch's count.
-
-        before   errors in the epoch's earlier batches
-        samples  samples of the epoch on this rank
-
-        Raises LoaderError beyond the limit.
-        """
-        warn_of_dropped(errors, self._shards)
-        self.errors += errors
-        count = before + len(errors)
-        limit = self._limit(samples)
-        if count > limit:
-            raise LoaderError(
-                f"{counted(count, 'sample')} of the {samples:,} of this epoch could not be read, "
-                f"but max_dropped={self.share:g} allows at most {limit:,}; the last error: "
-                f"{errors[-1]}. Run `sa1bpack verify` on the pack, repair it, or raise max_dropped"
-            )
-        return count
-
-    def _limit(self, samples: int) -> int:
-        """How many of an epoch's samples may be dropped.
-
-        One at least, unless the share is 0: on many ranks, an epoch has few samples on each.
-        """
-        whole = floor(round(self.share * samples, 6))  # 0.29 * 100 is 28.999999999999996
-        return max(whole, 1) if self.share else 0
+    whole = floor(round(share * samples, 6))  # 0.29 * 100 is 28.999999999999996
+    return max(whole, 1) if share else 0
 
 
 @checks_options
@@ -99,7 +67,6 @@ class BatchReader:
 
     _batches: OrderedBatches
     _options: ReadingOptions
-    _dropped: DroppedSamples
     _dataset: Dataset
     _counts: EpochCounts | None = None  # of the latest epoch
 
@@ -108,7 +75,8 @@ class BatchReader:
         if ds.pack.sources:
             check_order(ds, batches.order)
         self._dataset, self._batches, self._options = ds, batches, options
-        self._dropped = DroppedSamples(options.max_dropped)
+        self._dropped: list[ReadError] = []  # in all epochs
+        self._warned: set[str] = set()  # shards with dropped samples
 
     def _start(self, batches: EpochBatches, iteration: "Iteration") -> Run:
         """Begin an epoch for this iteration, which is now the only one."""
@@ -126,7 +94,7 @@ class BatchReader:
     @property
     def dropped(self) -> list[ReadError]:
         """With on_error="drop": the errors of samples dropped from the batches so far."""
-        return self._dropped.errors
+        return self._dropped
 
     def stats(self) -> LoadingStats:
         """What the latest epoch waited for, up to now; `print` it for one line with a verdict.
@@ -281,9 +249,20 @@ class Iteration:
         return None
 
     def _note(self, batch: Batch | None, errors: list[ReadError]) -> None:
-        batches = self._batches
+        """Note the errors of a batch. Raises LoaderError beyond what may be dropped."""
+        reader, batches = self._reader, self._batches
+        warn_of_dropped(errors, reader._warned)
+        reader.dropped.extend(errors)
+        self._dropped += len(errors)
         samples = -(-len(batches.order) // batches.world_size)  # of an epoch, on this rank
-        self._dropped = self._reader._dropped.add(errors, self._dropped, samples)
+        share = reader._options.max_dropped
+        limit = most_dropped(share, samples)
+        if self._dropped > limit:
+            raise LoaderError(
+                f"{counted(self._dropped, 'sample')} of the {samples:,} of this epoch could not be "
+                f"read, but max_dropped={share:g} allows at most {limit:,}; the last error: "
+                f"{errors[-1]}. Run `sa1bpack verify` on the pack, repair it, or raise max_dropped"
+            )
         if batch is None and batches.world_size > 1:
             raise LoaderError(
                 f"no sample of batch {self._done} of rank {batches.rank} could be read, and all "

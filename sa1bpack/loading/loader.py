@@ -20,16 +20,14 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import LARGE_ARRAYS, BatchSpec
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
-from sa1bpack.loading.checked_planner import CheckedPlanner
-from sa1bpack.loading.devices import Cuda, CudaChoice, Host, open_device
-from sa1bpack.loading.finish import finishing_bytes
+from sa1bpack.loading.devices import Cuda, CudaChoice, Host, finishing_bytes, open_device
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, planned_batches, reading_mode
 from sa1bpack.loading.reader_threads import ReaderThreads
-from sa1bpack.loading.shard_files import most_open_shards
+from sa1bpack.loading.reading import most_open_shards
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.memory import on_device
 from sa1bpack.wording import counted
@@ -276,11 +274,10 @@ class Loader(BatchReader):
             allocate = partial(_allocated, device, plan)
             self._pool = BufferPool(allocate, plan.batches, self._threads)
         self._pool.refill()
-        kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         choice = self._masks.at(0, 0)
         source = BatchSource(self._dataset, self._spec, choice, self._masks.capacity(choice))
-        planner, counts = kind(source, self._masks), iteration.counts
-        counts.reads_known = kind is Planner
+        planner, counts = Planner(source, self._masks), iteration.counts
+        counts.reads_known = not source.checked
         counts.count_store(self._dataset.pack.fetched)
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(

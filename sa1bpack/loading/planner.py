@@ -11,31 +11,190 @@ bounds of the arrays that they point into, and used from the copy: whatever a da
 no address outside an array results.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from sa1bpack.dataset.columns import expanded
-from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.dataset.rows import offsets_of
-from sa1bpack.dataset.shards import FIRST_ADDRESS, OpenShard
+from sa1bpack.dataset.shards import (
+    CACHE,
+    FIRST_ADDRESS,
+    IMAGE_BYTES,
+    IMAGE_OFFSET,
+    MASKS,
+    RUN_OFFSET,
+    RUNS,
+    SIZE,
+    OpenShard,
+)
 from sa1bpack.disk.page_cache import read_ahead_map
-from sa1bpack.errors import FormatError, LoaderError, ReadError
-from sa1bpack.format.image_bytes import image_nbytes
-from sa1bpack.format.shard_reader import REPAIR
+from sa1bpack.errors import FormatError, ReadError, ResourceShortage
+from sa1bpack.format.shard_reader import REPAIR, Shard, read_rows_unchecked
+from sa1bpack.kernels import memcpy, njit
 from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
-from sa1bpack.loading.batch.look_up import FINE, Stored, look_up, passing_masks, run_spans
-from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
+from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch_copy import (
+    SCORES,
     BatchCopy,
     BatchSource,
     Lookup,
+    address,
     without_frames,
 )
+from sa1bpack.masks import passes
 
-_FIELDS = {field.sample: field for field in NUMBER_FIELDS}
+# Rows of the table of samples that are looked up: place among the indices that were given, index in
+# the dataset, number of the shard, row in it, first mask and one past the last.
+_PLACE, _INDEX, _NUMBER, _LOCAL, _FIRST, _STOP = range(6)
+
+# What is wrong with a sample.
+FINE, BAD_MASKS, BAD_SIZE, BAD_IMAGE, BAD_RUNS = range(5)
+
+
+class Stored(NamedTuple):
+    """What the samples of a pack have.
+
+    image_bytes  of a stored canvas; 0 if images have none
+    channels     of images without a canvas: 3, or 0 for planes
+    side         the largest one of a stored image
+    with_runs    masks come from runs, whose offsets are checked
+    """
+
+    image_bytes: int
+    channels: int
+    side: int
+    with_runs: bool
+
+
+@njit
+def _image_bytes(height, width, channels):
+    """Bytes of an image without a canvas: RGB, or planes if `channels` is 0."""
+    if channels:
+        return height * width * channels
+    return height * width + 2 * ((height + 1) // 2) * ((width + 1) // 2)
+
+
+@njit
+def _rising(edges, most):
+    """Whether offsets are non-decreasing, and from 0 to `most`."""
+    before = 0
+    for n in range(len(edges)):
+        if edges[n] < before:
+            return False
+        before = edges[n]
+    return before <= most
+
+
+@njit
+def look_up(table, local, first, stop, stored, sizes, spans, status):
+    """Find and check the images of samples, and the runs of their masks.
+
+    Args:
+        table: int64 (n, c): `OpenShard.table` of each sample's shard.
+        local: int64 (n,), rows in the shards, which exist.
+        first, stop: int64 (n,), the masks of each sample by the index of the pack.
+        stored: `Stored`.
+        sizes: int32 (n, 4), out: source height and width, stored height and width.
+        spans: int64 (n, 2), out: first byte and number of bytes of each image.
+        status: int64 (n,), out: FINE, or the first thing that is wrong.
+    """
+    edge, image_bytes, with_runs = np.empty(2, np.int64), stored.image_bytes, stored.with_runs
+    for k in range(len(local)):  # all of them are announced before the first is waited for
+        read_ahead_map(table[k, SIZE] + 16 * local[k], np.int64(16))
+        if not image_bytes:
+            read_ahead_map(table[k, IMAGE_OFFSET] + 8 * local[k], np.int64(16))
+        if with_runs and 0 <= first[k] <= stop[k] <= table[k, MASKS]:
+            read_ahead_map(table[k, RUN_OFFSET] + 8 * first[k], 8 * (stop[k] + 1 - first[k]))
+    for k in range(len(local)):
+        row, masks = local[k], table[k, MASKS]
+        status[k] = FINE
+        if not 0 <= first[k] <= stop[k] <= masks:
+            status[k] = BAD_MASKS
+            continue
+        memcpy(sizes[k].ctypes.data, table[k, SIZE] + 16 * row, 16)
+        height, width = np.int64(sizes[k, 2]), np.int64(sizes[k, 3])
+        lowest = min(sizes[k, 0], sizes[k, 1], sizes[k, 2], sizes[k, 3])
+        if lowest < 1 or max(height, width) > stored.side:
+            status[k] = BAD_SIZE
+            continue
+        if image_bytes:
+            spans[k, 0], spans[k, 1] = row * image_bytes, image_bytes
+        else:
+            memcpy(edge.ctypes.data, table[k, IMAGE_OFFSET] + 8 * row, 16)
+            spans[k, 0], spans[k, 1] = edge[0], _image_bytes(height, width, stored.channels)
+            # Compared, not subtracted: a difference of two int64 may wrap around.
+            if not 0 <= edge[0] <= edge[1] <= table[k, IMAGE_BYTES] or (
+                edge[1] - edge[0] != spans[k, 1]
+            ):
+                status[k] = BAD_IMAGE
+                continue
+        if with_runs:
+            edges = np.empty(stop[k] + 1 - first[k], np.int64)
+            memcpy(edges.ctypes.data, table[k, RUN_OFFSET] + 8 * first[k], 8 * len(edges))
+            if not _rising(edges, table[k, RUNS]):
+                status[k] = BAD_RUNS
+
+
+@njit
+def passing_masks(table, first, stop, sizes, scores, limits, rows, counts):
+    """Find the masks of samples that pass the thresholds of a rule, as `masks.passes` does.
+
+    Args:
+        table: int64 (n, c), as in `look_up`.
+        first, stop: int64 (n,), the masks of each sample, found to be rows of their shards.
+        sizes: int32 (n, 4), source height and width come first.
+        scores: int64 (3,), columns of the table: the addresses of area, predicted_iou and
+            stability_score.
+        limits: float64 (4,): lowest area, highest share of the image, lowest predicted IoU and
+            stability score; NaN for none. An area has 31 bits.
+        rows: int64 (M,), out: rows in the shards of the masks that pass, sample by sample; M is the
+            number of all masks.
+        counts: int64 (n,), out: how many of each sample's masks pass.
+    """
+    for k in range(len(first)):  # all of them are announced before the first is waited for
+        for score in scores:
+            read_ahead_map(table[k, score] + 8 * first[k], 8 * (stop[k] - first[k]))
+    found = 0
+    for k in range(len(first)):
+        masks = stop[k] - first[k]
+        areas, values = np.empty(masks, np.int64), np.empty((2, masks), np.float64)
+        memcpy(areas.ctypes.data, table[k, scores[0]] + 8 * first[k], 8 * masks)
+        for n in range(2):
+            memcpy(values[n].ctypes.data, table[k, scores[n + 1]] + 8 * first[k], 8 * masks)
+        most = limits[1] * np.float64(np.int64(sizes[k, 0]) * np.int64(sizes[k, 1]))
+        before = found
+        for m in range(masks):
+            passes = areas[m] >= np.int64(limits[0])
+            passes &= np.isnan(limits[1]) or np.float64(areas[m]) <= most
+            for n in range(2):
+                passes &= np.isnan(limits[n + 2]) or values[n, m] >= limits[n + 2]
+            if passes:
+                rows[found] = first[k] + m
+                found += 1
+        counts[k] = found - before
+
+
+@njit
+def run_spans(table, offsets, mask_rows, spans):
+    """The runs of the kept masks of samples: rows of run_ends; -1 if they are out of order.
+
+    Args:
+        table: int64 (n, c), as in `look_up`.
+        offsets: int64 (n + 1,): where each sample's masks begin in `mask_rows`.
+        mask_rows: int64 (T,), in the shards.
+        spans: int64 (T, 2), out.
+    """
+    edges = np.empty(2, np.int64)
+    for k in range(len(table)):
+        for n in range(offsets[k], offsets[k + 1]):
+            memcpy(edges.ctypes.data, table[k, RUN_OFFSET] + 8 * mask_rows[n], 16)
+            good = 0 <= edges[0] <= edges[1] <= table[k, RUNS]
+            spans[n, 0] = edges[0] if good else -1
+            spans[n, 1] = edges[1] if good else -1
 
 
 class Planner:
@@ -52,9 +211,7 @@ class Planner:
         self._columns = np.array(
             [*range(FIRST_ADDRESS), *(FIRST_ADDRESS + names.index(n) for n in source.spec.arrays)]
         )
-        self._scores = FIRST_ADDRESS + np.array(
-            [source.spec.arrays.index(n) for n in ("area", "predicted_iou", "stability_score")]
-        )
+        self._scores = FIRST_ADDRESS + np.array([source.spec.arrays.index(name) for name in SCORES])
         self._stored = Stored(
             image_bytes=0 if layout.flat else layout.array("image").row_bytes,
             channels=3 if layout.pixels == "rgb" else 0,
@@ -73,7 +230,7 @@ class Planner:
         if key not in self._others:
             capacity = self._masks.capacity(choice)
             source = replace(self.source, choice=choice, capacity=capacity)
-            self._others[key] = type(self)(source)
+            self._others[key] = Planner(source)
         return self._others[key]
 
     def plan(
@@ -88,17 +245,17 @@ class Planner:
         Raises ResourceShortage if the system refuses mappings or files for the shards.
         """
         indices = np.concatenate(batches)
-        numbers, local, first, stop = self.source.ds.locate_many(indices)
-        shards, failed = self.source.ds.shards.open_many(numbers.tolist())
+        place, ds = np.arange(len(indices)), self.source.ds
+        where = np.stack([place, indices, *ds.locate_many(indices)])
+        shards, failed = ds.shards.open_many(where[_NUMBER].tolist())
         wrong: dict[int, Exception] = {}
         if failed:
-            for k, number in enumerate(numbers.tolist()):
-                if number in failed:
-                    wrong[k] = without_frames(failed[number])
-        lookup = self._look_up(indices, numbers, local, first, stop, shards, wrong, epoch)
-        errors = {
-            k: self.source.error(indices[k], int(numbers[k]), local[k], wrong[k]) for k in wrong
-        }
+            numbers = enumerate(where[_NUMBER].tolist())
+            wrong = {k: without_frames(failed[number]) for k, number in numbers if number in failed}
+        look_up = self._count if self.source.checked else self._look_up
+        sound = np.compress(~np.isin(place, list(wrong)), where, axis=1) if wrong else where
+        lookup = look_up(sound, shards, wrong, epoch)
+        errors = {k: self.source.error(*where[_INDEX:_FIRST, k].tolist(), wrong[k]) for k in wrong}
         # Positions in the lookup, which has only the samples that can be copied.
         good = np.ones(len(indices), np.int64)
         good[list(wrong)] = 0
@@ -106,7 +263,7 @@ class Planner:
         plans, low = [], 0
         for batch in batches:
             high = low + len(batch)
-            copy = self._copy(lookup, int(kept[low]), int(kept[high]))
+            copy = BatchCopy(self.source, lookup, int(kept[low]), int(kept[high]))
             plans.append((copy, [errors[k] for k in range(low, high) if k in errors]))
             low = high
         return plans
@@ -123,67 +280,62 @@ class Planner:
         [(copy, _)] = self.plan([np.empty(0, np.int64)], 0)
         copy.compile()
 
-    def _copy(self, lookup: Lookup, low: int, high: int) -> BatchCopy:
-        return BatchCopy(self.source, lookup, low, high)
-
-    def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
-        """The lookup of the samples that are not in `wrong`, to which new errors are added."""
-        sizes = np.zeros((len(indices), 4), np.int32)
-        spans = np.zeros((len(indices), 2), np.int64)
-        good = np.ones(len(indices), np.bool_)
-        good[list(wrong)] = False
-        opened = np.flatnonzero(good)
-        table = _table([shards[number] for number in numbers[opened].tolist()], self._columns)
-        if len(opened) < len(indices):
-            sizes, spans = sizes[opened], spans[opened]
-            indices, numbers, local, first, stop = (
-                array[opened] for array in (indices, numbers, local, first, stop)
-            )
-        status = np.empty(len(opened), np.int64)
-        look_up(table, local, first, stop, self._stored, sizes, spans, status)
+    def _look_up(
+        self, where: np.ndarray, shards: dict[int, OpenShard], wrong: dict, epoch: int
+    ) -> Lookup:
+        """The lookup of samples: int64 (6, n), see _PLACE; those that are `wrong` are left out, and
+        their errors added there."""
+        table = self._table(where, shards)
+        sizes = np.zeros((len(table), 4), np.int32)
+        spans = np.zeros((len(table), 2), np.int64)
+        status = np.empty(len(table), np.int64)
+        look_up(table, *where[_LOCAL:], self._stored, sizes, spans, status)
         if status.any():
             for k in np.flatnonzero(status).tolist():
-                error = _error(shards[int(numbers[k])], int(local[k]), int(first[k]), int(stop[k]))
-                wrong[int(opened[k])] = without_frames(error)
-            fine = np.flatnonzero(status == FINE)
+                at, number, row = where[[_PLACE, _NUMBER, _LOCAL], k].tolist()
+                wrong[at] = _error(int(status[k]), shards[number], row, where[:, k], sizes[k])
+            fine = status == FINE
             table, sizes, spans = table[fine], sizes[fine], spans[fine]
-            indices, numbers, local, first, stop = (
-                array[fine] for array in (indices, numbers, local, first, stop)
-            )
-        found = [shards[number] for number in numbers.tolist()]
-        rows = self.source.ds.rows_at(indices)
+            where = np.compress(fine, where, axis=1)
+        found = [shards[number] for number in where[_NUMBER].tolist()]
+        rows = self.source.ds.rows_at(where[_INDEX])
         ids = self.source.ds.pack.image_ids(rows)
-        candidates, passing = self._candidates(table, first, stop, sizes)
+        candidates, passing = self._candidates(table, *where[_FIRST:], sizes)
         counts = self.source.choice.counts(passing)
         offsets = offsets_of(counts)
         if self.source.ds.options.coordinates == "stored":
             scales = np.ascontiguousarray(sizes[:, [3, 2]] / sizes[:, [1, 0]])
         else:
             scales = np.ones((len(rows), 2))
-        mask_rows = self._mask_rows(found, ids, candidates, passing, offsets, scales, epoch)
+        mask_rows = self._mask_rows(found, ids, candidates, passing, scales, epoch)
+        if self._stored.with_runs:
+            mask_spans = np.empty((len(mask_rows), 2), np.int64)
+            run_spans(table, offsets, mask_rows, mask_spans)
+        else:
+            mask_spans = np.stack([mask_rows, mask_rows + 1], 1)
+        sides = len(self.source.spec.sides)
+        files = np.full((len(found), 2 + sides, 4), NO_FILE)  # none is open yet
+        files[:, :2, MAP] = table[:, FIRST_ADDRESS : FIRST_ADDRESS + 2]
+        if sides:
+            parts = [address(part.values) for shard in found for part in shard.sides]
+            files[:, 2:, MAP] = np.reshape(parts, (-1, sides))
         samples = Samples(
-            local,
+            where[_LOCAL],
             spans,
             offsets,
             mask_rows,
-            self._mask_spans(table, offsets, mask_rows),
+            mask_spans,
             sizes,
             scales,
             np.ascontiguousarray(table[:, FIRST_ADDRESS + 2 :]),
-            self._files(table, found),
+            files,
         )
-        return Lookup(indices, rows, ids, numbers, found, counts, samples, epoch)
+        return Lookup(where[_INDEX], rows, ids, where[_NUMBER], found, counts, samples, epoch)
 
-    def _files(self, table: np.ndarray, shards: list[OpenShard]) -> np.ndarray:
-        """int64 (n, p, 4): `Samples.files`, of which none is open yet."""
-        sides = len(self.source.spec.sides)
-        files = np.full((len(shards), 2 + sides, 4), NO_FILE)
-        files[:, :2, MAP] = table[:, FIRST_ADDRESS : FIRST_ADDRESS + 2]
-        if sides:
-            files[:, 2:, MAP] = np.reshape(
-                [address(part.values) for shard in shards for part in shard.sides], (-1, sides)
-            )
-        return files
+    def _table(self, where: np.ndarray, shards: dict[int, OpenShard]) -> np.ndarray:
+        """int64 (n, c): columns of the tables of the samples' shards."""
+        found = [shards[number].table[self._columns] for number in where[_NUMBER].tolist()]
+        return np.stack(found) if found else np.empty((0, len(self._columns)), np.int64)
 
     def _candidates(self, table, first, stop, sizes) -> tuple[np.ndarray, np.ndarray]:
         """The masks to choose from: rows in their shards, int64 (C,), and how many each sample has,
@@ -197,81 +349,107 @@ class Planner:
         passing_masks(table, first, stop, sizes, self._scores, limits, rows, passing)
         return rows[: int(passing.sum())], passing
 
-    def _mask_rows(self, shards, ids, candidates, passing, offsets, scales, epoch) -> np.ndarray:
+    def _mask_rows(self, shards, ids, candidates, passing, scales, epoch) -> np.ndarray:
         """int64 (T,): rows in their shards of the kept masks, sample by sample."""
         choice, edges = self.source.choice, offsets_of(passing)
         if choice.max_masks is None or not (passing > choice.max_masks).any():
             return candidates
         chosen = []
         for k, shard in enumerate(shards):
-            rows, masks = candidates[edges[k] : edges[k + 1]], int(passing[k])
-            if masks > choice.max_masks:
-                sample = masks_to_choose(choice, int(ids[k]), shard.arrays, rows, scales[k])
-                kept = choice.rows(sample, masks, epoch)
-                expected = int(offsets[k + 1] - offsets[k])
-                if len(kept) != expected or not 0 <= kept.min() <= kept.max() < masks:
-                    raise LoaderError(
-                        f"the choice of masks of image_id {ids[k]} returned {kept}, but it must "
-                        f"return {expected} of {masks} masks"
-                    )
-                rows = rows[kept]
-            chosen.append(rows)
+            rows = candidates[edges[k] : edges[k + 1]]
+            kept = choice.of_arrays(int(ids[k]), shard.arrays, rows, scales[k], epoch)
+            assert len(kept) == min(len(rows), choice.max_masks), (len(kept), len(rows))
+            chosen.append(kept)
         return np.concatenate(chosen)
 
-    def _mask_spans(self, table: np.ndarray, offsets, mask_rows: np.ndarray) -> np.ndarray:
-        """int64 (T, 2), see Lookup."""
-        if not self._stored.with_runs:
-            return np.stack([mask_rows, mask_rows + 1], 1)
-        spans = np.empty((len(mask_rows), 2), np.int64)
-        run_spans(table, offsets, mask_rows, spans)
-        return spans
+    # -------------------------------------------------------------------------- checked reading
+
+    def _count(
+        self, where: np.ndarray, shards: dict[int, OpenShard], wrong: dict, epoch: int
+    ) -> Lookup:
+        """The lookup of samples as `_look_up`, with no more than their numbers of masks:
+        BatchCopy enters what it reads of each when it has been compared."""
+        for at, _, number, _, first, stop in where.T.tolist():
+            if (error := masks_outside(shards[number], first, stop)) is not None:
+                wrong[at] = error
+        passing = self._count_masks(where, shards, wrong)
+        good = ~np.isin(where[_PLACE], list(wrong))
+        where, counts = np.compress(good, where, axis=1), self.source.choice.counts(passing[good])
+        rows = self.source.ds.rows_at(where[_INDEX])
+        offsets, n, arrays = offsets_of(counts), len(rows), len(self.source.spec.arrays)
+        total, sides = int(offsets[-1]), len(self.source.spec.sides)
+        samples = Samples(
+            where[_LOCAL],
+            np.zeros((n, 2), np.int64),
+            offsets,
+            np.zeros(total, np.int64),
+            np.zeros((total, 2), np.int64),
+            np.zeros((n, 4), np.int32),
+            np.ones((n, 2)),
+            np.zeros((n, arrays - 2), np.int64),
+            np.full((n, 2 + sides, 4), NO_FILE),
+        )
+        found = [shards[number] for number in where[_NUMBER].tolist()]
+        ids = self.source.ds.pack.image_ids(rows)
+        return Lookup(where[_INDEX], rows, ids, where[_NUMBER], found, counts, samples, epoch)
+
+    def _count_masks(self, where, shards, wrong) -> np.ndarray:
+        """int64 (n,): how many masks of each sample pass the rule; of no meaning for those in
+        `wrong`, to which new errors are added.
+
+        By bytes that are not compared with anything yet: when they are, another count is an error.
+        """
+        rule, counts = self.source.ds.options.rule, where[_STOP] - where[_FIRST]
+        if rule is None:
+            return counts
+        samples = [(k, each) for k, each in enumerate(where.T.tolist()) if each[0] not in wrong]
+        for _, (_, _, number, _, first, stop) in samples:
+            for name in SCORES:  # all of them are announced before the first is waited for
+                read_ahead_map(address(shards[number].arrays[name]) + 8 * first, 8 * (stop - first))
+        for k, (at, _, number, local, first, stop) in samples:
+            try:
+                read = partial(_scores, shards[number].shard, local, first, stop)
+                scores, size = CACHE.with_resources(read)
+            except (FormatError, OSError) as error:
+                if isinstance(error, ResourceShortage):
+                    raise
+                wrong[at] = without_frames(error)
+                continue
+            counts[k] = np.count_nonzero(passes(rule, *scores, size[0] * size[1]))
+        return counts
 
 
-def masks_to_choose(
-    choice: MaskChoice, image_id: int, arrays: Mapping, rows: slice | np.ndarray, scale: np.ndarray
-) -> dict[str, Any]:
-    """What a choice needs of a sample.
+def _scores(shard: Shard, row: int, first: int, stop: int) -> tuple[list[np.ndarray], list[int]]:
+    """What a rule compares of some masks, and the size of their sample."""
+    found = [read_rows_unchecked(shard, name, first, stop) for name in SCORES]
+    return found, read_rows_unchecked(shard, "size", row, row + 1)[0].tolist()
 
-    arrays  name → array of a shard, or of this sample
-    rows    of the sample's masks in it
-    scale   float64 (2,), of x and y
+
+def _error(status: int, shard: OpenShard, row: int, where: np.ndarray, size) -> FormatError:
+    """What is wrong with a sample that `look_up` refused, by its status.
+
+    size  int32 (4,), as it was found
     """
-    sample: dict[str, Any] = {"image_id": image_id}
-    for key in choice.keys:
-        field = _FIELDS[key]
-        sample[key] = arrays[field.array][rows]
-        if field.scaled and (scale != 1).any():
-            with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
-                sample[key] = sample[key] * np.tile(scale, field.columns // 2)
-    return sample
-
-
-def address(array: np.ndarray) -> int:
-    """Of its first byte, in this process."""
-    return array.__array_interface__["data"][0]
-
-
-def _table(shards: list[OpenShard], columns: np.ndarray) -> np.ndarray:
-    """int64 (n, c): columns of the tables of shards, one row per shard."""
-    if not shards:
-        return np.empty((0, len(columns)), np.int64)
-    return np.stack([shard.table[columns] for shard in shards])
-
-
-def _error(shard: OpenShard, row: int, first: int, stop: int) -> FormatError:
-    """What is wrong with a sample that `look_up` refused."""
-    try:
-        if (error := masks_outside(shard, first, stop)) is not None:
-            return error
-        _check_image(shard, row, shard.sizes[row].copy(), *shard.image_span(row))
-        if shard.run_offset is not None:
-            _check_runs(shard, row, first, stop)
-    except FormatError as error:
-        return error
-    return FormatError(
-        f"{shard.shard.folder}: sizes or offsets of sample {row} were wrong, and are not any "
-        "longer: something changes the files of the shard; run `sa1bpack verify`"
-    )
+    layout, first, stop = shard.shard.layout, int(where[_FIRST]), int(where[_STOP])
+    if status == BAD_MASKS:
+        return masks_outside(shard, first, stop)
+    if status == BAD_SIZE:
+        text = (
+            f"{shard.path('size')}: sides of sample {row} are {size.tolist()}; they must be at "
+            f"least 1, and stored ones at most {layout.image_size}"
+        )
+    elif status == BAD_IMAGE:
+        height, width = size[2:].tolist()
+        text = (
+            f"{shard.path('image_offset')}: the pixels of sample {row} are not within "
+            f"{shard.shard.extent.image_bytes} bytes, or not as many as its {height} x {width} take"
+        )
+    else:
+        text = (
+            f"{shard.path('run_offset')}: offsets of the masks of sample {row} must be "
+            f"non-decreasing and from 0 to {shard.shard.extent.runs}"
+        )
+    return FormatError(f"{text}; {REPAIR}")
 
 
 def masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None:
@@ -283,33 +461,3 @@ def masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None
         f"the pack's index says that its masks are rows {first} to {stop}, but the shard has "
         f"{masks}; {REPAIR}"
     )
-
-
-def _check_image(shard: OpenShard, row: int, size: np.ndarray, start: int, nbytes: int) -> None:
-    """Raise FormatError for a size out of range, or pixels that do not match it.
-
-    size  int32 (4,), a copy: it can no longer change
-    """
-    layout = shard.shard.layout
-    height, width = size[2:].tolist()
-    if size.min() < 1 or max(height, width) > layout.image_size:
-        raise FormatError(
-            f"{shard.path('size')}: sides of sample {row} are {size.tolist()}; they must be at "
-            f"least 1, and stored ones at most {layout.image_size}; {REPAIR}"
-        )
-    if layout.flat and nbytes != image_nbytes(layout, height, width):
-        raise FormatError(
-            f"{shard.path('image_offset')}: the pixels of sample {row} are {nbytes} bytes, but its "
-            f"{height} x {width} take {image_nbytes(layout, height, width)}; {REPAIR}"
-        )
-
-
-def _check_runs(shard: OpenShard, row: int, first: int, stop: int) -> None:
-    """Raise FormatError for runs that do not follow one another within their array."""
-    edges, runs = shard.run_offset[first : stop + 1], shard.shard.extent.runs
-    # Compared, not subtracted: a difference of two int64 may wrap around.
-    if edges[0] < 0 or edges[-1] > runs or (edges[1:] < edges[:-1]).any():
-        raise FormatError(
-            f"{shard.path('run_offset')}: offsets of the masks of sample {row} must be "
-            f"non-decreasing and from 0 to {runs}; {REPAIR}"
-        )

@@ -18,7 +18,7 @@ from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.sample_reader import SampleReader
+from sa1bpack.loading.reading import SampleReader
 from sa1bpack.loading.stats import EpochCounts
 
 # How long a thread waits at a time. It is woken when there is something to do; this bounds the wait

@@ -20,9 +20,9 @@ from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.spec import BatchSpec, mask_layout
 from sa1bpack.loading.batch_copy import BatchSource
-from sa1bpack.loading.finish import batch_views, finish
+from sa1bpack.loading.devices import batch_views, finish
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.sample_reader import SampleReader
+from sa1bpack.loading.reading import SampleReader
 from sa1bpack.masks.rle import parse_counts
 
 SIDE, GRID = 64, 16

@@ -178,11 +178,6 @@ def test_schedules_are_of_the_step_wherever_it_resumes_and_of_the_process(ds):
     assert [a + b for a, b in zip(*parts, strict=True)] == [ids for ids, *_ in whole[0]]
 
 
-def test_an_epoch_that_nobody_sets_is_the_next_one(ds, complete):
-    loader = prepared(ds)
-    assert [[content(batch) for batch in loader] for _ in range(EPOCHS)] == complete
-
-
 def test_two_processes_see_what_one_sees_wherever_they_resume(packed, complete, tmp_path):
     here = str(Path(__file__).parent)
     processes = [

@@ -30,22 +30,6 @@ def lent(pool: BufferPool, queue: BatchQueue) -> Buffer:
     return ticket.buffer
 
 
-def test_a_buffer_that_a_device_has_copied_comes_back_at_once():
-    pool = pool_of(1)
-    queue = BatchQueue(pool, total=2, ahead=3)
-    first = queue.begin(1)
-    queue.commit(first, "batch", free=True)
-    assert queue.begin(1).buffer is first.buffer
-
-
-def test_an_error_comes_out_in_its_turn_and_its_buffer_is_free():
-    queue = BatchQueue(pool_of(1), total=2, ahead=3)
-    error = ValueError("sa_7.jpg")
-    queue.abort(queue.begin(1), error)
-    assert queue.take(1, doing).error is error
-    assert queue.begin(1) is not None
-
-
 def test_a_batch_that_does_not_arrive_is_an_error_that_names_its_owner_and_the_remedy():
     queue = BatchQueue(pool_of(2), total=5, ahead=1)
     queue.begin(1)
@@ -55,9 +39,8 @@ def test_a_batch_that_does_not_arrive_is_an_error_that_names_its_owner_and_the_r
         queue.take(0.05, doing)
 
 
-@pytest.mark.parametrize("kept", [2, 9])
-def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(kept, caplog):
-    pool = pool_of(2)
+def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(caplog):
+    pool, kept = pool_of(2), 9
     queue = BatchQueue(pool, total=20, ahead=1)
     stop = threading.Event()
 
@@ -132,21 +115,6 @@ def test_a_late_thread_alone_does_not_make_the_pool_grow():
     assert queue.begin(1).buffer is late.buffer
 
 
-def test_a_batch_in_use_and_late_threads_do_not_make_the_pool_grow(caplog):
-    """The consumer holds one buffer of two; the other one comes back when its thread is done."""
-    pool = pool_of(2)
-    old = BatchQueue(pool, total=3, ahead=1)
-    held = lent(pool, old)
-    late = old.begin(1)
-    old.close()
-    queue = BatchQueue(pool, total=2, ahead=1)
-    with pytest.raises(LoaderTimeout):
-        queue.take(0.05, doing)
-    assert caplog.records == [] and (pool.free, pool.lent) == (0, 1)
-    old.commit(late, "too late")
-    assert queue.begin(1).buffer is late.buffer is not held
-
-
 @pytest.mark.parametrize("wait", ["begin", "take"])
 def test_close_wakes_every_waiting_thread(wait):
     pool = pool_of(1)
@@ -206,16 +174,7 @@ def test_the_garbage_collector_may_release_and_close_at_any_point():
     assert not thread.is_alive() and queue.closed and pool.free == 2
 
 
-def test_a_closed_pool_keeps_no_buffer():
-    pool = pool_of(2)
-    queue = BatchQueue(pool, total=5, ahead=3)
-    buffer = lent(pool, queue)
-    pool.close()
-    pool.release(buffer)
-    assert pool.free == pool.lent == 0
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 3), st.lists(st.integers(0, 4), max_size=60))
 def test_buffers_are_neither_lost_nor_handed_out_twice(count, ahead, steps):
     made = []

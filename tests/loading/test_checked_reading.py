@@ -5,7 +5,7 @@ import os
 import pytest
 
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.loading import checked_planner
+from sa1bpack.loading import batch_copy
 from sa1bpack.loading.loader import Loader
 
 
@@ -20,7 +20,7 @@ def test_rows_of_samples_and_masks_are_announced_before_any_is_read(
 ):
     events, preadv = [], os.preadv
     monkeypatch.setattr(
-        checked_planner, "read_ahead_map", lambda begin, count: events.append((begin, count))
+        batch_copy, "read_ahead_map", lambda begin, count: events.append((begin, count))
     )
 
     def reading(*arguments):

@@ -63,10 +63,3 @@ def test_batches_with_pad_to_max_are_compiled_at_the_first_and_never_again(
     graphs = compilations_by_batch(compiled_step, loader)
     assert len(graphs) == EPOCHS * (len(packed.samples) // BATCH)
     assert set(graphs) == {graphs[0]} and graphs[0] > 0
-
-
-def test_other_shapes_are_compiled_again(packed, compiled_step):
-    """What the test above would see if it could fail: without padding, M varies."""
-    loader = Loader(open_pack(packed.root), 1, max_masks=MASKS)
-    graphs = compilations_by_batch(compiled_step, loader)
-    assert graphs[-1] > graphs[0]

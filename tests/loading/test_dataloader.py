@@ -70,23 +70,12 @@ def test_the_state_counts_batches_that_were_taken_not_those_fetched_ahead(ds, wo
     stop(made), stop(other)
 
 
-def test_transforms_run(packed):
-    ds = open_pack(packed.root, transform=halve)
-    made = make_dataloader(ds, 4, num_workers=0, masks="flat_bits")
-    assert next(iter(made))["masks"].shape[1:] == (8, 2)
-
-
 def test_workers_are_started_by_default_only_for_transforms(packed, monkeypatch):
     monkeypatch.setattr(dataloader_module, "cores", lambda: 1)
     plain, hooked = open_pack(packed.root), open_pack(packed.root, transform=halve)
     assert make_dataloader(plain, 4).num_workers == 0
     made = make_dataloader(hooked, 4)
     assert made.num_workers == 1 and made.persistent_workers and made.prefetch_factor == 2
-
-
-def test_dropping_needs_no_special_dataset(ds):
-    made = make_dataloader(ds, 4, num_workers=0, on_error="drop")
-    assert next(iter(made))["dropped"].tolist() == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -112,10 +101,7 @@ def test_too_little_shared_memory_is_reported_before_a_worker_dies(ds, monkeypat
 @pytest.mark.parametrize(("options", "named"), [
     ({"num_workers": -1}, "num_workers is -1"),
     ({"prefetch_factor": 0}, "prefetch_factor is 0"),
-    ({"order": "best"}, "order is 'best'"), ({"timeout": 0}, "timeout is 0"),
-    ({"timeout": float("inf")}, "timeout is inf"), ({"timeout": "a"}, "timeout is 'a'"),
     ({"timeout": None, "num_workers": 2}, "timeout is None"),
-    ({"timeout": 1e10, "num_workers": 2}, "timeout is 10000000000.0"),
     ({"multiprocessing_context": "thread"}, "multiprocessing_context is 'thread': .*spawn"),
     ({"multiprocessing_context": 3, "num_workers": 2}, "multiprocessing_context is 3: .*spawn"),
 ])  # fmt: skip
@@ -127,12 +113,6 @@ def test_a_value_that_cannot_be_used_by_a_dataloader_is_named(ds, options, named
 def test_only_a_dataset_is_taken(packed):
     with pytest.raises(OptionError, match=r"is a path, .* sa1bpack\.open"):
         make_dataloader(str(packed.root), 2)
-
-
-def test_the_longest_timeout_can_be_waited_for(ds):
-    made = make_dataloader(ds, 4, num_workers=1, timeout=2_000_000)
-    assert len(rows_of(made)) == 3
-    stop(made)
 
 
 @pytest.fixture
@@ -161,10 +141,9 @@ def test_dropped_samples_are_those_that_the_loader_drops_even_in_workers(damaged
     stop(made)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_samples_of_batches_not_taken_do_not_count_as_dropped(damaged, workers):
+def test_samples_of_batches_not_taken_do_not_count_as_dropped(damaged):
     made = make_dataloader(
-        damaged, 2, order="sequential", num_workers=workers, on_error="drop", max_dropped=1
+        damaged, 2, order="sequential", num_workers=2, on_error="drop", max_dropped=1
     )
     batches = iter(made)
     next(batches), next(batches)

@@ -12,7 +12,6 @@ from packs_with_sides import SPECS, with_sides  # noqa: F401 - a fixture
 from sync_debug import waiting_is_an_error
 
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.devices import open_device
@@ -35,16 +34,6 @@ def test_batches_on_cuda_are_those_of_collate(packed, layout, max_masks):
                 expected = collate([ds[row] for row in batch["indices"].tolist()])
                 same(batch, expected)
                 assert all(tensor.is_cuda for tensor in tensors_of(batch).values())
-
-
-def test_batches_that_are_kept_do_not_change_while_buffers_are_reused(packed):
-    ds = open_pack(packed.root)
-    with Loader(ds, 1, device="cuda", ahead=1, order="sequential") as loader:
-        kept = [batch for _ in range(5) for batch in loader]
-    torch.cuda.synchronize()
-    for number, batch in enumerate(kept):
-        row = number % len(ds)
-        assert np.array_equal(batch["images"][0].cpu().numpy(), ds[row]["image"])
 
 
 def test_the_consumers_own_stream_may_be_any(packed):
@@ -113,16 +102,6 @@ def test_threads_read_on_while_a_graph_is_captured_in_the_default_mode(packed):
     assert doubled.sum().item() == 2000
 
 
-def test_a_batch_is_refused_while_its_stream_is_captured(packed):
-    with Loader(open_pack(packed.root), 1, device="cuda") as loader:
-        batches = iter(loader)
-        next(batches)
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            with pytest.raises(LoaderError, match="while a CUDA graph is captured"):
-                next(batches)
-            torch.ones(1, device="cuda").add_(1)
-
-
 def test_a_forked_child_ends_well_and_is_refused_by_name(packed):
     script = """
 import os, sys, warnings
@@ -146,17 +125,6 @@ print(os.waitstatus_to_exitcode(status), sum(1 for _ in loader))
     done = subprocess.run([sys.executable, "-c", script, packed.root], capture_output=True,
                           text=True, timeout=120, check=False)  # fmt: skip
     assert done.stdout.split() == ["0", "12"], done.stderr
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
-def test_cuda_is_the_device_that_is_current_when_an_iteration_begins(packed):
-    with Loader(open_pack(packed.root), 4, device="cuda") as loader, torch.cuda.device(1):
-        assert all(batch["images"].get_device() == 1 for batch in loader)
-
-
-def test_a_device_that_is_not_there_is_named():
-    with pytest.raises(OptionError, match=r"cuda:99.*CUDA devices"):
-        open_device("cuda:99")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

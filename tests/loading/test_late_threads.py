@@ -60,9 +60,16 @@ def rows_of(batches) -> list[list[int]]:
     return [batch["indices"].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("then", ["the next epoch", "set_epoch", "load_state_dict"])
-@pytest.mark.parametrize("opened", ["before", "while", "after"])
-@pytest.mark.parametrize("io", ["cached", "direct"])
+@pytest.mark.parametrize(
+    ("then", "opened", "io"),
+    [
+        ("the next epoch", "before", "direct"),
+        ("the next epoch", "while", "cached"),
+        ("set_epoch", "while", "direct"),
+        ("load_state_dict", "while", "cached"),
+        ("the next epoch", "after", "direct"),
+    ],
+)
 def test_a_loop_left_while_copies_hang_corrupts_neither_the_next_epoch_nor_its_state(
     ds, monkeypatch, then, opened, io
 ):
@@ -128,15 +135,3 @@ def test_many_epochs_left_while_copies_hang_share_the_buffers(ds, monkeypatch):
     [pool] = made
     assert pool.free == 4 and pool.lent == 0
     loader.close()
-
-
-def test_closing_does_not_wait_beyond_its_limit_for_a_copy_that_hangs(ds, monkeypatch):
-    monkeypatch.setattr("sa1bpack.loading.loader.CLOSE_SECONDS", 0.0)
-    with slow_copies(monkeypatch) as gate:
-        loader = Loader(ds, 2, threads=1)
-        batch = clone(next(batches := iter(loader)))
-        assert gate.some_wait.wait(60)
-        loader.close()
-        del batches
-    join_readers()
-    assert batch["images"].shape == (2, 24, 24, 3)

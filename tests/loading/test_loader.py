@@ -1,44 +1,24 @@
 """The Loader's batches: those of Collate, for every layout, order, rank and point of resumption."""
 
-import re
-
 import numpy as np
 import pytest
-import torch
 from simulated_cuda import SimulatedCuda
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.format.layout import Layout
 from sa1bpack.loading import devices
-from sa1bpack.loading.batch.mask_choice import MaskChoice
-from sa1bpack.loading.batch.spec import LAYOUTS, BatchSpec
-from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import LocalShuffleOrder, WeightedOrder
-from sa1bpack.loading.planner import Planner
 from sa1bpack.wording import size_text
 
 
 @pytest.fixture
 def ds(packed):
     return open_pack(packed.root)
-
-
-def test_set_epoch_decides_the_epoch_and_the_state(ds):
-    with Loader(ds, 4) as loader:
-        first = [batch["indices"].clone() for batch in loader]
-        second = [batch["indices"].clone() for batch in loader]
-        assert loader.state_dict()["epoch"] == 2
-        loader.set_epoch(1)
-        assert loader.state_dict()["epoch"] == 1
-        again = [batch["indices"].clone() for batch in loader]
-    assert all(torch.equal(a, b) for a, b in zip(second, again, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
@@ -82,38 +62,10 @@ def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monk
     assert least <= plan.device_bytes < least + 2 * 6000 + 100 * 512
 
 
-def test_the_plan_counts_what_the_allocator_of_a_device_does_not_cut_off(
-    pack_writer, tmp_path, monkeypatch
-):
-    """Blocks of 31 MiB are made of 32: as much as cannot be cut off is in use."""
-    pack_writer(tmp_path / "pack", {"sa_000000-000": (14,)}, Layout(image_size=1024, mask_size=256))
-    ds = open_pack(tmp_path / "pack")[np.zeros(10, int)]
-    cuda = SimulatedCuda()
-    monkeypatch.setattr(devices, "CUDA", cuda)
-    plan = Loader(ds, 10, masks="padded_bits", device="cuda", ahead=1).plan()
-    assert 31 << 20 < plan.batch_bytes < 32 << 20
-    held = [cuda.empty(plan.batch_bytes, 0) for _ in range(plan.batches + 1)]
-    assert len(held) == 4 and cuda.live[0] == 4 * 32 << 20
-    assert cuda.live[0] <= plan.device_bytes < cuda.live[0] + (5 << 20)
-
-
 def test_the_plan_counts_the_samples_of_one_rank(ds):
     ranks = {"rank": 0, "world_size": 2}
     loaders = Loader(ds, 4), Loader(ds, 4, **ranks), Loader(ds, global_batch_size=4, **ranks)
     assert [loader.plan().samples for loader in loaders] == [4, 4, 2]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_batch_needs_more_than_the_plan_says(ds, layout):
-    loader = Loader(ds, len(ds), masks=layout)
-    fullest = np.argsort(-ds.column("mask_count"))[:1].repeat(len(ds))
-    loader.close()
-    spec = BatchSpec.of(ds, LAYOUTS[layout], to_device=False)
-    [(copy, errors)] = Planner(BatchSource(ds, spec, MaskChoice(), None)).plan([fullest], 0)
-    assert not errors and copy.nbytes == loader.plan().batch_bytes
-
-
-TIMEOUTS = (0, -1, float("inf"), float("nan"), "a", None, True, 1e10)
 
 
 @pytest.mark.parametrize(("options", "named"), [
@@ -131,21 +83,15 @@ TIMEOUTS = (0, -1, float("inf"), float("nan"), "a", None, True, 1e10)
     ({"threads": 1.5}, "threads is 1.5"),
     ({"ahead": 0}, "ahead is 0"),
     ({"ahead": True}, "ahead is True"),
-    *[({"timeout": value}, re.escape(f"timeout is {value!r}")) for value in TIMEOUTS],
+    ({"timeout": 0}, "timeout is 0"),
+    ({"timeout": float("nan")}, "timeout is nan"),
+    ({"io": "mmap"}, r"io .*'mmap'.*auto.*cached.*direct"),
     ({"on_error": "skip"}, "on_error is 'skip'"),
     ({"rank": 0}, "give both or neither"),
 ])  # fmt: skip
 def test_a_value_that_cannot_be_used_is_named(ds, options, named):
     with pytest.raises(OptionError, match=named):
         Loader(ds, **({"batch_size": 4} | options))
-
-
-def test_whole_numbers_of_numpy_are_whole_numbers(ds):
-    numbers = {"max_masks": np.int64(3), "threads": np.int32(2), "ahead": np.uint8(1)}
-    with Loader(ds, np.int64(4), rank=np.int64(0), world_size=np.int64(1), **numbers) as loader:
-        plan = loader.plan()
-        assert all(type(number) is int for number in (plan.threads, plan.batches, plan.samples))
-        assert [len(batch["images"]) for batch in loader] == [4, 4, 4]
 
 
 def test_an_order_of_another_dataset_is_refused(ds):

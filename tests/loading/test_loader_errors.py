@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from batches import clone, join_readers, readers
-from sync_debug import Waits
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
@@ -16,7 +15,7 @@ from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue
 from sa1bpack.loading.dataloader import make_dataloader
-from sa1bpack.loading.iteration import DroppedSamples, rows_of
+from sa1bpack.loading.iteration import most_dropped
 from sa1bpack.loading.loader import Loader
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
@@ -57,14 +56,6 @@ def test_a_file_cut_short_while_it_is_mapped_is_an_error_with_the_samples_name(r
         assert loader.state_dict()["samples"] == 8
 
 
-def test_a_shard_that_cannot_be_opened_is_an_error_with_the_samples_name(root):
-    cut(root, "image")
-    with Loader(open_pack(root), 4, order="sequential") as loader:
-        with pytest.raises(ReadError, match="cut short") as found:
-            [batch["indices"].clone() for batch in loader]
-        assert (found.value.row, found.value.shard) == (9, LAST_SHARD)
-
-
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_dropped_samples_are_counted_and_named(root, when, caplog):
     ds = open_pack(root)
@@ -91,18 +82,6 @@ def test_dropped_samples_are_counted_and_named(root, when, caplog):
     expected = Collate("flat", on_error="drop")([ds[row] for row in kept])
     for key in set(expected) - {"dropped"}:
         assert torch.equal(batches[2][key], expected[key]), key
-
-
-def test_the_rows_of_dropped_samples_are_listed_without_waiting_for_a_device(root):
-    cut(root, "image")
-    with pytest.raises(ReadError) as found:
-        open_pack(root)[10]
-    for errors, rows in (([], []), (2 * [found.value], [10, 10])):
-        with Waits() as waits:
-            listed = rows_of(errors, torch.device("cpu"))
-        assert waits.found == set() and listed.dtype == torch.int64
-        assert listed.tolist() == rows
-        assert rows_of(errors, torch.device("meta")).is_meta
 
 
 DROPS = {"order": "sequential", "on_error": "drop"}
@@ -156,10 +135,7 @@ def test_the_share_is_rounded_down_as_it_is_written():
         (0.29, 100, 29), (np.float32(0.02), 100, 2), (0.01, 199, 1), (0.01, 200, 2), (0.01, 3, 1),
         (0.01, 11_185_362, 111_853),
     ):  # fmt: skip
-        errors = [ReadError("cut", shard=LAST_SHARD, row=9)]
-        assert DroppedSamples(share).add(errors, allowed - 1, samples) == allowed
-        with pytest.raises(LoaderError, match=f"allows at most {allowed:,};"):
-            DroppedSamples(share).add(errors, allowed, samples)
+        assert most_dropped(share, samples) == allowed
 
 
 @BOTH
@@ -224,11 +200,3 @@ def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed
     assert next(iter(loader))["indices"].tolist() == [0, 1, 2]
     loader.close()
     join_readers()
-
-
-def test_an_exception_of_the_consumer_ends_the_threads(packed):
-    loader = Loader(open_pack(packed.root), 4)
-    with pytest.raises(ZeroDivisionError), loader:
-        for _ in loader:
-            raise ZeroDivisionError
-    assert not readers()

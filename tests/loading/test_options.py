@@ -8,7 +8,6 @@ import pytest
 import torch
 from batches import OF_LOADERS
 
-import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
@@ -131,12 +130,6 @@ def test_an_order_of_a_split_is_that_of_the_same_samples(ds):
 
 
 @BOTH
-def test_anything_but_a_dataset_is_refused_with_the_remedy(make):
-    with pytest.raises(OptionError, match=r"sa1bpack\.open"):
-        make(torch.utils.data.Subset([1, 2], [0]), 2)
-
-
-@BOTH
 def test_the_repr_names_the_dataset_and_the_position_in_the_order(ds, make):
     loader = make(ds, 5, order="local")
     loader.set_epoch(3)
@@ -163,10 +156,3 @@ def test_every_batch_carries_epoch_number_and_spec(ds, make):
     resumed = make(ds, 5)
     resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
     assert [(batch["epoch"], batch["number"]) for batch in resumed] == [(2, 1), (2, 2)]
-
-
-def test_the_plans_of_both_are_of_one_kind(ds):
-    plans = [make(ds, 5).plan() for make in (Loader, make_dataloader)]
-    assert type(plans[0]) is type(plans[1])
-    assert plans[0].batch_bytes == plans[1].batch_bytes
-    assert not hasattr(sa1bpack, "describe_dataloader")

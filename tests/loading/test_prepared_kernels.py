@@ -38,7 +38,7 @@ assert not in_readers, in_readers
 
 
 def test_no_thread_of_an_epoch_compiles(layout_packs):  # noqa: F811
-    packs = [str(layout_packs(*layout)) for layout in LAYOUTS]
+    packs = [str(layout_packs(*layout)) for layout in LAYOUTS[::2]]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *packs], capture_output=True, text=True, check=False
     )

@@ -76,14 +76,14 @@ def test_scores_of_any_bytes_lead_to_masks_of_the_sample_or_a_named_error(root, 
 
 def test_a_count_that_differs_from_the_plan_is_an_error_of_the_sample(root, monkeypatch):
     """What was read to plan with is damaged, and what was read to copy is sound."""
-    from sa1bpack.loading import checked_planner
+    from sa1bpack.loading import planner
 
-    real = checked_planner.read_rows_unchecked
+    real = planner.read_rows_unchecked
 
     def damaged(shard, name, first, stop):
         return real(shard, name, first, stop) * (0 if name == "area" else 1)
 
-    monkeypatch.setattr(checked_planner, "read_rows_unchecked", damaged)
+    monkeypatch.setattr(planner, "read_rows_unchecked", damaged)
     ds = sa1bpack.open(root, check="read", min_area=1)
     with Loader(ds, 12, order="sequential") as loader, pytest.raises(ReadError) as caught:
         list(loader)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from schedules import Schedule
 from simulated_cuda import SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled
 
@@ -20,7 +19,7 @@ from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.devices import Cuda
 from sa1bpack.loading.loader import Loader
 
-SEEDS = 30  # of each kind
+SEEDS = 12  # of each kind
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def test_batches_are_right_in_every_interleaving_of_threads_and_devices(ds, monk
     assert found.schedule.expired == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_batches_that_change_their_size_share_the_buffers_of_the_largest(ds, monkeypatch, seed):
     schedule, cuda = scheduled(monkeypatch, seed)
     sizes, masks, consumers, numbers = [1, 4, 2], [9, 1, 3], [], []
@@ -87,24 +86,6 @@ def test_batches_that_change_their_size_share_the_buffers_of_the_largest(ds, mon
     schedule.run(train)
     assert [consumer.check() for consumer in consumers] == [12, 3, 6]
     assert numbers == [*range(21)]
-
-
-def test_a_seed_makes_the_same_interleaving_again(ds, monkeypatch):
-    runs = []
-    for _ in range(2):
-        steps: list[str] = []
-        with monkeypatch.context() as patch:
-            chosen = Schedule.chosen
-
-            def noted(self, chosen=chosen, steps=steps):
-                task = chosen(self)
-                steps.append(task.name if task else "")
-                return task
-
-            patch.setattr(Schedule, "chosen", noted)
-            run_epochs(ds, patch, seed=3)
-        runs.append(steps)
-    assert runs[0] == runs[1] and len(set(runs[0])) == 6 and len(runs[0]) > 100
 
 
 def nothing(*arguments) -> None:
@@ -134,18 +115,19 @@ SABOTAGE: dict[str, Callable] = {
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of finalizers
 @pytest.mark.parametrize("what", SABOTAGE)
 def test_the_simulation_notices_when_a_step_is_left_out(ds, monkeypatch, what):
-    noticed = 0
-    for seed in range(SEEDS):
+    noticed, seed = 0, 0
+    while noticed < 2 and seed < 60:
+        seed += 1
         with monkeypatch.context() as patch:
             SABOTAGE[what](patch)
             try:
                 noticed += run_epochs(ds, patch, seed).cuda.contexts != {1}
             except (AssertionError, IndexError):  # rows of garbage
                 noticed += 1
-    assert noticed >= 3
+    assert noticed == 2
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("call", ["enter_thread", "empty", "send", "record", "synchronize"])
 def test_an_error_of_a_call_reaches_the_consumer_and_nothing_is_lost(ds, monkeypatch, call, seed):
     """And nothing is wrong afterwards: whatever was sent before the error may still be running."""
@@ -197,7 +179,7 @@ def test_a_copy_that_never_ends_is_a_timeout_that_names_the_device(ds, monkeypat
     schedule.run(train)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_same_code_lends_the_buffers_of_a_cpu(ds, monkeypatch, seed):
     schedule, _ = scheduled(monkeypatch, seed)
     collate, held, rows = Collate("padded"), [], []
@@ -224,7 +206,7 @@ def test_the_same_code_lends_the_buffers_of_a_cpu(ds, monkeypatch, seed):
 
 
 @pytest.mark.parametrize("layout", ["padded", "flat", "padded_bits", "flat_bits"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_more_memory_is_sent_to_than_planned_while_the_device_keeps_up(
     ds, monkeypatch, layout, seed
 ):
@@ -270,7 +252,7 @@ class Lagging(SimulatedCuda):
         yield
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 4])
+@pytest.mark.parametrize("ahead", [1, 4])
 def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
     ds, monkeypatch, ahead
 ):
@@ -297,8 +279,7 @@ def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
 
 
 @pytest.mark.parametrize("taken", [False, True])
-@pytest.mark.parametrize("run", range(5))
-def test_memory_of_a_device_that_has_failed_is_kept_and_the_error_is_raised(ds, cuda, taken, run):
+def test_memory_of_a_device_that_has_failed_is_kept_and_the_error_is_raised(ds, cuda, taken):
     """To free it, torch would record events, in a place where an error ends the process."""
     with Loader(ds, 2, device="cuda", threads=1) as batches:
         found = iter(batches)

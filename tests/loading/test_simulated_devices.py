@@ -6,13 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from batches import tensors_of
+from batches import same, tensors_of
 from simulated_cuda import SimulatedCuda
 from simulated_loading import LATE
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.batch.collate import Collate
+from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.loader import Loader
 
 
@@ -62,12 +63,13 @@ def test_a_device_that_is_not_there_is_refused_before_cuda_is_used(ds, cuda):
     assert cuda.contexts == set()
 
 
-def test_epochs_share_one_stream_because_memory_is_used_again_by_its_own(ds, cuda):
-    with Loader(ds, 2, device="cuda") as batches:
-        for _ in range(5):
-            for batch in batches:
-                del batch
-    assert len(cuda.streams) == 3  # the default ones, and one
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_of_a_device_are_those_of_collate(ds, cuda, layout):
+    collate = Collate(layout, max_masks=4)
+    with Loader(ds, 5, device="cuda", masks=layout, max_masks=4) as batches:
+        for batch in batches:
+            cuda.synchronize()
+            same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
 
 
 # ------------------------------------------------------------------------- memory that is not there

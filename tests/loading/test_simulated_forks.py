@@ -1,7 +1,6 @@
 """A Loader on simulated CUDA devices while a graph is captured, and in forked children."""
 
 import os
-import threading
 
 import pytest
 from forked_child import forked_child
@@ -16,22 +15,6 @@ from sa1bpack.loading.loader import Loader
 @pytest.fixture
 def ds(packed):
     return open_pack(packed.root)
-
-
-def test_without_their_own_mode_the_threads_would_lose_the_capture(ds, cuda):
-    with cuda.capture():
-        errors = []
-
-        def other() -> None:
-            with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-                cuda.event().synchronize()
-            cuda.enter_thread(0)
-            errors.append(cuda.event().synchronize())
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert errors == [None] and cuda.capture_is_lost
 
 
 def test_a_batch_taken_while_its_stream_is_captured_is_refused_by_name(ds, cuda):

@@ -9,8 +9,7 @@ import pytest
 from page_cache import drop
 
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.disk.aio import DEPTH
-from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.errors import LoaderError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.stats import BusyTime, EpochCounts, LoadingStats, Read
@@ -109,15 +108,6 @@ def test_every_second_and_byte_is_where_it_belongs():
     assert found.bytes_per_second == pytest.approx(190)
 
 
-def test_no_more_requests_are_in_flight_than_the_system_has_at_once():
-    clock = Clock()
-    counts = EpochCounts(0, clock.now, clock=clock)
-    counts.threads, counts.reads_known = 1, True
-    clock.now += 2
-    counts.worked("copy", 100.0, [Read(100.0, 102.0, 0, 5, 0, 3 * DEPTH)])
-    assert counts.stats().reads_in_flight == DEPTH
-
-
 def test_an_epoch_that_is_left_ends_with_the_batch_that_was_taken_last():
     clock = Clock()
     counts = EpochCounts(0, clock.now, clock=clock)
@@ -210,13 +200,6 @@ def test_the_line_has_what_is_known_and_nothing_else():
     assert line.startswith("epoch 0 so far: ") and "cache" not in line and "flight" not in line
 
 
-def test_scalars_are_the_numbers_that_are_known():
-    found = stats(cached_share=None, ready=1.5).scalars()
-    assert found["ready"] == 1.5 and found["waited_share"] == pytest.approx(0.31)
-    assert "cached_share" not in found and "epoch" not in found
-    assert {type(value) for value in found.values()} == {float}
-
-
 # ---------------------------------------------------------------------------------------- loaders
 
 
@@ -291,9 +274,3 @@ def test_a_pickle_of_a_loader_has_no_figures(ds, make):
     with pytest.raises(LoaderError, match="no epoch has begun"):
         pickle.loads(pickle.dumps(loader)).stats()
     assert loader.stats().batches == 1
-
-
-@BOTH
-def test_what_is_no_function_is_refused(ds, make):
-    with pytest.raises(OptionError, match="on_epoch_end is True: choose a function"):
-        make(ds, 4, on_epoch_end=True)

@@ -28,6 +28,7 @@ CHOICES = {
 _DRAWN = ("random", "balanced")
 
 _FIELDS = {field.array: field for field in NUMBER_FIELDS}
+_KEYS = {field.sample: field for field in NUMBER_FIELDS}
 
 
 class MaskColumns:
@@ -131,13 +132,6 @@ class MaskChoice:
             object.__setattr__(self, "max_masks", max_masks)
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys with one row per mask that `rows` needs of a sample, besides `image_id`."""
-        if callable(self.choose):
-            return tuple(field.sample for field in NUMBER_FIELDS)
-        return () if self.choose == "random" else (CHOICES[self.choose],)
-
     def counts(self, masks: np.ndarray) -> np.ndarray:
         """How many masks are kept, of int64 (n,) mask counts: min(max_masks, masks)."""
         return masks if self.max_masks is None else np.minimum(masks, self.max_masks)
@@ -163,6 +157,28 @@ class MaskChoice:
         else:
             order = _by_weight(self._weights(sample, image_id, masks, epoch), words)
         return np.sort(order[: self.max_masks])
+
+    def of_arrays(
+        self, image_id: int, arrays: Mapping, rows: np.ndarray, scale: np.ndarray, epoch: int
+    ) -> np.ndarray:
+        """The masks of a sample to keep, of those that are rows of arrays.
+
+        arrays  name → array of a shard, or of this sample
+        rows    int64 (m,)
+        scale   float64 (2,), of x and y
+
+        Returns int64 (min(max_masks, m),): the rows that are kept.
+        """
+        if self.max_masks is None or len(rows) <= self.max_masks:
+            return rows
+        sample: dict[str, Any] = {"image_id": image_id}
+        for key in _KEYS if callable(self.choose) else {CHOICES[self.choose]} & _KEYS.keys():
+            field = _KEYS[key]
+            sample[key] = arrays[field.array][rows]
+            if field.scaled and (scale != 1).any():
+                with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
+                    sample[key] = sample[key] * np.tile(scale, field.columns // 2)
+        return rows[self.rows(sample, len(rows), epoch)]
 
     def _words(self, image_id: int, masks: int, epoch: int) -> np.ndarray:
         """uint64 (masks,): random numbers of a sample."""

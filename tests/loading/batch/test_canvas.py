@@ -43,7 +43,7 @@ def padded(plane, rows, columns):
 
 
 @pytest.mark.parametrize("guard", ["start", "end"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15)
 @given(shapes, st.integers(0, 30), st.integers(0, 99))
 def test_native_rgb(guard, shape, extra, seed):
     side = max(shape) + extra
@@ -54,7 +54,7 @@ def test_native_rgb(guard, shape, extra, seed):
 
 
 @pytest.mark.parametrize("guard", ["start", "end"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15)
 @given(shapes, st.integers(0, 30), st.integers(0, 99))
 def test_native_planes(guard, shape, extra, seed):
     side = half(max(shape) + extra) * 2
@@ -67,7 +67,7 @@ def test_native_planes(guard, shape, extra, seed):
 
 @pytest.mark.parametrize("canvas", [False, True])
 @pytest.mark.parametrize("guard", ["start", "end"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15)
 @given(shapes, st.integers(0, 30), st.integers(0, 99))
 def test_planes_to_rgb(guard, canvas, shape, extra, seed):
     """The padding of a stored canvas does not bleed into the image."""

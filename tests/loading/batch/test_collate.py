@@ -39,21 +39,6 @@ def test_random_choices_are_pinned():
     assert random_rows(10, 4, image_id=12) == [4, 5, 7, 8]
 
 
-def test_random_choices_take_every_mask_equally_often():
-    """Over epochs, and over images: 4 of 10, so 0.4 of the time, within 5 standard deviations."""
-    for vary in ("epoch", "image_id", "seed"):
-        counts = np.zeros(10)
-        for value in range(2000):
-            counts[random_rows(10, 4, **{vary: value})] += 1
-        assert np.abs(counts / 2000 - 0.4).max() < 5 * np.sqrt(0.4 * 0.6 / 2000)
-
-
-def test_random_choices_do_not_mix_up_seed_and_epoch():
-    """Seed 0 in epoch 1 is not seed 1 in epoch 0."""
-    draws = {(s, e): random_rows(400, 20, seed=s, epoch=e) for s in range(3) for e in range(3)}
-    assert len({tuple(rows) for rows in draws.values()}) == 9
-
-
 # ------------------------------------------------------------------- transforms, unreadable samples
 
 
@@ -154,12 +139,6 @@ def test_a_transform_that_does_not_return_a_dict_is_named(packed, made):
     named = f"transform returned {type(made).__name__}: it must return a dict"
     with pytest.raises(OptionError, match=named):
         Collate()(dataset.__getitems__([0, 2]))
-
-
-def test_whole_numbers_of_numpy_are_whole_numbers(ds):
-    collate = Collate(max_masks=np.int64(3), pad_to_max=True, seed=np.uint8(4))
-    assert type(collate.choice.max_masks) is type(collate.choice.seed) is int
-    assert collate(ds.__getitems__([4, 10]))["masks"].shape == (2, 3, 16, 16)
 
 
 @pytest.mark.parametrize(

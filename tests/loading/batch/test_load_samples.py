@@ -17,7 +17,6 @@ from sa1bpack.loading.batch.load_samples import (
     AS_IT_IS,
     BAD_SPANS,
     IN_MEMORY,
-    IN_PLACE,
     MAP,
     NO_FILE,
     OPEN,
@@ -161,7 +160,7 @@ def mask_rows(width: int):
 
 
 @given(st.data(), st.sampled_from([64, 512, BLOCK, 5 * BLOCK]))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_any_samples_are_those_that_pread_reads(context, paths, opened, data, width):
     kind = data.draw(st.sampled_from([AS_IT_IS, UNPACKED, RUNS]))
     how = data.draw(st.sampled_from(["past", "through", "memory"]))
@@ -176,7 +175,7 @@ def test_any_samples_are_those_that_pread_reads(context, paths, opened, data, wi
 
 
 @given(st.data(), st.sampled_from([BLOCK, 3 * BLOCK]))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 def test_whole_blocks_are_read_to_their_place(context, paths, opened, data, size):
     """Canvases, and masks that adjoin each other, need no scratch memory."""
     rows = data.draw(st.lists(st.integers(0, 40 * BLOCK // size - 1), min_size=1, max_size=6))
@@ -257,14 +256,6 @@ def test_masks_whose_rows_are_unknown_and_files_that_are_not_open_are_errors(con
     assert batch.status.tolist() == errors
 
 
-def test_what_is_in_place_is_left_there(context, paths, opened):
-    batch = Batch([(0, 10)], [[1]], opened["past"])
-    batch.samples.files[0, 0, OPEN] = IN_PLACE
-    assert batch.load(context) == 0
-    assert (batch.buffer[:10] == UNTOUCHED).all()
-    assert batch.masks(0) == [paths[1].read_bytes()[64:128]]
-
-
 # ------------------------------------------------------------------------------- the page cache
 
 
@@ -316,27 +307,6 @@ def test_what_is_read_through_the_page_cache_is_there_afterwards(paths, opened):
     assert (cached + through, past, requests) == (BLOCK + 2 * 64, 0, 0)
     assert resident(paths[0])[10] and resident(paths[1])[1]
     batch.check(paths)
-
-
-def test_a_file_system_that_cannot_say_what_is_in_memory_is_read(opened):
-    content = Path("/proc/version").read_bytes()
-    file = os.open("/proc/version", os.O_RDONLY)
-    batch = Batch([(3, len(content) - 3)], [[]], opened["through"], len(content))
-    batch.samples.files[0, 0, OPEN], batch.samples.files[0, 0, MAP] = file, 0
-    assert batch.load() == 0
-    os.close(file)
-    assert batch.image(0) == content[3:] and not batch.status.any()
-
-
-def test_an_error_of_the_system_is_returned_as_its_number(tmp_path, opened):
-    (tmp_path / "file").write_bytes(bytes(100))
-    files = [os.open(tmp_path / "file", os.O_WRONLY), os.open(tmp_path, os.O_RDONLY)]
-    batch = Batch([(0, 20), (0, 20)], [[], []], opened["through"])
-    batch.samples.files[:, 0, OPEN] = files
-    assert batch.load() == 0
-    for file in files:
-        os.close(file)
-    assert batch.status[:, 0].tolist() == [errno.EBADF, errno.EISDIR]
 
 
 def test_a_span_beyond_the_end_of_a_file_is_not_taken_for_memory(context, direct_folder, opened):

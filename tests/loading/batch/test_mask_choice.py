@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.mask_choice import CHOICES, MaskChoice
 from sa1bpack.masks.select import MaskRule, select_masks
@@ -13,7 +14,7 @@ ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 ANY_INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(
     st.one_of(
         st.lists(ANY_FLOAT, max_size=12).map(lambda values: np.array(values, np.float64)),
@@ -26,7 +27,9 @@ def test_the_choice_returns_min_of_max_masks_and_masks_whatever_the_scores_are(
     scores, max_masks, choose
 ):
     choice = MaskChoice(max_masks, choose)
-    sample = dict.fromkeys(choice.keys, scores) | {"image_id": -(2**63)}
+    sample = dict.fromkeys((field.sample for field in NUMBER_FIELDS), scores) | {
+        "image_id": -(2**63)
+    }
     rows = choice.rows(sample, len(scores), 0)
     counted = int(choice.counts(np.array([len(scores)]))[0])
     assert counted == min(max_masks, len(scores))
@@ -37,7 +40,7 @@ def test_the_choice_returns_min_of_max_masks_and_masks_whatever_the_scores_are(
         assert (np.diff(rows) > 0).all() and 0 <= rows[0] <= rows[-1] < len(scores)
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 5) | st.integers(0, 2**53 - 1), min_size=1, max_size=12),
     st.integers(1, 12),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from small_tars import members, write_tar
 
 import sa1bpack
@@ -91,10 +90,3 @@ def test_bits_of_an_unknown_sampling_are_read_but_not_drawn(packs, tmp_path):
         sa1bpack.open(path, mask_size=24)
     expected = masks_of(packs("center"))
     assert np.array_equal(masks_of(path, mask_sampling="center"), expected)
-
-
-@pytest.mark.parametrize("size", [np.int64(24), np.uint16(24), torch.tensor(24)], ids=repr)
-def test_whole_numbers_of_any_kind_are_mask_sizes(packs, size):
-    ds = sa1bpack.open(packs("area"), mask_size=size)
-    assert ds.mask_size == 24 and type(ds.mask_size) is int
-    assert np.array_equal(ds[0]["masks"], sa1bpack.open(packs("area"), mask_size=24)[0]["masks"])

@@ -1,4 +1,5 @@
-"""Open files of shards, from which batches are read: one budget per process.
+"""What batches are read with: open files of shards, and of each thread scratch memory and an AIO
+context.
 
 The most recently used files stay open as long as their shards do, two per shard, together at most a
 quarter of the process's limit of open files, however many Loaders there are.
@@ -7,14 +8,17 @@ quarter of the process's limit of open files, however many Loaders there are.
 import os
 import resource
 import threading
+import time
 import weakref
 from collections import OrderedDict
 
 import numpy as np
 
 from sa1bpack.dataset.shards import CACHE, OpenShard, is_shortage
-from sa1bpack.disk.direct import open_direct_if_possible
-from sa1bpack.loading.batch.load_samples import NO_FILE
+from sa1bpack.disk.aio import CONTEXTS, Context
+from sa1bpack.disk.direct import aligned, open_direct_if_possible
+from sa1bpack.loading.batch.load_samples import NO_FILE, Means, Place, Samples, load_samples
+from sa1bpack.loading.stats import Read
 
 _MOST_SHARDS = 4096
 
@@ -60,7 +64,7 @@ def tells_what_is_in_memory(path: str, file: int) -> bool:
     return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
-class _Cache:
+class _OpenFiles:
     """The most recently used files, by shard, until their shard is closed.
 
     Files are opened and closed without holding the lock. Shards may be collected at any point, so
@@ -68,15 +72,13 @@ class _Cache:
     """
 
     def __init__(self):
-        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._lock = threading.Lock()
         # The id of a shard identifies it as long as the reference stored beside it lives: a pack
         # that was reopened, perhaps after a repair, has other shards.
         self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
     def get(self, shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
-        """The files of these arrays and of the side arrays of a shard; opened if need be."""
-        if self._pid != os.getpid():  # forked: another thread may have held the lock
-            self._pid, self._lock = os.getpid(), threading.Lock()
+        """As `shard_files`."""
         key = (id(shard), names, direct)
         with self._lock:
             held = self._files.pop(key, None)
@@ -91,26 +93,34 @@ class _Cache:
         except OSError as error:
             if not is_shortage(error):
                 raise
-            self._drop_half()
+            dropped = self._least_recent(len(self._files))  # about half of the files
+            del dropped
             files = CACHE.with_resources(lambda: ShardFiles(found, direct))
         reference = weakref.ref(shard, lambda _: self._files.pop(key, None))
-        most, dropped = most_open_shards(), []
         with self._lock:
             self._files[key] = (reference, files)
-            count = sum(len(held[1]) for held in list(self._files.values()))
-            while count > 2 * most and len(self._files) > 1:
-                dropped.append(self._files.popitem(last=False)[1])
-                count -= len(dropped[-1][1])
+        dropped = self._least_recent(2 * most_open_shards())
+        del dropped
         return files
 
-    def _drop_half(self) -> None:
+    def _least_recent(self, most: int) -> list:
+        """Take out files until there are at most so many, or those of one shard; returns them, for
+        the caller to close, which holds no lock."""
+        dropped = []
         with self._lock:
-            count = (len(self._files) + 1) // 2
-            dropped = [self._files.popitem(last=False) for _ in range(count)]
-        del dropped
+            count = sum(len(files) for _, files in list(self._files.values()))
+            while count > most and len(self._files) > 1:
+                dropped.append(self._files.popitem(last=False)[1])
+                count -= len(dropped[-1])
+        return dropped
+
+    def after_fork(self) -> None:
+        """In a child: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
 
 
-_cache = _Cache()
+_open_files = _OpenFiles()
+os.register_at_fork(after_in_child=_open_files.after_fork)
 
 
 def shard_files(shard: OpenShard, names: tuple[str, ...], direct: bool = False) -> ShardFiles:
@@ -121,4 +131,60 @@ def shard_files(shard: OpenShard, names: tuple[str, ...], direct: bool = False) 
 
     Raises OSError if one cannot be opened, ResourceShortage if the system refuses more open files.
     """
-    return _cache.get(shard, names, direct)
+    return _open_files.get(shard, names, direct)
+
+
+# Scratch memory that a thread begins with; it grows to what its samples need.
+_FIRST_SCRATCH = 1 << 20
+
+
+class SampleReader:
+    """Scratch memory and, to read past the page cache, a context of the system.
+
+    For one thread at a time, which calls `close` when it ends.
+    """
+
+    def __init__(self, direct: bool, scratch: np.ndarray | None = None):
+        """`scratch`: memory of a reader that was closed; None: new memory. It grows as needed.
+
+        Raises ResourceShortage or OSError if the system refuses a context.
+        """
+        self.direct = direct
+        self._counts = np.zeros(4, np.int64)  # see load_samples.CACHED
+        self._spent = np.zeros(1, np.int64)  # nanoseconds
+        self._reads: list[Read] = []
+        self._scratch = aligned(_FIRST_SCRATCH) if scratch is None else scratch
+        self._context: Context | None = CONTEXTS.take() if direct else None
+
+    def load(self, samples: Samples, place: Place, first: int, stop: int) -> None:
+        """Load samples `first` to `stop` of a batch: `load_samples`, until its scratch memory
+        suffices.
+
+        Raises OSError if the context is unusable, MemoryError if there is no scratch memory.
+        """
+        begin = time.perf_counter()
+        context = 0 if self._context is None else self._context.value
+        self._counts[:] = 0
+        while outcome := load_samples(
+            Means(context, self._scratch, self._counts, self._spent), samples, place, first, stop
+        ):
+            if outcome < 0:
+                broken, self._context = self._context, None
+                broken.close()  # its requests write to the buffer until it is closed
+                self._context = CONTEXTS.take()
+                raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
+            self._scratch = aligned(outcome * 5 // 4)
+        counts = self._counts.tolist()
+        self._reads.append(Read(begin, begin + self._spent.item() / 1e9, *counts))
+
+    def taken(self) -> list[Read]:
+        """The calls since this was asked last, in their order."""
+        reads, self._reads = self._reads, []
+        return reads
+
+    def close(self) -> np.ndarray:
+        """Give the context back, and return the scratch memory."""
+        context, self._context = self._context, None
+        if context is not None:
+            CONTEXTS.give_back(context)
+        return self._scratch
