@@ -98,12 +98,29 @@ def _first_bad_mask(run_ends, run_offset, pixels):
     return -1
 
 
-def check_runs(run_ends: np.ndarray, run_offset: np.ndarray, pixels: int) -> None:
-    """Check that every mask's run ends are non-decreasing and end with `pixels`.
+def checked_runs(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return run ends and offsets as the kernels expect them; what the ends are is not checked.
 
     Raises:
-        MaskError: a mask's run ends are invalid; its index is in the message and in `.mask`.
+        OptionError: an array has the wrong dtype or the offsets do not fit the runs.
     """
+    run_ends = read_only("run_ends", run_ends, np.int32)
+    run_offset = read_only("run_offset", run_offset, np.int64)
+    check_offsets("run_offset", run_offset, len(run_ends))
+    return run_ends, run_offset
+
+
+def check_image_runs(
+    run_ends: np.ndarray, run_offset: np.ndarray, pixels: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Check the runs of an image's masks and return them as the kernels expect them.
+
+    Raises:
+        MaskError: a mask's run ends decrease or do not end with `pixels`; its index is in the
+            message and in `.mask`.
+        OptionError: an array has the wrong dtype or the offsets do not fit the runs.
+    """
+    run_ends, run_offset = checked_runs(run_ends, run_offset)
     mask = _first_bad_mask(run_ends, run_offset, pixels)
     if mask >= 0:
         ends = run_ends[run_offset[mask] : run_offset[mask + 1]]
@@ -114,21 +131,6 @@ def check_runs(run_ends: np.ndarray, run_offset: np.ndarray, pixels: int) -> Non
             f"run ends must be non-decreasing from >= 0 to the image's {pixels} pixels; {found}. "
             "The runs belong to another image or are damaged: pack that image again",
         )
-
-
-def check_image_runs(
-    run_ends: np.ndarray, run_offset: np.ndarray, pixels: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Check the runs of an image's masks and return them as the kernels expect them.
-
-    Raises:
-        MaskError: see `check_runs`.
-        OptionError: an array has the wrong dtype or the offsets do not fit the runs.
-    """
-    run_ends = read_only("run_ends", run_ends, np.int32)
-    run_offset = read_only("run_offset", run_offset, np.int64)
-    check_offsets("run_offset", run_offset, len(run_ends))
-    check_runs(run_ends, run_offset, pixels)
     return run_ends, run_offset
 
 

@@ -142,13 +142,21 @@ def jitter_boxes(
     check_boxes(boxes, extent, ids)
     check_box_sides(boxes, extent)
     drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4)
-    drawn = (drawn >> np.uint64(64 - NORMAL_BITS)).astype(np.int64).reshape(boxes.shape)
-    noise = normal_quantiles()[drawn] * BOX_NOISE
-    edges = boxes.astype(np.float64)
-    sides = np.concatenate([edges[..., 2:] - edges[..., :2]] * 2, -1)
-    limit = np.concatenate([box_limit(boxes, extent).astype(np.float64)] * 2, -1)
-    moved = edges + np.clip(noise * sides, -BOX_SHIFT, BOX_SHIFT)
-    return np.clip(moved, 0, limit).astype(np.float32)
+    noise = normal_quantiles()[drawn >> np.uint64(64 - NORMAL_BITS)]
+    return moved_edges(boxes.astype(np.float64), extent, noise).astype(np.float32)
+
+
+def moved_edges(edges: Any, extent: Any, noise: Any) -> Any:
+    """Boxes, float64 (..., 4), with their edges moved by normal noise, four numbers per box.
+
+    Arrays are those of numpy or torch; the others are as in `jitter_boxes`.
+    """
+    corners = edges.reshape(*edges.shape[:-1], 2, 2)
+    sides = corners[..., 1:, :] - corners[..., :1, :]
+    moves = (noise.reshape(corners.shape) * BOX_NOISE * sides).clip(-BOX_SHIFT, BOX_SHIFT)
+    missing = [1] * (corners.ndim - extent.ndim)
+    limit = extent.reshape(*extent.shape[:-1], *missing, 2)
+    return (corners + moves).clip(0).clip(None, limit).reshape(edges.shape)
 
 
 def check_boxes(boxes: Any, extent: Any, ids: Any, kind: type = np.ndarray) -> None:
@@ -166,11 +174,6 @@ def check_boxes(boxes: Any, extent: Any, ids: Any, kind: type = np.ndarray) -> N
     what = "" if axes else f" or {(*lead, 2)}"
     check_array("extent", extent, floats, (*lead[:axes], 2), what, kind)
     check_array("ids", ids, "int64", lead, ", one per box", kind)
-
-
-def box_limit(boxes: Any, extent: Any) -> Any:
-    """The extent of the image of each box, broadcast to (..., 2); numpy's or torch's."""
-    return extent.reshape(*extent.shape[:-1], *[1] * (boxes.ndim - extent.ndim), 2)
 
 
 def check_box_sides(boxes: np.ndarray, extent: np.ndarray) -> None:

@@ -23,6 +23,7 @@ from sa1bpack.masks._arrays import (
     MAX_RUN_END,
     check_image_runs,
     check_offsets,
+    checked_runs,
     mask_error,
     read_only,
 )
@@ -102,42 +103,32 @@ def _decode_text(text, text_offset, pixels, run_offset, first, run_ends):
 
 
 def _fault(text: bytes, pixels: int) -> str:
-    """Describe what is wrong with a text that the kernels rejected.
-
-    Integers stay bounded: a text may be as long as a JSON record.
-    """
+    """Describe what is wrong with a text that the kernels rejected."""
     if not text:
         return "the counts text is empty"
-    before = before2 = 0  # the last count and the one before
-    number = total = value = groups = 0
-    for place, character in enumerate(text):
-        group = character - 48
-        if not 0 <= group < 64:
-            return (
-                f"character {character} at position {place} of the counts text is outside 48..111"
-            )
-        if groups < MAX_GROUPS:
-            value |= (group & 31) << (5 * groups)
-        groups += 1
-        if group & 32:
-            continue
-        if groups > MAX_GROUPS:
-            return (
-                f"number {number} of the counts text has {groups} groups of 5 bits, "
-                f"the limit is {MAX_GROUPS}"
-            )
-        if group & 16:
-            value -= 1 << (5 * groups)
-        if number > 2:
-            value += before2
-        if value < 0:
-            return f"count {number} is negative ({value})"
-        before2, before = before, value
-        number += 1
-        total += value
-        value = groups = 0
-    if groups:
+    groups = np.frombuffer(text, np.uint8).astype(np.int64) - 48
+    if len(outside := np.flatnonzero((groups < 0) | (groups > 63))):
+        place = outside[0]
+        return f"character {text[place]} at position {place} of the counts text is outside 48..111"
+    stops = np.flatnonzero(groups < 32)  # the last group of each number
+    if groups[-1] >= 32:
         return f"the counts text ends within a number, after {len(text)} characters"
+    lengths = np.diff(stops, prepend=-1)
+    if len(long := np.flatnonzero(lengths > MAX_GROUPS)):
+        return (
+            f"number {long[0]} of the counts text has {lengths[long[0]]} groups of 5 bits, "
+            f"the limit is {MAX_GROUPS}"
+        )
+    starts = stops - lengths + 1
+    shifts = 5 * (np.arange(len(groups)) - np.repeat(starts, lengths))
+    numbers = np.add.reduceat((groups & 31) << shifts, starts)
+    numbers -= (groups[stops] >> 4 & 1) << 5 * lengths  # the sign
+    before = before2 = total = 0  # the last count and the one before
+    for number, value in enumerate(numbers.tolist()):
+        before2, before = before, value + (before2 if number > 2 else 0)
+        if before < 0:
+            return f"count {number} is negative ({before})"
+        total += before
     return f"the runs cover {total} pixels, the image has {pixels}"
 
 
@@ -280,9 +271,7 @@ def encode_counts(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndar
         >>> text.tobytes(), text_offset
         (b'237', array([0, 3]))
     """
-    run_ends = read_only("run_ends", run_ends, np.int32)
-    run_offset = read_only("run_offset", run_offset, np.int64)
-    check_offsets("run_offset", run_offset, len(run_ends))
+    run_ends, run_offset = checked_runs(run_ends, run_offset)
     text_offset = np.empty(len(run_offset), np.int64)
     _text_offsets(run_ends, run_offset, text_offset)
     text = np.empty(text_offset[-1], np.uint8)
@@ -307,10 +296,8 @@ def take_masks(
         OptionError: an array has the wrong dtype or the offsets do not fit the runs.
         IndexError: an index is outside the masks.
     """
-    run_ends = read_only("run_ends", run_ends, np.int32)
-    run_offset = read_only("run_offset", run_offset, np.int64)
+    run_ends, run_offset = checked_runs(run_ends, run_offset)
     keep = read_only("keep", keep, np.int64)
-    check_offsets("run_offset", run_offset, len(run_ends))
     first, stop = run_offset[:-1][keep], run_offset[1:][keep]
     parts = [run_ends[begin:end] for begin, end in zip(first, stop, strict=True)]
     taken = np.concatenate([run_ends[:0], *parts])
@@ -345,9 +332,7 @@ def mask_area(run_ends: np.ndarray, run_offset: np.ndarray) -> np.ndarray:
         >>> sa1bpack.masks.mask_area(run_ends, run_offset)
         array([3])
     """
-    run_ends = read_only("run_ends", run_ends, np.int32)
-    run_offset = read_only("run_offset", run_offset, np.int64)
-    check_offsets("run_offset", run_offset, len(run_ends))
+    run_ends, run_offset = checked_runs(run_ends, run_offset)
     area = np.empty(len(run_offset) - 1, np.int64)
     _area(run_ends, run_offset, area)
     return area

@@ -40,6 +40,11 @@ class KernelWarning(RuntimeWarning):
     """
 
 
+def uses_compiled(device: torch.device) -> bool:
+    """Whether compiled kernels make the arrays of batches on a device."""
+    return device.type in COMPILED_ON
+
+
 def uses_triton(device: torch.device, kernel: str | None = None) -> bool:
     """Whether Triton kernels make the arrays of batches on a device.
 

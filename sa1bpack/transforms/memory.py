@@ -53,11 +53,6 @@ class Memory:
     def __init__(self):
         self._free: deque[np.ndarray] = deque(maxlen=KEPT)
 
-    @property
-    def unused(self) -> int:
-        """Blocks that no tensor has, at most KEPT."""
-        return len(self._free)
-
     def __reduce__(self):
         return Memory, ()  # a copy starts without memory
 
@@ -101,11 +96,11 @@ class Table:
 
     def __init__(self, values: np.ndarray):
         """values: of any dtype and shape; not to be changed afterwards."""
-        self._values = values
+        self.values = values
         self._copies: dict[torch.device, torch.Tensor] = {}
 
     def __reduce__(self):
-        return Table, (self._values,)  # a copy starts without tensors
+        return Table, (self.values,)  # a copy starts without tensors
 
     def on(self, device: torch.device) -> torch.Tensor:
         """The array as a tensor on a device, not to be changed."""
@@ -113,6 +108,6 @@ class Table:
         if found is None:
             # A tensor that inference mode made could not take part in training later.
             with torch.inference_mode(False):
-                copied = torch.tensor(self._values, device=device)
+                copied = torch.tensor(self.values, device=device)
             found = self._copies.setdefault(device, copied)
         return found

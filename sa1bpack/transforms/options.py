@@ -22,6 +22,25 @@ def as_numbers(value: Any) -> tuple[float, ...]:
     return given if all(map(is_number, given)) else ()
 
 
+def as_range(
+    name: str, value: Any, low: float, high: float, around: float = 0.0
+) -> tuple[float, float]:
+    """The range of a random number, given as its spread around a number or as (low, high).
+
+    Raises OptionError, with the option's name, unless it is within `low` and `high`.
+    """
+    most = high - around
+    if is_number(value) and 0 <= value <= most:
+        return max(low, around - value), around + value
+    given = as_numbers(value)
+    if len(given) != 2 or not low <= given[0] <= given[1] <= high:
+        raise OptionError(
+            f"{name} is {value!r}: choose a number from 0 to {most:g}, or a range (low, high) of "
+            f"{low:g} to {high:g}"
+        )
+    return given
+
+
 def check_sides(name: str, size: Any, most: int) -> tuple[int, int]:
     """Return (height, width) from an option that is one side, for both, or a pair.
 

@@ -1,14 +1,14 @@
 """The pipeline: turns a batch of a loader into training input, on the batch's device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 
 from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms import backends
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.checks import (
     check_boxes,
@@ -38,6 +38,7 @@ from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.spatial import check_spatial, move_spatial, spatial_sides
 from sa1bpack.transforms.masks.make import MaskMaker
 from sa1bpack.transforms.masks.relations import Relate
+from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.options import Size, Sizes, as_numbers
 from sa1bpack.transforms.random import uniform
 
@@ -187,14 +188,15 @@ class Pipeline:
             raise OptionError(
                 f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0"
             )
-        self.dtype, self.mask_dtype, self._normal = dtype, mask_dtype, (means, stds)
+        self.dtype, self.mask_dtype = dtype, mask_dtype
+        self._normal = Table(np.array([means, stds], np.float32))
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self._relate = Relate.of(relations)
         if self._relate is not None:
             check_relations(self._relate.names, getattr(getattr(ds, "spec", None), "sides", ()))
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
-        self.steps, kinds = _checked_steps(steps)
-        self._geometric = self.steps[: kinds.count(0)]
+        self.steps, geometric = _checked_steps(steps)
+        self._geometric = self.steps[:geometric]
         self._resize(*self._sizes.at(0, 0))
 
     def _resize(self, canvas: tuple[int, int], grid: tuple[int, int]) -> None:
@@ -205,9 +207,7 @@ class Pipeline:
         for step in self._geometric:
             self._shrinks *= step.shrinks
         as_stored = not self._geometric and self.canvas == (side, side)
-        self._make_images = ImageMaker(
-            self.canvas, self.dtype, *self._normal, self._shrinks, as_stored
-        )
+        self._make_images = ImageMaker(self.dtype, self._normal, self._shrinks, as_stored)
         self._masks = MaskMaker(
             grid=self.grid,
             cells=self.cells,
@@ -266,27 +266,21 @@ class Pipeline:
         """The result for a checked batch."""
         frame = fit_frame(batch["sizes"], self.canvas)
         for number, step in enumerate(self._geometric):
-            frame = _moved(step, frame, self._uniform(batch, epoch, number))
+            frame = step(frame, self._uniform(batch, epoch, number))
         done = dict(batch)
         done.pop("spec", None)  # it describes the images of the batch, not those of the result
-        colors = [
-            (step, self._uniform(batch, epoch, number))
-            for number, step in enumerate(self.steps)
-            if isinstance(step, ColorJitter)
-        ]
+        after = len(self._geometric)
+        colors = None
+        if after < len(self.steps) and isinstance(self.steps[after], ColorJitter):
+            colors = self.steps[after], self._uniform(batch, epoch, after)
         done["images"] = self._make_images(batch["images"], batch["sizes"], frame, colors)
-        done |= self._make_images.normalization(batch["images"].device)
+        mean, std = self._normal.on(batch["images"].device)
+        done |= {"pixel_mean": mean.clone(), "pixel_std": std.clone()}
         done["maps"] = stored_to_source(batch["sizes"]).after(frame.maps).matrix()
         self._put_annotations(done, batch, frame)
         for name in self._spatial.keys() & batch.keys():
-            done[name] = move_spatial(
-                batch[name],
-                frame,
-                self.image_size,
-                self.canvas,
-                bool(self._geometric),
-                self._shrinks,
-            )
+            moved = bool(self._geometric)
+            done[name] = move_spatial(batch[name], frame, self.image_size, moved, self._shrinks)
         if self.steps and isinstance(self.steps[-1], MixStep):
             numbers = self._uniform(batch, epoch, len(self.steps) - 1)
             done |= self.steps[-1](done["images"], numbers)
@@ -327,15 +321,10 @@ class Pipeline:
             valid &= areas >= self.min_area
             done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
             if self._relate is not None:
-                compiled = masks.device.type in backends.COMPILED_ON
-                relate = self._relate.of_masks if compiled else self._relate.with_torch
                 # A kernel on a device may have written them in another type.
                 cells = masks if masks.dtype == torch.bool else masks > 0
-                done |= relate(
-                    cells.view(*shape, *self.grid),
-                    batch["mask_counts"],
-                    "mask_offsets" not in batch,
-                )
+                cells, padded = cells.view(*shape, *self.grid), "mask_offsets" not in batch
+                done |= self._relate.of_masks(cells, batch["mask_counts"], padded)
         to_canvas = frame.maps.inverse().of(owner)
         source_pixel, to_stored = self._scales(batch)
         if "bboxes" in batch:
@@ -379,48 +368,27 @@ def _owners(
     return samples.repeat_interleave(shape[1]), shape, (row < counts[:, None]).flatten()
 
 
-def _moved(step: GeometricStep, frame: Frame, uniform: Uniform) -> Frame:
-    """The next frame. Raises OptionError if it may be rotated, but the step does not say so."""
-    after = step(frame, uniform)
-    if after.window is not None and frame.window is None and not step.turns:
-        raise OptionError(
-            f"{type(step).__name__} returned AffineMaps: set its attribute `turns` to True, so "
-            "that a pipeline knows in advance"
-        )
-    return after
-
-
-def _checked_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], list[int]]:
-    """The steps, and the kind of each: 0 for geometric steps, 1 for colours, 2 for mixing.
+def _checked_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], int]:
+    """The steps, and how many of them are geometric.
 
     Raises OptionError for anything but steps, and for steps in another order.
     """
-    try:
-        given = tuple(steps)
-    except TypeError:
-        raise OptionError(f"steps is {steps!r}: pass a list of steps") from None
-    kinds = [_kind(step) for step in given]
-    names = [type(step).__name__ for step in given]
-    if kinds != sorted(kinds) or kinds.count(1) > 1 or kinds.count(2) > 1:
+    kinds = (GeometricStep, ColorJitter, MixStep)
+    if not isinstance(steps, Iterable):
+        raise OptionError(f"steps is {steps!r}: pass a list of steps")
+    given = tuple(steps)
+    for step in given:
+        if not isinstance(step, kinds):
+            raise OptionError(
+                f"{step!r} is not a step: pass GeometricStep, ColorJitter, Mixup or CutMix objects"
+            )
+    order = [[isinstance(step, kind) for kind in kinds].index(True) for step in given]
+    if order != sorted(order) or order.count(1) > 1 or order.count(2) > 1:
         raise OptionError(
-            f"steps are {names}: pass the geometric ones first, then at most one ColorJitter, then "
-            "at most one Mixup or CutMix"
+            f"steps are {[type(step).__name__ for step in given]}: pass the geometric ones first, "
+            "then at most one ColorJitter, then at most one Mixup or CutMix"
         )
-    if sum(step.turns for step in given[: kinds.count(0)]) > 1:
-        raise OptionError(
-            f"steps are {names}: only one may rotate or shear; RandomAffine does both"
-        )
-    return given, kinds
-
-
-def _kind(step: Step) -> int:
-    """0 for geometric steps, 1 for colours, 2 for mixing. Raises OptionError for anything else."""
-    for kind, known in enumerate((GeometricStep, ColorJitter, MixStep)):
-        if isinstance(step, known):
-            return kind
-    raise OptionError(
-        f"{step!r} is not a step: pass GeometricStep, ColorJitter, Mixup or CutMix objects"
-    )
+    return given, order.count(0)
 
 
 def _is_floating(dtype: torch.dtype) -> bool:

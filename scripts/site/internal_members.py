@@ -13,7 +13,7 @@ INTERNAL = {
     "OrderedBatches": ("cursor", "most_samples", "part_of", "sizes"),
     "PackOptions": ("as_text", "check_same", "keeps_all", "layout", "to_json"),
     "ReadingOptions": ("batches", "choices", "layout", "mask_schedule", "relate"),
-    "Relate": ("nbytes", "of", "of_masks", "scratch_bytes", "with_torch"),
+    "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),
     "RunBatch": ("ends_of", "part"),
     "Schedule": ("as_text", "at", "constant", "largest", "map", "until"),
 }

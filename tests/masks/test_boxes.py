@@ -32,10 +32,6 @@ def test_boxes_equal_those_around_full_size_masks(data):
         assert box.tolist() == box_of(flat.reshape(width, height).T)
 
 
-def test_no_masks_have_no_boxes():
-    assert mask_bbox(np.empty(0, np.int32), np.zeros(1, np.int64), 4, 4).shape == (0, 4)
-
-
 def test_runs_of_another_image_are_refused():
     with pytest.raises(MaskError, match="20 pixels"):
         mask_bbox(np.array([16], np.int32), np.array([0, 1]), 4, 5)

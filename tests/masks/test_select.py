@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import OptionError
-from sa1bpack.masks import ORDERS, MaskRule, select_masks
+from sa1bpack.masks import MaskRule, select_masks
 
 PIXELS = 1000
 
@@ -42,7 +42,7 @@ rules = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(rules, st.lists(mask, max_size=12))
 def test_thresholds_then_cap_equal_sorting_by_hand(rule, masks):
     kept = [
@@ -59,10 +59,6 @@ def test_thresholds_then_cap_equal_sorting_by_hand(rule, masks):
     assert select(rule, area, iou, stability) == sorted(best)
 
 
-def test_the_default_keeps_everything():
-    assert select(MaskRule(), [0, 1000, 5], [-0.1, 1.02, 0], [0, 0.5, -1]) == [0, 1, 2]
-
-
 def test_thresholds_are_inclusive_and_nan_passes_none():
     rule = MaskRule(min_area=5, max_area_frac=0.5, min_iou=0.88, min_stability=0.92)
     nan = float("nan")
@@ -72,11 +68,6 @@ def test_thresholds_are_inclusive_and_nan_passes_none():
         [0.88, 1.02, 1, 1, 0.87, 1, nan, 1],
         [0.92, 1, 1, 1, 1, 0.91, 1, nan],
     ) == [0, 1]
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_cap_that_is_not_reached_keeps_everything(order):
-    assert select(MaskRule(max_masks=3, select=order), [3, 1, 2]) == [0, 1, 2]
 
 
 def test_random_is_pinned():
@@ -100,14 +91,6 @@ def test_a_random_cap_draws_from_the_masks_that_pass():
     area = [1, 9] * 20
     kept = select(MaskRule(max_masks=6, select="random", min_area=9), area)
     assert len(kept) == 6 and all(m % 2 for m in kept)
-
-
-def test_random_draws_every_mask_about_equally_often():
-    drawn = np.zeros(10)
-    for image_id in range(1000):
-        drawn[select(MaskRule(max_masks=3, select="random"), [1] * 10, image_id=image_id)] += 1
-    assert drawn.sum() == 3000
-    assert abs(drawn - 300).max() < 75  # 5 standard deviations
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Compiled kernels on a CPU have the results of the torch operations that a device runs."""
 
 import copy
-import itertools
 
-import numpy as np
 import pytest
 import torch
 from made_batches import STEPS, dataset, noisy_batch
@@ -17,7 +15,6 @@ from sa1bpack.transforms import (
 from sa1bpack.transforms.backends import run_jobs
 from sa1bpack.transforms.images import compiled as compiled_images
 from sa1bpack.transforms.masks import compiled as compiled_masks
-from sa1bpack.transforms.masks.cells import count_cells
 
 KEYS = ("masks", "valid", "boxes", "point_coords", "point_inside", "maps")
 
@@ -28,21 +25,19 @@ def by_torch(pipeline: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
         return pipeline(batch, epoch)
 
 
-@pytest.mark.parametrize("masks", ["bits", "bool", "runs"])
-@pytest.mark.parametrize("fit", ["pad", "squash"])
+@pytest.mark.parametrize(("masks", "fit"), [("bits", "pad"), ("bool", "squash"), ("runs", "pad")])
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
 def test_a_cpu_has_the_results_of_a_device(steps, fit, masks, monkeypatch):
     layout = Layout(image_size=96, mask_size=96, fit=fit)
     batch = noisy_batch(layout, masks)
     for options in ({}, {"size": (64, 80), "mask_size": 41}, {"size": 150, "mask_size": (9, 96)}):
         pipeline = Pipeline(dataset(layout), steps, seed=2, min_area=30, **options)
-        for epoch in range(2):
-            expected = by_torch(pipeline, batch, epoch, monkeypatch)
-            found = pipeline(batch, epoch)
-            assert found.keys() == expected.keys()
-            assert all(torch.equal(found[key], expected[key]) for key in KEYS)
-            # `grid_sample` takes float32 positions: up to 1e-4 of a pixel off.
-            torch.testing.assert_close(found["images"], expected["images"], atol=2e-3, rtol=0)
+        expected = by_torch(pipeline, batch, 1, monkeypatch)
+        found = pipeline(batch, 1)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in KEYS)
+        # `grid_sample` takes float32 positions: up to 1e-4 of a pixel off.
+        torch.testing.assert_close(found["images"], expected["images"], atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("steps", [STEPS["none"], STEPS["crop"], STEPS["jitter"]])
@@ -66,7 +61,7 @@ def test_an_image_that_is_only_flipped_has_the_bytes_of_the_stored_one():
 
 
 @pytest.mark.parametrize("masks", ["bits", "bool", "runs"])
-@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("steps", [STEPS["jitter"], STEPS["affine"]], ids=["jitter", "affine"])
 def test_jobs_and_threads_do_not_change_the_result(steps, masks, monkeypatch):
     layout = Layout(image_size=96, mask_size=96)
     batch = noisy_batch(layout, masks)
@@ -120,15 +115,3 @@ def test_a_copied_pipeline_has_the_same_results():
     expected = pipeline(batch, 0)
     found = copy.deepcopy(pipeline)(batch, 0)
     assert all(torch.equal(found[key], expected[key]) for key in ("images", *KEYS))
-
-
-@pytest.mark.parametrize(
-    "shape", [(5, 256, 256), (3, 8, 130), (4, 7, 9), (2, 16, 1), (0, 8, 8), (1, 1024, 1016)]
-)
-def test_cells_are_counted_as_by_a_sum(shape, device):
-    random = np.random.default_rng(0)
-    for share, strange in itertools.product((0.0, 0.3, 1.0), (False, True)):
-        cells = torch.from_numpy(random.random(shape) < share).to(device)
-        if strange:  # an array that starts or lies anywhere in memory
-            cells = torch.cat([cells.new_ones(3), cells.flatten()])[3:].view(shape).transpose(1, 2)
-        assert count_cells(cells).tolist() == cells.long().sum((1, 2)).tolist()

@@ -106,10 +106,10 @@ ROTATE = [RandomResizedCrop(), RandomFlip(), RandomAffine(15)]
 JITTER = [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4), Mixup()]
 # Name → steps, masks, cells of a side; launches and MB with Triton kernels, and without.
 PIPELINES = {
-    "no step, bits": ([], "bits", 256, (90, 145), (94, 172)),
-    "crop and flip, bits": (CROP, "bits", 256, (250, 145), (300, 305)),
-    "crop and flip, runs to 256": (CROP, "runs", 256, (275, 140), (515, 510)),
-    "crop and flip, runs to 1024": (CROP, "runs", 1024, (275, 660), (515, 5700)),
+    "no step, bits": ([], "bits", 256, (90, 145), (112, 173)),
+    "crop and flip, bits": (CROP, "bits", 256, (250, 145), (325, 305)),
+    "crop and flip, runs to 256": (CROP, "runs", 256, (275, 140), (535, 510)),
+    "crop and flip, runs to 1024": (CROP, "runs", 1024, (275, 660), (535, 5700)),
     "crop, flip, rotate, bits": (ROTATE, "bits", 256, (425, 145), (650, 1530)),
     "crop, flip, rotate, runs to 256": (ROTATE, "runs", 256, (435, 140), (1120, 1530)),
     "scale jitter, colours, mixup, bits": (JITTER, "bits", 256, (305, 250), (400, 280)),

@@ -6,7 +6,6 @@ masks, boxes and points with the map of the last frame, each exactly once.
 
 from collections.abc import Callable
 from math import radians, sqrt, tan
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.geometry.frame import Frame
-from sa1bpack.transforms.options import as_numbers
+from sa1bpack.transforms.options import as_numbers, as_range
 
 Uniform = Callable[[int], torch.Tensor]
 
@@ -26,15 +25,13 @@ class GeometricStep:
     """A step from one frame to the next; the base class for custom steps.
 
     shrinks  the largest factor by which the step may reduce an image; 1 for never
-    turns    whether it may rotate or shear: its maps are `AffineMaps`
 
     Examples:
-        >>> issubclass(T.RandomFlip, T.GeometricStep), T.RandomFlip.turns
-        (True, False)
+        >>> issubclass(T.RandomFlip, T.GeometricStep), T.RandomFlip.shrinks
+        (True, 1.0)
     """
 
     shrinks = 1.0
-    turns = False
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
         """Return the next frame.
@@ -226,8 +223,6 @@ class RandomAffine(GeometricStep):
         (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
     """
 
-    turns = True
-
     def __init__(
         self,
         degrees: float | tuple[float, float] = 0.0,
@@ -243,8 +238,8 @@ class RandomAffine(GeometricStep):
         Raises:
             OptionError: a value that is out of range.
         """
-        self.degrees = _angles("degrees", degrees, 180)
-        self.shear = _angles("shear", shear, 60)
+        self.degrees = as_range("degrees", degrees, -180, 180)
+        self.shear = as_range("shear", shear, -60, 60)
         steepest = max(abs(tan(radians(angle))) for angle in self.shear)
         # The norm of [[1, t], [0, 1]]: what it reduces most.
         self.shrinks = (steepest + sqrt(steepest**2 + 4)) / 2
@@ -263,16 +258,3 @@ class RandomAffine(GeometricStep):
         middle = frame.extent / 2
         turned = AffineMaps(linear, torch.zeros_like(middle)).apply(middle)
         return frame.step(AffineMaps(linear, middle - turned), frame.extent)
-
-
-def _angles(name: str, value: Any, most: float) -> tuple[float, float]:
-    """The range of an angle, given as a spread around 0 or a range. Raises OptionError."""
-    if is_number(value) and 0 <= value <= most:
-        return -float(value), float(value)
-    given = as_numbers(value)
-    if len(given) != 2 or not -most <= given[0] <= given[1] <= most:
-        raise OptionError(
-            f"{name} is {value!r}: choose a number from 0 to {most}, or a range (low, high) of "
-            f"-{most} to {most}"
-        )
-    return given

@@ -6,15 +6,12 @@ of the arguments, because shuffling would take every operation four times for ev
 batch.
 """
 
-from typing import Any
-
 import torch
 
-from sa1bpack.arguments import checks_options, is_number
-from sa1bpack.errors import OptionError
+from sa1bpack.arguments import checks_options
 from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.masks.cells import count_cells
-from sa1bpack.transforms.options import as_numbers
+from sa1bpack.transforms.options import as_range
 
 # Luma of ITU-R BT.601, as torchvision's rgb_to_grayscale rounds it.
 LUMA = (0.2989, 0.587, 0.114)
@@ -56,20 +53,20 @@ class ColorJitter:
         Raises:
             OptionError: a value that is out of range.
         """
-        self.brightness = _factors("brightness", brightness)
-        self.contrast = _factors("contrast", contrast)
-        self.saturation = _factors("saturation", saturation)
-        self.hue = _turns(hue)
+        self.brightness = as_range("brightness", brightness, 0, MAX_FACTOR, around=1)
+        self.contrast = as_range("contrast", contrast, 0, MAX_FACTOR, around=1)
+        self.saturation = as_range("saturation", saturation, 0, MAX_FACTOR, around=1)
+        self.hue = as_range("hue", hue, -0.5, 0.5)
 
     def __call__(
-        self, images: torch.Tensor, inside: torch.Tensor, uniform: Uniform
+        self, images: torch.Tensor, inside: torch.Tensor, factors: torch.Tensor
     ) -> torch.Tensor:
         """Change images (B, 3, H, W) float32, 0 to 255, which may be overwritten.
 
         inside   bool (B, 1, H, W), false for padding
-        uniform  see GeometricStep
+        factors  float32 (B, 4), see `factors`
         """
-        factors = self.factors(uniform)[:, :, None, None, None]  # (B, 4, 1, 1, 1)
+        factors = factors[:, :, None, None, None]  # (B, 4, 1, 1, 1)
         brightness, contrast, saturation, hue = self.used
         if brightness:
             images = adjust_brightness(images, factors[:, 0])
@@ -91,39 +88,9 @@ class ColorJitter:
         """float32 (B, 4): the factors of the first three, and the shift of the hue, in turns."""
         drawn = uniform(4)
         limits = self.brightness, self.contrast, self.saturation, self.hue
-        return torch.stack([_within(limit, drawn[:, k]) for k, limit in enumerate(limits)], 1)
-
-
-def _factors(name: str, value: Any) -> Range:
-    """The range of a factor, given as a spread around 1 or a range. Raises OptionError."""
-    if is_number(value) and 0 <= value <= MAX_FACTOR - 1:
-        return max(0.0, 1 - value), 1 + value
-    given = as_numbers(value)
-    if len(given) != 2 or not 0 <= given[0] <= given[1] <= MAX_FACTOR:
-        raise OptionError(
-            f"{name} is {value!r}: choose a number from 0 to {MAX_FACTOR - 1:g}, or a range (low, "
-            f"high) of 0 to {MAX_FACTOR:g}"
+        return torch.stack(
+            [(low + (high - low) * drawn[:, k]).float() for k, (low, high) in enumerate(limits)], 1
         )
-    return given
-
-
-def _turns(value: Any) -> Range:
-    """The range of the hue's shift, given as a spread around 0 or a range. Raises OptionError."""
-    if is_number(value) and 0 <= value <= 0.5:
-        return -value, value
-    given = as_numbers(value)
-    if len(given) != 2 or not -0.5 <= given[0] <= given[1] <= 0.5:
-        raise OptionError(
-            f"hue is {value!r}: choose a number from 0 to 0.5, or a range (low, high) of -0.5 to "
-            "0.5"
-        )
-    return given
-
-
-def _within(limits: Range, drawn: torch.Tensor) -> torch.Tensor:
-    """float32, uniform in a range, from float64 numbers in [0, 1)."""
-    low, high = limits
-    return (low + (high - low) * drawn).float()
 
 
 # ------------------------------------------------------------------------- one image, one factor

@@ -11,16 +11,16 @@ import torch
 
 from sa1bpack.pixels.resample import (
     AffinePlaces,
-    Normal,
     Part,
     make_taps,
+    normal,
     resample_affine_rows,
     resample_rows,
 )
 from sa1bpack.pixels.yuv420 import planes_to_rgb
 from sa1bpack.transforms.backends import Job, run_jobs
-from sa1bpack.transforms.geometry.frame import Frame
-from sa1bpack.transforms.images.resample import supports
+from sa1bpack.transforms.images.resample import Sampling
+from sa1bpack.transforms.memory import Memory
 
 # Rows of an image in one job: small enough for the cache, large enough to be worth a start.
 PART_ROWS = 256
@@ -39,32 +39,19 @@ def planes_as_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(rgb)
 
 
-def resample_images(
-    images: torch.Tensor,
-    stored: torch.Tensor,
-    frame: Frame,
-    values: Normal,
-    shrinks: float,
-    out: torch.Tensor,
-) -> None:
-    """Resample and normalise images.
-
-    images   uint8 (B, S, S, 3)
-    stored   integers (B, 2): height and width of the stored images
-    frame    of the images
-    values   what bytes become
-    shrinks  no map reduces an image by a larger factor
-    out      float32 (B, 3, H, W), on the frame's canvas; zero outside the images
-    """
+def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
+    """Resample and normalise images: float32 (B, 3, H, W)."""
+    frame, values = sampling.frame, normal(*sampling.normal.values)
     size = height, _ = frame.canvas
-    data, target = images.numpy(), out.numpy()
-    lengths, kept = stored.tolist(), frame.kept(size).tolist()
+    made = memory.empty((len(sampling.images), 3, *size), torch.float32)
+    data, target = sampling.images.numpy(), made.numpy()
+    lengths, kept = sampling.stored.tolist(), frame.kept(size).tolist()
     if frame.window is None:
         centers = [at.numpy() for at in frame.maps.centers(*size)]
         scales = frame.maps.scale.tolist()
     else:
-        steps, support = frame.steps(size), supports(frame.maps, shrinks)
-        places = [array.numpy() for array in (steps, support, frame.edges())]
+        given = frame.steps(size), sampling.supports, frame.edges()
+        places = [array.numpy() for array in given]
 
     def jobs() -> Iterator[Job]:
         for k in range(len(data)):
@@ -82,3 +69,4 @@ def resample_images(
                 yield partial(rows, part, target[k])
 
     run_jobs(jobs())
+    return made

@@ -2,60 +2,61 @@
 
 The result is that of PIL's `resize(box=..., resample=BILINEAR)` and of torch's `interpolate` with
 `antialias=True`, before rounding: a triangle filter, widened to the size of the output pixel if the
-image is reduced, cut off at the edges of the image, and normalised. There are three functions:
+image is reduced, cut off at the edges of the image, and normalised. There are two functions:
 
-    enlarge          for axis-aligned maps that never reduce an image: two neighbours per axis, with
-                     `grid_sample`
-    resample         for any axis-aligned map: the filter of each axis as a matrix, two products
+    resample         for axis-aligned maps: the filter of each axis as a matrix, two products
     resample_affine  for maps that may rotate or shear: the filter of each pixel
 
-Where several can be used, the results are the same, but for the rounding of sums. On a CPU a
-pipeline uses none of them: see `sa1bpack.pixels.resample`.
+Where both can be used, the results are the same, but for the rounding of sums. On a CPU a pipeline
+uses neither for images: see `sa1bpack.pixels.resample`.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
 
 import torch
-from torch.nn.functional import grid_sample
 
 from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
-from sa1bpack.transforms.geometry.frame import FRACTION, positions
-from sa1bpack.transforms.memory import chunk_bytes
+from sa1bpack.transforms.geometry.frame import FRACTION, Frame, positions
+from sa1bpack.transforms.memory import Table, chunk_bytes
 
 
-def enlarge(
-    images: torch.Tensor, maps: AxisMaps, stored: torch.Tensor, canvas: tuple[int, int]
-) -> torch.Tensor:
-    """Resample by maps whose scale is at most 1.
+@dataclass(frozen=True)
+class Sampling:
+    """How images are resampled and normalised: the arguments of everything that does it.
 
-    images  (B, S, S, 3) uint8 or float, channels last; not read outside `stored`
-    maps    from canvas to stored coordinates
-    stored  float64 (B, 2), x and y: width and height of the stored images in pixels
-    canvas  (height, width) of the output
-
-    Returns float32 (B, 3, height, width). A pixel whose centre is outside the image repeats the
-    image's edge.
+    images   uint8 (B, S, S, 3), S up to 16384
+    stored   integers (B, 2): height and width of the stored images
+    frame    of the images; results are on its canvas, (B, 3, H, W), zero outside the images
+    normal   float32 (2, 3): mean and std of R, G, B; std above 0
+    shrinks  no map reduces an image by a larger factor
     """
-    x, y = (
-        # A coordinate between the last centre and the edge has one neighbour: the last pixel.
-        torch.minimum(at.clamp(min=0.5), stored[:, axis, None] - 0.5)
-        for axis, at in enumerate(maps.centers(*canvas))
-    )
-    height, width = images.shape[1:3]
-    grid = torch.empty((len(images), *canvas, 2), dtype=torch.float32, device=images.device)
-    grid[..., 0] = (2 * x / width - 1)[:, None, :]
-    grid[..., 1] = (2 * y / height - 1)[:, :, None]
-    planes = channels_first(images).float()
-    return grid_sample(planes, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+    images: torch.Tensor
+    stored: torch.Tensor
+    frame: Frame
+    normal: Table
+    shrinks: float
+
+    @property
+    def supports(self) -> torch.Tensor:
+        """`supports` of maps that may rotate or shear."""
+        return supports(self.frame.maps, self.shrinks)
 
 
 def resample(
     images: torch.Tensor, maps: AxisMaps, stored: torch.Tensor, canvas: tuple[int, int]
 ) -> torch.Tensor:
-    """Resample by any axis-aligned maps; arguments and result as for `enlarge`.
+    """Resample by axis-aligned maps.
 
-    A pixel whose centre is outside the image is zero, unless the filter reaches into the image.
+    images  (B, S, T, C), channels last; not read outside `stored`
+    maps    from canvas to stored coordinates
+    stored  float64 (B, 2), x and y: width and height of the stored images in pixels
+    canvas  (height, width) of the output
+
+    Returns float32 (B, C, height, width). A pixel whose centre is outside the image is zero, unless
+    the filter reaches into the image.
     """
     samples, height, width, channels = images.shape
     x, y = maps.centers(*canvas)

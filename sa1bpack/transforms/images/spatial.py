@@ -13,7 +13,7 @@ import torch
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.affine import AffineMaps, pair, scaling
 from sa1bpack.transforms.geometry.frame import FRACTION, Frame, fixed_steps, positions
-from sa1bpack.transforms.images.resample import resample_affine, supports, triangle_filter
+from sa1bpack.transforms.images.resample import resample, resample_affine, supports
 
 
 def spatial_sides(ds: Any) -> dict[str, tuple[int, ...]]:
@@ -32,19 +32,13 @@ def check_spatial(rows: Any, name: str, samples: int, shape: tuple[int, ...]) ->
 
 
 def move_spatial(
-    rows: torch.Tensor,
-    frame: Frame,
-    side: int,
-    canvas: tuple[int, int],
-    geometric: bool,
-    shrinks: float = 1.0,
+    rows: torch.Tensor, frame: Frame, side: int, geometric: bool, shrinks: float = 1.0
 ) -> torch.Tensor:
     """Move spatial rows with their images.
 
     rows       (B, C, h, w)
     frame      of the images: its maps are from pixels of the canvas to those of the stored image
     side       S, of the stored canvas
-    canvas     (H, W) in pixels
     geometric  whether there are geometric steps: cells that they left without image are zero
     shrinks    the largest factor by which a map that may rotate reduces an image
 
@@ -52,36 +46,26 @@ def move_spatial(
     least 1; of the same type if that is a floating one, else float32. Zero outside the stored
     canvas.
     """
-    kind = rows.dtype if rows.is_floating_point() else torch.float32
+    canvas, kind = frame.canvas, rows.dtype if rows.is_floating_point() else torch.float32
     if not geometric and canvas == (side, side):
         return rows.to(kind)
     height, width = rows.shape[2:]
     out = max(1, canvas[0] * height // side), max(1, canvas[1] * width // side)
-    device = rows.device
-    to_canvas = scaling(pair(canvas[1] / out[1], canvas[0] / out[0], device))
-    to_cells = scaling(pair(width / side, height / side, device))
-    between = to_cells.after(frame.maps).after(to_canvas)
+    sides = pair(width, height, rows.device).expand(len(rows), -1)
+    to_canvas = scaling(pair(canvas[1] / out[1], canvas[0] / out[0], rows.device))
+    between = scaling(sides / side).after(frame.maps).after(to_canvas)
+    planes, shown = rows.permute(0, 2, 3, 1), frame.visible(out)
     if isinstance(between, AffineMaps):
         # A cell is as many pixels long as before, but for the rounding of their number.
         most = shrinks * max(width / side * canvas[1] / out[1], height / side * canvas[0] / out[0])
         cells, support = fixed_steps(between), supports(between, most)
-        sides = pair(height, width, device).expand(len(rows), -1)
-        moved = resample_affine(rows.permute(0, 2, 3, 1), sides, cells, support, out, most)
+        moved = resample_affine(planes, sides.flip(1), cells, support, out, most)
         x, y = (at >> FRACTION for at in positions(cells, (0, out[0]), out[1]))
-        shown = frame.visible(out) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
-        return moved.mul_(shown[:, None]).to(kind)
-    x, y = between.centers(*out)
-    across = _filter(x, between.scale[:, 0], width)
-    down = _filter(y, between.scale[:, 1], height)
-    if geometric:
-        columns, lines = frame.covered(out)
-        across, down = across * columns[:, :, None], down * lines[:, :, None]
-    moved = torch.matmul(down[:, None], rows.float())
-    return torch.matmul(moved, across.transpose(1, 2)[:, None]).to(kind)
-
-
-def _filter(at: torch.Tensor, scale: torch.Tensor, cells: int) -> torch.Tensor:
-    """float32 (B, n, cells): weights, zero for output cells whose centre is outside the canvas."""
-    length = torch.full_like(scale, cells)
-    weights = triangle_filter(at, scale, length, cells)
-    return weights * ((at >= 0) & (at <= cells))[:, :, None]
+        shown &= (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    else:
+        moved = resample(planes, between, sides, out)
+        x, y = between.centers(*out)
+        within = (x >= 0) & (x <= width), (y >= 0) & (y <= height)
+        within = within[1][:, :, None] & within[0][:, None, :]
+        shown = within & shown if geometric else within
+    return moved.mul_(shown[:, None]).to(kind)

@@ -4,12 +4,14 @@ Grids are sampled at the centres of the output cells, so masks remain true or fa
 concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each.
 """
 
+from dataclasses import dataclass
 from math import gcd
 
 import torch
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.transforms.geometry.frame import FRACTION, positions
+from sa1bpack.transforms.geometry.affine import Maps
+from sa1bpack.transforms.geometry.frame import FRACTION, Frame, fixed_steps, positions
 from sa1bpack.transforms.memory import chunk_bytes
 
 
@@ -29,54 +31,76 @@ def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
 
 
 def count_cells(masks: torch.Tensor) -> torch.Tensor:
-    """int64 (T,): the true cells of bool (T, h, w).
+    """int64 (T,): the true cells of bool (T, h, w)."""
+    return count_along(masks.flatten(1), -1)
+
+
+def count_along(cells: torch.Tensor, dim: int) -> torch.Tensor:
+    """The true cells of bool (..., n) along the last dimension, -1, or the one before, -2, in
+    int64.
 
     `sum` would convert every cell to a wider number first. Here whole words are added, eight cells
     at a time: as many as cannot overflow a byte.
     """
-    cells = masks.contiguous().flatten(1)
-    if cells.shape[1] % 8 == 0 and cells.storage_offset() % 8 == 0:
+    cells = cells.contiguous()
+    if cells.numel() and cells.shape[-1] % 8 == 0 and cells.storage_offset() % 8 == 0:
         words = cells.view(torch.int64)
-        cells = _added_words(words, 1).flatten(1) if words.numel() else words
-    return cells.view(torch.uint8).sum(1, dtype=torch.int64)
+        cells = words.unflatten(dim, (-1, gcd(words.shape[dim], 128))).sum(dim)
+    return cells.view(torch.uint8).sum(dim, dtype=torch.int64)
 
 
-def count_columns_and_rows(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 (..., w) and (..., h): the true cells of each column and each row of bool (..., h, w),
-    by words as `count_cells` does."""
-    masks = masks.contiguous()
-    if not masks.numel() or masks.shape[-1] % 8 or masks.storage_offset() % 8:
-        return masks.sum(-2), masks.sum(-1)
-    words = masks.view(torch.int64)
-    columns = _added_words(words, masks.dim() - 2).view(torch.uint8)
-    rows = _added_words(words, masks.dim() - 1).view(torch.uint8)
-    return columns.sum(-2, dtype=torch.int64), rows.sum(-1, dtype=torch.int64)
+def within(keep: torch.Tensor, size: tuple[int, int]) -> list[torch.Tensor]:
+    """Bool (B, h) and (B, w): the first keep[b, 0] rows and keep[b, 1] columns of a grid."""
+    return [
+        torch.arange(side, device=keep.device) < keep[:, axis, None]
+        for axis, side in enumerate(size)
+    ]
 
 
-def _added_words(words: torch.Tensor, dim: int) -> torch.Tensor:
-    """int64 words of eight cells each, added along a dimension in as large groups of equal size as
-    cannot overflow a byte: that dimension becomes the number of groups."""
-    group = gcd(words.shape[dim], 128)
-    return words.unflatten(dim, (-1, group)).sum(dim + 1)
+@dataclass(frozen=True)
+class Taking:
+    """How masks are taken from their grids: the arguments of everything that does it.
 
-
-def take_cells(
-    masks: torch.Tensor,
-    owner: torch.Tensor,
-    columns: torch.Tensor,
-    rows: torch.Tensor,
-    inside: tuple[torch.Tensor, torch.Tensor],
-) -> torch.Tensor:
-    """Masks with selected columns and rows of their grid.
-
-    masks    bool (T, Sm, Sm), or bits uint8 (T, Sm, Sm / 8): only the selected bits are unpacked
-    owner    int64 (T,), sample of each mask
-    columns  int64 (B, w), column of the grid for each column of the output
-    rows     int64 (B, h)
-    inside   bool (B, w) and (B, h): false makes a column or row of the output false
-
-    Returns bool (T, h, w).
+    masks    bool (T, s, s), or bits uint8 (T, s, s / 8)
+    owner    int64 (T,), the sample of each mask, non-decreasing
+    samples  B
+    size     (h, w) of the result
+    maps     from cells of the result to those of the grid; None if they are the same
+    frame    of the images; None if all cells show them. Cells that do not are False
     """
+
+    masks: torch.Tensor
+    owner: torch.Tensor
+    samples: int
+    size: tuple[int, int]
+    maps: Maps | None = None
+    frame: Frame | None = None
+
+    @property
+    def columns_and_rows(self) -> list[torch.Tensor]:
+        """int64 (B, w) and (B, h), of the grid, for each of the result, under upright maps."""
+        side, device = self.masks.shape[1], self.owner.device
+        if self.maps is None:
+            return [torch.arange(side, device=device).expand(self.samples, -1)] * 2
+        return [at.floor().long().clamp_(0, side - 1) for at in self.maps.centers(*self.size)]
+
+    @property
+    def keep(self) -> torch.Tensor:
+        """int64 (B, 2): the rows and columns that show upright images."""
+        if self.frame is not None:
+            return self.frame.kept(self.size)
+        return torch.full((self.samples, 2), max(self.size), device=self.owner.device)
+
+    @property
+    def steps(self) -> torch.Tensor:
+        """int64 (B, 2, 3), see `geometry.frame.positions`: the cell of the grid for each of the
+        result; the nearest one if that is outside."""
+        return fixed_steps(self.maps)
+
+
+def take_cells(taking: Taking) -> torch.Tensor:
+    """Take cells of masks under upright maps: bool (T, h, w). Of bits, only those are unpacked."""
+    masks, owner, (columns, rows) = taking.masks, taking.owner, taking.columns_and_rows
     bits = masks.dtype == torch.uint8
     masks = masks.view(torch.uint8)
     x, y = columns[owner], rows[owner]
@@ -85,29 +109,18 @@ def take_cells(
     cells = taken.gather(2, at[:, None, :].expand(-1, y.shape[1], -1))
     if bits:
         cells.bitwise_right_shift_((x & 7).to(torch.uint8)[:, None, :]).bitwise_and_(1)
-    keep_x, keep_y = (keep[owner].view(torch.uint8) for keep in inside)
+    keep_y, keep_x = (
+        inside[owner].view(torch.uint8) for inside in within(taking.keep, taking.size)
+    )
     cells.mul_(keep_x[:, None, :]).mul_(keep_y[:, :, None])
     return cells.view(torch.bool)
 
 
-def take_affine(
-    masks: torch.Tensor,
-    owner: torch.Tensor,
-    steps: torch.Tensor,
-    visible: torch.Tensor,
-) -> torch.Tensor:
-    """Cells of masks under affine maps.
-
-    masks    bool (T, s, s), or bits uint8 (T, s, s / 8)
-    owner    int64 (T,), sample of each mask
-    steps    int64 (B, 2, 3): the cell of the grid for each of the output, see
-             `geometry.frame.positions`; the nearest one if that is outside
-    visible  bool (B, h, w): false makes a cell of the output false
-
-    Returns bool (T, h, w).
-    """
+def take_affine(taking: Taking) -> torch.Tensor:
+    """Take cells of masks under affine maps: bool (T, h, w)."""
+    masks, owner, (height, width) = taking.masks, taking.owner, taking.size
     bits, side = masks.dtype == torch.uint8, masks.shape[1]
-    height, width = visible.shape[1:]
+    steps, visible = taking.steps, taking.frame.visible(taking.size)
     x, y = ((at >> FRACTION).clamp_(0, side - 1) for at in positions(steps, (0, height), width))
     place = (y * masks.shape[2] + (x >> 3 if bits else x)).flatten(1)
     shift = (x & 7).to(torch.uint8)
@@ -121,8 +134,3 @@ def take_affine(
             cells.bitwise_right_shift_(shift[of]).bitwise_and_(1)
         torch.mul(cells, visible[of].view(torch.uint8), out=out[start : start + chunk])
     return out.view(torch.bool)
-
-
-def grid_index(at: torch.Tensor, count: int) -> torch.Tensor:
-    """The cells that contain positions, float (...) in cells, as int64 0 to count - 1."""
-    return at.floor().long().clamp_(0, count - 1)

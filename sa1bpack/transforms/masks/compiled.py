@@ -1,167 +1,114 @@
 """Masks of a batch on a CPU, made by compiled kernels: the cells of the torch operations that a
 device runs (`cells`, `runs`). Each cell is written once, where it belongs, in as many threads as
 torch may use.
+
+Results are bool (n, h, w), in `memory`, and int64 (n,), the cells that are set in each mask.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
+from sa1bpack.masks import cells, window
 from sa1bpack.masks._arrays import check_image_runs
-from sa1bpack.masks.cells import fill_cells, take_affine, take_cells
-from sa1bpack.masks.window import check_maps, draw_affine, draw_window
 from sa1bpack.transforms.backends import Job, run_jobs
+from sa1bpack.transforms.masks.cells import Taking
+from sa1bpack.transforms.masks.run_batch import Drawing, compiled_samples
+from sa1bpack.transforms.memory import Memory
 
 # Bytes of mask bits in one job: small enough for the cache, large enough to be worth a start.
 PART_BYTES = 1 << 20
 
+Masks = tuple[torch.Tensor, torch.Tensor]
 
-def draw_masks(
-    samples: Iterable[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]],
-    maps: torch.Tensor,
-    sampling: str,
-    keep: torch.Tensor | None,
-    out: torch.Tensor,
-    visible: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Draw masks from their runs into their rows of an array.
 
-    samples  per sample its number, the rows of its masks int64 (m,), and their runs: run_ends,
-             run_offset, height, width
-    maps     float64 (B, 2, 3), from the cells of the output to source pixels
-    keep     int64 (B, 2): rows and columns that the image covers; cells beyond them become False.
-             None: all
-    out      bool (T, h, w), C-contiguous; rows without a mask become False
-    visible  bool (B, h, w), for maps that may rotate: they are evaluated at sample points, and
-             cells that are not visible become False
+def draw_masks(drawing: Drawing, memory: Memory) -> Masks:
+    """Draw masks from their runs, as `sa1bpack.masks.draw_window` does."""
+    affine, size, keep = drawing.maps.matrix().numpy(), drawing.size, drawing.keep
+    kept = [size] * len(affine) if keep is None else [*map(tuple, keep.tolist())]
 
-    Returns int64 (T,), the cells of each mask.
-    """
-    target, size = out.numpy(), tuple(out.shape[1:])
-    affine = maps.numpy()
-    kept = [size] * len(affine) if keep is None else [tuple(both) for both in keep.tolist()]
-    counts = np.full(len(target), -1)
-    share = max(1, PART_BYTES // (size[0] * -(-size[1] // 8)))
+    def draw(sample: int, rows: np.ndarray, image: tuple, out: np.ndarray, counts: np.ndarray):
+        bits = window.draw_window(*image, affine[sample], size, drawing.sampling)
+        cells.fill_cells(bits, rows, kept[sample], out, counts)
 
-    if visible is not None:
-        check_maps(affine, size)
-    draw_bits = draw_window if visible is None else draw_affine
+    return _drawn(draw, drawing, memory)
 
-    def draw(sample: int, rows: np.ndarray, runs: tuple) -> None:
-        bits = draw_bits(*runs, affine[sample], size, sampling)
-        fill_cells(bits, rows, kept[sample], target, counts)
-        if visible is not None:
-            shown = visible[sample].numpy()
-            for row in rows:
-                np.logical_and(target[row], shown, out=target[row])
-                counts[row] = np.count_nonzero(target[row])
+
+def draw_affine(drawing: Drawing, memory: Memory) -> Masks:
+    """`draw_masks` at the sample points of maps, which may rotate."""
+    affine, size = drawing.maps.matrix().numpy(), drawing.size
+    window.check_maps(affine, size)
+    visible = drawing.frame.visible(size).numpy()
+
+    def draw(sample: int, rows: np.ndarray, image: tuple, out: np.ndarray, counts: np.ndarray):
+        bits = window.draw_affine(*image, affine[sample], size, drawing.sampling)
+        cells.fill_cells(bits, rows, size, out, counts)
+        for row in rows:
+            np.logical_and(out[row], visible[sample], out=out[row])
+            counts[row] = np.count_nonzero(out[row])
+
+    return _drawn(draw, drawing, memory)
+
+
+def _drawn(draw: Callable[..., None], drawing: Drawing, memory: Memory) -> Masks:
+    """Have a function draw some masks of a sample at a time, from its runs, into their rows."""
+    out, counts = memory.empty(drawing.shape, torch.bool), np.full(len(drawing.owner), -1)
+    (height, width), target = drawing.size, out.numpy()
+    share = max(1, PART_BYTES // (height * -(-width // 8)))
 
     def jobs() -> Iterator[Job]:
-        for sample, rows, (run_ends, run_offset, height, width) in samples:
+        for sample, rows, (ends, offset, *source) in compiled_samples(drawing.runs, drawing.place):
             # All at once, so that an error has the number of the mask in its image.
-            check_image_runs(run_ends, run_offset, height * width)
+            check_image_runs(ends, offset, source[0] * source[1])
             counts[rows] = 0
             for first in range(0, len(rows), share):
-                offset = run_offset[first : first + share + 1]
-                runs = run_ends, offset, height, width
-                yield partial(draw, sample, rows[first : first + share], runs)
+                image = ends, offset[first : first + share + 1], *source
+                yield partial(draw, sample, rows[first : first + share], image, target, counts)
         for row in np.flatnonzero(counts < 0):
             target[row], counts[row] = False, 0
 
     run_jobs(jobs())
-    return torch.from_numpy(counts)
+    return out, torch.from_numpy(counts)
 
 
-def unpack_masks(bits: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Unpack uint8 (T, h, w / 8) into bool (T, h, w). Returns int64 (T,), the cells of each."""
-    source, target = bits.numpy(), out.numpy()
-    counts = np.zeros(len(target), np.int64)
-    size = tuple(out.shape[1:])
-    run_jobs(
-        partial(fill_cells, source[part], _numbers(part), size, target, counts)
-        for part in _parts(len(source), size)
-    )
-    return torch.from_numpy(counts)
+def unpack_masks(taking: Taking, memory: Memory) -> Masks:
+    """All cells of masks in bits, as they are."""
+    return _taken(cells.fill_cells, taking, [(taking.size,)] * taking.samples, memory)
 
 
-def take_masks(
-    masks: torch.Tensor,
-    owner: torch.Tensor,
-    columns: torch.Tensor,
-    rows: torch.Tensor,
-    keep: torch.Tensor,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """Select columns and rows of masks, as `masks.take_cells` does.
-
-    masks    bool (T, Sm, Sm), or bits uint8 (T, Sm, Sm / 8)
-    owner    int64 (T,), the sample of each, non-decreasing
-    columns  int64 (B, w), rows int64 (B, h): of the grid, for each of the output
-    keep     int64 (B, 2): rows and columns of the output that the image covers
-    out      bool (T, h, w), overwritten
-
-    Returns int64 (T,), the cells of each.
-    """
-    down, across, kept = rows.numpy(), columns.numpy(), keep.tolist()
-    of_sample = list(zip(down, across, map(tuple, kept), strict=True))
-    return _taken(take_cells, masks, owner, of_sample, out)
+def take_cells(taking: Taking, memory: Memory) -> Masks:
+    """Take cells of masks under upright maps, as `masks.cells.take_cells` does."""
+    columns, rows = (numbers.numpy() for numbers in taking.columns_and_rows)
+    kept = map(tuple, taking.keep.tolist())
+    return _taken(cells.take_cells, taking, [*zip(rows, columns, kept, strict=True)], memory)
 
 
-def take_affine_masks(
-    masks: torch.Tensor,
-    owner: torch.Tensor,
-    steps: torch.Tensor,
-    visible: torch.Tensor,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """Take masks from their grids under affine maps, as `cells.take_affine` does.
-
-    steps    int64 (B, 2, 3), from cells of the output to those of the grid
-    visible  bool (B, h, w)
-    others   see `take_masks`
-
-    Returns int64 (T,), the cells of each.
-    """
-    of_sample = list(zip(steps.numpy(), visible.numpy(), strict=True))
-    return _taken(take_affine, masks, owner, of_sample, out)
+def take_affine(taking: Taking, memory: Memory) -> Masks:
+    """Take cells of masks under affine maps, as `masks.cells.take_affine` does."""
+    visible = taking.frame.visible(taking.size).numpy()
+    of_sample = [*zip(taking.steps.numpy(), visible, strict=True)]
+    return _taken(cells.take_affine, taking, of_sample, memory)
 
 
 def _taken(
-    kernel: Callable[..., None],
-    masks: torch.Tensor,
-    owner: torch.Tensor,
-    of_sample: Sequence[tuple],
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """Have a kernel of `sa1bpack.masks.cells` fill `out`; `of_sample` has its arguments for each
-    sample. Returns int64 (T,), the cells of each."""
-    source, target = masks.numpy(), out.numpy()
-    counts = np.zeros(len(target), np.int64)
-    run_jobs(
-        partial(kernel, source[part], _numbers(part), *of_sample[k], target, counts)
-        for k, part in _parts_of_samples(owner, len(of_sample), out)
-    )
-    return torch.from_numpy(counts)
+    kernel: Callable[..., None], taking: Taking, of_sample: Sequence[tuple], memory: Memory
+) -> Masks:
+    """Have a kernel of `sa1bpack.masks.cells` make all masks; `of_sample` has its arguments for
+    each sample."""
+    owner, (height, width) = taking.owner.numpy(), taking.size
+    out, counts = memory.empty((len(owner), height, width), torch.bool), np.zeros(len(owner), int)
+    source, target = taking.masks.numpy(), out.numpy()
+    share = max(1, 8 * PART_BYTES // (height * width))
+    ends = np.searchsorted(owner, np.arange(len(of_sample) + 1)).tolist()
 
+    def jobs() -> Iterator[Job]:
+        for given, (first, last) in zip(of_sample, itertools.pairwise(ends), strict=True):
+            for start in range(first, last, share):
+                rows = np.arange(start, min(start + share, last))
+                yield partial(kernel, source[start : rows[-1] + 1], rows, *given, target, counts)
 
-def _parts_of_samples(
-    owner: torch.Tensor, samples: int, out: torch.Tensor
-) -> Iterator[tuple[int, slice]]:
-    """The number of a sample and some of its masks, for each job."""
-    ends = np.searchsorted(owner.numpy(), np.arange(samples + 1)).tolist()
-    for sample, (first, last) in enumerate(itertools.pairwise(ends)):
-        for part in _parts(last - first, tuple(out.shape[1:])):
-            yield sample, slice(first + part.start, first + part.stop)
-
-
-def _parts(masks: int, size: tuple[int, int]) -> list[slice]:
-    """Masks 0..masks in the parts of jobs."""
-    share = max(1, 8 * PART_BYTES // (size[0] * size[1]))
-    return [slice(start, min(start + share, masks)) for start in range(0, masks, share)]
-
-
-def _numbers(part: slice) -> np.ndarray:
-    return np.arange(part.start, part.stop)
+    run_jobs(jobs())
+    return out, torch.from_numpy(counts)

@@ -4,7 +4,7 @@ Everywhere `owner`, int64 (T,), has the sample of each mask, and results are tho
 with the cells that are set in each, (T,).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,22 +12,11 @@ import torch
 
 from sa1bpack.transforms import backends
 from sa1bpack.transforms.geometry.affine import AffineMaps, Maps, pair, scaling
-from sa1bpack.transforms.geometry.frame import (
-    Frame,
-    fixed_steps,
-    source_to_grid,
-    stored_to_source,
-)
+from sa1bpack.transforms.geometry.frame import Frame, source_to_grid, stored_to_source
 from sa1bpack.transforms.masks import compiled
-from sa1bpack.transforms.masks.cells import (
-    count_cells,
-    grid_index,
-    take_affine,
-    take_cells,
-    unpack_bits,
-)
-from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
-from sa1bpack.transforms.masks.runs import draw_affine, draw_with_torch
+from sa1bpack.transforms.masks.cells import Taking, count_cells, take_affine, take_cells
+from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch
+from sa1bpack.transforms.masks.runs import draw_affine, draw_masks
 from sa1bpack.transforms.memory import Memory
 
 Masks = tuple[torch.Tensor, torch.Tensor]
@@ -57,84 +46,52 @@ class MaskMaker:
 
     def take(self, batch: Mapping[str, Any], owner: torch.Tensor, frame: Frame) -> Masks:
         """Masks from the grids in the batch, bits or bool."""
-        masks, samples = batch["masks"], len(batch["sizes"])
-        masks, device = masks.flatten(0, masks.dim() - 3), masks.device
-        if self.untouched and self.grid == (self.cells, self.cells):
-            if masks.dtype == torch.bool:
-                return masks, count_cells(masks)
-            if device.type in backends.COMPILED_ON:
-                out = self._memory.empty((len(owner), *self.grid), torch.bool)
-                return out, compiled.unpack_masks(masks, out)
-            rows = columns = torch.arange(self.cells, device=device).expand(samples, -1)
-            keep = torch.full((samples, 2), self.cells, device=device)
-            taken = self._taken(masks, owner, columns, rows, keep)
-            if taken is None:
-                masks = unpack_bits(masks)
-            return taken or (masks, count_cells(masks))
-        to_source = self._cells_to_source(batch["sizes"], frame)
-        maps = source_to_grid(batch["sizes"], self.cells, self.fit).after(to_source)
+        masks, sizes = batch["masks"], batch["sizes"]
+        masks = masks.flatten(0, masks.dim() - 3)
+        as_stored = self.untouched and self.grid == (self.cells, self.cells)
+        if as_stored and masks.dtype == torch.bool:
+            return masks, count_cells(masks)
+        if as_stored:
+            taking = Taking(masks, owner, len(sizes), self.grid)
+            return self._made("take_cells", compiled.unpack_masks, take_cells, taking)
+        to_source = self._cells_to_source(sizes, frame)
+        maps = source_to_grid(sizes, self.cells, self.fit).after(to_source)
+        taking = Taking(masks, owner, len(sizes), self.grid, maps, frame)
         if isinstance(maps, AffineMaps):
-            return self._affine(masks, owner, fixed_steps(maps), frame)
-        columns, rows = (grid_index(at, self.cells) for at in maps.centers(*self.grid))
-        taken = self._taken(masks, owner, columns, rows, frame.kept(self.grid))
-        if taken is None:
-            masks = take_cells(masks, owner, columns, rows, frame.covered(self.grid))
-        return taken or (masks, count_cells(masks))
-
-    def _taken(self, masks, owner, columns, rows, keep) -> Masks | None:
-        """`take` under axis-aligned maps; None where torch operations must do it."""
-        given = masks, owner, columns, rows, keep
-        if masks.device.type not in backends.COMPILED_ON:
-            return backends.launch(masks.device, "masks.take_cells", *given, self.dtype)
-        out = self._memory.empty((len(owner), *self.grid), torch.bool)
-        return out, compiled.take_masks(*given, out)
-
-    def _affine(
-        self, masks: torch.Tensor, owner: torch.Tensor, steps: torch.Tensor, frame: Frame
-    ) -> Masks:
-        """`take` under affine maps; steps from cells of the result to those of the grid."""
-        if masks.device.type in backends.COMPILED_ON:
-            out = self._memory.empty((len(owner), *self.grid), torch.bool)
-            visible = frame.visible(self.grid)
-            return out, compiled.take_affine_masks(masks, owner, steps, visible, out)
-        given = masks, owner, steps, frame, self.grid, self.dtype
-        taken = backends.launch(masks.device, "masks.take_affine", *given)
-        if taken is None:
-            masks = take_affine(masks, owner, steps, frame.visible(self.grid))
-        return taken or (masks, count_cells(masks))
+            return self._made("take_affine", compiled.take_affine, take_affine, taking)
+        return self._made("take_cells", compiled.take_cells, take_cells, taking)
 
     def draw(
         self, batch: Mapping[str, Any], owner: torch.Tensor, shape: tuple[int, ...], frame: Frame
     ) -> Masks:
         """Masks from the runs of the batch. shape: (T,) or (B, M), that of the result's rows."""
         runs: RunBatch = batch["runs"]
-        maps = self._cells_to_source(batch["sizes"], frame)
-        place = torch.arange(runs.masks, device=owner.device)
-        if padded := runs.masks != len(owner):  # padding has no runs
+        if runs.masks == len(owner):
+            place = torch.arange(runs.masks, device=owner.device)
+        else:  # padding has no runs
             place = runs.padded_rows(shape[1])
-        keep = frame.kept(self.grid) if self.geometric else None
-        affine = isinstance(maps, AffineMaps)
-        if owner.device.type in backends.COMPILED_ON:
-            out = self._memory.empty((len(owner), *self.grid), torch.bool)
-            visible = frame.visible(self.grid) if affine else None
-            given = compiled_samples(runs, place), maps.matrix(), self.sampling, keep
-            return out, compiled.draw_masks(*given, out, visible)
-        kernel, kept = ("masks.draw_affine", frame) if affine else ("masks.draw_masks", keep)
-        given = runs, maps, place, owner, kept, self.grid, self.sampling, self.dtype
-        drawn = backends.launch(owner.device, kernel, *given)
-        if drawn is not None:
-            return drawn
-        by = draw_affine if affine else draw_with_torch
-        masks = by(runs, maps, self.grid, self.sampling)
-        if padded:
-            masks = masks.new_zeros((len(owner), *self.grid)).index_copy_(0, place, masks)
-        if affine:
-            masks &= frame.visible(self.grid)[owner]
-        elif self.geometric:
-            columns, rows = (covered[owner] for covered in frame.covered(self.grid))
-            masks &= columns[:, None, :]
-            masks &= rows[:, :, None]
-        return masks, count_cells(masks)
+        maps, seen = self._cells_to_source(batch["sizes"], frame), frame if self.geometric else None
+        drawing = Drawing(runs, maps, place, owner, self.grid, self.sampling, seen)
+        if isinstance(maps, AffineMaps):
+            return self._made("draw_affine", compiled.draw_affine, draw_affine, drawing)
+        return self._made("draw_masks", compiled.draw_masks, draw_masks, drawing)
+
+    def _made(
+        self,
+        kernel: str,
+        by_compiled: Callable[[Any, Memory], Masks],
+        by_torch: Callable[[Any], torch.Tensor],
+        how: Drawing | Taking,
+    ) -> Masks:
+        """Masks by what their device has."""
+        device = how.owner.device
+        if backends.uses_compiled(device):
+            return by_compiled(how, self._memory)
+        made = backends.launch(device, f"masks.{kernel}", how, self.dtype)
+        if made is None:
+            masks = by_torch(how)
+            made = masks, count_cells(masks)
+        return made
 
     def _cells_to_source(self, sizes: torch.Tensor, frame: Frame) -> Maps:
         """From cells of the resulting grid to source coordinates."""

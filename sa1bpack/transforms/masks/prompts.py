@@ -16,17 +16,16 @@ from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks import regions as region_kernels
 from sa1bpack.masks._arrays import check_array
 from sa1bpack.masks.prompts import (
-    BOX_NOISE,
-    BOX_SHIFT,
-    box_limit,
     check_box_sides,
     check_boxes,
     check_ids,
+    moved_edges,
     prompt_draw,
 )
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, shifted
 from sa1bpack.masks.regions import REGIONS
 from sa1bpack.masks.rle import mask_bbox
+from sa1bpack.transforms.backends import uses_compiled
 from sa1bpack.transforms.masks.regions import bounds, regions
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.memory import Table
@@ -58,7 +57,7 @@ def count_pixels(
         (torch.Size([104]), True)
     """
     _check_region(runs, region, boxes)
-    if not on_cpu(runs):
+    if not uses_compiled(runs.run_ends.device):
         return torch.cat([found.count for _, found in regions(runs, region, boxes)])
     count = np.zeros(runs.masks, np.int64)
     for _, rows, image in compiled_samples(runs):
@@ -91,7 +90,7 @@ def nth_pixels(
     """
     _check_region(runs, region, boxes)
     check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
-    if not on_cpu(runs):
+    if not uses_compiled(runs.run_ends.device):
         found = regions(runs, region, boxes)
         return torch.cat([part.nth(numbers[masks]) for masks, part in found])
     pixels = np.full((*numbers.shape, 2), -1)
@@ -150,7 +149,7 @@ def draw_points(
     _check_region(runs, region, boxes)
     check_ids(ids, runs.masks, torch.Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
-    if on_cpu(runs):
+    if uses_compiled(runs.run_ends.device):
         return _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
     drawn = shifted(words(seed, epoch, ids, prompt_draw(region, draw), points), 1)
     counts, chosen = [], []
@@ -170,11 +169,10 @@ def _draw_padded(
     key: dict[str, int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`draw_points` with ids, and boxes, that are padded to (B, M)."""
-    if (
-        on_cpu(runs)
-        and (most := int(runs.mask_offset.diff().amax()) if len(ids) else 0) > ids.shape[1]
-    ):
-        raise OptionError(f"ids is {tuple(ids.shape)}, but a sample has {most} masks")
+    if runs.run_ends.device.type == "cpu" and len(ids):
+        most = int(runs.mask_offset.diff().amax())
+        if most > ids.shape[1]:
+            raise OptionError(f"ids is {tuple(ids.shape)}, but a sample has {most} masks")
     rows = runs.padded_rows(ids.shape[1])
     if boxes is not None:
         check_array("boxes", boxes, "int64", (*ids.shape, 4), kind=torch.Tensor)
@@ -205,11 +203,6 @@ def _check_region(runs: RunBatch, region: str, boxes: torch.Tensor | None) -> No
         check_array("boxes", boxes, "int64", (runs.masks, 4), kind=torch.Tensor)
 
 
-def on_cpu(runs: RunBatch) -> bool:
-    """Whether compiled kernels make the prompts; torch operations do on other devices."""
-    return runs.run_ends.device.type == "cpu"
-
-
 def _rows_of(tensor: torch.Tensor | None, rows: np.ndarray) -> np.ndarray | None:
     return None if tensor is None else tensor.numpy()[rows]
 
@@ -228,7 +221,7 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
         >>> T.mask_boxes(runs).shape, T.mask_boxes(runs).dtype
         (torch.Size([104, 4]), torch.int64)
     """
-    if not on_cpu(runs):
+    if not uses_compiled(runs.run_ends.device):
         return bounds(runs)
     edges = np.zeros((runs.masks, 4), np.int64)
     for _, rows, image in compiled_samples(runs):
@@ -274,13 +267,9 @@ def jitter_boxes(
     check_boxes(boxes, extent, ids, torch.Tensor)
     if boxes.device.type == extent.device.type == "cpu":
         check_box_sides(boxes.numpy(), extent.numpy())
-    drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4).view(boxes.shape)
-    noise = _quantiles().on(boxes.device)[shifted(drawn, 64 - NORMAL_BITS)] * BOX_NOISE
-    edges = boxes.double()
-    sides = torch.cat([edges[..., 2:] - edges[..., :2]] * 2, -1)
-    limit = torch.cat([box_limit(boxes, extent).double()] * 2, -1)
-    moved = edges + (noise * sides).clamp(-BOX_SHIFT, BOX_SHIFT)
-    return torch.minimum(moved.clamp(min=0), limit).float()
+    drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4)
+    noise = _quantiles().on(boxes.device)[shifted(drawn, 64 - NORMAL_BITS)]
+    return moved_edges(boxes.double(), extent.double(), noise).float()
 
 
 @lru_cache(maxsize=1)

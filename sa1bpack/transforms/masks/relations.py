@@ -25,8 +25,8 @@ from sa1bpack.masks.relations import (
     relate_bits,
     relate_runs,
 )
-from sa1bpack.transforms.backends import full_precision, run_jobs
-from sa1bpack.transforms.masks.cells import count_columns_and_rows, unpack_bits
+from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
+from sa1bpack.transforms.masks.cells import count_along, unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.memory import on_device
 
@@ -171,18 +171,22 @@ class Relate:
             raise OptionError(
                 f"masks are {masks.dtype} {tuple(masks.shape)}: relations need bool or bits"
             )
-        if masks.device.type != "cpu":
-            return self.with_torch(masks, counts, padded, most)
-        return self.of_masks(masks, counts, padded)
+        return self.of_masks(masks, counts, padded, most)
 
     def of_masks(
-        self, masks: torch.Tensor, counts: torch.Tensor, padded: bool
+        self, masks: torch.Tensor, counts: torch.Tensor, padded: bool, most: int | None = None
     ) -> dict[str, torch.Tensor]:
-        """The relations of bool (..., h, w) or bits uint8 (..., h, w / 8), on a CPU.
+        """The relations of bool (..., h, w) or bits uint8 (..., h, w / 8), on their device.
 
         counts  int64 (B,): masks of each sample
+        most    that of a call
         """
-        most = masks.shape[1] if padded else int(counts.max()) if len(counts) else 0
+        if padded:
+            most = masks.shape[1]
+        elif most is None:
+            most = int(counts.max()) if len(counts) else 0
+        if not uses_compiled(masks.device):
+            return self._with_torch(masks, counts, padded, most)
         found = masks.flatten(0, 1).numpy() if padded else masks.numpy()
         relate = partial(relate_bits, share=self.share, neighbors=self.neighbors)
 
@@ -208,7 +212,7 @@ class Relate:
         rows = len(counts) * most if padded else runs.masks
         places = torch.arange(runs.masks, device="cpu")
         if padded and runs.masks != rows:
-            places += runs.owner * most - runs.mask_offset[runs.owner]
+            places = runs.padded_rows(most)
         relate = partial(relate_runs, share=self.share, neighbors=self.neighbors)
         samples = ((at, partial(relate, *found)) for _, at, found in compiled_samples(runs, places))
         return self._compiled(samples, rows, most, len(counts) if padded else None)
@@ -240,11 +244,8 @@ class Relate:
                 return
             found = relate()
             for name, array in arrays.items():
-                value = getattr(found, name)
-                if RELATIONS[name].pairs:
-                    array[at[0] : at[-1] + 1, : len(at)] = value
-                else:
-                    array[at] = value
+                place = (at, slice(len(at))) if RELATIONS[name].pairs else at
+                array[place] = getattr(found, name)
 
         # One alone first: threads that compile kernels would hold up a fork meanwhile.
         jobs = [partial(write, at, relate) for at, relate in samples]
@@ -257,15 +258,13 @@ class Relate:
 
     # ------------------------------------------------------------------------------- on a device
 
-    def with_torch(
-        self, masks: torch.Tensor, counts: torch.Tensor, padded: bool, most: int | None = None
+    def _with_torch(
+        self, masks: torch.Tensor, counts: torch.Tensor, padded: bool, most: int
     ) -> dict[str, torch.Tensor]:
-        """`of_masks` in torch operations, on any device; `most` is that of a call."""
+        """`of_masks` in torch operations, on any device."""
         cells = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
         places = None
         if not padded:
-            if most is None:
-                most = int(counts.max()) if len(counts) else 0
             samples = torch.arange(len(counts), device=cells.device)
             owner = samples.repeat_interleave(counts, output_size=len(cells))
             places = torch.arange(len(cells), device=cells.device)
@@ -339,9 +338,10 @@ class _Batch:
     @property
     def centroids(self) -> torch.Tensor:
         height, width = self.masks.shape[2:]
-        columns, rows = count_columns_and_rows(self.masks)
-        across = columns * (2 * torch.arange(width, device=self.masks.device) + 1)
-        down = rows * (2 * torch.arange(height, device=self.masks.device) + 1)
+        across, down = (
+            count_along(self.masks, dim) * (2 * torch.arange(count, device=self.masks.device) + 1)
+            for dim, count in ((-2, width), (-1, height))
+        )
         sums = torch.stack([across.sum(2), down.sum(2)], 2)
         return sums.double() / (2 * self.areas.clamp(min=1))[:, :, None]
 

@@ -1,14 +1,16 @@
 """The exact runs of the masks of a batch."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.masks._arrays import check_image_runs
+from sa1bpack.transforms.geometry.affine import Maps
+from sa1bpack.transforms.geometry.frame import Frame
 
 
 @checks_options
@@ -66,14 +68,15 @@ class RunBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "RunBatch":
         """A copy on a device."""
-        tensors = (self.run_ends, self.run_offset, self.mask_offset, self.sizes)
-        moved = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
-        return RunBatch(*moved, self.host_offset)
+        return self._moved(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: str | None = None) -> "RunBatch":
         """A copy in pinned memory; a DataLoader with `pin_memory` calls this."""
-        names = ("run_ends", "run_offset", "mask_offset", "sizes")
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
+        return self._moved(torch.Tensor.pin_memory)
+
+    def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "RunBatch":
+        tensors = (self.run_ends, self.run_offset, self.mask_offset, self.sizes)
+        return RunBatch(*map(move, tensors), self.host_offset)
 
     @property
     def masks(self) -> int:
@@ -112,6 +115,38 @@ class RunBatch:
         mask = masks.repeat_interleave(end - begin, output_size=last - first)
         number = torch.arange(first, last, device=begin.device) - begin[mask]
         return self.run_ends[first:last].long(), mask, number
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How masks are drawn from their runs: the arguments of everything that does it.
+
+    runs      of T masks
+    maps      per sample, from cells of the result to source pixels
+    place     int64 (T,): the row of the result for each mask of the runs; the others are False
+    owner     int64 (n,): the sample of each row of the result
+    size      (h, w) of the result
+    sampling  "area" or "center"
+    frame     of the images; None if all cells show them. Cells that do not are False
+    """
+
+    runs: RunBatch
+    maps: Maps
+    place: torch.Tensor
+    owner: torch.Tensor
+    size: tuple[int, int]
+    sampling: str
+    frame: Frame | None = None
+
+    @property
+    def keep(self) -> torch.Tensor | None:
+        """int64 (B, 2): the rows and columns that show upright images; None for all."""
+        return None if self.frame is None else self.frame.kept(self.size)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(n, h, w)."""
+        return len(self.owner), *self.size
 
 
 def compiled_samples(

@@ -7,27 +7,31 @@ kernels, which draw sample by sample, are some 30 times faster than that; where 
 (`sa1bpack.transforms.backends`), a kernel draws upright maps without grids of differences.
 """
 
+from dataclasses import replace
+
 import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import check_sampling
 from sa1bpack.masks.window import FRACTION, LEVELS, check_maps, check_size
-from sa1bpack.transforms import backends
+from sa1bpack.transforms.backends import launch, uses_compiled
 from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.geometry.frame import fixed_steps
-from sa1bpack.transforms.masks.compiled import draw_masks
-from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
+from sa1bpack.transforms.masks import compiled
+from sa1bpack.transforms.masks.cells import within
+from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch
 from sa1bpack.transforms.masks.upright import UprightDrawer
-from sa1bpack.transforms.memory import chunk_bytes
+from sa1bpack.transforms.memory import Memory, chunk_bytes
 
 
 class AffineDrawer:
     """Draws under maps that rotate or shear: looks up sample points in the run ends."""
 
-    def __init__(self, runs: RunBatch, maps: AffineMaps, size: tuple[int, int], sampling: str):
-        self.runs, self.size, self.level = runs, size, LEVELS[sampling]
-        self.steps = fixed_steps(maps, 1 << self.level).to(runs.run_ends.device)
+    def __init__(self, drawing: Drawing):
+        runs, size = self.runs, self.size = drawing.runs, drawing.size
+        self.level = LEVELS[drawing.sampling]
+        self.steps = fixed_steps(drawing.maps, 1 << self.level).to(runs.run_ends.device)
         self.owner = runs.owner
         self.mask_bytes = size[0] * size[1] * 32  # positions, search results, hits
 
@@ -102,65 +106,65 @@ def draw_runs(
     """
     size = check_size(size)
     check_sampling(sampling)
-    if len(_matrices(maps)) != len(runs.sizes):
+    matrices = maps.matrix() if isinstance(maps, AxisMaps) else maps
+    if len(matrices) != len(runs.sizes):
         raise OptionError(
-            f"there are {len(_matrices(maps))} maps for {len(runs.sizes)} samples: pass one each"
+            f"there are {len(matrices)} maps for {len(runs.sizes)} samples: pass one each"
         )
     device = runs.run_ends.device
-    if backends.uses_triton(device, "masks.draw_masks") and (axes := _checked_axes(maps, size)):
-        place = torch.arange(runs.masks, device=device)
-        given = runs, axes, place, runs.owner, None, size, sampling, torch.bool
-        if drawn := backends.launch(device, "masks.draw_masks", *given):
-            return drawn[0]
-    elif device.type == "cpu":
-        out = torch.empty((runs.masks, *size), dtype=torch.bool)
-        draw_masks(compiled_samples(runs), _matrices(maps).cpu(), sampling, None, out)
-        return out
-    return draw_with_torch(runs, maps, size, sampling)
-
-
-def _matrices(maps: AxisMaps | torch.Tensor) -> torch.Tensor:
-    return maps.matrix() if isinstance(maps, AxisMaps) else maps
-
-
-def _checked_axes(maps: AxisMaps | torch.Tensor, size: tuple[int, int]) -> AxisMaps | None:
-    """Upright maps on their device, checked if they are on the CPU; None if one is not upright."""
-    if isinstance(maps, AxisMaps):
-        if maps.offset.device.type == "cpu":
-            check_maps(maps.matrix().numpy(), size)
-        return maps
-    maps = maps.cpu()
-    if not check_maps(maps.numpy(), size).all():
-        return None
-    return AxisMaps(maps[:, [0, 1], [0, 1]], maps[:, :, 2])
-
-
-def draw_with_torch(
-    runs: RunBatch, maps: AxisMaps | torch.Tensor, size: tuple[int, int], sampling: str
-) -> torch.Tensor:
-    """`draw_runs` with torch operations, on any device; `size` and `sampling` must be checked."""
-    if isinstance(maps, AxisMaps):
-        if maps.offset.device.type == "cpu":
-            check_maps(maps.matrix().numpy(), size)
-        return _drawn(UprightDrawer(runs, maps, size, sampling))
-    maps = maps.cpu()
-    upright = torch.from_numpy(check_maps(maps.numpy(), size))
-    axes = AxisMaps(maps[:, [0, 1], [0, 1]], maps[:, :, 2])
+    place = torch.arange(runs.masks, device=device)
+    drawing = Drawing(runs, maps, place, runs.owner, size, sampling)
+    if uses_compiled(device):
+        any_maps = _any_maps(matrices.cpu())
+        return compiled.draw_masks(replace(drawing, maps=any_maps), Memory())[0]
+    if isinstance(maps, AxisMaps) and maps.offset.device.type != "cpu":
+        return _upright(drawing)
+    matrices = matrices.cpu()
+    upright = torch.from_numpy(check_maps(matrices.numpy(), size))
+    axes = replace(drawing, maps=AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2]))
     if upright.all():
-        return _drawn(UprightDrawer(runs, axes, size, sampling))
-    drawn = draw_affine(runs, AffineMaps(maps[:, :, :2], maps[:, :, 2]), size, sampling)
+        return _upright(axes)
+    drawn = _drawn(AffineDrawer(replace(drawing, maps=_any_maps(matrices))))
     if upright.any():
-        chosen = upright.to(drawn.device)[runs.owner][:, None, None]
-        drawn = torch.where(chosen, _drawn(UprightDrawer(runs, axes, size, sampling)), drawn)
+        drawn = torch.where(upright.to(device)[runs.owner][:, None, None], _upright(axes), drawn)
     return drawn
 
 
-def draw_affine(
-    runs: RunBatch, maps: AffineMaps, size: tuple[int, int], sampling: str
-) -> torch.Tensor:
-    """`draw_runs` at the sample points of affine maps, whatever they do, with torch operations and
-    without waiting for the device."""
-    return _drawn(AffineDrawer(runs, maps, size, sampling))
+def _any_maps(matrices: torch.Tensor) -> AffineMaps:
+    return AffineMaps(matrices[:, :, :2], matrices[:, :, 2])
+
+
+def _upright(drawing: Drawing) -> torch.Tensor:
+    """`draw_runs` under upright maps on a device."""
+    made = launch(drawing.owner.device, "masks.draw_masks", drawing, torch.bool)
+    return draw_masks(drawing) if made is None else made[0]
+
+
+# --------------------------------------------------------------------------- with torch operations
+
+
+def draw_masks(drawing: Drawing) -> torch.Tensor:
+    """Masks drawn from their runs under upright maps: bool (n, h, w)."""
+    masks, owner = _placed(_drawn(UprightDrawer(drawing)), drawing), drawing.owner
+    if (keep := drawing.keep) is not None:
+        rows, columns = within(keep, drawing.size)
+        masks &= columns[owner][:, None, :]
+        masks &= rows[owner][:, :, None]
+    return masks
+
+
+def draw_affine(drawing: Drawing) -> torch.Tensor:
+    """Masks drawn at the sample points of affine maps, whatever these do: bool (n, h, w)."""
+    masks = _placed(_drawn(AffineDrawer(drawing)), drawing)
+    masks &= drawing.frame.visible(drawing.size)[drawing.owner]
+    return masks
+
+
+def _placed(masks: torch.Tensor, drawing: Drawing) -> torch.Tensor:
+    """The masks in their rows of the result, without cells in the others."""
+    if len(masks) == len(drawing.owner):
+        return masks
+    return masks.new_zeros(drawing.shape).index_copy_(0, drawing.place, masks)
 
 
 def _drawn(drawer: UprightDrawer | AffineDrawer) -> torch.Tensor:

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import torch
 
 from sa1bpack.masks.window import REACH, UNIT
-from sa1bpack.transforms.geometry.affine import AxisMaps
-from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms.masks.run_batch import Drawing
 
 
 class _Edges(NamedTuple):
@@ -76,9 +75,9 @@ class UprightAxis:
 class UprightDrawer:
     """Draws under upright maps, see the module."""
 
-    def __init__(self, runs: RunBatch, maps: AxisMaps, size: tuple[int, int], sampling: str):
-        self.runs, self.size = runs, size
-        center = sampling == "center"
+    def __init__(self, drawing: Drawing):
+        runs, size = self.runs, self.size = drawing.runs, drawing.size
+        center, maps = drawing.sampling == "center", drawing.maps
         device = runs.run_ends.device
         scale, offset = maps.scale.to(device), maps.offset.to(device)
         self.x = UprightAxis(size[1], scale[:, 0], offset[:, 0], center)

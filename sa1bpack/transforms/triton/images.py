@@ -17,10 +17,9 @@ import triton
 import triton.language as tl
 
 from sa1bpack.transforms.backends import FLOATS
-from sa1bpack.transforms.geometry.frame import Frame
 from sa1bpack.transforms.geometry.frame import places as places_of
 from sa1bpack.transforms.images.color import LUMA
-from sa1bpack.transforms.images.resample import supports
+from sa1bpack.transforms.images.resample import Sampling
 
 BLOCK = tl.constexpr(128)  # filters of a program
 PLANE_BLOCK = tl.constexpr(512)  # pixels of a program that converts planes
@@ -341,38 +340,28 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
     _store_channel(target + 2 * plane, blue, on_canvas, inside, of + AFFINE_NORMAL + 2)
 
 
-def sample_images(
-    images: torch.Tensor,
-    stored: torch.Tensor,
-    frame: Frame,
-    normal: torch.Tensor,
-    shrinks: float,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     """Sample, normalise and cast images.
 
-    images   uint8 (B, S, S, 3), S up to 16384
-    stored   integers (B, 2): height and width of the stored images
-    frame    of the images
-    normal   float32 (2, 3): mean and std of R, G, B; std above 0
-    shrinks  no map reduces an image by a larger factor
-    dtype    one of `backends.FLOATS`; float32 for any other
+    dtype  one of `backends.FLOATS`; float32 for any other
 
     Returns (B, 3, H, W), zero outside the images.
     """
-    (samples, side), (height, width) = images.shape[:2], frame.canvas
-    kind = dtype if dtype in FLOATS else torch.float32
-    out = torch.empty((samples, 3, height, width), dtype=kind, device=images.device)
+    frame, stored, shrinks = sampling.frame, sampling.stored, sampling.shrinks
+    (samples, side), (height, width) = sampling.images.shape[:2], frame.canvas
+    kind, device = dtype if dtype in FLOATS else torch.float32, stored.device
+    out = torch.empty((samples, 3, height, width), dtype=kind, device=device)
     if not out.numel():
         return out
-    images, normals = images.contiguous(), normal.flatten().expand(samples, -1)
+    images = sampling.images.contiguous()
+    normals = sampling.normal.on(device).flatten().expand(samples, -1)
     # Of the pixels k + 1/2 at less than s from a point there are at most ceil(2 s).
     taps = ceil(2 * max(shrinks, 1.0))
     rows = ROWS if frame.window is None else AFFINE_ROWS
     tiles = triton.cdiv(height, rows.value) * triton.cdiv(width, COLUMNS.value)
     grid = (samples * tiles,)
     if frame.window is not None:
-        numbers = torch.cat([supports(frame.maps, shrinks), normals], 1)
+        numbers = torch.cat([sampling.supports, normals], 1)
         places = torch.cat([places_of(frame, frame.canvas), stored], 1)
         _sample_affine[grid](
             *(images, places, numbers, out, side, width, height, taps),
@@ -384,7 +373,7 @@ def sample_images(
     numbers = torch.cat([frame.maps.scale, frame.maps.offset, stored, keep, normals], 1)
     taps, count = min(taps, side), max(height, width)
     shape = samples, 2, 1 + taps, count
-    filters = torch.empty(shape, dtype=torch.float32, device=images.device)
+    filters = torch.empty(shape, dtype=torch.float32, device=device)
     _fill_taps[(samples * triton.cdiv(count, BLOCK.value), 2)](
         numbers, filters, width, height, taps, enable_fp_fusion=False
     )

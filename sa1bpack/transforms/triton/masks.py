@@ -20,10 +20,10 @@ import triton.language as tl
 from sa1bpack.masks.window import LEVELS
 from sa1bpack.masks.window import UNIT as GRID_UNIT
 from sa1bpack.transforms.backends import FLOATS
-from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
-from sa1bpack.transforms.geometry.frame import Frame, fixed_steps
+from sa1bpack.transforms.geometry.frame import fixed_steps
 from sa1bpack.transforms.geometry.frame import places as places_of
-from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms.masks.cells import Taking
+from sa1bpack.transforms.masks.run_batch import Drawing
 from sa1bpack.transforms.masks.upright import UprightAxis
 from sa1bpack.transforms.triton.images import locate, stepped, tile
 
@@ -314,43 +314,27 @@ def _launched(
     return (out if floats else out.view(torch.bool)), counts
 
 
-def _rows(runs: RunBatch, place: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+def _rows(drawing: Drawing) -> torch.Tensor:
     """int64 (n, 3): first end, number of ends and sample of each row of the result; no ends where
     there is no mask."""
+    runs, owner = drawing.runs, drawing.owner
     rows = owner.new_zeros((len(owner), 3))
     rows[:, 2] = owner
     # Without background after the last foreground: an even number of ends.
     ends = torch.stack([runs.run_offset[:-1], runs.run_offset.diff() & -2], 1)
-    rows[:, :2].index_copy_(0, place, ends)
+    rows[:, :2].index_copy_(0, drawing.place, ends)
     return rows
 
 
-def draw_masks(
-    runs: RunBatch,
-    maps: AxisMaps,
-    place: torch.Tensor,
-    owner: torch.Tensor,
-    keep: torch.Tensor | None,
-    size: Size,
-    sampling: str,
-    dtype: torch.dtype,
-) -> Masks:
-    """Draw masks from their runs.
+def draw_masks(drawing: Drawing, dtype: torch.dtype) -> Masks:
+    """Draw masks from their runs under upright maps.
 
-    maps      axis-aligned, one per sample, from cells to source pixels
-    place     int64 (T,): the row of the result for each mask of the runs; the others are 0
-    owner     int64 (n,): the sample of each row of the result
-    keep      int64 (B, 2): rows and columns that the image covers; cells beyond them are 0. None:
-              all
-    size      (h, w) of the result
-    sampling  "area" or "center"
-    dtype     one of `backends.FLOATS`; bool for any other
-
-    Returns (n, h, w), the cells of `transforms.draw_runs`, and int32 (n,), how many of each are
-    set.
+    Returns `dtype` (n, h, w), see `_launched`, the cells of `transforms.draw_runs`, and int32 (n,),
+    how many of each are set.
     """
+    runs, size, keep = drawing.runs, drawing.size, drawing.keep
     device = runs.run_ends.device
-    scale, offset = maps.scale.to(device), maps.offset.to(device)
+    scale, offset = drawing.maps.scale.to(device), drawing.maps.offset.to(device)
     y, x = (UprightAxis(size[k], scale[:, 1 - k], offset[:, 1 - k], False) for k in range(2))
     # With a side of 2**31 units, cells are 2**21 pixels in total: one unit makes no difference.
     cells = [axis.cell.clamp(max=2**31 - 1) for axis in (y, x)]
@@ -359,71 +343,40 @@ def draw_masks(
     frames = torch.stack(
         [*runs.sizes.unbind(1), *axes, (cells[0] * cells[1] + 1) // 2, *kept.expand(-1, 2).T], 1
     )
-    given, shape = (runs.run_ends, _rows(runs, place, owner), frames), (len(owner), *size)
-    options = {"AREA": sampling == "area", "num_warps": DRAW_WARPS, "enable_fp_fusion": False}
-    return _launched(_draw, (size[0], STRIP.value), shape, dtype, *given, **options)
+    given, tile = (runs.run_ends, _rows(drawing), frames), (size[0], STRIP.value)
+    options = {
+        "AREA": drawing.sampling == "area",
+        "num_warps": DRAW_WARPS,
+        "enable_fp_fusion": False,
+    }
+    return _launched(_draw, tile, drawing.shape, dtype, *given, **options)
 
 
-def draw_affine(
-    runs: RunBatch,
-    maps: AffineMaps,
-    place: torch.Tensor,
-    owner: torch.Tensor,
-    frame: Frame,
-    size: Size,
-    sampling: str,
-    dtype: torch.dtype,
-) -> Masks:
-    """`draw_masks` at the sample points of affine maps; cells that do not show the image of their
-    sample, by its frame, are 0."""
-    points = 1 << LEVELS[sampling]
-    frames = torch.cat(
-        [places_of(frame, size), fixed_steps(maps, points).flatten(1), runs.sizes], 1
-    )
-    given, tile = (runs.run_ends, _rows(runs, place, owner), frames), (DRAW_ROWS, DRAW_COLUMNS)
-    shape = len(owner), *size
-    return _launched(_draw_affine, [n.value for n in tile], shape, dtype, *given, POINTS=points)
+def draw_affine(drawing: Drawing, dtype: torch.dtype) -> Masks:
+    """`draw_masks` at the sample points of affine maps."""
+    runs, points = drawing.runs, 1 << LEVELS[drawing.sampling]
+    steps = fixed_steps(drawing.maps, points).flatten(1)
+    frames = torch.cat([places_of(drawing.frame, drawing.size), steps, runs.sizes], 1)
+    given, tile = (runs.run_ends, _rows(drawing), frames), (DRAW_ROWS.value, DRAW_COLUMNS.value)
+    return _launched(_draw_affine, tile, drawing.shape, dtype, *given, POINTS=points)
 
 
-def take_cells(
-    masks: torch.Tensor,
-    owner: torch.Tensor,
-    columns: torch.Tensor,
-    rows: torch.Tensor,
-    keep: torch.Tensor,
-    dtype: torch.dtype,
-) -> Masks:
-    """Select rows and columns of masks, as `transforms.masks.cells.take_cells` does.
+def take_cells(taking: Taking, dtype: torch.dtype) -> Masks:
+    """Take cells of masks under upright maps, as `transforms.masks.cells.take_cells` does.
 
-    masks    bool (T, s, s), or bits uint8 (T, s, s / 8)
-    owner    int64 (T,), the sample of each
-    columns  int64 (B, w), rows int64 (B, h), 0 to s - 1: of the grid, for each of the output
-    keep     int64 (B, 2): rows and columns of the output that the image covers; others become 0
-    dtype    one of `backends.FLOATS`; bool for any other
-
-    Returns (T, h, w), and int32 (T,), how many cells of each mask are set.
+    Returns `dtype` (T, h, w), see `_launched`, and int32 (T,), how many cells of each are set.
     """
-    given = masks.contiguous(), owner, torch.cat([keep, rows, columns], 1)
-    shape, tile = (len(masks), rows.shape[1], columns.shape[1]), (TAKE_ROWS, TAKE_COLUMNS)
-    return _launched(_take, [n.value for n in tile], shape, dtype, *given, side=masks.shape[1])
+    columns, rows = taking.columns_and_rows
+    return _taken(_take, taking, torch.cat([taking.keep, rows, columns], 1), dtype)
 
 
-def take_affine(
-    masks: torch.Tensor,
-    owner: torch.Tensor,
-    steps: torch.Tensor,
-    frame: Frame,
-    size: Size,
-    dtype: torch.dtype,
-) -> Masks:
-    """Take cells of masks under affine maps; cells that do not show the image, by `frame`, are 0.
+def take_affine(taking: Taking, dtype: torch.dtype) -> Masks:
+    """`take_cells` under affine maps."""
+    places = places_of(taking.frame, taking.size)
+    return _taken(_take_affine, taking, torch.cat([places, taking.steps.flatten(1)], 1), dtype)
 
-    steps   int64 (B, 2, 3), see `geometry.frame.positions`: from cells of the output to those of
-            the grid, the nearest one if that is outside
-    size    (h, w) of the result
-    others  see `take_cells`
-    """
-    frames = torch.cat([places_of(frame, size), steps.flatten(1)], 1)
-    given, tile = (masks.contiguous(), owner, frames), (TAKE_ROWS, TAKE_COLUMNS)
-    shape, side = (len(masks), *size), masks.shape[1]
-    return _launched(_take_affine, [n.value for n in tile], shape, dtype, *given, side=side)
+
+def _taken(kernel: Callable, taking: Taking, frames: torch.Tensor, dtype: torch.dtype) -> Masks:
+    given, side = (taking.masks.contiguous(), taking.owner, frames), taking.masks.shape[1]
+    tile, shape = (TAKE_ROWS.value, TAKE_COLUMNS.value), (len(taking.owner), *taking.size)
+    return _launched(kernel, tile, shape, dtype, *given, side=side)

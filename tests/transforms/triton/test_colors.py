@@ -45,7 +45,8 @@ def adjusted(step, images, inside, device, dtype):
 def test_colours_are_those_of_torch_operations(step, triton_device):
     images, inside = made_images(triton_device)
     found = adjusted(step, images.clone(), inside, triton_device, torch.float32)
-    expected = step(images.clone(), inside[:, None], lambda n: drawn(n, triton_device))
+    factors = step.factors(lambda n: drawn(n, triton_device))
+    expected = step(images.clone(), inside[:, None], factors)
     mean, std = (torch.tensor(values, device=triton_device) for values in (MEAN, STD))
     expected = normalize(expected, mean, std, inside[:, None])
     # Saturation and hue divide by small differences of colours that sums have rounded.

@@ -6,13 +6,15 @@ import torch
 from PIL import Image
 
 from sa1bpack.pixels import yuv420
-from sa1bpack.pixels.resample import normal
 from sa1bpack.transforms import AxisMaps, Frame, backends
-from sa1bpack.transforms.images.compiled import resample_images
+from sa1bpack.transforms.images.compiled import sample_images
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
+from sa1bpack.transforms.images.resample import Sampling
+from sa1bpack.transforms.memory import Memory, Table
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-VALUES = normal(np.array(MEAN, np.float32), np.array(STD, np.float32))
+NORMAL = Table(np.array([MEAN, STD], np.float32))
+UNCHANGED = Table(np.array([[0.0] * 3, [1.0] * 3], np.float32))
 
 
 def framed(maps, keep, canvas, device="cpu") -> Frame:
@@ -23,18 +25,16 @@ def framed(maps, keep, canvas, device="cpu") -> Frame:
 
 def sampled(device, images, maps, stored, keep, canvas, shrinks, dtype=torch.float32, plain=False):
     """The kernel's images, on the CPU."""
-    normal = torch.tensor([(0.0,) * 3, (1.0,) * 3] if plain else [MEAN, STD], device=device)
-    frame = framed(maps, keep, canvas, device)
-    given = images.to(device), stored.to(device), frame, normal, shrinks, dtype
-    found = backends.launch(device, "images.sample_images", *given)
+    frame, normal = framed(maps, keep, canvas, device), UNCHANGED if plain else NORMAL
+    sampling = Sampling(images.to(device), stored.to(device), frame, normal, shrinks)
+    found = backends.launch(device, "images.sample_images", sampling, dtype)
     assert found is not None
     return found.cpu()
 
 
 def compiled(images, maps, stored, keep, canvas):
-    out = torch.empty((len(images), 3, *canvas))
-    resample_images(images, stored, framed(maps, keep, canvas), VALUES, 1, out)
-    return out
+    sampling = Sampling(images, stored, framed(maps, keep, canvas), NORMAL, 1)
+    return sample_images(sampling, Memory())
 
 
 def made_images(count: int, side: int, seed: int = 0) -> torch.Tensor:

@@ -10,21 +10,22 @@ from mask_oracle import decode
 from pycocotools import mask as coco
 
 from sa1bpack.masks import parse_counts, window_map
-from sa1bpack.transforms import AxisMaps, RunBatch, backends, draw_runs
+from sa1bpack.transforms import AxisMaps, Frame, RunBatch, backends, draw_runs
+from sa1bpack.transforms.masks.run_batch import Drawing
 
 SAMPLINGS = ("area", "center")
 few = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
 def drawn(runs: RunBatch, maps, size, sampling, device, **options):
     """Masks of all rows, and their counts, on the CPU; never by another backend."""
     runs = runs.to(device)
-    rows = {"place": torch.arange(runs.masks), "owner": runs.owner, "keep": None} | options
-    rows = [value if value is None else value.to(device) for value in list(rows.values())[:3]]
-    given = runs, maps, *rows, tuple(size), sampling, options.get("dtype", torch.bool)
-    found = backends.launch(device, "masks.draw_masks", *given)
+    place = options.get("place", torch.arange(runs.masks)).to(device)
+    owner = options.get("owner", runs.owner).to(device)
+    drawing = Drawing(runs, maps, place, owner, tuple(size), sampling, options.get("frame"))
+    found = backends.launch(device, "masks.draw_masks", drawing, options.get("dtype", torch.bool))
     assert found is not None
     return [tensor.cpu() for tensor in found]
 
@@ -113,7 +114,8 @@ def test_rows_have_their_mask_or_none_and_are_cropped_and_cast(triton_device, dt
     whole, _ = drawn(runs, axes_of(maps), (6, 6), "area", triton_device)
     keep = torch.tensor([[6, 6], [4, 3]])
     place, owner = torch.tensor([2, 3, 4, 0]), torch.tensor([1, 0, 0, 1, 1])
-    options = {"place": place, "owner": owner, "keep": keep, "dtype": dtype}
+    frame = Frame(axes_of(maps), keep.flip(1).double().to(triton_device), (6, 6))
+    options = {"place": place, "owner": owner, "frame": frame, "dtype": dtype}
     found, counts = drawn(runs, axes_of(maps), (6, 6), "area", triton_device, **options)
     assert found.dtype == dtype
     expected = torch.zeros((5, 6, 6), dtype=torch.bool)
