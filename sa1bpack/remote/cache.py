@@ -124,13 +124,12 @@ class Cache:
         Raises OptionError for a cache of another release, OSError.
         """
         self.root = root.absolute()
-        with _a_full_disk_named(self.root):
-            for kind in _KINDS:
-                (self.root / kind).mkdir(parents=True, exist_ok=True)
-            with self._alone("room"):
-                self.limit = self._settle(limit)
-            for lock in list(self._locks()):
-                self._remove(lock, only_begun=True)
+        for kind in _KINDS:
+            (self.root / kind).mkdir(parents=True, exist_ok=True)
+        with self._alone("room"):
+            self.limit = self._settle(limit)
+        for lock in list(self._locks()):
+            self._remove(lock, only_begun=True)
 
     def _settle(self, limit: int | None) -> int:
         """The limit to keep, which becomes that of processes that do not name one."""
@@ -191,7 +190,7 @@ class Cache:
 
         def bring() -> None:
             try:
-                with _a_full_disk_named(self.root), self._alone(name) as lock:
+                with self._alone(name) as lock:
                     if lock is not None:
                         self._make(lock, self.root / name, nbytes, fetch, is_sound)
                 outcome.set_result(None)
@@ -218,18 +217,24 @@ class Cache:
             return
         self._empty(lock)
         begun = _begun(folder)
-        self._take(lock, nbytes)
         try:
             while True:
                 try:
+                    self._take(lock, nbytes)
                     begun.mkdir()
                     fetch(begun, lock.touch)
                     begun.rename(folder)
                     return
                 except OSError as error:
-                    shutil.rmtree(begun, ignore_errors=True)
-                    if error.errno not in _DISK_IS_FULL or not self.make_room(nbytes):
+                    if error.errno not in _DISK_IS_FULL:
                         raise
+                    self._empty(lock)
+                    if not self.make_room(nbytes):
+                        raise CacheFull(
+                            f"{error.filename or self.root}: the disk of the cache is full "
+                            f"({error.strerror}), and nothing in the cache can be removed: free "
+                            "some of it, or choose another folder"
+                        ) from error
         except BaseException:
             self._empty(lock)
             lock.path.unlink()
@@ -338,19 +343,6 @@ class Cache:
 def _begun(folder: Path) -> Path:
     """The name of a folder while it is fetched or removed."""
     return folder.with_name(f".{folder.name}.part")
-
-
-@contextmanager
-def _a_full_disk_named(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DISK_IS_FULL:
-            raise
-        raise CacheFull(
-            f"{error.filename or root}: the disk of the cache is full ({error.strerror}), and "
-            "nothing in the cache can be removed: free some of it, or choose another folder"
-        ) from error
 
 
 def boot_id() -> str:

@@ -1,21 +1,50 @@
-"""Where the files of a pack come from: here a folder on a slower file system; see also `bucket`."""
+"""Where the files of a pack come from, and folders on their way from there.
 
+An origin is a folder on a slower file system, or one of a bucket (`stores.Bucket`). Files are
+fetched in ranges, by threads, and compared with their digests.
+"""
+
+import io
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from sa1bpack.format.files import cut_short, naming, open_file, read_metadata_file
-from sa1bpack.remote.stores import EndsEarly
+import xxhash
+
+from sa1bpack.errors import FormatError, StoreError
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import cut_short, naming, open_file, read_metadata_file, write_at
+from sa1bpack.format.layout import ArraySpec
+from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, canonical_json, chunk_file
 from sa1bpack.urls import Counts, local_folder
 
 # Requests at once: an object store takes tens of milliseconds to answer each, and delivers some 50
 # to 100 MB/s of it then; see docs/cloud.md.
 AT_ONCE = 48
+# Fetches of a file before it counts as damaged in the origin; requests to a store before it fails.
+TRIES = 3
+# What one request fetches of a larger file: several at once are faster than one, and with fewer
+# bytes a request is mostly latency; see docs/cloud.md.
+RANGE_BYTES = 4 << 20
+# What a folder takes besides the files of its arrays.
+MORE_BYTES = 1 << 16
+
+Beat = Callable[[], None]
+# Path of a file in a folder → its length, if known, and its digest, or None if that is not known.
+Files = Mapping[str, tuple[int | None, str | None]]
+
+
+class Differs(StoreError):
+    """An object came back otherwise than it should."""
+
+
+class EndsEarly(Differs):
+    """A file ends before the bytes that were asked for."""
 
 
 class Origin:
@@ -85,7 +114,7 @@ def submit(call: Callable, *args) -> Future:
 
     They begin in the order in which they were submitted. The threads are daemons: what they wait
     for when the process ends is Python, which ends them there, and object stores are asked in the
-    event loop of `bucket`, whose end cancels what is on its way.
+    event loop of `stores`, whose end cancels what is on its way.
     """
     future: Future = Future()
     _calls.put((future, call, args))
@@ -112,3 +141,159 @@ def _begin_anew() -> None:
 
 _begin_anew()
 os.register_at_fork(after_in_child=_begin_anew)
+
+
+def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:
+    """Bytes of a folder with these arrays, each with so many rows."""
+    return MORE_BYTES + sum(
+        chunk_file(spec, rows).file_bytes for spec, rows in arrays.items() if rows
+    )
+
+
+def fetch_group(
+    origin: Origin,
+    path: str,
+    digest: str,
+    arrays: Mapping[ArraySpec, int],
+    folder: Path,
+    beat: Beat,
+) -> None:
+    """Fetch a shard, or a part of a side array, into a folder that is being made.
+
+    path    in the origin
+    digest  XXH3-128 of its checksum file
+    arrays  that it has, each with its number of rows
+    beat    called whenever something has come
+
+    Raises StoreError, also if the origin has something else there by now; FormatError naming what
+    is damaged in the origin; OSError if the disk fails.
+    """
+    try:
+        fetch_files(origin, path, folder, {CHECKSUMS_NAME: (None, digest)}, beat)
+        listed = read_checksums(folder / CHECKSUMS_NAME)
+        files: dict[str, tuple[int | None, str | None]] = {
+            name: (None, each) for name, each in listed.items()
+        }
+        for spec, rows in arrays.items():
+            name = f"{spec.name}/{METADATA_NAME}"
+            metadata = canonical_json(array_metadata(spec, rows))
+            if digest_of(metadata) == listed.get(name):
+                (folder / spec.name).mkdir(exist_ok=True)
+                (folder / name).write_bytes(metadata)
+                del files[name]  # what the layout says need not be asked for
+            if rows and spec.chunk_path not in listed:
+                raise FormatError(f"{origin.url}/{path}/{CHECKSUMS_NAME}: lacks {spec.chunk_path}")
+            if rows:
+                files[spec.chunk_path] = chunk_file(spec, rows).file_bytes, listed[spec.chunk_path]
+        fetch_files(origin, path, folder, files, beat)
+    except (FormatError, FileNotFoundError, EndsEarly) as error:
+        if is_replaced(origin, f"{path}/{CHECKSUMS_NAME}", digest):
+            raise changed(origin, path) from None
+        if isinstance(error, FileNotFoundError):
+            raise FormatError(f"{error.filename}: missing; upload the pack again") from None
+        raise
+
+
+def is_sound(folder: Path, digest: str) -> bool:
+    """Whether a folder has all the bytes that its checksum file, of this digest, says."""
+    try:
+        return file_digest(folder / CHECKSUMS_NAME) == digest and all(
+            file_digest(folder / name) == each
+            for name, each in read_checksums(folder / CHECKSUMS_NAME).items()
+        )
+    except (FormatError, OSError):
+        return False
+
+
+def is_replaced(origin: Origin, path: str, digest: str) -> bool:
+    """Whether the origin has another file at `path` than that of this digest, or none."""
+    try:
+        return all(digest_of(origin.read(path)) != digest for _ in range(TRIES))
+    except FileNotFoundError:
+        return True
+    except (StoreError, FormatError):
+        return False  # it cannot be said
+
+
+def changed(origin: Origin, path: str) -> StoreError:
+    """The error for what is not in the origin any more."""
+    return StoreError(
+        f"{origin.url}/{path} has changed since it was opened: open it again; if that does not "
+        "help, it was uploaded in part: upload it again"
+    )
+
+
+def fetch_files(
+    origin: Origin,
+    path: str,
+    folder: Path,
+    files: Files,
+    beat: Beat = lambda: None,
+) -> None:
+    """Fetch files into a folder that is being made, all at once.
+
+    path  of the folder in the origin
+
+    Raises FormatError naming a file that does not have its digest, FileNotFoundError for one that
+    is not there, StoreError, OSError.
+    """
+    for _ in range(TRIES):
+        given_up = threading.Event()  # from then on, no request is begun
+        try:
+            fetches = [
+                _fetch(origin, f"{path}/{name}" if path else name, folder / name, nbytes, given_up)
+                for name, (nbytes, _) in files.items()
+            ]
+            for part in itertools.chain.from_iterable(fetches):
+                part.result()
+                beat()
+        finally:
+            given_up.set()
+        files = {
+            name: (nbytes, digest)
+            for name, (nbytes, digest) in files.items()
+            if digest is not None and file_digest(folder / name) != digest
+        }
+        if not files:
+            return
+    raise FormatError(
+        f"{origin.url}/{path}: {', '.join(files)} came {TRIES} times with other bytes than its "
+        "checksum file says; run `sa1bpack verify` on the pack where it was made, and upload it "
+        "again"
+    )
+
+
+def _fetch(
+    origin: Origin, path: str, target: Path, nbytes: int | None, given_up: threading.Event
+) -> list[Future]:
+    """Begin the requests for a file, each of which writes its bytes where they belong."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    file = _NewFile(target, "w")  # not by name: when this was given up, another may have it
+
+    def get(first: int, stop: int | None) -> None:
+        if given_up.is_set():
+            return
+        try:
+            data = origin.read(path) if stop is None else origin.read_range(path, first, stop)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # which is not one of the disk of the cache
+            raise StoreError(f"{origin.url}: {error}") from error
+        write_at(file.fileno(), data, first, target)
+
+    if not nbytes:
+        return [submit(get, 0, None)]
+    starts = range(0, nbytes, RANGE_BYTES)
+    return [submit(get, first, min(first + RANGE_BYTES, nbytes)) for first in starts]
+
+
+class _NewFile(io.FileIO):
+    """A new file, closed without a warning when nobody has hold of it."""
+
+    def __del__(self):
+        self.close()
+
+
+def digest_of(data: bytes) -> str:
+    """XXH3-128 of bytes, as checksum files list it."""
+    return xxhash.xxh3_128_hexdigest(data)

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import xxhash
 
 from sa1bpack.errors import FormatError, NotAPack, StoreError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import temporary_beside
 from sa1bpack.format.index import index_arrays, index_name_of
 from sa1bpack.format.layout import Layout
@@ -23,19 +23,20 @@ from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.spec import SIDES_NAME, SideSpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
-from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.cache import Cache, Lock
-from sa1bpack.remote.fetch import (
+from sa1bpack.remote.origin import (
     TRIES,
     Files,
+    Origin,
     changed,
     digest_of,
     fetch_files,
     fetch_group,
     folder_bytes,
+    is_replaced,
     is_sound,
 )
-from sa1bpack.remote.origin import Origin
+from sa1bpack.remote.stores import Bucket
 from sa1bpack.urls import Counts, is_pack_url, local_folder, pack_url
 
 # A link to a part that has not been brought leads nowhere.
@@ -129,12 +130,14 @@ class RemoteSide(_Brought):
 
     def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, prefix: str):
         super().__init__(origin, cache, name, lease)
-        self._prefix, self._manifest = prefix, (self.root / MANIFEST_NAME).read_bytes()
+        self._prefix, self._digest = prefix, file_digest(self.root / MANIFEST_NAME)
 
     def bring(self, spec: SideSpec, shard: ShardIdentity) -> Lock:
         """See SideSource."""
         path = f"{self._prefix}{shard.part}"
-        self._check_manifest()
+        manifest = f"{self._prefix}{MANIFEST_NAME}"
+        if is_replaced(self._origin, manifest, self._digest):  # by another side array
+            raise changed(self._origin, manifest)
         try:
             digest = digest_of(self._origin.read(f"{path}/{CHECKSUMS_NAME}"))
         except FileNotFoundError:
@@ -144,16 +147,6 @@ class RemoteSide(_Brought):
             ) from None
         name, arrays = f"{spec.name}-{shard.part}", spec.arrays(shard.extent)
         return self._bring(path, name, digest, arrays, shard.part)
-
-    def _check_manifest(self) -> None:
-        """Raise StoreError if the parts of the origin are those of another side array by now."""
-        path = f"{self._prefix}{MANIFEST_NAME}"
-        try:
-            if any(self._origin.read(path) == self._manifest for _ in range(TRIES)):
-                return
-        except FileNotFoundError:
-            pass
-        raise changed(self._origin, path)
 
 
 def _link(link: Path, folder: Path) -> None:

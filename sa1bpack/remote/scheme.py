@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack.errors import SourceError, StoreError
-from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.packs import open_pack
-from sa1bpack.remote.remote_file import RemoteFile, opened_store
+from sa1bpack.remote.remote_file import RemoteFile as open_stream
+from sa1bpack.remote.remote_file import opened_store
+from sa1bpack.remote.stores import Bucket
 from sa1bpack.remote.verify import verify
 from sa1bpack.urls import STORE_SCHEMES, Address, parse_address
 
@@ -21,11 +22,6 @@ def upload_state(url: str, staging: Path, options: Any) -> Any:
     """See Scheme. Raises as `upload.UploadedState` does."""
     # By name: reading a pack never loads the packer.
     return import_module("sa1bpack.remote.upload").UploadedState(url, staging, options)
-
-
-def open_stream(address: Address, **options: Any) -> RemoteFile:
-    """See Scheme; `options` are those of RemoteFile."""
-    return RemoteFile(address, **options)
 
 
 def find_files(address: Address) -> list[Address]:

@@ -42,8 +42,8 @@ from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, chunk_f
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState, PublishedShard
-from sa1bpack.remote.bucket import Bucket
-from sa1bpack.remote.fetch import fetch_files
+from sa1bpack.remote.origin import fetch_files
+from sa1bpack.remote.stores import Bucket
 from sa1bpack.urls import folder_url
 
 # Shards that wait for their upload, or are being uploaded; packing waits when there are more.

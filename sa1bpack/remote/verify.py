@@ -24,9 +24,8 @@ from sa1bpack.format.problems import Progress, Report
 from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.format.verify import check_files
 from sa1bpack.format.zarr_metadata import METADATA_NAME
-from sa1bpack.remote.bucket import Bucket
-from sa1bpack.remote.fetch import fetch_files
-from sa1bpack.remote.origin import submit
+from sa1bpack.remote.origin import fetch_files, submit
+from sa1bpack.remote.stores import Bucket
 
 # A stream asks for so many ranges of so many bytes in advance; a shard has three streams.
 RANGE_BYTES = 8 << 20
@@ -86,11 +85,10 @@ class _Mirror(PackFiles):
                 f"{url}: not a pack: it has no {MANIFEST_NAME}; name the folder that a pack was "
                 "uploaded to"
             )
-        own = [path for path in self._sizes if self._shard_of(path) is None]
-        marks = [
-            path for path in self._sizes if path.endswith(f"/{CHECKSUMS_NAME}") and path not in own
-        ]
-        self._fetch([*own, *marks])
+        mark = f"/{CHECKSUMS_NAME}"
+        self._fetch(
+            path for path in self._sizes if self._shard_of(path) is None or path.endswith(mark)
+        )
 
     def shown(self, text: str) -> str:
         """A text with the URL in place of the temporary folder."""
@@ -107,33 +105,30 @@ class _Mirror(PackFiles):
             if self._shard_of(path) == shard and not keep and path.split("/")[2] not in _KEPT:
                 _make_hole(self.root / path, size)
 
-    def _key(self, path: Path) -> str | None:
-        """The path in the origin of a file that is read from there."""
+    def _ranges(self, path: Path, first: int = 0) -> "_RangeStream | None":
+        """A file from byte `first` on, if it is read from the origin."""
         key = str(path.relative_to(self.root))
-        return key if _is_streamed(key) else None
+        stop = path.stat().st_size
+        return _RangeStream(self._origin, key, first, stop) if _is_streamed(key) else None
 
     def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
         """See PackFiles."""
-        if (key := self._key(path)) is None:
-            return super().stream(path, nbytes, helper)
-        return _RangeStream(self._origin, key, 0, path.stat().st_size)
+        return self._ranges(path) or super().stream(path, nbytes, helper)
 
     def digest(self, path: Path) -> str:
         """See PackFiles."""
-        if (key := self._key(path)) is None:
+        if (stream := self._ranges(path)) is None:
             return super().digest(path)
-        found, nbytes = xxhash.xxh3_128(), path.stat().st_size
-        stream = _RangeStream(self._origin, key, 0, nbytes)
-        for first in range(0, nbytes, RANGE_BYTES):
-            found.update(stream.read(min(RANGE_BYTES, nbytes - first)))
+        found = xxhash.xxh3_128()
+        while (data := stream.read(RANGE_BYTES)).size:
+            found.update(data)
         return found.hexdigest()
 
     def rest(self, path: Path, first: int) -> bytes:
         """See PackFiles."""
-        if (key := self._key(path)) is None:
+        if (stream := self._ranges(path, first)) is None:
             return super().rest(path, first)
-        nbytes = path.stat().st_size
-        return _RangeStream(self._origin, key, first, nbytes).read(nbytes - first).tobytes()
+        return stream.read(path.stat().st_size - first).tobytes()
 
     def _shard_of(self, path: str) -> str | None:
         parts = path.split("/")
@@ -183,22 +178,17 @@ class _RangeStream:
         self._origin, self._key, self._stop = origin, key, stop
         self._next = first  # the first byte that has not been asked for
         self._pending: deque[Future] = deque()
-        self._data, self._used = np.empty(0, np.uint8), 0
+        self._data = np.empty(0, np.uint8)
 
     def read(self, nbytes: int) -> np.ndarray:
         """See Stream."""
-        if self._data.size - self._used >= nbytes:
-            self._used += nbytes
-            return self._data[self._used - nbytes : self._used]
-        parts, left = [], nbytes
-        while left and (self._used < self._data.size or self._advance()):
-            parts.append(self._data[self._used : self._used + left])
-            self._used += parts[-1].size
-            left -= parts[-1].size
-        return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        while self._data.size < nbytes and self._advance():
+            pass
+        found, self._data = self._data[:nbytes], self._data[nbytes:]
+        return found
 
     def _advance(self) -> bool:
-        """Go to the next range; False at the end."""
+        """Add the next range; False at the end."""
         while self._next < self._stop and len(self._pending) < AHEAD:
             stop = min(self._next + RANGE_BYTES, self._stop)
             self._pending.append(submit(self._origin.read_range, self._key, self._next, stop))
@@ -209,7 +199,7 @@ class _RangeStream:
             found = self._pending.popleft().result()
         except FileNotFoundError as error:
             raise _gone(error) from None
-        self._data, self._used = np.frombuffer(found, np.uint8), 0
+        self._data = np.concatenate([self._data, np.frombuffer(found, np.uint8)])
         return True
 
     def close(self) -> None:

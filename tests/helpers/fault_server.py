@@ -181,23 +181,6 @@ def fault_server(tls: ssl.SSLContext | None = None) -> Iterator[FaultServer]:
             thread.join()
 
 
-def slow(pieces: int) -> Answer:
-    """Send the body in so many pieces, each on its own."""
-
-    def answer(handler: _Handler, data: bytes) -> None:
-        def body(part: bytes) -> bytes:
-            size = -(-len(part) // pieces)
-            for place in range(0, len(part), size):
-                handler.wfile.write(part[place : place + size])
-                handler.wfile.flush()
-            handler.close_connection = True
-            return b""
-
-        send(handler, data, body=body)
-
-    return answer
-
-
 def together(barrier: threading.Barrier) -> Answer:
     """Answer once as many requests have arrived as the barrier has parties."""
 

@@ -4,14 +4,14 @@ import http.client
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
 from s3_server import use_s3
 
-from sa1bpack.remote import bucket, stores
+from sa1bpack.remote import stores
 
 SLOW_DOWN = (
     503,
@@ -35,7 +35,6 @@ class FaultyProxy:
         self.faults: list[str] = []
         self.passing = 0
         self.stall_seconds = 1.5
-        self.bytes_per_second: float | None = None
         self._lock = threading.Lock()
         proxy = self
 
@@ -105,33 +104,13 @@ class FaultyProxy:
         handler.end_headers()
         if handler.command == "HEAD":
             return
-        if fault == "cut":
+        if fault in ("cut", "stall"):
             handler.wfile.write(data[: len(data) // 2])
             handler.wfile.flush()
+            time.sleep(self.stall_seconds * (fault == "stall"))
             handler.connection.shutdown(2)
             return
-        if fault == "stall":
-            handler.wfile.write(data[: len(data) // 2])
-            handler.wfile.flush()
-            time.sleep(self.stall_seconds)
-            handler.connection.close()
-            return
-        step = 1 << 16
-        for first in range(0, len(data), step):
-            handler.wfile.write(data[first : first + step])
-            if self.bytes_per_second is not None:
-                time.sleep(step / self.bytes_per_second)
-
-
-@contextmanager
-def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
-    """A proxy that answers within the block."""
-    proxy = FaultyProxy(target)
-    try:
-        yield proxy
-    finally:
-        proxy.server.shutdown()
-        proxy.server.server_close()
+        handler.wfile.write(data)
 
 
 @pytest.fixture(scope="session")
@@ -139,8 +118,10 @@ def proxy_process(s3_process) -> Iterator[FaultyProxy]:
     """A proxy before the server of S3, which has the buckets `packs` and `verified`."""
     for name in ("packs", "verified"):
         s3_process.make_bucket(name)
-    with faulty_proxy(s3_process.url) as proxy:
-        yield proxy
+    proxy = FaultyProxy(s3_process.url)
+    yield proxy
+    proxy.server.shutdown()
+    proxy.server.server_close()
 
 
 @pytest.fixture
@@ -148,9 +129,9 @@ def proxy(proxy_process, monkeypatch) -> FaultyProxy:
     """The proxy as what the environment names, without faults; nothing is waited for for long."""
     use_s3(proxy_process.url, monkeypatch)
     monkeypatch.setattr(stores, "READ_SECONDS", 1)
-    monkeypatch.setattr(bucket, "PAUSE", 0.01)
+    monkeypatch.setattr(stores, "PAUSE", 0.01)
     proxy_process.rule = lambda method, path, number: None
-    proxy_process.stall_seconds, proxy_process.bytes_per_second = 1.5, None
+    proxy_process.stall_seconds = 1.5
     proxy_process.requests.clear()
     proxy_process.faults.clear()
     return proxy_process

@@ -15,7 +15,7 @@ from unflushed import unflushed
 import sa1bpack
 from sa1bpack.errors import CacheFull, OptionError
 from sa1bpack.remote import cache as module
-from sa1bpack.remote import fetch
+from sa1bpack.remote import origin
 from sa1bpack.remote.cache import Cache
 
 NAMES = [f"sa_00000{k}-000" for k in range(4)]
@@ -33,7 +33,7 @@ def pack(tmp_path_factory):
 @pytest.fixture
 def sizes(pack, tmp_path_factory, monkeypatch):
     """(bytes of the head of the pack, bytes of a shard) in a cache."""
-    monkeypatch.setattr(fetch, "MORE_BYTES", 0)
+    monkeypatch.setattr(origin, "MORE_BYTES", 0)
     folder = tmp_path_factory.mktemp("sizes")
     ds = open_cached(pack, folder)
     head = Cache(folder).used

@@ -12,7 +12,6 @@ from s3_server import use_s3
 
 from sa1bpack.errors import SourceError
 from sa1bpack.remote import remote_file
-from sa1bpack.remote import web as web_module
 from sa1bpack.remote.remote_file import RemoteFile
 from sa1bpack.urls import parse_address
 
@@ -75,7 +74,7 @@ def test_a_server_that_asks_to_wait_is_obeyed_up_to_a_limit():
 
 def test_time_outs_are_continued(served, monkeypatch):
     server, address = served
-    monkeypatch.setattr(web_module, "TIMEOUT", 0.2)
+    monkeypatch.setattr(remote_file, "TIMEOUT", 0.2)
     server.faults["/t/sa_0.tar"] = [stalled(100_000), stalled(0)]
     assert read_all(address) == DATA
     assert server.requests_of("/t/sa_0.tar")[0] == ""
@@ -351,5 +350,5 @@ def test_no_text_of_a_server_is_shown(served, line):
 def test_no_text_of_a_proxy_is_shown():
     """It was sent the credentials of the proxy, and may echo them; http.client passes it on."""
     refused = OSError("Tunnel connection failed: 407 U0VDUkVU")
-    assert web_module.failure_text(refused) == "the proxy answered 407"
-    assert web_module.failure_text(OSError("U0VDUkVU")) == "OSError"
+    assert remote_file.failure_text(refused) == "the proxy answered 407"
+    assert remote_file.failure_text(OSError("U0VDUkVU")) == "OSError"

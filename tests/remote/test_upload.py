@@ -22,7 +22,7 @@ pytest.importorskip("moto", reason="moto's server is not installed")
 
 import botocore.session
 
-from sa1bpack.remote import bucket, stores
+from sa1bpack.remote import stores
 
 OPTIONS = {"workers": 1, "image_size": 64, "mask_size": 32, "samples_per_shard": 2}
 ONE_SHARD = OPTIONS | {"samples_per_shard": 3}
@@ -96,7 +96,7 @@ def test_a_run_that_failed_is_continued(proxy, sample_tar, tmp_path, expected, w
     )
     with pytest.raises(StoreError, match="credentials have expired"):
         upload(sample_tar, tmp_path, name)
-    there = bucket.Bucket(f"s3://packs/{name}")
+    there = stores.Bucket(f"s3://packs/{name}")
     keys = there.files()
     assert "manifest.json" not in keys
     assert "shards/sa_000000-000/checksums.xxh128" in keys
@@ -141,7 +141,7 @@ def test_faults_on_the_way_are_repeated_until_the_bytes_that_came_back_are_those
 
 @pytest.mark.parametrize("verb", ["PUT", "GET"])
 def test_credentials_that_expire_meanwhile_are_named_at_once_and_not_shown(proxy, verb):
-    folder = bucket.Bucket(f"s3://packs/expired-{verb}")
+    folder = stores.Bucket(f"s3://packs/expired-{verb}")
     proxy.rule = lambda method, path, number: "expired" if method == verb else None
     with pytest.raises(StoreError, match="credentials have expired; log in again") as caught:
         folder.put({"key": (b"data", xxhash.xxh3_128_hexdigest(b"data"))})
@@ -150,7 +150,7 @@ def test_credentials_that_expire_meanwhile_are_named_at_once_and_not_shown(proxy
 
 
 def test_bytes_that_never_come_back_as_written_are_an_error_that_names_both(proxy):
-    folder = bucket.Bucket("s3://packs/never")
+    folder = stores.Bucket("s3://packs/never")
     proxy.rule = lambda method, path, number: "flip" if method == "GET" else None
     with pytest.raises(StoreError, match=r"s3://packs/never/key: 3 requests .* was written"):
         folder.put({"key": (b"data", xxhash.xxh3_128_hexdigest(b"data"))})
@@ -158,7 +158,7 @@ def test_bytes_that_never_come_back_as_written_are_an_error_that_names_both(prox
 
 def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy):
     data = random.Random(0).randbytes(11 << 20)
-    folder = bucket.Bucket("s3://packs/large")
+    folder = stores.Bucket("s3://packs/large")
 
     def rule(method, path, number):
         if number == 0 and method == "GET" and "key" in path:
@@ -169,8 +169,8 @@ def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy):
 
     proxy.rule = rule
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket, "PART_BYTES", 5 << 20)
-        patch.setattr(bucket, "RANGE_BYTES", 1 << 20)
+        patch.setattr(stores, "PART_BYTES", 5 << 20)
+        patch.setattr(stores, "RANGE_BYTES", 1 << 20)
         folder.put({"key": (data, xxhash.xxh3_128_hexdigest(data))})
     parts = {path.split("partNumber=")[1][0] for _, path in proxy.requests if "partNumber" in path}
     assert parts == {"1", "2", "3"}
@@ -179,8 +179,8 @@ def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy):
 
 
 def test_an_object_that_came_back_longer_is_written_again(proxy, monkeypatch):
-    monkeypatch.setattr(bucket, "RANGE_BYTES", 1 << 10)
-    folder, data = bucket.Bucket("s3://packs/longer"), bytes(3 << 10)
+    monkeypatch.setattr(stores, "RANGE_BYTES", 1 << 10)
+    folder, data = stores.Bucket("s3://packs/longer"), bytes(3 << 10)
     beside = botocore.session.Session().create_client(
         "s3", region_name="us-east-1", endpoint_url=proxy.target.geturl()
     )
@@ -198,9 +198,9 @@ def test_an_object_that_came_back_longer_is_written_again(proxy, monkeypatch):
 # A process that uploads in parts of 4 KiB, of which objects of a small pack have several.
 CHILD = """
 import sys
-from sa1bpack.remote import bucket
+from sa1bpack.remote import stores
 from sa1bpack.cli.main import main
-bucket.PART_BYTES = 4096
+stores.PART_BYTES = 4096
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -215,7 +215,7 @@ def test_a_process_killed_between_two_parts_leaves_no_pack_and_no_parts_after_th
     )
     words = ["pack", sample_tar, "-o", "s3://packs/killed", "--staging", tmp_path / "staging"]
     words += ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
-    client, folder = stores.s3_client(), bucket.Bucket("s3://packs/killed")
+    client, folder = stores.s3_client(), stores.Bucket("s3://packs/killed")
     first = "shards/sa_000000-000/checksums.xxh128"  # may be sent after parts of the second shard
     child = subprocess.Popen([sys.executable, "-c", CHILD, *map(str, words)])
     try:
@@ -277,7 +277,7 @@ def test_what_was_removed_from_the_bucket_is_packed_again_and_an_older_index_rem
     proxy, sample_tar, tmp_path, expected
 ):
     upload(sample_tar, tmp_path, "removed")
-    there = bucket.Bucket("s3://packs/removed")
+    there = stores.Bucket("s3://packs/removed")
     there.delete(key for key in there.files() if "sa_000000-000/" in key or "index-" in key)
     older = {"Bucket": "packs", "Key": "removed/index-00000000/zarr.json"}
     stores.s3_client().put_object(Body=b"of an earlier state of the pack", **older)

@@ -12,7 +12,7 @@ from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
 pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
 
-from sa1bpack.remote import bucket, stores, verify
+from sa1bpack.remote import stores, verify
 
 SHARD, OTHER = "shards/sa_000000-000", "shards/sa_000000-001"
 LAYOUT = ("native", "rgb", "bits+runs")
@@ -148,9 +148,9 @@ def test_the_command_names_the_url_and_what_to_do(layout_packs, uploaded, proxy,
 
 def test_an_object_with_a_path_that_leads_out_is_refused(layout_packs, uploaded, monkeypatch):
     url = uploaded(layout_packs(*LAYOUT))
-    real = bucket.Bucket.files
+    real = stores.Bucket.files
     monkeypatch.setattr(
-        bucket.Bucket, "files", lambda self: real(self) | {"shards/../../x/zarr.json": 5}
+        stores.Bucket, "files", lambda self: real(self) | {"shards/../../x/zarr.json": 5}
     )
     with pytest.raises(FormatError, match="cannot be the name of a file"):
         sa1bpack.verify(url)
