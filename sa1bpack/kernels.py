@@ -13,6 +13,7 @@ What needs no kernel imports neither this module nor numba, and leaves the file 
 
 import atexit
 import dis
+import gc
 import hashlib
 import os
 import pickle
@@ -24,7 +25,7 @@ import threading
 import types as python_types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -62,7 +63,20 @@ def njit(function: Callable | None = None, /, **options):
     kernel = numba.njit(**{**DEFAULTS, **options, "cache": False})(function)
     if isinstance(kernel, Dispatcher):  # with NUMBA_DISABLE_JIT it is the function itself
         kernel._cache = _KeptKernel(kernel)
+        kernel.compile = _without_collections()(kernel.compile)
     return kernel
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Collect no garbage: passing over the objects that numba makes takes a fifth of compiling."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _KeptKernel(_Cache):

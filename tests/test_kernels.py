@@ -2,6 +2,7 @@
 longer than they are right."""
 
 import ast
+import gc
 import os
 import shutil
 import subprocess
@@ -354,3 +355,17 @@ def test_no_kernel_assigns_an_array_to_a_slice():
                     if any(sliced(target) for target in targets):
                         found.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
     assert not found
+
+
+def test_garbage_is_collected_again_after_compiling_and_after_a_kernel_that_cannot_be_compiled():
+    def wrong(value):
+        return value.missing
+
+    with pytest.raises(numba.TypingError):
+        kernels.njit(wrong)(1)
+    assert gc.isenabled()
+    assert kernels.njit(lambda value: value + gc_word)(1) == 3
+    assert gc.isenabled()
+
+
+gc_word = 2
