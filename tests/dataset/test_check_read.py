@@ -108,15 +108,6 @@ def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, arra
         assert ds[4]["index"] == 4 and ds[6]["index"] == 6
 
 
-def test_the_unused_part_of_the_canvas_is_checked_as_well(root, packed):
-    """It is a hole on disk, and part of the sample."""
-    height = int(packed.samples[5]["size"][2])
-    assert height < 24
-    flip(chunk(root, "image"), 24 * 24 * 3 * 2 - 1)
-    with pytest.raises(ReadError, match="checksum of sample 1 is"):
-        open_pack(root, check="read")[5]
-
-
 def test_arrays_of_another_shard_are_found(root):
     """They are complete and of the right length, so only the checksum can tell."""
     twin = root / "shards" / "sa_000000-000"

@@ -58,14 +58,6 @@ def test_samples_cannot_be_written_to(ds):
             ds[0][key][...] = 0
 
 
-def test_views_outlive_the_dataset(packed):
-    """A view keeps its memory map."""
-    ds = open_pack(packed.root)
-    image = ds[4]["image"]
-    del ds
-    np.testing.assert_array_equal(image, packed.samples[4]["image"])
-
-
 def test_indices_behave_like_those_of_lists(ds):
     """Negative, out of range, numpy integers, and no floats."""
     assert ds[-1]["index"] == SAMPLES - 1 and ds[-SAMPLES]["index"] == 0
@@ -238,16 +230,6 @@ def test_conditions_must_return_bools(ds):
     for wrong in (lambda c: c["mask_count"], lambda c: True, ds.column("mask_count")):
         with pytest.raises(OptionError, match=r"bool"):
             ds.where(wrong)
-
-
-def test_masks_as_bool_are_the_bits_unpacked(packed):
-    """Cell x is bit x mod 8 of byte x div 8."""
-    ds = open_pack(packed.root, masks="bool")
-    for found, expected in zip(ds, packed.samples, strict=True):
-        bits = expected["mask_bits"]
-        cells = (bits[..., np.arange(16) // 8] >> (np.arange(16) % 8).astype(np.uint8)) & 1
-        np.testing.assert_array_equal(found["masks"], cells.astype(bool), strict=True)
-        assert found["masks"].flags.writeable
 
 
 def test_coordinates_are_those_of_the_stored_image_unless_source_ones_are_asked_for(packed):

@@ -1,22 +1,21 @@
 """What `open` says of packs that are not complete, and of what is not a folder of a pack."""
 
 import logging
+import re
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from layout_packs import GRID
 from torch.utils.data import Subset, TensorDataset, random_split
 
 from sa1bpack.dataset.dataset import as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import read_manifest, write_manifest
 from sa1bpack.format.publish import publish
-from sa1bpack.format.sample_rows import finished_rows
-from sa1bpack.format.shard_writer import ShardWriter
 
 
 @pytest.fixture
@@ -75,58 +74,19 @@ def test_what_is_not_a_path_is_refused(wrong):
 # ------------------------------------------------------------------------------------ how it looks
 
 
-LAYOUTS = {
-    "pad": Layout(image_size=24, mask_size=16),
-    "squash": Layout(image_size=24, mask_size=16, fit="squash"),
-    "native": Layout(image_size=24, mask_size=16, fit="native"),
-}
+def test_the_text_of_a_dataset_differs_where_batches_mean_something_else(layout_packs):
+    def text(fit, **options):
+        return open_pack(layout_packs(fit, "rgb", "bits+runs"), **options).spec_text
 
-
-@pytest.fixture(scope="module")
-def texts_of(tmp_path_factory):
-    """texts_of(layout): function of options that opens an empty shard's pack of it."""
-    from reading_packs import made_sample
-
-    from sa1bpack.format.manifest import make_manifest
-
-    root = tmp_path_factory.mktemp("texts")
-    for name, layout in LAYOUTS.items():
-        sample = made_sample(1, 2)
-        sample["size"] = np.array([24, 24, 24, 24], np.int32)
-        if layout.flat:
-            sample["image"] = np.zeros(24 * 24 * 3, np.uint8)
-        with ShardWriter(root / name / "shards", "sa_000000-000", layout) as writer:
-            writer.append(finished_rows(layout, sample))
-            entry = writer.publish({"source": "sa_000000", "part": 0})
-        publish(root / name, make_manifest(
-            layout, [entry], complete=True, options={}, sources=[], counts={}
-        ))  # fmt: skip
-    return lambda name, **options: open_pack(root / name, **options).spec_text
-
-
-def test_the_text_of_a_dataset_says_how_its_samples_look(texts_of):
-    assert texts_of("pad") == "pad 24 rgb, masks 16 area, stored coordinates"
-    found = texts_of("squash", masks="runs", mask_sampling="center", coordinates="stored")
-    assert found == "squash 24 rgb, runs 16 center, stored coordinates"
-
-
-def test_the_text_is_the_same_where_batches_mean_the_same(texts_of, packed):
-    expected = texts_of("pad")
-    for options in ({"masks": "bool"}, {"mask_size": 16}, {"masks": "runs", "mask_size": 16},
-                    {"check": "read"}, {"on_error": "return"}):  # fmt: skip
-        assert texts_of("pad", **options) == expected
-    assert texts_of("native") == expected
-    ds = open_pack(packed.root)
-    assert ds[::-2].spec_text == ds.spec_text == expected
-
-
-def test_the_text_differs_where_batches_mean_something_else(texts_of):
-    texts = [texts_of("pad", **options) for options in (
-        {}, {"mask_size": 24}, {"mask_sampling": "center"}, {"coordinates": "source"},
+    expected = text("pad")
+    assert re.fullmatch(r"pad \d+ rgb, masks \d+ area, stored coordinates", expected)
+    for options in ({"masks": "bool"}, {"masks": "runs", "mask_size": GRID}, {"check": "read"}):
+        assert text("pad", **options) == text("native", **options) == expected
+    texts = {expected, text("squash")} | {text("pad", **options) for options in (
+        {"mask_size": 24}, {"mask_sampling": "center"}, {"coordinates": "source"},
         {"masks": "runs"},
-    )]  # fmt: skip
-    texts.append(texts_of("squash"))
-    assert len(set(texts)) == len(texts)
+    )}  # fmt: skip
+    assert len(texts) == 6
 
 
 # ------------------------------------------------------------------------------ subsets of torch

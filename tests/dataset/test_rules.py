@@ -8,7 +8,6 @@ import pytest
 import sa1bpack
 from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS
 from sa1bpack.errors import OptionError
-from sa1bpack.masks import take_masks
 
 PIXELS = 150 * 225  # of every image of the pack
 RULES = [
@@ -48,28 +47,6 @@ def test_a_sample_has_the_masks_that_pass(packed, rule, check):
             assert not sample[field.sample].flags.writeable
         np.testing.assert_array_equal(sample["masks"], stored["mask_bits"][kept])
         np.testing.assert_array_equal(sample["image"], stored["image"])
-
-
-@pytest.mark.parametrize("options", [{"masks": "runs"}, {"masks": "bool"}, {"mask_size": 64}])
-@pytest.mark.parametrize("check", ["open", "read"])
-@pytest.mark.parametrize("layout", [("pad", "rgb", "bits+runs"), ("native", "yuv420", "runs")])
-def test_masks_and_runs_are_those_that_pass(layout_packs, options, check, layout):
-    root = layout_packs(*layout)
-    plain = sa1bpack.open(root, **options)
-    areas = plain.mask_column("area")
-    rule = {"min_area": int(np.median(areas))}
-    ds, seen = sa1bpack.open(root, check=check, **options, **rule), 0
-    for sample, full in zip(ds, plain, strict=True):
-        kept = np.flatnonzero(full["areas"] >= rule["min_area"])
-        seen += len(kept)
-        np.testing.assert_array_equal(sample["annotation_ids"], full["annotation_ids"][kept])
-        if "masks" in full:
-            np.testing.assert_array_equal(sample["masks"], full["masks"][kept])
-        else:
-            ends, offset = take_masks(full["run_ends"], full["run_offset"], kept)
-            np.testing.assert_array_equal(sample["run_ends"], ends)
-            np.testing.assert_array_equal(sample["run_offset"], offset)
-    assert 0 < seen < len(areas)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

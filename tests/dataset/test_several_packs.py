@@ -246,11 +246,6 @@ def test_an_id_that_occurs_twice_in_one_pack_is_refused_alike(tmp_path, several)
     ids = everything.column("image_id")
     np.testing.assert_array_equal(once.column("image_id"), ids[:10])
     assert len(open_pack([root, several.roots[2]], duplicates="all")) == 6 + 4 + 4 + 5
-    later = int(np.flatnonzero(ids[:10] == ids[10])[0])
-    everything[:10].save(tmp_path / "first.sel")  # names each sample by an id
-    assert open_pack(tmp_path / "first.sel").fingerprint == once.fingerprint
-    with pytest.raises(OptionError, match=f"have the image_id {ids[10]}, and the selection is not"):
-        everything[[10, later]].save(tmp_path / "later.sel")
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -297,11 +292,6 @@ def test_what_cannot_be_opened_is_named(several, path, error, match):
 
     with pytest.raises(error, match=match):
         open_pack([filled(each) for each in path] if isinstance(path, list) else filled(path))
-
-
-def test_a_choice_of_duplicates_that_does_not_exist_is_refused(several):
-    with pytest.raises(OptionError, match="duplicates is 'last': choose one of error, first, all"):
-        open_pack(several.roots, duplicates="last")
 
 
 def test_a_damaged_sample_is_named_with_its_own_pack(several, tmp_path):

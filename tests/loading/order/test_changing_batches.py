@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.order.batches import DealtBatches, OrderedBatches
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.order.orders import Extent, SequentialOrder, ShuffleOrder, WeightedOrder
+from sa1bpack.loading.order.orders import Extent, ShuffleOrder, WeightedOrder
 from sa1bpack.schedules import Linear, Steps
 
 SIZE = 53
@@ -140,19 +140,6 @@ def test_a_state_of_another_schedule_is_refused_by_name():
 def test_sizes_that_cannot_be_cut_in_a_later_epoch_are_refused_at_once(sizes, options, named):
     with pytest.raises(OptionError, match=named):
         OrderedBatches(ORDER, global_batch_size=sizes, **options)
-
-
-def test_batches_that_a_library_deals_out_have_the_size_of_their_epoch():
-    batches = OrderedBatches(
-        SequentialOrder(EXTENT), global_batch_size=Steps(12, {1: 24}), world_size=2
-    )
-    dealt = DealtBatches(batches)
-    assert dealt.batch_size is None
-    for size in (6, 12):
-        found = list(dealt)
-        assert len(dealt) == len(found) and np.concatenate(found).tolist() == list(range(SIZE))
-        assert {len(batch) for batch in found[:-1]} == {size}
-    assert [(each.epoch, each.step) for each in found] == [(1, 5), (1, 5), (1, 6), (1, 6), (1, 7)]
 
 
 def test_weights_of_images_may_change_by_epoch():

@@ -1,6 +1,5 @@
 """The one state machine of an epoch: what a loader may do in any order, and what state follows."""
 
-import copy
 import os
 import pickle
 import signal
@@ -176,23 +175,6 @@ def test_a_count_that_only_a_library_has_is_not_guessed():
     assert cursor.begin()[1].epoch == 1
     cursor.set_epoch(3)
     assert place(cursor) == (3, 0)
-
-
-@pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, lambda cursor: pickle.loads(pickle.dumps(cursor))]
-)
-def test_a_copy_has_the_place_and_no_iteration(duplicate):
-    cursor, ended = new_cursor(), []
-    cursor.on_end = lambda: ended.append(1)
-    generation, _ = cursor.begin()
-    cursor.took(generation, 1)
-    other = duplicate(cursor)
-    assert place(other) == place(cursor) == (0, 8)
-    with pytest.raises(LoaderError, match=ENDED):
-        other.took(generation, 2)
-    assert other.begin()[1].epoch == 1
-    cursor.took(generation, 2)
-    assert (place(cursor), place(other), ended) == ((0, 16), (1, 0), [])
 
 
 def test_a_forked_child_has_a_cursor_even_if_a_thread_held_its_lock_at_the_fork():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import EpochBatches, OrderedBatches
 from sa1bpack.loading.order.orders import (
     Extent,
@@ -112,37 +112,6 @@ def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
         rest.number(len(rest))
     whole = EpochBatches(SequentialOrder(EXTENT), size)
     assert [whole.number(k) for k in range(len(whole))] == [*range(len(whole))]
-
-
-@pytest.mark.parametrize("end", [
-    lambda batches: next(iter(batches)), lambda batches: batches.set_epoch(4),
-    lambda batches: batches.load_state_dict(batches.state_after(0)),
-])  # fmt: skip
-def test_an_ended_iteration_raises_and_does_not_change_the_state(end):
-    batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
-    old = iter(batches)
-    next(old)
-    end(batches)
-    state = batches.state_dict()
-    with pytest.raises(LoaderError, match="ended by a new one"):
-        next(old)
-    assert batches.state_dict() == state
-
-
-def test_set_epoch_repeats_a_used_epoch_and_keeps_a_loaded_place():
-    order = ShuffleOrder(EXTENT)
-    batches = OrderedBatches(order, 8)
-    first = list(batches)
-    batches.set_epoch(0)
-    assert list(batches) == first
-    batches.load_state_dict(OrderedBatches(order, 8).state_after(1))
-    batches.set_epoch(0)
-    assert list(batches) == first[1:]
-    batches.load_state_dict(OrderedBatches(order, 8).state_after(1))
-    batches.set_epoch(7)
-    assert flat(batches) == order.take(7, 0, 20).tolist()
-    with pytest.raises(OptionError, match=r"epoch is .*: choose a whole number"):
-        batches.set_epoch(-1)
 
 
 # ----------------------------------------------------------------------------------- torch's loader
