@@ -117,22 +117,17 @@ class Pack:
         return several if len(self.folders) > 1 else str(first)
 
     @cached_property
-    def digests(self) -> tuple[str, ...]:
-        """What identifies the content of each shard, see `format.index.shard_digests`.
+    def identities(self) -> tuple[ShardIdentity, ...]:
+        """What identifies the content of each shard, as side arrays know it.
 
         Raises FormatError if the checksum file of a shard is missing.
         """
-        return tuple(folder.digests[own] for folder, own in self.places)
-
-    @cached_property
-    def identities(self) -> tuple[ShardIdentity, ...]:
-        """The shards as side arrays know them. Raises as `digests` does."""
-        pairs = zip(self.manifest.shards, self.digests, strict=True)
-        return tuple(ShardIdentity(entry.name, digest, entry.extent) for entry, digest in pairs)
+        return tuple(folder.identities[own] for folder, own in self.places)
 
     def fingerprint(self, rows: Rows, rule: MaskRule | None = None) -> str:
-        """16 hex digits that identify rows, see `rows.fingerprint`. Raises as `digests` does."""
-        return fingerprint(self.first_row, self.digests, rows, rule)
+        """16 hex digits that identify rows, see `rows.fingerprint`. Raises as `identities` does."""
+        digests = [identity.digest for identity in self.identities]
+        return fingerprint(self.first_row, digests, rows, rule)
 
     def check_index(self) -> None:
         """Compare the index with its digests, once. Raises FormatError naming the array."""

@@ -16,9 +16,10 @@ from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise, map_array
 from sa1bpack.format.completeness import completeness_of
 from sa1bpack.format.image_bytes import image_nbytes
-from sa1bpack.format.index import check_index, open_manifest_and_index, shard_digests
+from sa1bpack.format.index import check_index, open_manifest_and_index
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.side.binding import ShardIdentity, shard_identities
 from sa1bpack.urls import Lease, ShardSource
 from sa1bpack.wording import brief
 
@@ -70,12 +71,9 @@ class PackFolder:
         return self.root / SHARDS_NAME / self.manifest.shards[number].name
 
     @cached_property
-    def digests(self) -> tuple[str, ...]:
-        """The digest that identifies each shard's content, see `format.index.shard_digests`.
-
-        Raises as that does.
-        """
-        return CACHE.with_resources(lambda: shard_digests(self.root, self.manifest))
+    def identities(self) -> list[ShardIdentity]:
+        """What identifies the content of each shard. Raises as `shard_identities` does."""
+        return CACHE.with_resources(lambda: shard_identities(self.root, self.manifest))
 
     @cached_property
     def checked_index(self) -> bool:
@@ -111,7 +109,7 @@ class PackFolder:
         """
         entry, layout, leases = self.manifest.shards[number], self.layout, []
         if self.source is not None:
-            leases.append(self.source.bring(entry, self.digests[number], layout))
+            leases.append(self.source.bring(entry, self.identities[number].digest, layout))
         folder = self.shard_path(number)
         shard = open_shard(folder, layout, deep=False)
         if shard.extent != entry.extent:

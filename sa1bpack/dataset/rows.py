@@ -66,22 +66,11 @@ def as_positions(selection: Any, length: int) -> np.ndarray:
     selection = np.asarray(selection)
     if selection.ndim != 1:
         raise IndexError(f"an index array must have one dimension, this has {selection.ndim}")
-    if selection.dtype == np.bool_:
-        if len(selection) != length:
-            raise IndexError(
-                f"a bool array of {len(selection)} cannot select from a dataset of {length} samples"
-            )
+    if selection.dtype == np.bool_ and len(selection) == length:
         return np.flatnonzero(selection)
-    if selection.size == 0:
+    if selection.size == 0 and selection.dtype != np.bool_:
         return np.empty(0, np.int64)
-    if not np.issubdtype(selection.dtype, np.integer):
-        raise IndexError(f"an index array must be of integers or bools, this is {selection.dtype}")
-    low, high = selection.min(), selection.max()
-    if low < -length or high >= length:
-        raise IndexError(
-            f"index {low if low < -length else high} is out of range for a dataset of {length} "
-            "samples"
-        )
+    np.broadcast_to(np.int8(0), length)[selection]  # numpy's errors, of an array without memory
     positions = selection.astype(np.int64)
     positions[positions < 0] += length
     return positions

@@ -37,6 +37,10 @@ COORDINATES = ("source", "stored")
 ON_ERROR = ("raise", "return")
 CHECKS = ("open", "read")
 
+# Key of a sample, and the array that has it: a row of its own, and those of its masks.
+_ROWS = [(field.sample, field.array) for field in STORED_SAMPLE_FIELDS if field.array != "image"]
+_MASK_ROWS = [(field.sample, field.array) for field in MASK_FIELDS]
+
 Sample = dict[str, Any]
 
 
@@ -197,12 +201,16 @@ def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions)
 
 def _sample_views(opened: OpenShard, row: int, first: int, stop: int, spec: SampleSpec) -> Sample:
     """The stored rows of a sample as views; `first` to `stop` are its masks."""
-    sample = {key: array[row] for key, array in opened.per_sample}
-    for key, array in opened.per_mask:
-        sample[key] = array[first:stop]
-    if opened.image_edges is not None:
+    arrays = opened.arrays
+    sample = {key: arrays[name][row] for key, name in _ROWS}
+    for key, name in _MASK_ROWS:
+        if name in arrays:
+            sample[key] = arrays[name][first:stop]
+    if spec.image.flat:
         start, nbytes = opened.image_span(row)
-        sample["image"] = opened.arrays["image"][start : start + nbytes]
+        sample["image"] = arrays["image"][start : start + nbytes]
+    else:
+        sample["image"] = arrays["image"][row]
     if spec.masks.source != "bits":
         sample |= _runs(opened, first, stop)
     for part in opened.sides:
@@ -228,12 +236,9 @@ def sample_of_rows(rows: dict[str, np.ndarray], layout: Layout, spec: SampleSpec
     """A sample of its rows by array name, with run_offset as offsets; they become read-only."""
     for array in rows.values():
         array.flags.writeable = False
-    sample = {field.sample: rows[field.array][0] for field in STORED_SAMPLE_FIELDS}
-    for field in MASK_FIELDS:
-        if field.array in rows:
-            sample[field.sample] = rows[field.array]
-    if layout.flat:
-        sample["image"] = rows["image"]
+    sample = {key: rows[name][0] for key, name in _ROWS}
+    sample |= {key: rows[name] for key, name in _MASK_ROWS if name in rows}
+    sample["image"] = rows["image"] if layout.flat else rows["image"][0]
     if spec.masks.source != "bits":
         offset = rows["run_offset"]
         sample |= {"run_ends": rows["run_ends"], "run_offset": offset - offset[0]}

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from sa1bpack.dataset.fields import MASK_FIELDS, STORED_SAMPLE_FIELDS
 from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.format.shard_reader import REPAIR, Shard
@@ -51,9 +50,6 @@ class OpenShard:
     arrays       name → read-only memory map, all rows
     table        int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that
                  of the first byte of an array in this process, 0 if it is not mapped
-    per_sample   (key of a sample, array) of what a sample takes one row of; without `image` if
-                 images have no canvas
-    per_mask     the same of what a sample takes the rows of its masks of
     sizes        int32 (N, 4): source height and width, stored height and width
     image_edges  int64 (N + 1,): where images without a canvas begin in `image`; None with canvases
     run_offset   int64 (M + 1,): where the runs of each mask begin; None if there are no runs
@@ -71,14 +67,6 @@ class OpenShard:
         at = {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
         addresses = [at.get(name, 0) for name in ("size", "image_offset", "run_offset", *names)]
         self.table = np.array([extent.masks, extent.runs, extent.image_bytes, *addresses], np.int64)
-        self.per_sample = tuple(
-            (field.sample, arrays[field.array])
-            for field in STORED_SAMPLE_FIELDS
-            if field.array != "image" or not shard.layout.flat
-        )
-        self.per_mask = tuple(
-            (field.sample, arrays[field.array]) for field in MASK_FIELDS if field.array in arrays
-        )
         self.sizes = arrays["size"]
         self.image_edges = arrays.get("image_offset")
         self.run_offset = arrays.get("run_offset")

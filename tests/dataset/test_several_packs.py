@@ -40,7 +40,7 @@ def test_samples_and_columns_are_those_of_one_pack_with_all_shards(several, chec
         np.testing.assert_array_equal(ds.mask_column(name), one.mask_column(name))
     np.testing.assert_array_equal(ds.mask_offsets, one.mask_offsets)
     np.testing.assert_array_equal(ds.shard_bounds(), one.shard_bounds())
-    assert ds.fingerprint == one.fingerprint and ds.pack.digests == one.pack.digests
+    assert ds.fingerprint == one.fingerprint and ds.pack.identities == one.pack.identities
     same({"": ds.column("area", "max")}, {"": one.column("area", "max")})
 
 
