@@ -241,14 +241,11 @@ class Dataset:
 
         Raises UnknownName if the pack lacks one.
         """
-        return self._of_shards("source", name)
+        return self._over(select.of_shards(self.pack, self._rows, "source", name))
 
     def shard(self, name: str | Iterable[str]) -> "Dataset":
         """The samples of shards (`"sa_000012-001"`), by name. Raises as `source` does."""
-        return self._of_shards("name", name)
-
-    def _of_shards(self, field: str, names: str | Iterable[str]) -> "Dataset":
-        return self._over(select.of_shards(self.pack, self._rows, field, names))
+        return self._over(select.of_shards(self.pack, self._rows, "name", name))
 
     def where(self, condition: np.ndarray | str | Callable[[Columns], np.ndarray]) -> "Dataset":
         """The samples that fulfil a condition, in the same order.

@@ -61,10 +61,6 @@ MASK_FIELDS = (
 # Fields of masks that are plain numbers: all but the masks themselves.
 NUMBER_FIELDS = tuple(field for field in MASK_FIELDS if field.columns)
 
-# Fields that a sample takes from its shard's arrays. The id comes from the index of the pack.
-STORED_SAMPLE_FIELDS = tuple(
-    field for field in SAMPLE_FIELDS if field.array not in ("", "image_id")
-)
 # Keys of a sample that are scaled to the stored image.
 SCALED_KEYS = tuple(field.sample for field in MASK_FIELDS if field.scaled)
 

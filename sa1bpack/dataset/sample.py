@@ -10,14 +10,12 @@ import numpy as np
 
 from sa1bpack import masks as kernels
 from sa1bpack import pixels
-from sa1bpack.dataset.fields import MASK_FIELDS, SCALED_KEYS, STORED_SAMPLE_FIELDS
+from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.shards import OpenShard
 from sa1bpack.dataset.sides import side_paths
 from sa1bpack.dataset.specs import (
     AS_STORED,
-    MASKS,
-    PIXELS,
     RGB_OF_YUV,
     ImageSpec,
     MaskSpec,
@@ -31,14 +29,16 @@ from sa1bpack.format.layout import Layout
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.select import ThresholdKeywords, Thresholds
-from sa1bpack.options import declarations, option
+from sa1bpack.options import option
 
 COORDINATES = ("source", "stored")
-ON_ERROR = ("raise", "return")
-CHECKS = ("open", "read")
 
 # Key of a sample, and the array that has it: a row of its own, and those of its masks.
-_ROWS = [(field.sample, field.array) for field in STORED_SAMPLE_FIELDS if field.array != "image"]
+_ROWS = [
+    (field.sample, field.array)
+    for field in SAMPLE_FIELDS
+    if field.array not in ("", "image", "image_id")  # the id comes from the index of the pack
+]
 _MASK_ROWS = [(field.sample, field.array) for field in MASK_FIELDS]
 
 Sample = dict[str, Any]
@@ -62,7 +62,9 @@ class SampleKeywords(ThresholdKeywords, total=False):
 class SampleOptions(Thresholds):
     """How a dataset's samples look and what happens to them; see `sa1bpack.open`."""
 
-    masks: str = option("bits", "masks as packed bits, unpacked, or as runs", choices=MASKS)
+    masks: str = option(
+        "bits", "packed bits, unpacked bits, or runs", choices=("bits", "bool", "runs")
+    )
     mask_size: int | None = option(
         None,
         "cells per side of the masks' grid",
@@ -76,15 +78,15 @@ class SampleOptions(Thresholds):
         None, "how masks are drawn", choices=("area", "center"), none="the pack's"
     )
     pixels: str = option(
-        "rgb", "yuv420 pixels converted to rgb, or as they are stored", choices=PIXELS
+        "rgb", "yuv420 pixels converted to rgb, or as they are stored", choices=("rgb", "stored")
     )
     coordinates: str = option(
         "stored",
         "boxes and points in pixels of the stored image or the source",
         choices=COORDINATES,
     )
-    on_error: str = option("raise", "what a batched fetch does with a ReadError", choices=ON_ERROR)
-    check: str = option("open", "what is compared with what was written", choices=CHECKS)
+    on_error: str = option("raise", "a ReadError in a batched fetch", choices=("raise", "return"))
+    check: str = option("open", "what is compared with what was written", choices=("open", "read"))
     transform: Callable[[Sample], Any] | None = None
     side: tuple[str, ...] = ()
 
@@ -97,9 +99,7 @@ class SampleOptions(Thresholds):
     @cached_property
     def rule(self) -> kernels.MaskRule | None:
         """Which masks a sample has; None for all."""
-        if self.keeps_all:
-            return None
-        return kernels.MaskRule(**{name: getattr(self, name) for name in declarations(Thresholds)})
+        return None if self.keeps_all else kernels.MaskRule(**self._given())
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,14 @@ def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions)
     sample["index"] = index
     if options.coordinates == "stored":
         _scale(sample)
-    return sample if options.transform is None else _transformed(sample, options.transform)
+    if options.transform is None:
+        return sample
+    name = f"{sample['file_name']} (image_id {image_id}, row {index})"
+    try:
+        return options.transform(sample)
+    except Exception as error:
+        error.add_note(f"raised by transform for sample {name}")
+        raise
 
 
 def _sample_views(opened: OpenShard, row: int, first: int, stop: int, spec: SampleSpec) -> Sample:
@@ -301,15 +308,6 @@ def _scale(sample: Sample) -> None:
         for key in SCALED_KEYS:
             sample[key] = sample[key] * xywh[: sample[key].shape[-1]]
             sample[key].flags.writeable = False  # like the views
-
-
-def _transformed(sample: Sample, transform: Callable[[Sample], Any]) -> Any:
-    name = f"{sample['file_name']} (image_id {sample['image_id']}, row {sample['index']})"
-    try:
-        return transform(sample)
-    except Exception as error:
-        error.add_note(f"raised by transform for sample {name}")
-        raise
 
 
 def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:

@@ -17,9 +17,6 @@ RGB_ON_CANVAS = 1  # native rgb
 YUV_ON_CANVAS = 2  # native yuv420, planes stay planes
 RGB_OF_YUV = 3  # yuv420, native or on a canvas, converted
 
-MASKS = ("bits", "bool", "runs")
-PIXELS = ("rgb", "stored")
-
 
 @dataclass(frozen=True)
 class MaskSpec:
@@ -76,8 +73,9 @@ def mask_spec(layout: Layout, own: str, kind: str, size: Any, sampling: str | No
         choice("mask_sampling", used, masks.SAMPLINGS)
     if source != "bits" and not layout.runs:
         raise OptionError(
-            f"{_asked(kind, size, sampling)} needs the exact runs, but this pack was made without "
-            f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; use "
+            f"masks={kind!r} with mask_size={cells} and mask_sampling={used!r} needs the exact "
+            f"runs, but this pack was made without them: it has bits of mask_size "
+            f"{layout.mask_size}, mask_sampling {own!r}; use "
             "masks='bits' or 'bool' without other options, or pack again with --masks bits+runs"
         )
     return MaskSpec(source, cells, kind != "bits", used, layout.fit)
@@ -86,12 +84,6 @@ def mask_spec(layout: Layout, own: str, kind: str, size: Any, sampling: str | No
 def pack_sampling(manifest: Manifest) -> str:
     """The sampling of a pack's own masks; see docs/format.md."""
     return manifest.options.get("mask_sampling", "area")
-
-
-def _asked(kind: str, size: Any, sampling: str | None) -> str:
-    """The options for masks that were given, as text."""
-    options = {"masks": kind, "mask_size": size, "mask_sampling": sampling}
-    return " with ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
 
 
 @dataclass(frozen=True)

@@ -108,21 +108,6 @@ def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, arra
         assert ds[4]["index"] == 4 and ds[6]["index"] == 6
 
 
-def test_arrays_of_another_shard_are_found(root):
-    """They are complete and of the right length, so only the checksum can tell."""
-    twin = root / "shards" / "sa_000000-000"
-    for array in ("checksum", "image"):
-        one, other = chunk(root, array), chunk(root, array, twin.name)
-        data = one.read_bytes()[:24], other.read_bytes()[:24]
-        for path, start in ((one, data[1]), (other, data[0])):
-            with path.open("r+b") as file:
-                file.write(start)
-    ds = open_pack(root, check="read")
-    for row in (0, 4):
-        with pytest.raises(ReadError, match="checksum"):
-            ds[row]
-
-
 def test_offsets_out_of_range_are_errors_before_anything_is_read(root):
     """Otherwise one flipped bit could request any amount of memory."""
     ds = open_pack(root, check="read")

@@ -289,16 +289,6 @@ def test_options_that_cannot_be_used_are_refused(packed, wrong):
         open_pack(packed.root, **wrong)
 
 
-def test_fingerprints_tell_packs_apart(packed, pack_writer, tmp_path):
-    """Other contents, other fingerprint; the same contents elsewhere, the same."""
-    pack_writer(tmp_path / "same")
-    pack_writer(tmp_path / "other", first_id=5001)
-    expected = open_pack(packed.root).fingerprint
-    assert open_pack(tmp_path / "same").fingerprint == expected
-    assert open_pack(tmp_path / "other").fingerprint != expected
-    assert len(expected) == 16 and int(expected, 16) >= 0
-
-
 def test_an_empty_pack_is_refused(pack_writer, tmp_path):
     """It cannot train anything, and its manifest names no index."""
     pack_writer(tmp_path / "empty", {})

@@ -9,7 +9,6 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import (
     MASK_COLUMNS,
     MASK_FIELDS,
-    NUMBER_FIELDS,
     SAMPLE_COLUMNS,
     SAMPLE_FIELDS,
     check_side_name,
@@ -61,18 +60,6 @@ def of_batches():
 def test_the_documentation_of_a_sample_lists_each_key_once(of_samples):
     optional = {"run_ends", "run_offset", "NAME"}  # the last stands for side arrays
     assert of_samples.keys() == {field.sample for field in FIELDS} | optional
-
-
-def test_the_documentation_of_a_sample_has_the_types_of_the_arrays(of_samples):
-    arrays = {spec.name: spec for spec in LAYOUTS[0].arrays}
-    for field in NUMBER_FIELDS:
-        shape = f"(m, {field.columns})" if field.columns > 1 else "(m,)"
-        expected = f"{arrays[field.array].dtype.name} {shape}"
-        assert of_samples[field.sample].startswith(expected), field.sample
-    assert of_samples["size"].startswith("int32 (4,)")
-    for key, kind in (("image", "uint8"), ("masks", "uint8"), ("image_id", "int"),
-                      ("index", "int"), ("file_name", "str")):  # fmt: skip
-        assert of_samples[key].startswith(kind)
 
 
 def test_the_documentation_of_a_sample_is_true(of_samples, packed):

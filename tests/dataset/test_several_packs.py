@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_packs import LAYOUT
 from several_packs import PACKS, joined_pack
@@ -52,6 +52,7 @@ def test_a_pattern_and_a_list_of_patterns_name_packs(several):
     assert open_pack([several.roots[0]]).fingerprint == open_pack(several.roots[0]).fingerprint
 
 
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_selections_are_those_of_one_pack(several, data):
     ds, one = open_pack(several.roots), open_pack(several.joined)

@@ -103,15 +103,6 @@ def test_a_shard_is_opened_while_another_one_takes_long(packed, cache, around):
     assert slow() == 0
 
 
-def test_a_number_that_does_not_exist_is_refused(packed, cache):
-    ds = open_pack(packed.root)
-    for wrong in (-1, 5):
-        with pytest.raises(IndexError, match="which has 5"):
-            ds.shards.open_many([0, wrong])
-        with pytest.raises(IndexError, match="which has 5"):
-            ds.shards[wrong]
-
-
 def test_a_shard_that_cannot_be_opened_is_reported_beside_those_that_can(packed, cache, around):
     """But what is no error of a shard, such as a mistake of ours, is raised."""
     errors = [FormatError("it is damaged"), ZeroDivisionError()]

@@ -94,14 +94,6 @@ def test_what_is_not_a_side_array_is_refused(pack, tmp_path):
             sa1bpack.open(pack, side=side)
 
 
-def test_a_name_that_is_a_folder_here_is_told_how_to_be_a_path(pack, tmp_path, monkeypatch):
-    (pack / "side" / "odd").rename(tmp_path / "here")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(NotAPack, match=r"for the folder here, say './here'"):
-        sa1bpack.open(pack, side="here")
-    assert "odd" in sa1bpack.open(pack, side="./here")[0]
-
-
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 

@@ -92,14 +92,3 @@ def test_a_cache_for_a_pack_that_is_read_where_it_is_is_refused(packed, tmp_path
     sa1bpack.open(packed.root).save(tmp_path / "all.sel")
     with pytest.raises(OptionError, match=r"cache is .* is read where it is"):
         sa1bpack.open(tmp_path / "all.sel", cache=tmp_path / "cache")
-
-
-@pytest.mark.parametrize("name", ["height", "width"])
-def test_a_number_of_a_condition_is_a_column(packed, name):
-    ds = sa1bpack.open(packed.root)
-    column = ds.column(name)
-    assert column.tolist() == ds.column("size")[:, ["height", "width"].index(name)].tolist()
-    median = int(sorted(column)[len(column) // 2])
-    found = ds.where(f"{name} >= {median}")
-    assert found.column(name).tolist() == [value for value in column.tolist() if value >= median]
-    assert ds[:0].column(name).dtype == column.dtype
