@@ -2,7 +2,6 @@
 
 import ctypes
 import signal
-import threading
 from concurrent.futures import Future
 
 import pytest
@@ -67,22 +66,6 @@ def test_an_ignored_signal_stays_ignored():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_other_threads_have_no_signals_to_hold():
-    failed = []
-
-    def work():
-        try:
-            with interrupts_held():
-                pass
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert failed == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -17,8 +17,7 @@ from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import RunKeywords
 from sa1bpack.packing.pack_state import Totals
-from sa1bpack.packing.part_notes import Plan
-from sa1bpack.packing.parts import PartState, finalize
+from sa1bpack.packing.parts import PartState, Plan, finalize
 from sa1bpack.packing.progress import Progress, RejectLimit
 from sa1bpack.packing.request import Request, checked_request, sources_to_pack
 from sa1bpack.packing.run import PackResult, run_part
@@ -98,11 +97,10 @@ def _look(
     """
     state = PartState(request.out, request.options, plan, plan.sources)
     try:
-        todo, unreadable = sources_to_pack(state, request.sources, request.sums)
-        check_room(request, todo)
-        packed = len(request.sources) - len(todo) - len(unreadable)
-        if request.md5:  # a task adds the md5 of a source that was packed without
-            todo = [source for source in request.sources if source.name not in unreadable]
+        todo, unreadable = sources_to_pack(state, request)
+        new = [source for source in todo if source.name not in state.sources]
+        check_room(request, new)
+        packed = len(request.sources) - len(new) - len(unreadable)
         limit = RejectLimit(request.max_rejects)
         again = {source.name for source in todo}  # their tasks return all their rejects
         for line in state.rejects():

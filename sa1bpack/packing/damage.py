@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import xxhash
 
 from sa1bpack.arguments import ALL, Share, share_of
@@ -21,7 +20,7 @@ from sa1bpack.errors import FormatError, OptionError, VersionError
 from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, read_metadata_file, replace_file
-from sa1bpack.format.layout import FORMAT_VERSION, Layout
+from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
@@ -161,8 +160,8 @@ def find_damage(
     manifest = None if lost else _believed_manifest(root, listed, check)
     if lost:
         check.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
-    _refuse_newer(root, manifest)
     lost = manifest is None
+    check_can_write(_written_version(root) if lost else manifest.version, root / MANIFEST_NAME)
     if lost:
         manifest = _manifest_of_shards(root)
     known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
@@ -170,17 +169,14 @@ def find_damage(
     if unknown := sorted(only - known.keys() - folders):
         there = span_text(known.keys() | folders)
         raise OptionError(f"{root} has no shard {unknown[0]!r}; it has {there}")
-    first = share[0] == 1
     sources = frozenset(share_of(sources_of(manifest, folders), share))
-    if not first:
-        _check_listed(check, manifest, sources, listed)
     report = check_pack(
         check,
         manifest,
         quick=quick or bool(only),
         full=only,
         sources=None if share == ALL else sources,
-        own_files=first,
+        own_files=share[0] == 1,
     )
     if share != ALL:
         mine = tuple(
@@ -202,10 +198,6 @@ def find_damage(
             shards[name] = place
         else:
             extra.append(problem)
-    prefix = f"{SHARDS_NAME}/"
-    digests = {
-        path.split("/")[1]: digest for path, digest in listed.items() if path.startswith(prefix)
-    }
     return Damage(
         root=root,
         manifest=manifest,
@@ -214,7 +206,11 @@ def find_damage(
         shards=shards,
         own_files=own_files,
         extra=tuple(extra),
-        digests=digests,
+        digests={
+            path.split("/")[1]: digest
+            for path, digest in listed.items()
+            if path.startswith(f"{SHARDS_NAME}/")
+        },
         problems=report.problems,
     )
 
@@ -233,16 +229,6 @@ def sources_of(manifest: Manifest, folders: Iterable[str]) -> list[str]:
     return sorted(
         {entry.source for entry in manifest.shards} | {place[0] for place in places if place}
     )
-
-
-def _check_listed(
-    check: Check, manifest: Manifest, sources: Set[str], listed: dict[str, str]
-) -> None:
-    """Compare the checksum files of the shards of these sources with what the pack demands."""
-    for entry in manifest.shards:
-        path = f"{SHARDS_NAME}/{entry.name}/{CHECKSUMS_NAME}"
-        if entry.source in sources and path in listed:
-            check.digest(check.files.root / path, listed[path], shard=entry.name)
 
 
 def _listed(root: Path) -> dict[str, str]:
@@ -274,35 +260,13 @@ def _believed_manifest(root: Path, listed: dict[str, str], check: Check) -> Mani
     found, expected = xxhash.xxh3_128_hexdigest(data), listed.get(MANIFEST_NAME)
     if found == expected or (expected is not None and _digest_is_damaged(found, expected)):
         return manifest
-    canonical = data == manifest_bytes(manifest)
     if manifest.version > FORMAT_VERSION:
-        # It may hold what is unknown here, so its version counts, unless that alone is damaged.
-        ours = msgspec.structs.replace(manifest, version=FORMAT_VERSION)
-        as_written = xxhash.xxh3_128_hexdigest(manifest_bytes(ours)) == expected
-        if not manifest.complete:  # the checksums may be older, and are not compared with it
-            as_written |= _written_version(root) == FORMAT_VERSION
-        if not (canonical and as_written):
-            return manifest
-        if not manifest.complete:
-            check.add(f"{path}: its version is not the one that was written")
-        return ours
+        return manifest  # which is refused: it may hold what is unknown here
     # The checksums of an unfinished pack may be older; those of another must be missing.
-    if canonical and (expected is None or not manifest.complete):
+    if data == manifest_bytes(manifest) and (expected is None or not manifest.complete):
         return manifest
     check.add(f"{path}: XXH3-128 is {found}, but {expected} was written")
     return None
-
-
-def _refuse_newer(root: Path, manifest: Manifest | None) -> None:
-    """Raise VersionError for a pack that would lose what a newer format added.
-
-    The versions of the pack and of each shard count, if their bytes are those that were written.
-    """
-    if manifest is not None:
-        check_can_write(manifest.version, root / MANIFEST_NAME)
-    for folder in (root, *shard_folders(root)):
-        if version := _written_version(folder):
-            check_can_write(version, folder / METADATA_NAME)
 
 
 def _digest_is_damaged(found: str, expected: str) -> bool:
@@ -341,14 +305,12 @@ def _manifest_of_shards(root: Path) -> Manifest:
                 check_shard_record(written, folder)
                 shards.append(shard)
     recorded = {canonical_json(shard.attributes.get("options")) for shard in shards}
-    lost = f"{root / MANIFEST_NAME}: lost, and "
-    remedy = f"restore {MANIFEST_NAME} from a copy, or pack again into another folder"
-    if not shards:
-        raise FormatError(f"{lost}no shard records what was packed; {remedy}")
-    if recorded == {canonical_json(None)}:
-        raise FormatError(f"{lost}the shards do not record the options; {remedy}")
-    if len(recorded) > 1:
-        raise FormatError(f"{lost}the shards record different options; {remedy}")
+    if len(recorded) != 1 or recorded == {canonical_json(None)}:
+        found = "different options" if len(recorded) > 1 else "no options"
+        raise FormatError(
+            f"{root / MANIFEST_NAME}: lost, and its shards record {found}; restore {MANIFEST_NAME} "
+            "from a copy, or pack again into another folder"
+        )
     options = shards[0].attributes["options"]
     return make_manifest(
         recorded_options(options, root).layout,
@@ -373,22 +335,12 @@ def recorded_attributes(folder: Path) -> dict[str, Any] | None:
     return attributes
 
 
-def recorded_samples(folder: Path, layout: Layout) -> np.ndarray | None:
-    """The checksums of the samples in a shard's folder, (N,) uint64, if they are as written."""
-    spec = layout.array("checksum")
-    if (attributes := recorded_attributes(folder)) is not None:
-        with suppress(FormatError, OSError):
-            if (data := _as_written(folder, spec.chunk_path)) is not None:
-                return np.frombuffer(data, spec.dtype, attributes["samples"])
-    return None
-
-
-def _written_version(folder: Path) -> tuple[int, int] | None:
-    """The format version in the attributes of a group, or None if they may be damaged."""
+def _written_version(root: Path) -> tuple[int, int]:
+    """The format version in the attributes of a pack's group; ours if they may be damaged."""
     try:
-        return msgspec.convert(_written_attributes(folder)["format"], tuple[int, int])
+        return msgspec.convert(_written_attributes(root)["format"], tuple[int, int])
     except (FormatError, OSError, KeyError, TypeError, msgspec.ValidationError):
-        return None  # damaged, or not a packer's
+        return FORMAT_VERSION
 
 
 def _written_attributes(folder: Path) -> dict[str, Any] | None:

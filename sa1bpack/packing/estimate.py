@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import islice, product
 from pathlib import Path
 from typing import Unpack
@@ -30,7 +31,7 @@ from sa1bpack.packing.request import Request, checked_request, sources_to_pack
 from sa1bpack.packing.sample import Buffers, Packed, attempt, warm_up
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject
-from sa1bpack.wording import counted, size_text
+from sa1bpack.wording import counted, size_text, span_text
 
 # Enough for a mean; reading that far into a tar in random order takes about a second.
 PROBE_PAIRS = 24
@@ -128,7 +129,7 @@ class Forecast:
             "counted), "
             f"{counted(self.shards, 'shard')}",
             f"free      {size_text(self.free_bytes)}: it {verdict}",
-            f"time      about {_duration(self.seconds)} with "
+            f"time      about {timedelta(seconds=round(self.seconds))} with "
             f"{counted(self.workers, 'worker')} here",
             f"measured on {counted(self.probed, 'image')}; nothing was written",
         ]
@@ -141,7 +142,7 @@ class Forecast:
         if self.unreadable:
             lines.append(f"cannot be read: {counted(len(self.unreadable), 'source')}")
         if self.begun:
-            lines.append(f"packed in part, and counted here without that: {_some(self.begun)}")
+            lines.append(f"packed in part, and counted here without that: {span_text(self.begun)}")
         return "\n".join(lines)
 
 
@@ -171,7 +172,8 @@ def estimate(
     """
     request = checked_request(sources, out, options)
     state = PackState.inspect(request.out, request.options)
-    todo, unreadable = sources_to_pack(state, request.sources, request.sums)
+    todo, unreadable = sources_to_pack(state, request)
+    todo = [source for source in todo if source.name not in state.sources]
     RejectLimit(request.max_rejects, state.rejects())
     warm_up(request.options)
     probe = _probe(todo[0], request.options) if todo else _Probe()
@@ -340,7 +342,8 @@ def _probe(source: Source, options: PackOptions) -> _Probe:
         for pair in islice(reader, PROBE_PAIRS):
             interrupts.check()
             pairs += 1
-            tar_bytes += _bytes_in_tar(source, pair)
+            json = zlib.compress(pair.json, 1) if source.kind == "gzip-tar" else pair.json
+            tar_bytes += len(pair.jpeg) + len(json) + (4 * 512 if source.kind == "tar" else 0)
             started = time.perf_counter()
             outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
             seconds += time.perf_counter() - started
@@ -351,25 +354,3 @@ def _probe(source: Source, options: PackOptions) -> _Probe:
     return _Probe(
         pairs, rejected, extent, tar_bytes / max(1, pairs), seconds / max(1, pairs), tuple(sizes)
     )
-
-
-def _bytes_in_tar(source: Source, pair) -> int:
-    """Bytes that a pair occupies in its source; gzip shrinks JSON, but not JPEGs."""
-    if source.kind == "folder":
-        return len(pair.jpeg) + len(pair.json)
-    if source.kind == "tar":
-        return len(pair.jpeg) + len(pair.json) + 4 * 512
-    return len(pair.jpeg) + len(zlib.compress(pair.json, 1))
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

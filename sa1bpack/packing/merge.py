@@ -6,26 +6,22 @@ published as by the packer. What results has the bytes of a pack of all sources.
 killed is repeated: what is published stays.
 """
 
-import errno
 import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import check_can_be_folder, checks_options, local_path, paths_of
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputRefused
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.duplicates import shared_ids
 from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, temporary_beside
-from sa1bpack.format.index import open_index, shard_digests
+from sa1bpack.format.index import shard_digests
 from sa1bpack.format.manifest import (
     DIGEST_NAMES,
     MANIFEST_NAME,
@@ -58,11 +54,10 @@ from sa1bpack.packing.place_files import (
     CLONED,
     COPIED,
     LINKED,
-    can_share,
     data_bytes,
     publish_like,
 )
-from sa1bpack.wording import brief, counted, size_text
+from sa1bpack.wording import brief
 
 _WORKING = "merge-"
 
@@ -125,7 +120,7 @@ def merge(
     repeat the call.
 
     Raises OptionError; OptionsDiffer; OutputRefused if two packs have different shards, sources or
-    side arrays of one name, or an image id in common, or if `out` holds something else;
+    side arrays of one name, or if `out` holds something else;
     OutputLocked (a packer or a repair works on one of the folders); FormatError for a pack that is
     damaged or not one of this packer, and OSError if the disk fails or is too small.
 
@@ -148,14 +143,18 @@ def merge(
     refuse_in_pack("out", root)
     plan = _Plan(root, roots)
     state = PackState(root, plan.options)
+    counts: Counter = Counter()
     try:
         missing = plan.missing(state)
         before = len(state.shards)
         parts = plan.find_parts()
         state.write_first_manifest()
-        copied = _Copied(_checked_space(state, [*missing.values(), *parts]), progress)
+        copied = _Copied([*(taken.folder for taken in missing), *parts], progress)
         state.publish(complete=False)
-        counts = _place_shards(state, plan, missing, copied)
+        with _kept_from_packers(roots):
+            for taken in missing:
+                interrupts.check()
+                counts += _place_shard(state, taken, copied)
         plan.create_sides()
         for part, final in parts.items():
             interrupts.check()
@@ -215,8 +214,8 @@ class _Plan:
         """Read the packs, and check that they make one.
 
         Raises OptionsDiffer, naming the differences, if they were not made with the same options;
-        OutputRefused if two packs have different shards, sources or side arrays of one name, or an
-        image id in common; FormatError or VersionError for a pack that is damaged or newer.
+        OutputRefused if two packs have different shards, sources or side arrays of one name;
+        FormatError or VersionError for a pack that is damaged or newer.
         """
         manifests = {pack: read_manifest(pack) for pack in packs}
         first, one = next(iter(manifests.items()))
@@ -234,7 +233,6 @@ class _Plan:
         for pack, manifest in manifests.items():
             self._take_shards(pack, manifest)
             self._take_sources(pack, manifest)
-        self._check_ids(manifests)
         self.sides: dict[str, list[Path]] = {}
         self.without_part: dict[str, list[str]] = {}
         for pack in packs:
@@ -270,30 +268,8 @@ class _Plan:
                         "the packs out"
                     )
 
-    def _check_ids(self, manifests: dict[Path, Manifest]) -> None:
-        """Raise OutputRefused if an image id is in shards that are taken from different packs."""
-        ids = []
-        for pack, manifest in manifests.items():
-            mine = [np.empty(0, np.int64)]
-            if manifest.shards:
-                index = open_index(pack, manifest)
-                edges = index.shard_offset.tolist()
-                mine += [
-                    index.image_id[edges[k] : edges[k + 1]]
-                    for k, entry in enumerate(manifest.shards)
-                    if self.shards[entry.source, entry.part].pack == pack
-                ]
-            ids.append(np.concatenate(mine))
-        if (found := shared_ids(ids)) is not None:
-            packs = list(manifests)
-            raise OutputRefused(
-                f"{counted(found.count, 'image id')} in more than one pack, such as "
-                f"{found.example} in {packs[found.first]} and {packs[found.second]}: shards are "
-                "merged as they are; open the packs with sa1bpack.open([...], duplicates='first')"
-            )
-
-    def missing(self, state: PackState) -> dict[Key, Path]:
-        """The folders of shards that are not there yet. Raises OutputRefused if others are."""
+    def missing(self, state: PackState) -> list[_Taken]:
+        """The shards that are not there yet. Raises OutputRefused if others are."""
         others = [
             f"the source {name}" for name in sorted(state.sources.keys() - self.sources.keys())
         ]
@@ -306,7 +282,7 @@ class _Plan:
                 f"{state.root} holds {others[0]}, which the packs to be merged do not have: name "
                 "all packs that it was merged from, or another folder"
             )
-        return {key: s.folder for key, s in self.shards.items() if key not in state.shards}
+        return [taken for key, taken in self.shards.items() if key not in state.shards]
 
     def find_parts(self) -> dict[Path, Path]:
         """The parts of side arrays for the merged pack's shards → where those go that are missing.
@@ -367,56 +343,28 @@ def _check_alike(folders: Sequence[Path]) -> None:
             )
 
 
-def _checked_space(state: PackState, folders: Iterable[Path]) -> int:
-    """How many bytes must be copied. Raises OSError if the disk has no room for them."""
-    make_folder(state.shards_dir)
-    needed, shares = 0, {}
-    for folder in folders:
-        if folder.parent not in shares:
-            shares[folder.parent] = can_share(folder, state.shards_dir)
-        needed += 0 if shares[folder.parent] else data_bytes(folder)
-    if needed > (free := shutil.disk_usage(state.root).free):
-        raise OSError(
-            errno.ENOSPC,
-            f"{size_text(needed)} must be copied, because the file system has no links to these "
-            f"packs, but only {size_text(free)} are free",
-            str(state.root),
-        )
-    return needed
-
-
 class _Copied:
-    """Counts the bytes that are copied, and reports them."""
+    """Counts the bytes that are copied, and reports them with those that `folders` hold."""
 
-    def __init__(self, total: int, progress: Callable[[int, int], None] | None):
-        self._total, self._progress, self._done = total, progress, 0
+    def __init__(self, folders: Iterable[Path], progress: Callable[[int, int], None] | None):
+        self._folders, self._progress = folders, progress
+        self._done = self._total = 0
 
     def __call__(self, count: int) -> None:
-        self._done += count
         if self._progress is not None:
+            self._total = self._total or sum(map(data_bytes, self._folders))
+            self._done += count
             self._progress(self._done, max(self._done, self._total))
 
 
-def _place_shards(
-    state: PackState, plan: _Plan, missing: Iterable[Key], copied: _Copied
-) -> Counter:
-    """Publish the missing shards, one pack after another; each is locked meanwhile."""
-    counts: Counter = Counter()
-    parts = Counter(source for source, _ in missing)
-    packs: dict[Path, list[Key]] = {}
-    for key in missing:
-        packs.setdefault(plan.shards[key].pack, []).append(key)
-    for pack, keys in packs.items():
-        with ExitStack() as held:
+@contextmanager
+def _kept_from_packers(packs: Iterable[Path]) -> Iterator[None]:
+    """Lock packs in the block, as several merges may, and no packer or repair besides them."""
+    with ExitStack() as held:
+        for pack in packs:
             with suppress(FileNotFoundError, PermissionError):  # then no packer can work there
                 held.callback(os.close, lock_folder(pack, shared=True, flags=os.O_RDONLY))
-            for source, part in keys:
-                interrupts.check()
-                counts += _place_shard(state, plan.shards[source, part], copied)
-                parts[source] -= 1
-                if not parts[source] and source in plan.sources:
-                    state.finish_source(plan.sources[source])
-    return counts
+        yield
 
 
 def _place_shard(state: PackState, taken: _Taken, copied: _Copied) -> Counter:

@@ -13,17 +13,24 @@ import os
 import time
 from collections import Counter
 from collections.abc import Set
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceError, VersionError
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.completeness import PARTS_NAME
 from sa1bpack.format.duplicates import find_duplicates
-from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, remove_published, replace_file
+from sa1bpack.format.files import (
+    TEMPORARY_PREFIX,
+    make_folder,
+    read_metadata_file,
+    remove_published,
+    replace_file,
+)
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
@@ -41,14 +48,15 @@ from sa1bpack.format.publish import REJECTS_NAME, publish, remove_stale, shard_f
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.part_notes import PARTS_NAME, Done, all_notes, locked, note_path
 from sa1bpack.wording import printable
 
 LOCK_NAME = ".lock"
+_NOTE_PREFIX = "source-"
 _NAMED = 5  # sources in one line
 NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
 
 Key = tuple[str, int]  # source and part
+_Kind = TypeVar("_Kind")
 
 
 def shard_name(source: str, part: int) -> str:
@@ -119,21 +127,19 @@ class PackState:
     def inspect(cls, root: Path, options: PackOptions) -> "PackState":
         """The state that a run into `root` would find. Writes and locks nothing.
 
-        Raises what the run would raise: the same errors as the constructor, and PermissionError or
-        OSError for a folder that cannot be written.
+        Raises what the run would raise: the same errors as the constructor, and PermissionError for
+        a folder that cannot be written.
         """
         state = cls(root, options, lock=NOT_LOCKED)
         if root.exists():
             check_ours(root)
-        _check_writable(root)
+        for folder in map(existing_parent, (root, root / SHARDS_NAME)):
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         if (root / LOCK_NAME).exists():
             os.close(lock_folder(root))
         state._load()
         return state
-
-    def alone(self) -> AbstractContextManager[None]:
-        """What others must not do at the same time in this folder is done in such a block."""
-        return nullcontext()  # it is locked
 
     def release(self) -> None:
         """Unlock the folder."""
@@ -155,11 +161,10 @@ class PackState:
             if only is None or folder.name.rpartition("-")[0] in only:
                 shard = published_shard(folder, self.root)
                 self.shards[shard.entry.source, shard.entry.part] = shard
-        for name, done in all_notes(self.root, Done, only).items():  # by parts of a job
-            path = note_path(self.root, Done, name)
-            check_source_record(done.record, path)
-            if done.is_there(self.root):
-                self.sources[name] = done.record
+        for name, note in source_notes(self.root, only).items():  # by parts of a job
+            if note.holds(self.root):
+                check_source_record(note.record, path := note_path(self.root, name))
+                self.sources[name] = note.record
                 self._entered.append(path)
         for entry in listed:  # the source of a shard that someone removed is incomplete
             if (entry.source, entry.part) not in self.shards:
@@ -348,15 +353,6 @@ def existing_parent(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def _check_writable(root: Path) -> None:
-    """Raise OSError, as writing would, if nothing can be created in a folder or in its parent."""
-    for folder in map(existing_parent, (root, root / SHARDS_NAME)):
-        if not os.access(folder, os.W_OK | os.X_OK):
-            read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
-            code = errno.EROFS if read_only else errno.EACCES
-            raise OSError(code, os.strerror(code), str(folder))
-
-
 def published_shard(folder: Path, root: Path) -> PublishedShard:
     """A shard under its final name in the pack at `root`. Raises FormatError if it is damaged."""
     try:
@@ -379,6 +375,81 @@ def read_shard(folder: Path, layout: Layout | None = None) -> PublishedShard:
     shard = open_shard(folder, layout)
     check_shard_record(shard.attributes, folder)
     return PublishedShard(shard.entry, shard.attributes)
+
+
+class SourceNote(msgspec.Struct, frozen=True):
+    """What a part of a job leaves of a source, in a file of its own, for `finalize`.
+
+    record
+        Its record in the manifest; None if it was given up.
+    shards
+        Name of each of its shards → the XXH3-128 of its checksum file.
+    error
+        Why it was given up.
+    corrupt
+        It was, because its bytes are wrong: no shard made from them can be trusted.
+    """
+
+    record: dict[str, Any] | None = None
+    shards: dict[str, str] = {}
+    error: str = ""
+    corrupt: bool = False
+
+    def holds(self, root: Path) -> bool:
+        """Whether the source is packed to its end, and its shards are still those of the record."""
+        try:
+            return self.record is not None and all(
+                file_digest(root / SHARDS_NAME / name / CHECKSUMS_NAME) == digest
+                for name, digest in self.shards.items()
+            )
+        except FileNotFoundError:
+            return False
+
+
+def note_path(root: Path, source: str) -> Path:
+    """Where the note on a source is."""
+    return root / PARTS_NAME / f"{_NOTE_PREFIX}{source}.json"
+
+
+def source_notes(root: Path, only: Set[str] | None = None) -> dict[str, SourceNote]:
+    """Name → note, of every source, by name. Raises as `read_note` does.
+
+    only  names of sources; None: all
+    """
+    paths = sorted((root / PARTS_NAME).glob(f"{_NOTE_PREFIX}*.json"))
+    names = {path.stem.removeprefix(_NOTE_PREFIX): path for path in paths}
+    return {
+        name: read_note(path, SourceNote)
+        for name, path in names.items()
+        if only is None or name in only
+    }
+
+
+def read_note(path: Path, kind: type[_Kind]) -> _Kind:
+    """What a part has written. Raises FormatError if it is damaged, OSError if unreadable."""
+    try:
+        return msgspec.json.decode(read_metadata_file(path), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"{path}: damaged ({error}); remove it, and repeat the parts of the job"
+        ) from None
+
+
+def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """The descriptor of a file that is locked until it is closed or the process ends, however.
+
+    lock, flags  as in `fcntl.flock` and `os.open`
+
+    Raises OSError; BlockingIOError if the lock is one that does not wait, and another has it. NFS
+    supports such locks between machines, but not those on folders.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, lock)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_CREAT) -> int:

@@ -3,49 +3,131 @@
 They share nothing but the folder. A part publishes complete shards under their final names, and
 each source's record in a file of its own, atomically. It waits for no other part: they hold a
 shared lock on the pack, which only keeps off what needs the folder for itself (`pack`, `repair`,
-`merge`, `finalize`).
+`merge`, `finalize`). What they leave for `finalize` is in OUT/.parts::
+
+    plan-<digest>.json     the sources of a job, and how many parts it has
+    source-<name>.json     a SourceNote
+    lock                   held for a moment, while a part changes what is of the whole pack
 """
 
 import errno
+import fcntl
+import os
+import secrets
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from sa1bpack.arguments import checks_options, local_path
 from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
-from sa1bpack.format.files import flush_folder, make_folder, remove_published
+from sa1bpack.format.completeness import PARTS_NAME, PLAN_PREFIX
+from sa1bpack.format.files import (
+    TEMPORARY_PREFIX,
+    flush_folder,
+    make_folder,
+    remove_published,
+    replace_file,
+)
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, read_manifest, write_manifest
 from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import (
     PackState,
     PublishedShard,
+    SourceNote,
     Totals,
     check_can_write,
     check_ours,
     lock_folder,
+    locked,
+    note_path,
     published_shard,
+    read_note,
+    source_notes,
     totals_of,
 )
-from sa1bpack.packing.part_notes import (
-    PARTS_NAME,
-    Done,
-    Failed,
-    Plan,
-    all_notes,
-    alone,
-    note_path,
-    read_plans,
-    working_folder,
-    write_note,
-    write_plan,
-)
 from sa1bpack.wording import counted, printable
+
+_LOCK_NAME = "lock"
+_WORKING = f"{TEMPORARY_PREFIX}work-"
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A job: what all its parts together pack.
+
+    parts
+        Into how many parts it is cut.
+    sources
+        Names of all its sources, sorted: the K-th part has every `parts`-th, from the K-th on.
+    """
+
+    parts: int
+    sources: tuple[str, ...]
+
+
+def _write_plan(root: Path, plan: Plan) -> None:
+    """Record a job, unless it is recorded."""
+    data = msgspec.json.encode(plan)
+    path = root / PARTS_NAME / f"{PLAN_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
+    if not path.exists():
+        replace_file(path, data)
+
+
+def _read_plans(root: Path) -> list[Plan]:
+    """The recorded jobs, the oldest first. Raises FormatError and OSError as `read_note` does."""
+    paths = (root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")
+    paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return [read_note(path, Plan) for path in paths]
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Only one part at a time is in such a block, which takes a moment."""
+    make_folder(root / PARTS_NAME)
+    lock = locked(root / PARTS_NAME / _LOCK_NAME)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def remove_empty_notes(root: Path) -> None:
+    """Remove OUT/.parts if no part has left anything for `finalize`; no part runs now."""
+    folder = root / PARTS_NAME
+    if folder.is_dir() and all(path.name == _LOCK_NAME for path in folder.iterdir()):
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def working_folder(root: Path) -> Iterator[Path]:
+    """A folder under shards/ of this process, where shards are made until they get their names.
+
+    As long as a process is in the block, it holds a lock in it: what has none was left by a killed
+    process, and is removed by the next. Raises OSError.
+    """
+    folder = root / SHARDS_NAME / (_WORKING + secrets.token_hex(8))
+    with alone(root):
+        for other in sorted(folder.parent.glob(_WORKING + "*")):
+            try:
+                os.close(locked(other / _LOCK_NAME, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            except BlockingIOError:
+                continue
+            except FileNotFoundError:  # its owner has removed it right now
+                pass
+            shutil.rmtree(other, ignore_errors=True)
+        make_folder(folder)
+        lock = locked(folder / _LOCK_NAME)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class PartState(PackState):
@@ -72,19 +154,16 @@ class PartState(PackState):
         super().__init__(root, options, lock_folder(root, shared=True))
         self._work = ExitStack()
         try:
-            with self.alone():
+            with alone(self.root):
                 self.write_first_manifest()
             self._load(frozenset(sources))
-            write_plan(root, plan)
+            _write_plan(root, plan)
             self._recorded = deepcopy(self.sources)
             self._reopened = False
             self.shards_dir = self._work.enter_context(working_folder(root))
         except BaseException:
             self.release()
             raise
-
-    def alone(self) -> AbstractContextManager[None]:
-        return alone(self.root)
 
     def release(self) -> None:
         """Remove the working folder, and unlock the pack."""
@@ -99,8 +178,7 @@ class PartState(PackState):
                 folder = self.root / SHARDS_NAME
                 flush_folder(folder)  # another process may have renamed a shard, and not flushed it
                 digests = {shard: file_digest(folder / shard / CHECKSUMS_NAME) for shard in shards}
-                write_note(self.root, name, Done(record, digests))
-                note_path(self.root, Failed, name).unlink(missing_ok=True)
+                self._note(name, SourceNote(record, digests))
                 self._recorded[name] = deepcopy(record)
 
     def add_shard(self, shard: PublishedShard) -> None:
@@ -128,7 +206,7 @@ class PartState(PackState):
     def _reopen(self) -> None:
         """Before anything is added: until `finalize`, the manifest says that it is incomplete."""
         if not self._reopened:
-            with self.alone():
+            with alone(self.root):
                 manifest = read_manifest(self.root)
                 if manifest.complete:
                     write_manifest(self.root, msgspec.structs.replace(manifest, complete=False))
@@ -140,7 +218,7 @@ class PartState(PackState):
         Those that the manifest lists are left to `finalize`, which `fail` notifies. None is removed
         if another process has read the source to its end and found it sound.
         """
-        if note_path(self.root, Done, source).exists():
+        if self._is_packed(source):
             return 0
         removed = 0
         for part, shard in self.parts_of(source).items():
@@ -157,8 +235,18 @@ class PartState(PackState):
     def fail(self, failed: dict[str, SourceError]) -> None:
         """Record which sources were given up, and why."""
         for source, error in failed.items():
-            text = printable("\n".join([str(error), *getattr(error, "__notes__", ())]))
-            write_note(self.root, source, Failed(text, isinstance(error, SourceCorrupt)))
+            if not self._is_packed(source):
+                text = printable("\n".join([str(error), *getattr(error, "__notes__", ())]))
+                corrupt = isinstance(error, SourceCorrupt)
+                self._note(source, SourceNote(error=text, corrupt=corrupt))
+
+    def _is_packed(self, source: str) -> bool:
+        """Whether another process has packed a source to its end."""
+        note = source_notes(self.root, {source}).get(source)
+        return note is not None and note.holds(self.root)
+
+    def _note(self, source: str, note: SourceNote) -> None:
+        replace_file(note_path(self.root, source), msgspec.json.encode(note))
 
 
 def _published_meanwhile(folder: Path, root: Path, mine: PublishedShard) -> PublishedShard:
@@ -241,11 +329,16 @@ def finalize(out: str | Path) -> FinalizeResult:
     check_can_write(manifest.version, root / MANIFEST_NAME)
     state = PackState(root, recorded_options(manifest.options, root))
     try:
-        plans, failed = read_plans(root), all_notes(root, Failed)
-        gone = all_notes(root, Done).keys() - state.sources.keys()
+        plans, noted = _read_plans(root), source_notes(root)
+        failed = {name: note for name, note in noted.items() if note.record is None}
+        gone = noted.keys() - failed.keys() - state.sources.keys()
         if manifest.complete and (root / PARTS_NAME).is_dir():
             state.publish(complete=False)  # a complete one must match its checksums all the time
-        notes = _withdraw(state, failed)
+        notes = []
+        for name, note in failed.items():
+            if note.corrupt and name not in state.sources and state.parts_of(name):
+                count = counted(state.withdraw(name), "shard")
+                notes.append(f"{name}: its bytes are wrong; {count} withdrawn")
         missing = _missing(state, plans, failed, gone)
         known = bool(plans) or manifest.complete
         done = known and not missing
@@ -254,7 +347,7 @@ def finalize(out: str | Path) -> FinalizeResult:
             shutil.rmtree(root / PARTS_NAME, ignore_errors=True)
             flush_folder(root)
         for name in state.sources:  # what names the missing ones stays
-            note_path(root, Failed, name).unlink(missing_ok=True)
+            note_path(root, name).unlink(missing_ok=True)
         notes += state.findings()
         return FinalizeResult(
             **totals_of(state),
@@ -268,18 +361,8 @@ def finalize(out: str | Path) -> FinalizeResult:
         state.release()
 
 
-def _withdraw(state: PackState, failed: dict[str, Failed]) -> list[str]:
-    """Remove the shards of sources whose bytes are wrong."""
-    notes = []
-    for name, found in failed.items():
-        if found.corrupt and name not in state.sources and state.parts_of(name):
-            count = state.withdraw(name)
-            notes.append(f"{name}: its bytes are wrong; {counted(count, 'shard')} withdrawn")
-    return notes
-
-
 def _missing(
-    state: PackState, plans: list[Plan], failed: dict[str, Failed], gone: set[str]
+    state: PackState, plans: list[Plan], failed: dict[str, SourceNote], gone: set[str]
 ) -> dict[str, str]:
     """Name → why it is missing, of every source that the pack should have, but has not."""
     expected = {name for plan in plans for name in plan.sources}

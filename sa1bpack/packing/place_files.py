@@ -129,26 +129,6 @@ def _stretches(fd: int) -> Iterator[tuple[int, int]]:
         yield first, at
 
 
-def can_share(folder: Path, other: Path) -> bool:
-    """Whether the files of a folder can be linked or cloned into another: then they take no space.
-
-    Only the first that is found is tried. A folder without files takes no space either.
-    """
-    source = next((path for path in folder.rglob("*") if path.is_file()), None)
-    if source is None:
-        return True
-    probe = other / f".tmp-probe-{os.getpid()}"
-    try:
-        return place_file(source, probe) != COPIED
-    finally:
-        probe.unlink(missing_ok=True)
-
-
 def data_bytes(folder: Path) -> int:
-    """What a copy of a folder's files writes: their bytes without their holes."""
-    total = 0
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                total += sum(end - first for first, end in _stretches(file.fileno()))
-    return total
+    """What the files of a folder take on the disk: their bytes without their holes."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -62,8 +62,7 @@ class RejectLimit:
             "stay:",
             *self._first,
         ]
-        if more := self.count - len(self._first):
-            lines.append(f"  and {more:,} more")
+        lines += [f"  and {more:,} more"] if (more := self.count - len(self._first)) else []
         lines.append(
             f"Look into these ({REJECTS_NAME} lists those of published shards); to pack the "
             "others, repeat with a higher limit"
@@ -93,10 +92,9 @@ class Progress:
     def __post_init__(self):
         self.started = time.perf_counter()
         self.read: dict[str, int] = {}  # bytes of each source so far, with those of skipped pairs
-        self._drawn = 0.0
         terminal = sys.stderr.isatty()
         self._lines = self.show is None and not terminal
-        self._lined = self.started
+        self._shown = self.started
         hidden = not (terminal if self.show is None else self.show)
         self._bar = Bar(
             total=self.total_bytes,
@@ -158,13 +156,12 @@ class Progress:
         if bytes_read > before:
             self.read[source.name] = bytes_read
             self._bar.update(bytes_read - before)
-        now = time.perf_counter()
-        if self._lines and now - self._lined > LINE_SECONDS:
-            self._lined = now
+        since = time.perf_counter() - self._shown
+        if self._lines and since > LINE_SECONDS:
             self._write_line()
-        if self._bar.disable or not (force or now - self._drawn > _REFRESH_SECONDS):
+        elif self._bar.disable or not (force or since > _REFRESH_SECONDS):
             return
-        self._drawn = now
+        self._shown += since
         rejected = f", {self.rejects.count} rejected" if self.rejects.count else ""
         self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")
 
@@ -205,13 +202,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def recorded_run(
-    root: Path, progress: Progress, workers: int, alone: Callable[[], AbstractContextManager]
-) -> Iterator[None]:
+def recorded_run(root: Path, progress: Progress, workers: int) -> Iterator[None]:
     """Add a run to the log of a pack when the block ends, however it ends.
-
-    alone
-        Begins a block in which no other process adds to the log.
 
     A run that decoded nothing leaves no line. A log that cannot be written does not fail the run,
     but is reported.
@@ -234,7 +226,7 @@ def recorded_run(
                 sa1bpack=version("sa1bpack"),
             )
             try:
-                with alone(), (root / RUNS_NAME).open("ab") as file:
+                with (root / RUNS_NAME).open("ab") as file:
                     file.write(msgspec.json.encode(run) + b"\n")
             except OSError as error:
                 progress.note(f"{root / RUNS_NAME}: this run is not logged ({error.strerror})")

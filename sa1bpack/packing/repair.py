@@ -16,15 +16,14 @@ from shlex import quote
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import ALL, Share, checks_options, local_path, part_of_job, patterns_of
-from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import put_in_place, restore_set_aside
-from sa1bpack.format.manifest import DIGEST_NAMES, MANIFEST_NAME, SHARDS_NAME, without_manifest
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
 from sa1bpack.format.problems import Check, Problem
-from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes, remove_stale
+from sa1bpack.format.publish import remove_old_indexes, remove_stale
 from sa1bpack.format.verify_shard import check_shard
-from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.packing.damage import (
     Damage,
     Unfinished,
@@ -32,7 +31,6 @@ from sa1bpack.packing.damage import (
     note_path,
     read_note,
     recorded_attributes,
-    recorded_samples,
     remove_note,
     write_note,
 )
@@ -44,10 +42,10 @@ from sa1bpack.packing.pack_state import (
     lock_folder,
     read_shard,
 )
-from sa1bpack.packing.part_notes import alone, remove_empty_notes, working_folder
+from sa1bpack.packing.parts import alone, remove_empty_notes, working_folder
 from sa1bpack.packing.progress import Progress, report
 from sa1bpack.packing.request import Request, checked_workers
-from sa1bpack.packing.run import pack_into, pack_sources, versions_in_force
+from sa1bpack.packing.run import pack_into, pack_sources, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
@@ -157,10 +155,10 @@ def repair(
 
     Raises OptionError, SourceError (no source found under a name), OutputLocked while another
     process packs into the folder, NotAPack if it is not a pack, FormatError if its manifest is lost
-    and no shard records the options, or if a folder has the name of one of its own files,
-    VersionError for a pack of another version (also a newer minor one, whose additions would be
-    lost), PackError (a worker that cannot start), MissingPackage if a shard must be rebuilt without
-    PIL, and OSError if the disk fails, or if one of the pack's own files may not be read.
+    and no shard records the options, VersionError for a pack of another version (also a newer minor
+    one, whose additions would be lost), PackError (a worker that cannot start), MissingPackage if a
+    shard must be rebuilt without PIL, and OSError if the disk fails, or if one of the pack's own
+    files may not be read.
 
     Examples:
         >>> sa1bpack.repair("packed", "tests/samples/sa_000000.tar", workers=1, progress=False).ok
@@ -176,7 +174,6 @@ def repair(
     found = find_sources(patterns_of("sources", sources), links=listed)
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
-    _refuse_misplaced(root)
     with ExitStack() as held:
         if not dry_run:
             lock = lock_folder(root, shared=share is not None)
@@ -216,37 +213,18 @@ def _first(root: Path) -> str:
     return f"no part can: first sa1bpack repair {quote(str(root))} TARS --quick"
 
 
-def _refuse_misplaced(root: Path) -> None:
-    """Raise FormatError for a folder with the name of a file, or the other way round.
-
-    No rename puts one over the other, and what is foreign is the user's to remove.
-    """
-    shards = root / SHARDS_NAME
-    if shards.exists() and not shards.is_dir():
-        raise FormatError(
-            f"{shards}: a file, where the folder of the shards must be; move it out of the pack "
-            "and repeat the command"
-        )
-    own = (MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME)
-    for path in (*(root / name for name in own), shards / METADATA_NAME):
-        if path.is_dir() and not path.is_symlink():
-            raise FormatError(
-                f"{path}: a folder, where a file must be; move it out of the pack and repeat the "
-                "command"
-            )
-
-
 class _Rebuilding(PackState):
     """Sound shards of a pack, and those that are made again in a working folder."""
 
-    def __init__(self, damage: Damage, shards: dict[Key, PublishedShard], folder: Path):
+    def __init__(self, damage: Damage, sources: Container[str], folder: Path):
+        """Read the sound shards of these sources; the others are made in `folder`."""
         super().__init__(damage.root, damage.options, lock=NOT_LOCKED)
-        self.shards = shards
+        self.shards = _sound_shards(damage, sources)
+        self.sources = {record["name"]: record for record in damage.manifest.sources}
         self.shards_dir = folder
 
     def finish_source(self, record: dict, at_once: bool = False) -> None:
         """A source was read to its end; nothing is published."""
-        self.sources[record["name"]] = record
 
     def withdraw(self, source: str) -> int:
         """A source is not usable: the pack stays as it is."""
@@ -289,38 +267,24 @@ def _replacement(shard: PublishedShard, folder: Path, damage: Damage) -> _Replac
 
     Returns why it cannot be used, if so.
     """
-    name, layout = shard.entry.name, damage.manifest.layout
+    name, now = shard.entry.name, shard.attributes
     check = Check(PackFiles(folder.parent))
-    check_shard(check, folder, shard.entry, layout, quick=False)
+    check_shard(check, folder, shard.entry, damage.manifest.layout, quick=False)
     if check.problems:
         return f"the rebuilt shard is damaged, too: {check.problems[0].what}"
-    old = damage.folder(name)
-    attributes = recorded_attributes(old)
-    if attributes and any(attributes[key] != shard.attributes[key] for key in ("source", "part")):
-        attributes = None  # another shard has its name
-    if attributes and attributes["pairs_digest"] != shard.attributes["pairs_digest"]:
+    was = recorded_attributes(damage.folder(name))
+    if was and (was["source"], was["part"]) != (now["source"], now["part"]):
+        was = None  # another shard has its name
+    if was and was["pairs_digest"] != now["pairs_digest"]:
         return "the source holds other images than those it was packed from"
     found, expected = file_digest(folder / CHECKSUMS_NAME), damage.digests.get(name)
-    if expected is None or found == expected:
-        return _Replacement(shard, folder, found == expected, "")
-    note = f"{name}: rebuilt with other bytes than before"
-    packed_by = shard.attributes["packed_by"]
-    if attributes and attributes["packed_by"] != packed_by:
-        was, now = (
-            ", ".join(f"{key} {value}" for key, value in versions.items())
-            for versions in (attributes["packed_by"], packed_by)
-        )
-        note += f", by {now}; it was packed by {was}"
-    before, after = recorded_samples(old, layout), recorded_samples(folder, layout)
-    if before is not None and before.shape == after.shape:
-        same = int((before == after).sum())
-        note += f"; {same:,} of {len(after):,} samples are identical"
-    return _Replacement(shard, folder, False, note)
-
-
-def _identity_of(record: dict | None) -> str:
-    """The key of a record that identifies its source: packs of earlier releases have md5 only."""
-    return "md5" if record is not None and record.get("xxh128") is None else "xxh128"
+    note = ""
+    if expected not in (None, found):
+        note = f"{name}: rebuilt with other bytes than before"
+        if was and was["packed_by"] != now["packed_by"]:
+            by, before = versions_text(now["packed_by"]), versions_text(was["packed_by"])
+            note += f", by {by}; it was packed by {before}"
+    return _Replacement(shard, folder, found == expected, note)
 
 
 class _Repair:
@@ -344,24 +308,30 @@ class _Repair:
         found, unreadable = look_at([self._sources[source] for source in needed])
         self._sources |= {source.name: source for source in found}
         for name, (source, part) in damage.shards.items():
-            record, given = self._records.get(source), self._sources.get(source)
-            if denied := [p.what for p in damage.problems if p.denied and p.shard == name]:
-                reason = f"{denied[0]}; check its owner and mode (ls -ld): it need not be damaged"
-            elif foreign := [p.what for p in damage.extra if p.shard == name]:
-                reason = f"its folder holds foreign files, move them away first: {foreign[0]}"
-            elif given is None:
-                reason = f"the source {source} is needed, but was not given"
-            elif source in unreadable:
-                reason = str(unreadable[source])
-            elif record is not None and record["nbytes"] != given.nbytes:
-                reason = (
-                    f"{given.path} has {given.nbytes} bytes, but the pack was made from one of "
-                    f"{record['nbytes']}; restore the original file"
-                )
+            if reason := self._obstacle(name, source, unreadable):
+                self.result.left[name] = reason
             else:
                 self._wanted.setdefault(source, {})[part] = name
-                continue
-            self.result.left[name] = reason
+
+    def _obstacle(self, name: str, source: str, unreadable: dict[str, SourceError]) -> str | None:
+        """Why a damaged shard cannot be rebuilt, as far as is known before its source is read."""
+        for problem in self._damage.problems:
+            if problem.denied and problem.shard == name:
+                return f"{problem.what}; check its owner and mode (ls -ld): it need not be damaged"
+        for problem in self._damage.extra:
+            if problem.shard == name:
+                return f"its folder holds foreign files, move them away first: {problem.what}"
+        if (given := self._sources.get(source)) is None:
+            return f"the source {source} is needed, but was not given"
+        if source in unreadable:
+            return str(unreadable[source])
+        nbytes = self._records[source]["nbytes"] if source in self._records else given.nbytes
+        if nbytes != given.nbytes:
+            return (
+                f"{given.path} has {given.nbytes} bytes, but the pack was made from one of "
+                f"{nbytes}; restore the original file"
+            )
+        return None
 
     def forecast(self, share: Share | None) -> None:
         """Report what `mend` would try, or a part."""
@@ -438,11 +408,10 @@ class _Repair:
         """Rebuild what is wanted; what turns out to be unusable is left."""
         damage, packed_by = self._damage, versions_in_force()
         sources = [self._sources[name] for name in self._wanted]
-        md5 = any(_identity_of(self._records.get(name)) == "md5" for name in self._wanted)
-        request = Request(
-            sources=sources, out=self._root, options=damage.options, workers=self._workers, md5=md5
-        )
-        state = _Rebuilding(damage, _sound_shards(damage, self._wanted), folder)
+        state = _Rebuilding(damage, self._wanted, folder)
+        recorded = [state.sources[name] for name in self._wanted if name in state.sources]
+        # Packs of earlier releases know their sources by the md5 alone.
+        request = self._request(sources, md5=any(each.get("xxh128") is None for each in recorded))
         warm_up(damage.options)
         progress = Progress(sum(source.nbytes for source in sources), show=self._show_progress)
         parts = {name: set(parts) for name, parts in self._wanted.items()}
@@ -452,13 +421,11 @@ class _Repair:
             progress.close()
         self.result.notes += progress.notes
         usable = []
-        for source in sources:
-            fault = failed.get(source.name) or self._fault(source, state.sources[source.name])
-            for part, name in self._wanted[source.name].items():
-                shard = state.shards.get((source.name, part))
-                if fault:
-                    made = str(fault)
-                elif shard is None:
+        for source, wanted in self._wanted.items():
+            for part, name in wanted.items():
+                if source in failed:
+                    made = str(failed[source])
+                elif (shard := state.shards.get((source, part))) is None:
                     made = "the source has no image for it"
                 else:
                     made = _replacement(shard, folder / name, damage)
@@ -467,17 +434,6 @@ class _Repair:
                 else:
                     self.result.left[name] = made
         return usable
-
-    def _fault(self, source: Source, found: dict) -> str | None:
-        """Why nothing rebuilt from a source can be used, if its record says so."""
-        expected = self._records.get(source.name)
-        for key in (_identity_of(expected), "pairs") if expected is not None else ():
-            if found[key] != expected[key]:
-                return (
-                    f"{source.path}: {DIGEST_NAMES.get(key, key)} is {found[key]}, but the pack "
-                    f"was made from a source with {expected[key]}; restore the original file"
-                )
-        return None
 
     # Putting them in place
 
@@ -490,7 +446,8 @@ class _Repair:
         damage, state = self._damage, self._state
         others = [replaced.name for replaced in made if not replaced.same]
         rewrite = damage.own_files or bool(others)
-        if rewrite and not self._enter_damaged_shards(others):
+        if rewrite and (obstacle := self._enter_damaged_shards()):
+            self.result.left |= dict.fromkeys([OWN_FILES, *others], obstacle)
             made, rewrite = [replaced for replaced in made if replaced.same], False
         if damage.lost:
             write_note(self._root, Unfinished(lost=True))
@@ -515,40 +472,30 @@ class _Repair:
         if restored and (rewrite or not damage.own_files):
             remove_note(self._root)
 
-    def _enter_damaged_shards(self, others: list[str]) -> bool:
+    def _enter_damaged_shards(self) -> str | None:
         """Enter the shards that stay damaged, so that the pack can be published with them.
 
-        If one is too damaged for that, returns False and leaves what depends on it: the pack's own
-        files, and shards that now have other bytes. (A lost manifest is rewritten without it.)
+        Returns why it cannot, if one is too damaged for that: it would be described wrongly by the
+        pack's own files. (A lost manifest is rewritten without it.)
         """
-        for name in [name for name in self._damage.shards if name in self.result.left]:
-            folder, expected = self._damage.folder(name), self._damage.digests.get(name)
+        damage = self._damage
+        for name in damage.shards.keys() & self.result.left.keys():
+            folder, expected = damage.folder(name), damage.digests.get(name)
             try:
-                if expected is None and self._damage.lost:  # nothing vouches for it
-                    raise FormatError(f"{folder / CHECKSUMS_NAME}: its digest is unknown")
-                if expected is not None and file_digest(folder / CHECKSUMS_NAME) != expected:
+                vouched = expected is not None or damage.lost
+                if vouched and file_digest(folder / CHECKSUMS_NAME) != expected:
                     raise FormatError(f"{folder / CHECKSUMS_NAME} is damaged")
-                self._state.add_shard(read_shard(folder, self._damage.options.layout))
+                self._state.add_shard(read_shard(folder, damage.options.layout))
             except (FormatError, OSError) as error:
-                if self._damage.lost:
-                    continue
-                reason = f"cannot be rewritten as long as {name} is damaged: {error}"
-                self.result.left |= dict.fromkeys([OWN_FILES, *others], reason)
-                return False
-        return True
+                if not damage.lost:
+                    return f"cannot be rewritten as long as {name} is damaged: {error}"
+        return None
 
     def _rewrite_lost_manifest(self) -> None:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
         sources = [source for source in self._sources.values() if source.name not in spoilt]
-        request = Request(
-            sources=sources,
-            out=self._root,
-            options=self._damage.options,
-            workers=self._workers,
-            ignore_space=True,
-        )
-        packed = pack_into(self._state, request, self._show_progress)
+        packed = pack_into(self._state, self._request(sources), self._show_progress)
         self.result.notes += packed.notes
         self.result.left.update({name: str(error) for name, error in packed.failed.items()})
         known = {source for source, _ in self._state.shards} | spoilt

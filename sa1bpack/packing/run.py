@@ -1,9 +1,12 @@
 """`pack` and `pack_part`: complete runs, from the arguments to the published pack or part."""
 
-from collections.abc import Iterable, Mapping, Set
+import resource
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from threading import BoundedSemaphore
 from typing import Unpack
 
 from sa1bpack import __version__, interrupts
@@ -11,24 +14,24 @@ from sa1bpack.arguments import checks_options, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import SourceError
 from sa1bpack.packing.estimate import check_room
-from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import RunKeywords
 from sa1bpack.packing.pack_state import PackState, Totals, totals_of
-from sa1bpack.packing.part_notes import Plan
-from sa1bpack.packing.parts import PartState
+from sa1bpack.packing.parts import PartState, Plan
 from sa1bpack.packing.progress import Progress, RejectLimit, recorded_run
 from sa1bpack.packing.request import (
     Request,
-    add_missing_md5,
     checked_request,
     sources_to_pack,
     upload_to,
 )
 from sa1bpack.packing.sample import require_decoder, warm_up
-from sa1bpack.packing.source_packer import SourcePacker, WriterThreads
+from sa1bpack.packing.source_packer import MAX_IN_PUBLICATION, SourcePacker, pack_inline
 from sa1bpack.source.find import Source
 from sa1bpack.urls import scheme_of, shown
+
+# Files that a run may have open, where the system lets it. More than any needs.
+OPEN_FILES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,17 +222,15 @@ def run_part(
 
 def pack_into(state: PackState, request: Request, show_progress: bool | None) -> PackResult:
     """Pack those sources of a request that a pack does not have."""
-    sources = request.sources
-    todo, unreadable = sources_to_pack(state, sources, request.sums)
-    check_room(request, todo)
-    if request.md5:
-        add_missing_md5(state, sources, request.sums, show_progress)
+    todo, unreadable = sources_to_pack(state, request)
+    new = [source for source in todo if source.name not in state.sources]
+    check_room(request, new)
     rejects = RejectLimit(request.max_rejects, state.rejects())
     progress = Progress(sum(source.nbytes for source in todo), rejects, show_progress)
     packed_by = versions_in_force()
     note_other_decoders(state, packed_by, progress)
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was
-    with recorded_run(state.root, progress, request.workers, state.alone):
+    with recorded_run(state.root, progress, request.workers):
         try:
             failed = unreadable | pack_sources(state, todo, request, packed_by, progress)
         except BaseException as error:
@@ -247,8 +248,8 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
         progress.note(line)
     return PackResult(
         **totals_of(state),
-        sources=len(sources),
-        packed_before=len(sources) - len(todo) - len(unreadable),
+        sources=len(request.sources),
+        packed_before=len(request.sources) - len(new) - len(unreadable),
         new_images=progress.images,
         failed=failed,
         notes=progress.notes,
@@ -271,24 +272,43 @@ def pack_sources(
     wanted
         Name of a source → the parts to pack. Default: all that are not published.
     """
-    with WriterThreads() as writers:
-        packers = [
-            SourcePacker(
-                source,
-                state,
-                writers,
-                packed_by,
-                md5=request.md5,
-                expected_md5=request.sums.get(source.name),
-                wanted=None if wanted is None else wanted[source.name],
-            )
-            for source in todo
-        ]
+    publications = BoundedSemaphore(MAX_IN_PUBLICATION)
+    packers = [
+        SourcePacker(
+            source,
+            state,
+            request,
+            packed_by,
+            publications,
+            wanted=None if wanted is None else wanted[source.name],
+        )
+        for source in todo
+    ]
+    with _many_open_files():
         if request.workers == 1:
             pack_inline(packers, state.options, progress)
         elif packers:
             pack_with_processes(packers, state.options, request, progress)
     return {packer.source.name: packer.error for packer in packers if packer.error is not None}
+
+
+@contextmanager
+def _many_open_files() -> Iterator[None]:
+    """Raise the soft limit on open files within the block, as far as this process may.
+
+    It is usually 1024. A shard that is built has some twenty files open, and a run with many
+    workers builds many.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def versions_in_force() -> dict[str, str]:
@@ -313,5 +333,10 @@ def note_other_decoders(state: PackState, packed_by: dict, progress: Progress) -
         if shard.attributes["packed_by"] != packed_by
     }
     for other in sorted(others):
-        was = ", ".join(f"{key} {value}" for key, value in other)
+        was = versions_text(dict(other))
         progress.note(f"part of this pack was made with {was}; pixels may differ by rounding")
+
+
+def versions_text(packed_by: dict[str, str]) -> str:
+    """The versions that made a shard, in words."""
+    return ", ".join(f"{key} {value}" for key, value in packed_by.items())

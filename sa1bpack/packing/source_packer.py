@@ -1,26 +1,30 @@
 """Packs one source: which pairs need work, which shard each belongs to, what failed.
 
-The samples of a shard are appended in the order of the tar, whichever is decoded first. Threads of
-the run write the files and publish the shards, while others are decoded.
+The samples of a shard are appended in the order of the tar, whichever is decoded first. A thread of
+each shard writes its files and publishes it, while other samples are decoded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from threading import BoundedSemaphore
 
 import numpy as np
 import xxhash
 
+from sa1bpack import interrupts
 from sa1bpack.errors import SourceCorrupt, SourceError
-from sa1bpack.format.manifest import ShardEntry
+from sa1bpack.format.manifest import DIGEST_NAMES
 from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState, PublishedShard, shard_name
-from sa1bpack.packing.progress import report
-from sa1bpack.packing.sample import Outcome, Packed
+from sa1bpack.packing.progress import Progress, report
+from sa1bpack.packing.request import Request
+from sa1bpack.packing.sample import Buffers, Outcome, Packed, attempt
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy
 from sa1bpack.source.pairs import Pair, PairReader, Reject
@@ -31,71 +35,45 @@ from sa1bpack.wording import counted
 # files open, and on a disk that is slow to flush they would become many.
 MAX_IN_PUBLICATION = 4
 
-
-class WriterThreads:
-    """The threads of one run, one for each shard that is open: a context manager that ends them.
-
-    They mostly wait for the disk and for the digest, and neither holds the GIL. A thread is used
-    again for a later shard: one that ended meanwhile would call into Python from the garbage
-    collector, where the exception of a signal is lost.
-
-    publications
-        A semaphore of MAX_IN_PUBLICATION; a shard holds it while it is being published.
-    free
-        Threads that no shard uses.
-    """
-
-    def __init__(self):
-        self.publications = BoundedSemaphore(MAX_IN_PUBLICATION)
-        self.free: list[Executor] = []
-        self._all: list[Executor] = []
-
-    def take(self) -> Executor:
-        """A thread for a shard, which puts it back into `free`."""
-        if not self.free:
-            self._all.append(ThreadPoolExecutor(1, "sa1bpack-writer"))
-            return self._all[-1]
-        return self.free.pop()
-
-    def __enter__(self) -> "WriterThreads":
-        return self
-
-    def __exit__(self, *_) -> None:
-        for thread in self._all:
-            thread.shutdown()
+# Samples in memory of `pack_inline`: one being decoded, one being written, one waiting for that.
+SAMPLES_IN_MEMORY = 3
 
 
 class ShardBuilder:
     """Builds the shard of one part of a source: of `samples_per_shard` pairs, the last of fewer.
 
     An outcome takes effect after those of all earlier pairs. Writing begins with the first packed
-    sample, so without one nothing is left on disk, and `hollow` stays true. Only the shard's thread
-    creates files: Ctrl-C is raised in the main thread alone, so nothing is created that `end` does
-    not know of.
+    sample, so without one nothing is left on disk, and `without_samples` stays true. Only the
+    shard's thread creates files: Ctrl-C is raised in the main thread alone, so nothing is created
+    that `end` does not know of.
 
     closed
         No further pair will come.
     publication
-        The manifest entry to come, once `publish` was called; `attributes` are then those that the
-        shard records.
+        The published shard to come, once `publish` was called.
     """
 
     def __init__(
-        self, source: str, part: int, shards_dir: Path, options: PackOptions, writers: WriterThreads
+        self,
+        source: str,
+        part: int,
+        shards_dir: Path,
+        options: PackOptions,
+        publications: BoundedSemaphore,
     ):
+        """publications  is held by a shard while it is being published"""
         self.part = part
         self.closed = False
-        self.publication: Future[ShardEntry] | None = None
-        self.attributes: dict = {}
+        self.publication: Future[PublishedShard] | None = None
         self.rejects: list[Reject] = []
         self.unknown_keys: set[str] = set()
         self.dropped = 0
         self._source, self._shards_dir = source, shards_dir
-        self._options, self._writers = options, writers
+        self._options, self._publications = options, publications
         self._pairs_digest = xxhash.xxh3_64()
         self._first = self._next = self._end = part * options.samples_per_shard
         self._early: dict[int, tuple[Outcome, Callable[[], object]]] = {}
-        self._thread: Executor | None = None
+        self._thread: ThreadPoolExecutor | None = None
         self._writer: ShardWriter | None = None
         self._error: BaseException | None = None
         self._ended = False
@@ -106,7 +84,7 @@ class ShardBuilder:
         return self.closed and self._next == self._end
 
     @property
-    def hollow(self) -> bool:
+    def without_samples(self) -> bool:
         """No sample is packed yet."""
         return self._thread is None
 
@@ -127,7 +105,7 @@ class ShardBuilder:
             self._next += 1
             if isinstance(outcome, Packed):
                 if self._thread is None:
-                    self._thread = self._writers.take()
+                    self._thread = ThreadPoolExecutor(1, "sa1bpack-writer")
                 self.unknown_keys |= outcome.unknown_keys
                 self._thread.submit(self._append, outcome.rows, release)
                 continue
@@ -143,9 +121,9 @@ class ShardBuilder:
             raise self._error
 
     def publish(self, packed_by: dict[str, str]) -> None:
-        """Begin to publish the shard, which must be complete and not hollow."""
-        self._writers.publications.acquire()
-        self.attributes = {
+        """Begin to publish the shard, which must be complete and have samples."""
+        self._publications.acquire()
+        attributes = {
             "source": self._source,
             "part": self.part,
             "first_pair": self._first,
@@ -157,7 +135,7 @@ class ShardBuilder:
             "packed_by": packed_by,
             "options": self._options.to_json(),
         }
-        self.publication = self._thread.submit(self._publish)
+        self.publication = self._thread.submit(self._publish, attributes)
 
     def end(self) -> None:
         """Release all rows, and discard the shard unless it is published."""
@@ -166,8 +144,8 @@ class ShardBuilder:
             release()
         self._early.clear()
         if self._thread is not None:
-            self._thread.submit(self._discard).result()
-            self._writers.free.append(self._thread)
+            self._thread.submit(self._discard)
+            self._thread.shutdown()
             self._thread = None
         self._error = None  # its traceback keeps this object and rows alive
 
@@ -186,12 +164,12 @@ class ShardBuilder:
         except BaseException as error:  # whatever it is, the run must end with it
             self._error = self._error or error
 
-    def _publish(self) -> ShardEntry:
+    def _publish(self, attributes: dict) -> PublishedShard:
         try:
             self.check()
-            return self._writer.publish(self.attributes)
+            return PublishedShard(self._writer.publish(attributes), attributes)
         finally:
-            self._writers.publications.release()
+            self._publications.release()
 
     def _discard(self) -> None:
         if self._writer is not None:
@@ -199,7 +177,7 @@ class ShardBuilder:
 
 
 class SourcePacker:
-    """The packing of one source, driven from one thread (see `execution`).
+    """The packing of one source, driven from one thread: `pack_inline`, or that of `execution`.
 
     The driver asks `is_published` which pairs to `skip`, calls `begin` in order and `resolve` in
     any order for the others, and ends with `end` or `fail`. `finished` becomes true when every
@@ -210,22 +188,18 @@ class SourcePacker:
         self,
         source: Source,
         state: PackState,
-        writers: WriterThreads,
+        request: Request,
         packed_by: dict[str, str],
-        *,
-        md5: bool = False,
-        expected_md5: str | None = None,
+        publications: BoundedSemaphore,
         wanted: Set[int] | None = None,
     ):
         """
-        writers
-            The threads of the run, shared by its packers.
+        request
+            Whether an md5 is computed, and what it must be.
         packed_by
             Package → version, recorded in every shard.
-        md5
-            Whether to compute the source's md5.
-        expected_md5
-            What it must be, if a list says so; `md5` is then true.
+        publications
+            Of the run: the shards that may be in publication at once.
         wanted
             The parts to pack; None: all that are not published.
         """
@@ -233,18 +207,14 @@ class SourcePacker:
         self.finished = False
         self.error: SourceError | None = None
         self.builders: dict[int, ShardBuilder] = {}
-        self._state = state
-        self._writers = writers
-        self._packed_by = packed_by
-        self._md5, self._expected_md5 = md5, expected_md5
+        self._state, self._request = state, request
+        self._packed_by, self._publications = packed_by, publications
         self._wanted = wanted
-        self._published = {
-            part: _PublishedPart(shard) for part, shard in state.parts_of(source.name).items()
-        }
-        self._last_part = -1
-        self._hollow: dict[int, ShardBuilder] = {}  # complete, but without a packed sample
-        self._rejects: list[Reject] = []
-        self._facts: dict | None = None
+        self._published = state.parts_of(source.name)
+        self._compared: set[int] = set()  # published parts whose pairs are those of the source
+        self._part, self._pairs, self._digest = -1, 0, xxhash.xxh3_64()  # of the pairs just skipped
+        self._without_samples: list[ShardBuilder] = []  # complete
+        self._record: dict | None = None
 
     def _part_of(self, index: int) -> int:
         return index // self._state.options.samples_per_shard
@@ -259,22 +229,28 @@ class SourcePacker:
         return self._part_of(index) in self.builders
 
     def skip(self, index: int, digest: bytes) -> None:
-        """Compare a pair of a published shard, if it is of one, by its `pair_digest`.
+        """Pass a pair of a published shard, which is compared by its `pair_digest`.
 
-        Raises SourceError if the source is not the one that the shard was packed from.
+        Raises SourceError if the source is not the one that the shard before was packed from.
         """
-        part = self._part_of(index)
-        self._close_all_but(part)
-        if part in self._published:
-            self._published[part].check(digest, self.source.path)
+        self._move_to(self._part_of(index))
+        self._digest.update(digest)
+        self._pairs += 1
 
     def begin(self, index: int, digest: bytes) -> None:
-        """A pair with this `pair_digest` will be decoded; called in the order of the pairs."""
+        """A pair with this `pair_digest` will be decoded; called in the order of the pairs.
+
+        Raises as `skip` does.
+        """
         part = self._part_of(index)
-        self._close_all_but(part)
+        self._move_to(part)
         if part not in self.builders:
             self.builders[part] = ShardBuilder(
-                self.source.name, part, self._state.shards_dir, self._state.options, self._writers
+                self.source.name,
+                part,
+                self._state.shards_dir,
+                self._state.options,
+                self._publications,
             )
         self.builders[part].begin(digest)
 
@@ -284,50 +260,78 @@ class SourcePacker:
         builder.resolve(index, outcome, release)
         self._publish_if_complete(builder)
 
-    def _close_all_but(self, part: int) -> None:
-        """The next pair is of this part: close the shard before it."""
-        if part != self._last_part and self._last_part in self.builders:
-            builder = self.builders[self._last_part]
-            builder.closed = True
-            self._publish_if_complete(builder)
-        self._last_part = part
+    def _move_to(self, part: int) -> None:
+        """The next pair is of this part: all pairs of the one before it were read."""
+        before, self._part = self._part, part
+        if part == before:
+            return
+        if before in self.builders:
+            self.builders[before].closed = True
+            self._publish_if_complete(self.builders[before])
+        elif before in self._published:
+            recorded = self._published[before].attributes
+            found = self._pairs, self._digest.hexdigest()
+            if found != (recorded["pairs"], recorded["pairs_digest"]):
+                raise self._other_pairs(before)
+            self._compared.add(before)
+        self._pairs = 0
+        self._digest.reset()
+
+    def _other_pairs(self, part: int) -> SourceError:
+        name = self._published[part].entry.name
+        return SourceError(
+            f"{self.source.path}: its pairs differ from those that {name} was packed from; restore "
+            "the original file, or remove that shard to pack it again"
+        )
 
     def _publish_if_complete(self, builder: ShardBuilder) -> None:
-        if builder.complete and builder.hollow:
-            self._hollow[builder.part] = self.builders.pop(builder.part)
+        if builder.complete and builder.without_samples:
+            self._without_samples.append(self.builders.pop(builder.part))
         elif builder.complete:
             builder.publish(self._packed_by)
 
     def end(self, reader: PairReader, pairs: int) -> list[Reject]:
         """The source was read to its end, `pairs` pairs in all. Returns the reader's rejects."""
-        self._close_all_but(part=-1)
+        found = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
         try:
-            for published in self._published.values():
-                published.check_end(pairs, self.source.path)
-            expected = self._expected_md5
-            if expected is not None and reader.md5 is not None and reader.md5 != expected:
-                raise SourceCorrupt(
-                    f"{self.source.path}: its md5 is {reader.md5}, but the list says "
-                    f"{expected}; {remedy(self.source.path)}"
-                )
+            self._move_to(-1)
+            self._check(found)
         except SourceError as error:
             self.fail(error)
             return []
-        self._facts = {
+        rejects = [
+            replace(reject, member=reject.member.removeprefix("./")) for reject in reader.rejects
+        ]
+        self._record = {
+            **found,
             "name": self.source.name,
             "kind": self.source.kind,
             "nbytes": self.source.nbytes,
-            "xxh128": reader.xxh128,
-            "md5": reader.md5,
-            "md5_checked": expected is not None,
-            "pairs": pairs,
+            "md5_checked": self.source.name in self._request.sums,
             "ignored": dict(sorted(reader.ignored.items())),
             "ignored_names": reader.ignored_names,
+            "rejects": [reject.as_json() for reject in rejects],
         }
-        self._rejects = [
-            replace(reject, member=reject.member.removeprefix("./")) for reject in reader.rejects
-        ]
-        return self._rejects
+        return rejects
+
+    def _check(self, found: dict) -> None:
+        """Raise SourceError unless this is the source that was packed, and that a list demands."""
+        path = self.source.path
+        for part in sorted(self._published.keys() - self._compared):
+            raise self._other_pairs(part)
+        if (packed := self._state.sources.get(self.source.name)) is not None:
+            # Packs of earlier releases have the md5 alone.
+            for key in ("md5" if packed.get("xxh128") is None else "xxh128", "pairs"):
+                if found[key] != packed[key]:
+                    raise SourceError(
+                        f"{path}: {DIGEST_NAMES.get(key, key)} is {found[key]}, but the pack was "
+                        f"made from a source with {packed[key]}; restore the original file"
+                    )
+        expected = self._request.sums.get(self.source.name)
+        if None not in (expected, found["md5"]) and found["md5"] != expected:
+            raise SourceCorrupt(
+                f"{path}: its md5 is {found['md5']}, but the list says {expected}; {remedy(path)}"
+            )
 
     def fail(self, error: SourceError) -> None:
         """Give the source up.
@@ -354,25 +358,23 @@ class SourcePacker:
         if self.builders or self.finished:
             return
         if self.error is not None:
-            if isinstance(self.error, SourceCorrupt):
-                withdrawn = self._state.withdraw(self.source.name)
-                if withdrawn:
-                    self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
+            # One that was packed to its end before keeps its shards: they came from sound bytes.
+            packed = self.source.name in self._state.sources
+            corrupt = isinstance(self.error, SourceCorrupt) and not packed
+            if corrupt and (withdrawn := self._state.withdraw(self.source.name)):
+                self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
             self.finished = True
-        elif self._facts is not None:
-            hollow = [builder for _, builder in sorted(self._hollow.items())]
-            rejects = [reject for builder in hollow for reject in builder.rejects]
-            record = {
-                **self._facts,
-                "dropped": sum(builder.dropped for builder in hollow),
-                "rejects": [reject.as_json() for reject in rejects + self._rejects],
-            }
-            self._state.finish_source(record, at_once=isinstance(self.source.path, Address))
+        elif self._record is not None:
+            builders = sorted(self._without_samples, key=lambda builder: builder.part)
+            rejects = [reject.as_json() for builder in builders for reject in builder.rejects]
+            self._record["rejects"] = rejects + self._record["rejects"]
+            self._record["dropped"] = sum(builder.dropped for builder in builders)
+            self._state.finish_source(self._record, at_once=isinstance(self.source.path, Address))
             self.finished = True
 
     def _enter(self, builder: ShardBuilder) -> None:
         """Enter a shard whose publication has ended; raises what that raised."""
-        shard = PublishedShard(builder.publication.result(), builder.attributes)
+        shard = builder.publication.result()
         builder.end()
         del self.builders[builder.part]
         self._state.add_shard(shard)
@@ -393,7 +395,9 @@ class SourcePacker:
 
     def open_reader(self) -> PairReader:
         """A reader of the source, which spills to a file in the pack's folder."""
-        return PairReader(self.source, spool_dir=self._state.root, md5=self._md5, on_wait=report)
+        return PairReader(
+            self.source, spool_dir=self._state.root, md5=self._request.md5, on_wait=report
+        )
 
 
 @contextmanager
@@ -415,29 +419,45 @@ def pair_digest(pair: Pair) -> bytes:
     return digest.digest()
 
 
-class _PublishedPart:
-    """A shard of an earlier run, compared with the pairs that its source holds now."""
+def pack_inline(packers: Sequence[SourcePacker], options: PackOptions, progress: Progress) -> None:
+    """Run every packer in this process, one pair after the other: `--workers 1`.
 
-    def __init__(self, shard: PublishedShard):
-        self._name = shard.entry.name
-        self._left = shard.attributes["pairs"]
-        self._expected = shard.attributes["pairs_digest"]
-        self._digest = xxhash.xxh3_64()
+    Only writing, and md5 if it is asked for, have threads of their own. Errors of a source stay in
+    its packer; others are raised.
+    """
+    free: SimpleQueue[Buffers] = SimpleQueue()
+    for _ in range(SAMPLES_IN_MEMORY):
+        free.put(Buffers(options))
+    with stopped_on_error(packers):
+        for number, packer in enumerate(packers):
+            _pack_source(packer, options, free, progress)
+            for earlier in packers[: number + 1]:
+                earlier.poll()
+        for packer in packers:
+            packer.wait()
 
-    def check(self, digest: bytes, path: Path) -> None:
-        """Take the next pair; raise SourceError if the pairs are not those of the shard."""
-        self._digest.update(digest)
-        self._left -= 1
-        if self._left < 0 or (self._left == 0 and self._digest.hexdigest() != self._expected):
-            raise SourceError(
-                f"{path}: its pairs differ from those that {self._name} was packed from; restore "
-                "the original file, or remove that shard to pack it again"
-            )
 
-    def check_end(self, pairs: int, path: Path) -> None:
-        """Raise SourceError if the source, of so many pairs, ended before the shard did."""
-        if self._left > 0:
-            raise SourceError(
-                f"{path}: ends after {pairs} pairs, but {self._name} was packed from later ones; "
-                "restore the original file, or remove that shard to pack it again"
-            )
+def _pack_source(
+    packer: SourcePacker, options: PackOptions, free: SimpleQueue[Buffers], progress: Progress
+) -> None:
+    pairs = 0
+    try:
+        with packer.open_reader() as reader:
+            for pair in reader:
+                interrupts.check()
+                pairs += 1
+                if packer.is_published(pair.index):
+                    packer.skip(pair.index, pair_digest(pair))
+                    progress.advance(packer.source, reader.bytes_read)
+                    continue
+                packer.begin(pair.index, pair_digest(pair))
+                buffers = free.get()
+                outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
+                packer.resolve(pair.index, outcome, partial(free.put, buffers))
+                progress.done(packer.source, outcome, reader.bytes_read)
+                packer.poll()
+            for reject in packer.end(reader, pairs):
+                progress.reject(packer.source, reject)
+    except SourceError as error:
+        packer.fail(error)
+    progress.source_done(packer.source)

@@ -68,7 +68,7 @@ def test_finalize_of_what_is_no_pack(command, tmp_path):
 
 def test_finalize_of_a_damaged_note_names_the_file_and_the_remedy(command, part, root):
     assert part("1/2")[0] == OK
-    (note,) = (root / ".parts").glob("done-*.json")
+    (note,) = (root / ".parts").glob("source-*.json")
     note.write_text("{")
     code, _, error = command("finalize", root)
     assert code == REFUSED and str(note) in error and "repeat the parts" in error

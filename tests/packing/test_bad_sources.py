@@ -1,16 +1,14 @@
 """Tars that end early, are damaged, or change between two runs."""
 
-import gzip
 import hashlib
 import os
 
 import pytest
 import xxhash
-from damaged_packs import forget_xxh128
 from small_tars import SMALL, contents, members, names_of, write_tar
 
 import sa1bpack
-from sa1bpack.errors import PackError, SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing import progress, run
 
@@ -35,7 +33,7 @@ def shards(root) -> list[str]:
     return sorted(path.name for path in root.glob("shards/sa_*"))
 
 
-@pytest.mark.parametrize(("compress", "workers"), [(False, 2), (True, 1), (True, 2)])
+@pytest.mark.parametrize(("compress", "workers"), [(False, 2), (True, 1)])
 def test_complete_shards_before_a_cut_stay_and_the_full_tar_completes_them(
     tmp_path, root, whole, manifest_of, compress, workers
 ):
@@ -83,16 +81,6 @@ def test_shards_of_a_tar_with_a_wrong_crc_are_withdrawn(tmp_path, root, whole, w
     assert contents(root) == expected
 
 
-def test_a_right_md5_is_recorded_as_checked(tmp_path, root, manifest_of):
-    tars = [write_tar(tmp_path / f"sa_{n}.tar", members([n])) for n in (1, 2)]
-    digests = {tar.name: hashlib.md5(tar.read_bytes()).hexdigest() for tar in tars}
-    sums = tmp_path / "sums.txt"
-    sums.write_text("".join(f"{md5}  {name}\n" for name, md5 in digests.items()))
-    assert sa1bpack.pack(tars, root, workers=1, md5sums=sums, **SMALL).complete
-    for record in manifest_of(root)["sources"]:
-        assert record["md5"] == digests[record["name"] + ".tar"] and record["md5_checked"]
-
-
 def test_a_source_is_identified_by_xxh3_and_by_md5_only_if_asked(tmp_path, root, manifest_of):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]))
     data = tar.read_bytes()
@@ -125,39 +113,18 @@ def test_a_list_given_later_is_compared_with_the_md5_recorded_or_computed_then(
     assert contents(root) == contents(at_once)
 
 
-def test_md5_asked_for_later_gives_the_bytes_of_asking_at_first(tmp_path, root):
-    tars = [write_tar(tmp_path / f"sa_{n}.tar", members([n])) for n in (1, 2)]
-    sa1bpack.pack(tars[0], root, workers=1, **SMALL)
-    sa1bpack.pack(tars, root, workers=1, md5=True, **SMALL)
-    at_once = root.with_name("at_once")
-    sa1bpack.pack(tars, at_once, workers=1, md5=True, **SMALL)
-    assert contents(root) == contents(at_once)
-
-
-def test_another_tar_of_the_same_size_does_not_get_its_md5_into_the_pack(tmp_path, root):
+def test_another_tar_of_the_same_size_does_not_get_its_md5_into_the_pack(
+    tmp_path, root, manifest_of
+):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]), compress=False)
     sa1bpack.pack(tar, root, workers=1, **SMALL)
-    before = contents(root)
+    before = manifest_of(root)["sources"]
     data = bytearray(tar.read_bytes())
     data[-1] ^= 1
     tar.write_bytes(data)
-    with pytest.raises(PackError, match=r"has the XXH3-128 .*but the pack holds a source 'sa_1'"):
-        sa1bpack.pack(tar, root, workers=1, md5=True, **SMALL)
-    assert contents(root) == before
-
-
-def test_a_source_of_an_earlier_release_is_known_by_its_md5(tmp_path, root, manifest_of):
-    tar = write_tar(tmp_path / "sa_1.tar", members(range(6)))
-    sa1bpack.pack(tar, root, workers=1, md5=True, **SMALL)
-    forget_xxh128(root)
-    assert sa1bpack.pack(tar, root, workers=1, md5=True, **SMALL).packed_before == 1
-    assert "xxh128" not in manifest_of(root)["sources"][0]
-    assert sa1bpack.verify(root).ok
-    assert "  identity   md5 of 1 tar\n" in sa1bpack.info(root).as_text()
-    sums = tmp_path / "sums.txt"
-    sums.write_text(f"{'0' * 32}  sa_1.tar\n")
-    with pytest.raises(PackError, match=r"should have the md5 0000.* with the md5 "):
-        sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
+    result = sa1bpack.pack(tar, root, workers=1, md5=True, **SMALL)
+    assert list(result.failed) == ["sa_1"] and result.images == 1
+    assert manifest_of(root)["sources"] == before
 
 
 def test_a_wrong_md5_withdraws_the_shards_and_spares_the_others(tmp_path, root, manifest_of):
@@ -173,15 +140,14 @@ def test_a_wrong_md5_withdraws_the_shards_and_spares_the_others(tmp_path, root, 
     assert not manifest_of(root)["complete"]
 
 
-def test_a_packed_tar_that_a_list_contradicts_is_refused(tmp_path, root):
+def test_a_packed_tar_that_a_list_contradicts_is_named_and_its_shards_stay(tmp_path, root):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]))
     sa1bpack.pack(tar, root, workers=1, **SMALL)
     sums = tmp_path / "sums.txt"
     sums.write_text(f"{'0' * 32}  sa_1.tar\n")
-    before = contents(root)
-    with pytest.raises(PackError, match="should have 0000"):
-        sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
-    assert contents(root) == before
+    result = sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
+    assert "the list says 0000" in str(result.failed["sa_1"])
+    assert result.images == 1 and shards(root) == ["sa_1-000"]
 
 
 @pytest.mark.parametrize(
@@ -240,17 +206,6 @@ def test_a_source_that_changed_between_two_runs_is_noticed(
     assert not manifest_of(root)["complete"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_other_bytes_under_the_same_names_are_noticed(tmp_path, root, monkeypatch, workers):
-    found = members(range(12))
-    tar = write_tar(tmp_path / "sa_1.tar", found, shuffle=None)
-    interrupted(tar, root, monkeypatch, after=9)
-    found["./sa_2.jpg"] = members([99])["./sa_99.jpg"]
-    write_tar(tar, found, shuffle=None)
-    result = sa1bpack.pack(tar, root, workers=workers, **SMALL)
-    assert "differ from those that sa_1-000" in str(result.failed["sa_1"])
-
-
 def test_a_tar_that_vanishes_before_its_turn_is_given_up_and_the_others_packed(
     tmp_path, root, monkeypatch
 ):
@@ -267,15 +222,6 @@ def test_a_tar_that_vanishes_before_its_turn_is_given_up_and_the_others_packed(
         target = root / str(workers)
         result = sa1bpack.pack(tars, target, workers=workers, **SMALL)
         assert list(result.failed) == ["sa_1"] and result.images == 1
-
-
-def test_a_gzip_cut_in_its_trailer_is_truncated(tmp_path, root):
-    tar = write_tar(tmp_path / "sa_1.tar", members([1, 2]))
-    tar.write_bytes(tar.read_bytes()[:-3])
-    with pytest.raises(EOFError):
-        gzip.decompress(tar.read_bytes())
-    result = sa1bpack.pack(tar, root, workers=1, **SMALL)
-    assert isinstance(result.failed["sa_1"], SourceTruncated)
 
 
 @pytest.mark.parametrize("compress", [True, False])

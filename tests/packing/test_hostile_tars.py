@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import tarfile
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from small_tars import (
     members,
     names_of,
     pixels_of,
-    record,
     rejects_of,
     write_tar,
 )
@@ -100,36 +98,9 @@ def test_what_is_sound_is_packed_and_every_trap_has_its_reason(tmp_path, workers
     check_shard_record(shard.attributes, shard.folder)
 
 
-def test_an_image_that_two_tars_have_is_packed_twice_and_the_first_is_found_by_its_id(tmp_path):
-    other = members([2, 3], masks=1)
-    changed(other, 2, lambda found: found["annotations"][0].update(predicted_iou=0.125))
-    tars = [
-        write_tar(tmp_path / "sa_000000.tar", members([1, 2]), shuffle=None),
-        write_tar(tmp_path / "sa_000001.tar", other, shuffle=None),
-    ]
-    assert sa1bpack.pack(tars, tmp_path / "pack", workers=1, **SMALL).images == 4
-    assert sa1bpack.verify(tmp_path / "pack").ok
-    dataset = sa1bpack.open(tmp_path / "pack", duplicates="all")
-    assert dataset.column("image_id").tolist() == [1, 2, 2, 3]
-    assert dataset.by_id(2)["index"] == 1
-    assert dataset[2]["predicted_ious"].tolist() == [0.125]
-
-
 def test_within_a_tar_the_first_of_two_members_of_a_name_counts(tmp_path):
     listed = [*members([1, 2]).items(), ("./sa_2.jpg", b"another"), ("b/sa_1.json", b"{}")]
     tar = write_tar(tmp_path / "sa_000000.tar", listed, shuffle=None)
     assert sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL).images == 2
     found = {line["member"]: line["reason"] for line in rejects_of(tmp_path / "pack")}
     assert found == {"sa_2.jpg": "duplicate", "b/sa_1.json": "duplicate"}
-
-
-def test_annotations_with_the_same_id_are_all_kept(tmp_path):
-    found = members([1])
-    text = record(1)
-    for annotation in text["annotations"]:
-        annotation["id"] = 7
-    found["./sa_1.json"] = json.dumps(text).encode()
-    sa1bpack.pack(
-        write_tar(tmp_path / "sa_000000.tar", found), tmp_path / "pack", workers=1, **SMALL
-    )
-    assert sa1bpack.open(tmp_path / "pack")[0]["annotation_ids"].tolist() == [7, 7, 7]

@@ -11,8 +11,7 @@ from PIL import Image
 from small_tars import SMALL, contents, photo, record, write_tar
 
 import sa1bpack
-from sa1bpack.errors import OptionError, OptionsDiffer
-from sa1bpack.format.manifest import read_manifest
+from sa1bpack.errors import OptionError
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import rasterize, unpack_bits
 
@@ -147,18 +146,6 @@ def test_a_compact_pack_is_the_same_with_two_workers_and_after_losing_a_shard(
     assert contents(root) == expected
 
 
-@pytest.mark.parametrize(
-    "other", [{"pixels": "rgb"}, {"fit": "pad"}, {"masks": "bits+runs"}], ids=str
-)
-def test_a_pack_is_not_resumed_in_another_layout(packed, tar, other):
-    root = packed(**COMPACT)
-    before = contents(root)
-    (key,) = other
-    with pytest.raises(OptionsDiffer, match=f"{key}: the pack has '{COMPACT[key]}'"):
-        sa1bpack.pack(tar, root, workers=1, **SMALL, **{**COMPACT, **other})
-    assert contents(root) == before
-
-
 @pytest.mark.parametrize("fit", ["pad", "squash"])
 def test_an_odd_canvas_of_yuv_is_refused_before_anything_is_written(tar, tmp_path, fit):
     with pytest.raises(
@@ -178,38 +165,3 @@ def test_an_odd_native_size_is_packed(tar, tmp_path):
         reference = reference_planes(number, stored, "yuv420")
         for plane, expected in zip(shard.planes(row).values(), reference, strict=True):
             np.testing.assert_array_equal(plane, expected)
-
-
-@pytest.mark.parametrize(("fit", "count"), [("pad", 6144), ("squash", 6144), ("native", 12288)])
-def test_shards_of_native_images_hold_more_by_default(fit, count):
-    assert sa1bpack.PackOptions(fit=fit).samples_per_shard == count
-    assert sa1bpack.PackOptions(fit=fit, samples_per_shard=5).samples_per_shard == 5
-
-
-@pytest.mark.parametrize("options", [COMPACT, {"fit": "native"}, {"pixels": "yuv420"}], ids=str)
-def test_a_forecast_counts_the_bytes_of_the_layout(tar, packed, tmp_path, options):
-    options = {**SMALL, **options, "image_size": 512}
-    forecast = sa1bpack.estimate(tar, tmp_path / "pack", workers=1, **options)
-    root = packed(**options)
-    nbytes = sa1bpack.info(root).bytes
-    assert nbytes / 1.5 <= forecast.disk_bytes <= nbytes * 1.5
-    holes = sum(
-        0 if options.get("fit") == "native" else 512 * 512 + 2 * 256 * 256 - height * 512
-        - 2 * (-(-height // 2)) * 256
-        for height in (int(shard["size"][row, 2]) for shard, row in samples_of(root).values())
-    )  # fmt: skip
-    assert forecast.hole_bytes / forecast.images == pytest.approx(holes / 10, abs=1)
-
-
-def test_planes_without_padding_and_runs_take_at_most_a_quarter_more_than_the_tar(
-    sample_tar, tmp_path
-):
-    """At 1024, every mask stored. Rows are counted: a file of a tiny pack ends in padding."""
-    sa1bpack.pack(
-        sample_tar, tmp_path / "pack", workers=1,
-        **COMPACT, max_masks=None,
-    )  # fmt: skip
-    [entry] = read_manifest(tmp_path / "pack").shards
-    layout = open_shard(tmp_path / "pack" / "shards" / entry.name).layout
-    rows = layout.array_rows(entry.extent).items()
-    assert sum(spec.row_bytes * count for spec, count in rows) <= 1.25 * sample_tar.stat().st_size

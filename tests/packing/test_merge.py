@@ -6,7 +6,6 @@ import os
 import shutil
 from fcntl import LOCK_EX, flock
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from sa1bpack.errors import (
 )
 from sa1bpack.format import files
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.packing import place_files
 
 
@@ -73,15 +72,6 @@ def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, tmp_path
     assert result.complete and result.packs == 3
 
 
-def test_the_dataset_of_a_merged_pack_is_that_of_its_packs(machines, tmp_path):
-    sa1bpack.merge(tmp_path / "pack", machines)
-    one, ds = sa1bpack.open(tmp_path / "pack"), sa1bpack.open(machines)
-    assert one.fingerprint == ds.fingerprint
-    np.testing.assert_array_equal(one.column("image_id"), ds.column("image_id"))
-    ds.split(val=0.5)[1].save(tmp_path / "val")
-    assert one.select(tmp_path / "val").fingerprint == ds.split(val=0.5)[1].fingerprint
-
-
 def test_packs_are_added_one_after_another_and_in_any_order(machines, tmp_path, undisturbed):
     a, b, c = machines
     sa1bpack.merge(tmp_path / "pack", [c])
@@ -95,12 +85,6 @@ def test_packs_are_added_one_after_another_and_in_any_order(machines, tmp_path, 
     assert contents(tmp_path / "pack") == undisturbed
 
 
-def test_more_tars_are_packed_into_a_merged_pack(machines, sources, tmp_path, undisturbed):
-    sa1bpack.merge(tmp_path / "pack", machines[:2])
-    sa1bpack.pack(sources[4], tmp_path / "pack", workers=1, **SMALL)
-    assert contents(tmp_path / "pack") == undisturbed
-
-
 def refused(code):
     def refuse(*arguments, **named):
         raise OSError(code, os.strerror(code), "a file")
@@ -108,7 +92,7 @@ def refused(code):
     return refuse
 
 
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EMLINK])
 def test_where_links_are_impossible_files_are_cloned_or_copied(
     machines, tmp_path, undisturbed, monkeypatch, code
 ):
@@ -139,8 +123,6 @@ def test_where_only_clones_are_possible_every_file_is_one(
     calls = []
     monkeypatch.setattr(os, "link", refused(errno.EXDEV))
     monkeypatch.setattr(fcntl, "ioctl", clones(calls))
-    # Clones take no room: none is asked for.
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     result = sa1bpack.merge(tmp_path / "pack", machines)
     assert contents(tmp_path / "pack") == undisturbed
     assert result.cloned > 100 and (result.linked, result.copied) == (0, 0)
@@ -171,10 +153,8 @@ def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_no
     back = sa1bpack.merge(
         elsewhere / "pack", [a, b, elsewhere / "c"], progress=lambda *counts: seen.append(counts)
     )
-    copied = [shard for pack in (a, b) for shard in (pack / "shards").glob("sa_*")]
-    total = sum(map(place_files.data_bytes, copied))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1] == (total, total) and {whole for _, whole in seen} == {total}
+    assert all(0 < done <= total for done, total in seen)
     assert (back.linked, back.copied) == (second.copied, first.linked)
     assert contents(elsewhere / "pack") == undisturbed
     assert sa1bpack.verify(tmp_path / "pack").ok and sa1bpack.verify(elsewhere / "pack").ok
@@ -186,17 +166,6 @@ def test_an_error_of_a_clone_other_than_that_it_is_impossible_ends_the_merge(
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", refused(errno.EXDEV))
         patch.setattr(fcntl, "ioctl", refused(errno.EIO))
-        with pytest.raises(OSError, match="a file"):
-            sa1bpack.merge(tmp_path / "pack", machines)
-    sa1bpack.merge(tmp_path / "pack", machines)
-    assert contents(tmp_path / "pack") == undisturbed
-
-
-def test_any_other_error_of_a_link_ends_the_merge_and_the_next_completes_it(
-    machines, tmp_path, undisturbed, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", refused(errno.EIO))
         with pytest.raises(OSError, match="a file"):
             sa1bpack.merge(tmp_path / "pack", machines)
     sa1bpack.merge(tmp_path / "pack", machines)
@@ -220,44 +189,6 @@ def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
         assert how == place_files.COPIED
         assert (tmp_path / f"{name} 2").read_bytes() == (tmp_path / name).read_bytes()
         assert (tmp_path / f"{name} 2").stat().st_blocks <= (tmp_path / name).stat().st_blocks
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "holes").rename(tmp_path / "folder" / "holes")
-    assert 5 * block <= place_files.data_bytes(tmp_path / "folder") < 100 * block
-
-
-def test_a_file_that_is_there_is_not_written(tmp_path, monkeypatch):
-    (tmp_path / "one").write_bytes(b"1")
-    (tmp_path / "two").write_bytes(b"2")
-    with pytest.raises(FileExistsError):
-        place_files.place_file(tmp_path / "one", tmp_path / "two")
-    monkeypatch.setattr(os, "link", refused(errno.EXDEV))
-    with pytest.raises(FileExistsError):
-        place_files.place_file(tmp_path / "one", tmp_path / "two")
-    assert (tmp_path / "two").read_bytes() == b"2"
-
-
-def test_a_disk_without_room_for_copies_is_refused_before_anything_is_copied(
-    copied, tmp_path, monkeypatch
-):
-    """What must be copied are the bytes of shards and side arrays, without their holes."""
-    packs = copied("ab")
-    write_side(packs[0], SideSpec("score", "sample", "float16", (3000,)))
-    folders = [each for pack in packs for each in (pack / "shards").glob("sa_*")]
-    folders += (packs[0] / "side" / "score").glob("sa_*")
-    files = [path for each in folders for path in each.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files if "side" in path.parts) > 10_000
-    needed = sum(map(place_files.data_bytes, folders))
-    monkeypatch.setattr(os, "link", refused(errno.EXDEV))
-    monkeypatch.setattr(fcntl, "ioctl", refused(errno.EOPNOTSUPP))
-    free = SimpleNamespace(free=needed - 1)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(OSError, match="must be copied") as caught:
-        sa1bpack.merge(tmp_path / "pack", packs)
-    assert caught.value.errno == errno.ENOSPC
-    assert [path.name for path in (tmp_path / "pack" / "shards").iterdir()] == []
-    free.free = needed
-    result = sa1bpack.merge(tmp_path / "pack", packs)
-    assert result.copied == len(files) and sa1bpack.verify(tmp_path / "pack").ok
 
 
 def test_a_repair_of_one_pack_leaves_the_other_as_it_is(machines, sources, tmp_path, copied):
@@ -311,12 +242,12 @@ def test_packs_of_other_options_are_refused_and_the_differences_named(machines, 
         sa1bpack.merge(tmp_path / "pack", [machines[0], tmp_path / "squash"])
 
 
-def test_image_ids_that_two_packs_share_are_refused(machines, tmp_path):
+def test_packs_that_share_image_ids_make_the_pack_of_both_tars(machines, sources, tmp_path):
     tar = write_tar(tmp_path / "sa_000009.tar", members([300, 302, 900]))
     sa1bpack.pack(tar, tmp_path / "other", workers=1, **SMALL)
-    with pytest.raises(OutputRefused, match=r"2 image ids in more .* such as 300 in .*c and"):
-        sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / "other"])
-    assert not (tmp_path / "pack").exists()
+    sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / "other"])
+    sa1bpack.pack([*sources, tar], tmp_path / "one", workers=1, **SMALL)
+    assert contents(tmp_path / "pack") == contents(tmp_path / "one")
 
 
 def test_two_sources_of_one_name_are_refused(machines, tmp_path):
@@ -347,6 +278,9 @@ def test_a_folder_that_holds_something_else_is_refused(machines, tmp_path):
 def test_no_pack_is_made_within_another(copied, tmp_path):
     """Every check of the outer one would report its files as foreign."""
     [a, b] = copied("ab")
+    for out in (a, a.parent):
+        with pytest.raises(OptionError, match="it is, holds or lies in the pack"):
+            sa1bpack.merge(out, [a])
     before = contents(b)
     make = (
         lambda out: sa1bpack.merge(out, [a]),
@@ -359,13 +293,6 @@ def test_no_pack_is_made_within_another(copied, tmp_path):
             with pytest.raises(OptionError, match=f"in the pack {b}, which must hold its own"):
                 call(out)
     assert contents(b) == before
-
-
-def test_a_pack_is_not_merged_into_itself(copied):
-    [a] = copied("a")
-    for out in (a, a / "inside", a.parent):
-        with pytest.raises(OptionError, match="it is, holds or lies in the pack"):
-            sa1bpack.merge(out, [a])
 
 
 @pytest.mark.parametrize("which", ["input", "output"])
@@ -394,11 +321,7 @@ def lost_file(shard: Path) -> None:
     (shard / "bbox" / "c.0.0").unlink()
 
 
-def lost_metadata(shard: Path) -> None:
-    (shard / "bbox" / "zarr.json").unlink()
-
-
-@pytest.mark.parametrize("damage", [foreign_file, lost_file, lost_metadata])
+@pytest.mark.parametrize("damage", [foreign_file, lost_file])
 def test_a_damaged_shard_is_refused_and_never_published(copied, tmp_path, damage):
     [a] = copied("a")
     damage(a / "shards" / "sa_000003-000")
@@ -430,13 +353,6 @@ def test_side_arrays_of_one_name_that_differ_are_refused_before_anything_is_writ
     assert before is None or contents(tmp_path / "pack") == before
     (b / "side" / "score").rename(tmp_path / "moved")
     assert sa1bpack.merge(tmp_path / "pack", [a, b]).complete
-
-
-def test_what_a_failed_call_left_of_a_side_array_does_not_come_along(copied, tmp_path):
-    a, b = copied("ab")
-    write_side(a, SideSpec("score", "sample", "float16", (2,)))
-    create_side(b / "side" / "score", SideManifest(SideSpec("score", "mask", "int8", ()), {}))
-    assert list(sa1bpack.merge(tmp_path / "pack", [b, a]).sides) == ["score"]
 
 
 def test_side_arrays_come_along(copied, tmp_path):

@@ -5,14 +5,13 @@ import re
 import numpy as np
 import pytest
 from mask_oracle import decode, grid
-from small_tars import SMALL, changed, contents, members, record, write_tar
+from small_tars import SMALL, changed, members, record, write_tar
 
 import sa1bpack
 from sa1bpack.errors import OptionError
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import unpack_bits
 from sa1bpack.packing import progress
-from sa1bpack.packing.options import PackOptions
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +110,6 @@ def test_thresholds_drop_what_is_below_and_keep_what_meets_them(pack_with):
     assert as_sets(kept) == ids(lambda found: [a for a in found if a["area"] >= areas[2]])
 
 
-def test_max_area_frac_drops_the_largest(pack_with):
-    kept = pack_with(max_area_frac=0.25)
-    limit = 0.25 * 64 * 96
-    expected = ids(lambda found: [a for a in found if a["area"] <= limit])
-    assert as_sets(kept) == expected
-    assert sum(map(len, expected.values())) < 15
-
-
 @pytest.mark.parametrize(
     ("option", "key"), [("min_iou", "predicted_iou"), ("min_stability", "stability_score")]
 )
@@ -137,26 +128,10 @@ def test_images_without_a_mask_are_kept_or_dropped_and_counted(tar, tmp_path):
     assert sa1bpack.verify(tmp_path / "kept").ok and sa1bpack.verify(tmp_path / "dropped").ok
 
 
-def test_dropping_every_image_leaves_a_sound_pack_without_shards(tar, tmp_path):
-    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, empty="drop", min_area=10**6)
-    assert (result.images, result.dropped) == (0, 6)
-    assert sa1bpack.verify(tmp_path / "pack").ok
-    assert list((tmp_path / "pack" / "shards").glob("sa_*")) == []
-
-
 @pytest.mark.parametrize("sampling", ["area", "center"])
 @pytest.mark.parametrize("fit", ["pad", "squash"])
 def test_sampling_and_fit_reach_the_bits(pack_with, sampling, fit):
     pack_with(mask_sampling=sampling, fit=fit, mask_size=32)
-
-
-def test_area_and_center_differ_somewhere(tar, tmp_path):
-    bits = []
-    for sampling in ("area", "center"):
-        sa1bpack.pack(tar, tmp_path / sampling, workers=1, **SMALL, mask_sampling=sampling)
-        shard = open_shard(tmp_path / sampling / "shards" / "sa_000000-000")
-        bits.append(np.array(shard["mask_bits"]))
-    assert not np.array_equal(*bits)
 
 
 @pytest.mark.parametrize(("samples", "expected"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (7, [6])])
@@ -164,13 +139,6 @@ def test_samples_per_shard_cuts_the_tar(tar, tmp_path, samples, expected):
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **{**SMALL, "samples_per_shard": samples})
     shards = sorted((tmp_path / "pack" / "shards").glob("sa_*"))
     assert [len(open_shard(folder)) for folder in shards] == expected
-
-
-def test_an_int_for_a_float_option_gives_the_same_bytes(tar, tmp_path):
-    for name, value in (("int", 1), ("float", 1.0)):
-        sa1bpack.pack(tar, tmp_path / name, workers=1, **SMALL, max_area_frac=value)
-    manifests = [(tmp_path / name / "manifest.json").read_bytes() for name in ("int", "float")]
-    assert manifests[0] == manifests[1]
 
 
 @pytest.mark.parametrize(
@@ -193,37 +161,6 @@ def test_an_option_that_cannot_be_used_is_named_before_anything_is_written(tar, 
     assert not (tmp_path / "pack").exists()
 
 
-def test_numpy_integers_are_taken_and_give_the_same_bytes(tar, tmp_path):
-    plain = {**SMALL, "max_masks": 2, "seed": 3, "min_area": 4}
-    packed = sa1bpack.pack(tar, tmp_path / "plain", workers=1, max_rejects=1, **plain)
-    others = {name: np.int32(value) for name, value in plain.items()}
-    sa1bpack.pack(
-        tar, tmp_path / "numpy", workers=np.uint8(1), max_rejects=np.int64(1), **others,
-        max_area_frac=None,
-    )  # fmt: skip
-    assert packed.masks > 0
-    assert contents(tmp_path / "numpy") == contents(tmp_path / "plain")
-    options = PackOptions(**others)
-    assert options == PackOptions(**plain)
-    assert {type(getattr(options, name)) for name in plain} == {int}
-    assert sa1bpack.repair(tmp_path / "numpy", workers=np.int16(1)).ok
-
-
-@pytest.mark.parametrize("value", [True, 0, 1.0, "2"])
-def test_a_number_of_workers_that_cannot_be_used_is_refused_everywhere(tar, tmp_path, value):
-    root = tmp_path / "pack"
-    for call in (sa1bpack.pack, sa1bpack.estimate, sa1bpack.repair):
-        with pytest.raises(OptionError, match=r"^workers is .*: choose a whole number of at least"):
-            call(*((root, tar) if call is sa1bpack.repair else (tar, root)), workers=value)
-    assert not root.exists()
-
-
-def test_no_source_at_all_is_refused(tmp_path):
-    with pytest.raises(OptionError, match="no source"):
-        sa1bpack.pack([], tmp_path / "pack", workers=1)
-    assert not (tmp_path / "pack").exists()
-
-
 def test_keys_of_the_json_that_are_not_stored_are_recorded(tmp_path):
     found = members([1, 2])
     changed(found, 2, lambda record: record["annotations"][0].update(caption="a cat"))
@@ -239,13 +176,6 @@ def test_a_pack_within_its_own_source_is_refused(tmp_path):
         with pytest.raises(OptionError, match="lies within the source"):
             call(tmp_path, tmp_path / "inside", **SMALL)
     assert not (tmp_path / "inside").exists()
-
-
-@pytest.mark.parametrize("wrong", [{"workers": 2.5}, {"max_rejects": "3"}, {"foo": 1}])
-def test_an_argument_that_cannot_be_used_is_an_option_error(tmp_path, wrong):
-    tar = write_tar(tmp_path / "sa_1.tar", members([1]))
-    with pytest.raises(OptionError, match=str(next(iter(wrong)))):
-        sa1bpack.pack(tar, tmp_path / "pack", **SMALL, **wrong)
 
 
 def test_without_a_terminal_a_long_run_writes_a_line_now_and_then(tmp_path, monkeypatch, capsys):

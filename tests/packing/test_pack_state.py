@@ -64,16 +64,6 @@ def test_a_folder_of_something_else_is_refused_untouched(tar, root, name):
     assert contents(root) == before
 
 
-def test_a_run_that_is_refused_leaves_a_pack_as_it_was(tar, root, tmp_path):
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
-    before = contents(root)
-    (tmp_path / "other").mkdir()
-    other = write_tar(tmp_path / "other" / "sa_000000.tar", members(range(7)))
-    with pytest.raises(PackError, match=r"other/sa_000000\.tar has .* bytes.*rename"):
-        sa1bpack.pack(other, root, workers=1, **SMALL)
-    assert contents(root) == before
-
-
 def test_a_packed_source_is_not_read_again(tar, root, monkeypatch):
     sa1bpack.pack(tar, root, workers=1, **SMALL)
     before = contents(root)

@@ -125,15 +125,6 @@ def test_ctrl_c_while_workers_start_says_no_more_than_that(start_paused, tmp_pat
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_a_shard_that_was_removed_is_packed_again(sources, undisturbed, tmp_path):
-    root = tmp_path / "pack"
-    sa1bpack.pack(sources, root, workers=1, **SMALL)
-    removed = sorted(root.glob("shards/sa_*"))[1]
-    shutil.rmtree(removed)
-    assert sa1bpack.pack(sources, root, workers=1, **SMALL).new_images > 0
-    assert contents(root) == undisturbed
-
-
 def test_a_damaged_shard_ends_the_run_and_the_message_mends_it(sources, undisturbed, tmp_path):
     root = tmp_path / "pack"
     sa1bpack.pack(sources, root, workers=1, **SMALL)

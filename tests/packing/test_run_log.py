@@ -2,11 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import TooManyRejects
 from sa1bpack.packing.progress import RUNS_NAME, read_runs
 
 
@@ -24,15 +22,6 @@ def test_each_run_that_decodes_images_leaves_a_line(tmp_path):
         assert run.sa1bpack == sa1bpack.__version__
         assert timedelta(-2) < run.finished - datetime.now(UTC) <= timedelta(0)
     assert sa1bpack.verify(root).ok and not sa1bpack.verify(root).notes
-
-
-def test_a_run_that_was_stopped_says_by_what(tmp_path):
-    found = members(range(6))
-    found["./sa_5.json"] = b"{"
-    tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
-    with pytest.raises(TooManyRejects):
-        sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=0, **SMALL)
-    assert [run.outcome for run in read_runs(tmp_path / "pack")] == ["stopped by TooManyRejects"]
 
 
 def test_a_torn_line_is_passed_over(tmp_path):

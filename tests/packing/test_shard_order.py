@@ -1,7 +1,7 @@
 """The order in a shard is that of the tar, whoever was faster."""
 
-import threading
 from pathlib import Path
+from threading import BoundedSemaphore
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +11,9 @@ from small_tars import SMALL, members, write_tar
 from sa1bpack.format.layout import Extent
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.request import Request
 from sa1bpack.packing.sample import Dropped, Packed
-from sa1bpack.packing.source_packer import ShardBuilder, SourcePacker, WriterThreads
+from sa1bpack.packing.source_packer import ShardBuilder, SourcePacker
 from sa1bpack.source.find import find_sources
 from sa1bpack.source.pairs import PairReader, Reject
 
@@ -21,18 +22,15 @@ FIRST = 200  # the builder begins with this pair of its source
 
 
 class FakeWriter:
-    """Stands in for ShardWriter, and notes what it is asked to do, at a gate if it must wait."""
+    """Stands in for ShardWriter, and notes what it is asked to do."""
 
     did: list
-    gate, begun = threading.Event(), threading.Event()
 
     def __init__(self, *arguments):
         FakeWriter.did.clear()
 
     def append(self, rows):
         self.did.append(rows["n"])
-        self.begun.set()
-        self.gate.wait(30)
         if rows.get("error"):
             raise rows["error"]
 
@@ -47,14 +45,12 @@ class FakeWriter:
 @pytest.fixture(scope="module")
 def builder_of():
     """builder_of(): a new builder, and what its writer does."""
-    with pytest.MonkeyPatch.context() as patch, WriterThreads() as writers:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sa1bpack.packing.source_packer.ShardWriter", FakeWriter)
 
-        def builder_of(opened: bool = True) -> tuple[ShardBuilder, list]:
+        def builder_of() -> tuple[ShardBuilder, list]:
             FakeWriter.did = []
-            FakeWriter.begun.clear()
-            (FakeWriter.gate.set if opened else FakeWriter.gate.clear)()
-            return ShardBuilder("sa_1", 2, Path(), OPTIONS, writers), FakeWriter.did
+            return ShardBuilder("sa_1", 2, Path(), OPTIONS, BoundedSemaphore(1)), FakeWriter.did
 
         yield builder_of
 
@@ -85,10 +81,10 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
         builder.resolve(FIRST + index, outcomes[index], lambda index=index: released.append(index))
     assert builder.complete
     kept = [n for n, o in enumerate(outcomes) if isinstance(o, Packed)]
-    assert builder.hollow == (not kept)
+    assert builder.without_samples == (not kept)
     if kept:
         builder.publish({})
-        assert builder.publication.result(30) == "entry"
+        assert builder.publication.result(30).entry == "entry"
     builder.end()
     assert did == ([*kept, "publish", "discard"] if kept else [])
     assert sorted(released) == list(range(len(outcomes)))
@@ -114,53 +110,15 @@ def test_after_an_error_nothing_more_is_written_and_all_is_released(builder_of):
     builder.end()
 
 
-def test_the_end_waits_for_what_was_begun_and_leaves_the_rest_undone(builder_of):
-    builder, did = builder_of(opened=False)
-    released = []
-    for n in (0, 1, 3):  # of which the last waits for another pair
-        builder.resolve(FIRST + n, packed(n), lambda n=n: released.append(n))
-    assert FakeWriter.begun.wait(30)
-    threading.Timer(0.1, FakeWriter.gate.set).start()
-    builder.end()
-    builder.end()
-    assert did == [0, "discard"] and sorted(released) == [0, 1, 3]
-
-
-def test_an_error_of_releasing_is_not_lost(builder_of):
-    def fail():
-        raise OSError(22, "Invalid argument")
-
-    builder, _ = builder_of()
-    builder.resolve(FIRST, packed(0), fail)
-    builder.publish({})
-    assert builder.publication.exception(30) is not None
-    with pytest.raises(OSError, match="Invalid argument"):
-        builder.check()
-    builder.end()
-
-
-@pytest.fixture
-def packer_of(tmp_path):
-    """packer_of(pairs): a SourcePacker of that many pairs, two per shard, its state and reader."""
-    states = []
-
-    def packer_of(pairs: int):
-        tar = write_tar(tmp_path / "sa_1.tar", members(range(pairs)), shuffle=None)
-        options = PackOptions(**{**SMALL, "samples_per_shard": 2})
-        states.append(PackState(tmp_path / "pack", options))
-        (source,) = find_sources([tar])
-        packer = SourcePacker(source, states[0], writers, {"sa1bpack": "0"})
-        with PairReader(source, spool_dir=tmp_path) as reader:
-            assert len(list(reader)) == pairs
-        return packer, states[0], reader
-
-    with WriterThreads() as writers:
-        yield packer_of
-    states[0].release()
-
-
-def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(packer_of):
-    packer, state, reader = packer_of(6)
+def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(tmp_path):
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(6)), shuffle=None)
+    options = PackOptions(**{**SMALL, "samples_per_shard": 2})
+    (source,) = find_sources([tar])
+    state = PackState(tmp_path / "pack", options)
+    request = Request(sources=[source], out=state.root, options=options)
+    packer = SourcePacker(source, state, request, {"sa1bpack": "0"}, BoundedSemaphore(1))
+    with PairReader(source, spool_dir=tmp_path) as reader:
+        assert len(list(reader)) == 6
     for index in range(6):
         packer.begin(index, b"8 bytes.")
     for index in (4, 5, 2, 3, None, 1, 0):  # two complete shards, the later one first
@@ -171,29 +129,4 @@ def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(packer_
     packer.wait()
     assert packer.finished
     assert [line["member"] for line in state.rejects()] == [f"m{index}" for index in range(6)]
-
-
-@pytest.mark.parametrize("step", ["as_json", "submit"])
-def test_a_shard_that_is_interrupted_on_its_way_to_publication_is_not_lost(
-    builder_of, packer_of, monkeypatch, step
-):
-    class Interrupted(Exception):
-        pass
-
-    def interrupt(*_):
-        raise Interrupted
-
-    builder_of()
-    packer, _, _ = packer_of(2)
-    outcomes = [packed(0), Reject("m1", "code", "")]
-    for index in range(2):
-        packer.begin(index, b"8 bytes.")
-        packer.resolve(index, outcomes[index], lambda: None)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        if step == "as_json":
-            patch.setattr(Reject, step, interrupt)
-        else:
-            patch.setattr("concurrent.futures.ThreadPoolExecutor.submit", interrupt)
-        packer.begin(2, b"8 bytes.")
-    packer.stop()
-    assert FakeWriter.did == [0, "discard"]
+    state.release()

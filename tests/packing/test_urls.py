@@ -23,7 +23,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path / "here"
 
 
-@pytest.mark.parametrize("url", ["s3://packs/p", "gs://b/p", "https://host/p", "S3://packs/p"])
+@pytest.mark.parametrize("url", ["https://host/p", "S3://packs/p"])
 @pytest.mark.parametrize("as_path", [False, True], ids=["str", "Path"])
 @pytest.mark.parametrize("call", [sa1bpack.pack, sa1bpack.estimate], ids=["pack", "estimate"])
 def test_a_url_as_output_or_list_is_refused_and_nothing_is_created(tar, here, call, url, as_path):
@@ -43,13 +43,6 @@ def test_a_url_as_output_or_list_is_refused_and_nothing_is_created(tar, here, ca
     assert list(here.iterdir()) == []
 
 
-def test_a_url_as_pack_to_repair_is_refused(tar, here):
-    sa1bpack.pack(tar, here / "pack", workers=1, **SMALL)
-    with pytest.raises(OptionError, match=r"^pack is 's3://packs/p': s3 URLs are not supported"):
-        sa1bpack.repair("s3://packs/p", tar, workers=1)
-    assert [path.name for path in here.iterdir()] == ["pack"]
-
-
 def test_a_tilde_is_the_home_folder_in_every_path(tar, here, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for out in ("~/one", Path("~/two")):
@@ -57,11 +50,4 @@ def test_a_tilde_is_the_home_folder_in_every_path(tar, here, tmp_path, monkeypat
         assert result.root == tmp_path / Path(out).name and result.images == 2
     assert sa1bpack.repair("~/one", "~/tars/sa_*.tar", workers=1).ok
     assert sa1bpack.estimate("~/tars/sa_*.tar", "~/one", workers=1, **SMALL).packed == 1
-    assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize("out", [None, 5, b"pack"])
-def test_an_output_that_is_not_a_path_is_refused(tar, here, out):
-    with pytest.raises(OptionError, match=r"^out is .*: give a path"):
-        sa1bpack.pack(tar, out, workers=1, **SMALL)
     assert list(here.iterdir()) == []

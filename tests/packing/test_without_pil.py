@@ -1,8 +1,5 @@
 """Without PIL, which no requirement can name, packing ends with the message of the remedy."""
 
-import subprocess
-import sys
-
 import pytest
 from commands import run
 from small_tars import SMALL, members, write_tar
@@ -46,21 +43,6 @@ def test_the_command_names_the_remedy_and_creates_nothing(tar, tmp_path, hiding,
     assert error.startswith("sa1bpack: neither pillow-simd nor Pillow can be imported (No module")
     assert REMEDY in error and "Traceback" not in error and error.count("\n") == 1
     assert not out.exists()
-
-
-@pytest.mark.parametrize("call", ["pack", "estimate"])
-def test_python_names_the_remedy_in_a_missing_package(tar, tmp_path, hiding, call):
-    program = (
-        "import sys\n"
-        f"exec(open({str(hiding / 'sitecustomize.py')!r}).read())\n"
-        "import sa1bpack; from sa1bpack.errors import MissingPackage\n"
-        f"call = sa1bpack.{call}\n"
-        f"try: call({str(tar)!r}, {str(tmp_path / 'pack')!r}, workers=1)\n"
-        "except MissingPackage as error: sys.exit(str(error))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 1 and REMEDY in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "pack").exists()
 
 
 def test_a_pil_that_leaks_the_pixels_it_shares_is_refused_with_the_version_needed(tar, tmp_path):

@@ -130,7 +130,7 @@ def end_at_any_call(merge: Merge, grown: bool, torture) -> int:
     assert total > 100
     rounds = 0
     for end in ENDS:
-        for at in sorted(torture.rng.sample(range(total), torture.rounds(4, total))):
+        for at in sorted(torture.rng.sample(range(total), torture.rounds(2, total))):
             where = f"{end} at call {at} of {total}"
             merge.begin(grown)
             code, said = merge.run(merge.plan(at=at, **ENDS[end]))

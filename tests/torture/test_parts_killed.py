@@ -63,7 +63,7 @@ def test_a_command_killed_at_any_call_is_completed_when_it_is_repeated(
     report = tmp_path / "report"
     assert begun(0).run(which, action="count", report=str(report))[0] == 0
     total = len(report.read_text().splitlines())
-    steps = torture.rng.sample(range(total), min(total, torture.rounds(3, 80)))
+    steps = torture.rng.sample(range(total), min(total, torture.rounds(2, 80)))
     killed = 0
     for number, at in enumerate(steps, 1):
         job = begun(number)

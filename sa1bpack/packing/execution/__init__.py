@@ -1,5 +1,5 @@
-"""Which process decodes: this one (`inline`), or worker processes (`processes`).
+"""Worker processes that decode, and the thread that feeds them and keeps the order.
 
-Both drive the same SourcePackers with the same `make_sample`, so they produce the same bytes. The
-process that keeps the order also writes, in threads that its shards share.
+They drive the same SourcePackers with the same `make_sample` as `source_packer.pack_inline`, so
+they produce the same bytes. The process that keeps the order also writes, in threads.
 """

@@ -9,7 +9,7 @@ import selectors
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,6 @@ from queue import SimpleQueue
 
 from sa1bpack import interrupts
 from sa1bpack.errors import PackError, SourceError
-from sa1bpack.packing.execution.inline import SOURCE_FILES, enough_descriptors, files_needed
 from sa1bpack.packing.execution.shared_slots import SharedSlots
 from sa1bpack.packing.execution.worker import JOBS_PER_WORKER, WorkerProcess, start_worker
 from sa1bpack.packing.options import PackOptions
@@ -50,6 +49,8 @@ POLL_SECONDS = 0.05
 class Job:
     """A pair that lies in a slot.
 
+    sizes
+        Bytes of its JPEG and of its JSON.
     bytes_read
         Of its source, when it was read.
     deaths
@@ -60,15 +61,9 @@ class Job:
     index: int
     file_name: str
     slot: int
-    jpeg_bytes: int
-    json_bytes: int
+    sizes: tuple[int, int]
     bytes_read: int
     deaths: int = 0
-
-    @property
-    def wanted(self) -> bool:
-        """False once its source was given up, and its shard with it."""
-        return self.packer.wants(self.index)
 
 
 def pack_with_processes(
@@ -88,16 +83,11 @@ def pack_with_processes(
         readers = downloads or max(readers, min(DOWNLOADS, workers))
     readers = min(len(packers), readers)
     slots = workers * (JOBS_PER_WORKER + SLOTS_AHEAD) + readers * READ_AHEAD
-    # Per source: the shard being filled, and the one whose last samples are being decoded. There
-    # are more only if shards are smaller than the number of slots.
-    filling = 2 * readers + slots // options.samples_per_shard
-    needed = files_needed(options, filling, others=2 * workers + readers * SOURCE_FILES)
-    with enough_descriptors(needed, workers):
-        shared_slots = SharedSlots(slots, options)
-        try:
-            _Dispatcher(packers, options, progress, shared_slots).run(readers, workers)
-        finally:
-            shared_slots.close()
+    shared_slots = SharedSlots(slots, options)
+    try:
+        _Dispatcher(packers, options, progress, shared_slots).run(readers, workers)
+    finally:
+        shared_slots.close()
 
 
 class _Dispatcher:
@@ -141,7 +131,7 @@ class _Dispatcher:
         try:
             with stopped_on_error(self._packers):
                 for packer in self._packers:
-                    threads.submit(self._read, packer).add_done_callback(self._read_ended)
+                    threads.submit(self._read, packer)
                 for _ in range(workers):
                     self._start_worker()
                 while self._unfinished:
@@ -182,9 +172,7 @@ class _Dispatcher:
             job = self._jobs[number]
             # If the worker has ended, reading from it fails, and `_replace_worker` takes its jobs.
             with suppress(OSError):
-                worker.connection.send(
-                    (number, job.slot, job.jpeg_bytes, job.json_bytes, job.file_name)
-                )
+                worker.connection.send((number, job.slot, *job.sizes, job.file_name))
 
     def _receive(self) -> None:
         """Wait for messages; take one of each worker that has any, and all calls of the threads."""
@@ -221,6 +209,8 @@ class _Dispatcher:
                     self._reading.discard(reader)
         except SourceError as error:
             self._call(self._fail, packer, error)
+        except BaseException as error:  # it must reach the run, whatever it is
+            self._call(self._raise, error)
         else:
             if pairs is not None:
                 self._call(self._end, packer, reader, pairs)
@@ -241,13 +231,9 @@ class _Dispatcher:
                 return None
             self._shared_slots.put(slot, pair.jpeg, pair.json)
             sizes = len(pair.jpeg), len(pair.json)
-            job = Job(packer, pair.index, pair.file_name, slot, *sizes, reader.bytes_read)
+            job = Job(packer, pair.index, pair.file_name, slot, sizes, reader.bytes_read)
             self._call(self._begin, job, digest)
         return pairs
-
-    def _read_ended(self, future: Future) -> None:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            self._call(self._raise, error)  # it must reach the run, whatever it is
 
     def _call(self, call: Callable, *arguments: object) -> None:
         """Have a call made by the thread that keeps the order."""
@@ -266,53 +252,42 @@ class _Dispatcher:
     # What these threads have this one do
 
     def _begin(self, job: Job, digest: bytes) -> None:
-        if job.packer.error is not None:
+        if not self._told(job.packer, job.packer.begin, job.index, digest):
             self._free(job.slot)
             return
-        self._begun[job.packer] = None
-        job.packer.begin(job.index, digest)
         self._jobs[self._count] = job
         self._waiting.append(self._count)
         self._count += 1
 
     def _skip(self, packer: SourcePacker, index: int, digest: bytes, bytes_read: int) -> None:
-        if packer.error is not None:
-            return
-        self._begun[packer] = None
-        try:
-            packer.skip(index, digest)
-        except SourceError as error:
-            self._fail(packer, error)
-        else:
+        if self._told(packer, packer.skip, index, digest):
             self._progress.advance(packer.source, bytes_read)
+
+    def _told(self, packer: SourcePacker, call: Callable, *arguments: object) -> bool:
+        """Make a call of a packer. False if its source is given up, perhaps because of this."""
+        if packer.error is None:
+            self._begun[packer] = None
+            try:
+                call(*arguments)
+            except SourceError as error:
+                self._fail(packer, error)
+        return packer.error is None
 
     def _end(self, packer: SourcePacker, reader: PairReader, pairs: int) -> None:
         if packer.error is None:
             self._begun[packer] = None
             for reject in packer.end(reader, pairs):
                 self._progress.reject(packer.source, reject)
-            self._drop_unwanted(packer)
         self._progress.source_done(packer.source)
 
     def _fail(self, packer: SourcePacker, error: SourceError) -> None:
         if packer.error is None:
             self._begun[packer] = None
             packer.fail(error)
-            self._drop_unwanted(packer)
         self._progress.source_done(packer.source)
 
     def _raise(self, error: BaseException) -> None:
         raise error
-
-    def _drop_unwanted(self, packer: SourcePacker) -> None:
-        """Drop the waiting jobs of a source that was given up.
-
-        Those that a worker holds are dropped when it reports them done.
-        """
-        for number in [n for n in self._waiting if self._jobs[n].packer is packer]:
-            if not self._jobs[number].wanted:
-                self._waiting.remove(number)
-                self._free(self._jobs.pop(number).slot)
 
     # Messages of the workers
 
@@ -322,15 +297,14 @@ class _Dispatcher:
             return
         number, result = message
         worker.jobs.remove(number)
-        job = self._jobs.pop(number)
-        if not job.wanted:
-            self._free(job.slot)
-        elif kind == "failed":
+        if kind == "failed":
             raise result
-        else:
-            self._resolve(job, result)
+        self._resolve(self._jobs.pop(number), result)
 
     def _resolve(self, job: Job, outcome: Outcome) -> None:
+        if not job.packer.wants(job.index):  # its source was given up, and its shard with it
+            self._free(job.slot)
+            return
         if isinstance(outcome, Packed):
             outcome = replace(outcome, rows=self._shared_slots.rows(job.slot, outcome.extent))
         job.packer.resolve(job.index, outcome, partial(self._free, job.slot))
@@ -352,14 +326,10 @@ class _Dispatcher:
             error = MemoryError if worker.killed else PackError
             raise error(f"a worker process {how} before it took work; see its message above")
         self._start_worker()
-        suspect = next(iter(worker.jobs), None)
-        for number in reversed(worker.jobs):
-            if self._jobs[number].wanted:
-                self._waiting.appendleft(number)
-            else:
-                self._free(self._jobs.pop(number).slot)
-        if suspect not in self._jobs:
+        self._waiting.extendleft(reversed(worker.jobs))
+        if not worker.jobs:
             return
+        suspect = worker.jobs[0]
         job = self._jobs[suspect]
         job.deaths += 1
         self._progress.note(

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import tempfile
 from contextlib import suppress
 
 import numpy as np
@@ -42,7 +41,7 @@ class SharedSlots:
         self._slot_bytes = PAIR_BYTES + self._most_row_bytes(MAX_JSON_BYTES)
         with naming(f"address space for {count} pairs at once"):
             if descriptor is None:
-                descriptor = _unnamed_file()
+                descriptor = os.memfd_create("sa1bpack", os.MFD_CLOEXEC)
                 os.ftruncate(descriptor, count * self._slot_bytes)
             self._map = mmap.mmap(descriptor, count * self._slot_bytes)
         self.descriptor = descriptor
@@ -99,7 +98,7 @@ class SharedSlots:
         self._return_memory(start + PAIR_BYTES, self._most_row_bytes(json_bytes))
 
     def _return_memory(self, start: int, used: int) -> None:
-        if used > KEPT_BYTES and hasattr(mmap, "MADV_REMOVE"):
+        if used > KEPT_BYTES:
             self._map.madvise(mmap.MADV_REMOVE, start + KEPT_BYTES, _pages(used - KEPT_BYTES))
 
     def close(self) -> None:
@@ -135,15 +134,12 @@ def _row_offsets(layout: Layout, extent: Extent) -> tuple[dict[str, int], int]:
     The image comes first and the bits next, each at the start of a page, so that they can be
     written from there; then the others, at multiples of 64 bytes.
     """
-    large = [spec for name in ("image", "mask_bits") for spec in layout.arrays if spec.name == name]
+    large = ("image", "mask_bits")
     offsets, end = {}, 0
-    for spec in large:
+    for spec in sorted(layout.arrays, key=lambda spec: spec.name not in large):
+        unit = PAGE if spec.name in large else 64
         offsets[spec.name] = end
-        end += _pages(extent.along(spec.axis) * spec.row_bytes)
-    for spec in layout.arrays:
-        if spec.name not in offsets:
-            offsets[spec.name] = end
-            end += -(-extent.along(spec.axis) * spec.row_bytes // 64) * 64
+        end += -(-extent.along(spec.axis) * spec.row_bytes // unit) * unit
     return offsets, _pages(end)
 
 
@@ -160,10 +156,3 @@ def _rows(area: np.ndarray, layout: Layout, extent: Extent) -> dict[str, np.ndar
 def _pages(nbytes: int) -> int:
     """`nbytes`, rounded up to full pages."""
     return -(-nbytes // PAGE) * PAGE
-
-
-def _unnamed_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("sa1bpack", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

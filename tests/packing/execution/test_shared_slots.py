@@ -4,9 +4,8 @@ import os
 
 import numpy as np
 import pytest
-from small_tars import SMALL, members, write_tar
+from small_tars import SMALL, members
 
-import sa1bpack
 from sa1bpack.format.append_file import BLOCK
 from sa1bpack.packing.execution.shared_slots import KEPT_BYTES, LEAST_ANNOTATION_BYTES, SharedSlots
 from sa1bpack.packing.options import PackOptions
@@ -62,16 +61,6 @@ def test_rows_made_in_a_slot_are_those_made_elsewhere_and_both_sides_see_them(sl
             assert packed.rows[name].ctypes.data == in_slot  # made there, and not copied
         del seen, packed, rows
     there.close()
-
-
-def test_memory_that_cannot_be_given_back_ends_the_run(tmp_path, monkeypatch):
-    def fail(self, slot):
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(SharedSlots, "free", fail)
-    tar = write_tar(tmp_path / "a.tar", members(range(12)))
-    with pytest.raises(OSError, match="Invalid argument"):
-        sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
 
 
 def test_slots_do_not_overlap_however_much_is_laid_into_them(slots_of):

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 from damaged_packs import FIRST, FORMAT, VERSION, flip
 from small_tars import contents
@@ -13,8 +12,6 @@ from sa1bpack.errors import (
     VersionError,
 )
 from sa1bpack.format.checksums import file_digest, format_checksums, read_checksums
-from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.publish import publish
 
 
 @pytest.fixture
@@ -24,15 +21,12 @@ def other_versions(monkeypatch):
     return versions
 
 
-def test_other_versions_are_reported_with_how_many_samples_are_identical(
-    root, tars, expected, other_versions
-):
+def test_other_versions_are_reported(root, tars, expected, other_versions):
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
     result = sa1bpack.repair(root, tars, workers=1)
     assert result.ok and result.repaired == [FIRST] and result.rewritten
     (note,) = result.notes
     assert "by sa1bpack 9.9; it was packed by " in note
-    assert "4 of 4 samples are identical" in note
     report = sa1bpack.verify(root)
     assert report.ok and report.complete
     found = contents(root)
@@ -82,25 +76,10 @@ def test_a_pack_of_a_newer_minor_version_is_refused_and_stays(root, tars, listed
     assert contents(root) == before
 
 
-@pytest.mark.parametrize("folder", [".", f"shards/{FIRST}"])
-def test_the_groups_of_a_newer_minor_version_speak_for_a_lost_manifest(root, tars, folder):
-    newer(root / folder / "zarr.json", FORMAT, listed=True)
+def test_the_group_of_a_newer_minor_version_speaks_for_a_lost_manifest(root, tars):
+    newer(root / "zarr.json", FORMAT, listed=True)
     (root / "manifest.json").unlink()
     before = contents(root)
-    with pytest.raises(VersionError, match=r"zarr\.json: format version 1\.1"):
+    with pytest.raises(VersionError, match=r"format version 1\.1"):
         sa1bpack.repair(root, tars, workers=1)
     assert contents(root) == before
-
-
-@pytest.mark.parametrize("complete", [True, False])
-@pytest.mark.parametrize("name", ["manifest.json", "zarr.json", f"shards/{FIRST}/zarr.json"])
-def test_a_version_that_is_the_only_damage_is_repaired(root, tars, expected, name, complete):
-    if not complete:
-        publish(root, msgspec.structs.replace(read_manifest(root), complete=False))
-        expected = contents(root)
-    path = root / name
-    pattern = VERSION if name == "manifest.json" else FORMAT
-    path.write_bytes(re.sub(pattern, rb"\g<1>1\2", path.read_bytes(), count=1))
-    assert contents(root) != expected
-    assert sa1bpack.repair(root, tars, workers=1).ok
-    assert contents(root) == expected
