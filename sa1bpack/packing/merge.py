@@ -40,7 +40,7 @@ from sa1bpack.format.side.spec import (
     is_unused,
     read_side_manifest,
 )
-from sa1bpack.packing.options import PackOptions, worded
+from sa1bpack.packing.options import PackOptions, differences
 from sa1bpack.packing.pack_state import (
     Key,
     PackState,
@@ -317,14 +317,13 @@ class _Plan:
 
 
 def _check_same_options(first: Path, one: Manifest, root: Path, two: Manifest) -> None:
-    own, other = one.options, two.options
     lines = [
-        f"  {brief(key)[1:-1]}: {worded(key, own)} in {first}, {worded(key, other)} in {root}"
-        for key in sorted(own.keys() | other.keys())
-        if own.get(key) != other.get(key)
+        f"  {name}: {own} in {first}, {other} in {root}"
+        for name, own, other in differences(one.options, two.options)
     ]
     if lines:
-        alike = one.layout == two.layout and own.get("mask_sampling") == other.get("mask_sampling")
+        samplings = {each.options.get("mask_sampling") for each in (one, two)}
+        alike = one.layout == two.layout and len(samplings) == 1
         remedy = "sa1bpack.open([...]) opens them together: their layout is the same."
         if not alike:
             remedy = "Pack one of them again: nor can sa1bpack.open([...]) read these together."

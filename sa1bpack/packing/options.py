@@ -194,12 +194,9 @@ class PackOptions(MaskRule):
 
     def check_same(self, recorded: dict, where: str) -> None:
         """Raise OptionsDiffer, naming every difference from what a pack recorded."""
-        mine = self.to_json()
         differing = [
-            f"  {key if key in mine else brief(key)}: the pack has {worded(key, recorded)}, "
-            f"this run asks for {worded(key, mine)}"
-            for key in sorted(mine.keys() | recorded.keys())
-            if mine.get(key) != recorded.get(key)
+            f"  {name}: the pack has {theirs}, this run asks for {ours}"
+            for name, theirs, ours in differences(recorded, self.to_json())
         ]
         if differing:
             raise OptionsDiffer(
@@ -209,15 +206,20 @@ class PackOptions(MaskRule):
             )
 
 
-def worded(name: str, options: dict) -> str:
-    """The value of an option, for a message."""
-    if options.get(name) is None:
-        return (
-            declarations(PackOptions)[name][0].none
-            if name in PackKeywords.__annotations__
-            else "none"
-        )
-    return brief(options[name])
+def differences(one: dict, other: dict) -> list[tuple[str, str, str]]:
+    """(name, value in one, value in the other), in words, of the recorded options that differ."""
+    return [
+        (brief(name)[1:-1], _worded(name, one), _worded(name, other))
+        for name in sorted(one.keys() | other.keys())
+        if one.get(name) != other.get(name)
+    ]
+
+
+def _worded(name: str, options: dict) -> str:
+    if options.get(name) is not None:
+        return brief(options[name])
+    known = name in PackKeywords.__annotations__
+    return declarations(PackOptions)[name][0].none if known else "none"
 
 
 def recorded_options(recorded: dict, root: Path) -> PackOptions:

@@ -119,13 +119,11 @@ def _stretches(fd: int) -> Iterator[tuple[int, int]]:
     while at < size:
         try:
             first = os.lseek(fd, at, os.SEEK_DATA)
-            at = os.lseek(fd, first, os.SEEK_HOLE)
         except OSError as error:
             if error.errno == errno.ENXIO:  # a hole up to the end
                 return
-            if error.errno != errno.EINVAL:
-                raise
-            first, at = at, size  # a file system that does not know its holes
+            raise
+        at = os.lseek(fd, first, os.SEEK_HOLE)
         yield first, at
 
 

@@ -10,7 +10,7 @@ from small_tars import SMALL, contents, members, names_of, write_tar
 import sa1bpack
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.packing import progress, run
+from sa1bpack.packing import progress
 
 
 @pytest.fixture
@@ -204,24 +204,6 @@ def test_a_source_that_changed_between_two_runs_is_noticed(
     assert shards(root) == ["sa_1-000", "sa_1-001", "sa_2-000"]
     assert before == [names_of(open_shard(root / "shards" / name)) for name in shards(root)[:2]]
     assert not manifest_of(root)["complete"]
-
-
-def test_a_tar_that_vanishes_before_its_turn_is_given_up_and_the_others_packed(
-    tmp_path, root, monkeypatch
-):
-    tars = [write_tar(tmp_path / f"sa_{n}.tar", members([n])) for n in (1, 2)]
-    publish = run.PackState.publish
-
-    def vanish(self, complete):
-        tars[0].unlink(missing_ok=True)
-        publish(self, complete)
-
-    monkeypatch.setattr(run.PackState, "publish", vanish)
-    for workers in (1, 2):
-        write_tar(tars[0], members([1]))
-        target = root / str(workers)
-        result = sa1bpack.pack(tars, target, workers=workers, **SMALL)
-        assert list(result.failed) == ["sa_1"] and result.images == 1
 
 
 @pytest.mark.parametrize("compress", [True, False])

@@ -128,12 +128,6 @@ def test_images_without_a_mask_are_kept_or_dropped_and_counted(tar, tmp_path):
     assert sa1bpack.verify(tmp_path / "kept").ok and sa1bpack.verify(tmp_path / "dropped").ok
 
 
-@pytest.mark.parametrize("sampling", ["area", "center"])
-@pytest.mark.parametrize("fit", ["pad", "squash"])
-def test_sampling_and_fit_reach_the_bits(pack_with, sampling, fit):
-    pack_with(mask_sampling=sampling, fit=fit, mask_size=32)
-
-
 @pytest.mark.parametrize(("samples", "expected"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (7, [6])])
 def test_samples_per_shard_cuts_the_tar(tar, tmp_path, samples, expected):
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **{**SMALL, "samples_per_shard": samples})

@@ -2,16 +2,14 @@
 
 import random
 
-import pytest
 from small_tars import SMALL, contents, names_of, rejects_of
 
 import sa1bpack
 from sa1bpack.format.shard_reader import open_shard
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_any_number_of_workers_gives_the_same_files(sources, undisturbed, tmp_path, workers):
-    result = sa1bpack.pack(sources, tmp_path / "pack", workers=workers, **SMALL)
+def test_any_number_of_workers_gives_the_same_files(sources, undisturbed, tmp_path):
+    result = sa1bpack.pack(sources, tmp_path / "pack", workers=3, **SMALL)
     assert result.complete
     assert contents(tmp_path / "pack") == undisturbed
 

@@ -31,8 +31,6 @@ class FakeWriter:
 
     def append(self, rows):
         self.did.append(rows["n"])
-        if rows.get("error"):
-            raise rows["error"]
 
     def publish(self, attributes):
         self.did.append("publish")
@@ -55,8 +53,8 @@ def builder_of():
         yield builder_of
 
 
-def packed(n: int, **more) -> Packed:
-    return Packed({"n": n, **more}, Extent(1), frozenset("abc"[n % 3]))
+def packed(n: int) -> Packed:
+    return Packed({"n": n}, Extent(1), frozenset("abc"[n % 3]))
 
 
 outcomes = st.lists(
@@ -92,22 +90,6 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
     assert builder.unknown_keys == {"abc"[n % 3] for n in kept}
     assert builder.rejects == [o for o in outcomes if isinstance(o, Reject)]
     assert builder.dropped == sum(isinstance(o, Dropped) for o in outcomes)
-
-
-def test_after_an_error_nothing_more_is_written_and_all_is_released(builder_of):
-    builder, did = builder_of()
-    released = []
-    for n in range(5):
-        error = OSError(5, "Input/output error") if n == 1 else None
-        builder.begin(b"8 bytes.")
-        builder.resolve(FIRST + n, packed(n, error=error), lambda n=n: released.append(n))
-    builder.publish({})
-    with pytest.raises(OSError, match="Input/output"):
-        builder.publication.result(30)
-    with pytest.raises(OSError, match="Input/output"):
-        builder.check()
-    assert did == [0, 1] and released == list(range(5))
-    builder.end()
 
 
 def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(tmp_path):

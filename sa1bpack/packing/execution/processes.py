@@ -5,8 +5,8 @@ pairs of a source in their order: the oldest pair of every source can always pro
 after it, so there is no deadlock.
 """
 
+import os
 import selectors
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,13 +119,11 @@ class _Dispatcher:
         self._reading: set[PairReader] = set()
         self._stopping = False
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._wakeup, self._waker = socket.socketpair()  # readable with each call
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC)  # readable after a call
         self._selector = selectors.DefaultSelector()
 
     def run(self, readers: int, workers: int) -> None:
         """Drive every packer to its end. No thread and no worker is left, whatever happens."""
-        for end in (self._wakeup, self._waker):
-            end.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         threads = ThreadPoolExecutor(readers, "sa1bpack-reader")
         try:
@@ -147,8 +145,7 @@ class _Dispatcher:
                 worker.end(kill=True)
             self._stop_reading(threads, readers)
             self._selector.close()
-            self._wakeup.close()
-            self._waker.close()
+            os.close(self._wakeup)
 
     def _start_worker(self) -> None:
         worker = start_worker(self._options, self._shared_slots)
@@ -179,9 +176,7 @@ class _Dispatcher:
         for key, _ in self._selector.select(POLL_SECONDS):
             worker = key.data
             if worker is None:
-                with suppress(BlockingIOError):
-                    while self._wakeup.recv(4096):
-                        pass
+                os.eventfd_read(self._wakeup)
                 while not self._calls.empty():
                     self._calls.get()()
                 continue
@@ -200,6 +195,7 @@ class _Dispatcher:
     # In the threads that read
 
     def _read(self, packer: SourcePacker) -> None:
+        self._call(self._begun.setdefault, packer)
         try:
             with packer.open_reader() as reader:
                 self._reading.add(reader)
@@ -238,8 +234,7 @@ class _Dispatcher:
     def _call(self, call: Callable, *arguments: object) -> None:
         """Have a call made by the thread that keeps the order."""
         self._calls.put(partial(call, *arguments))
-        with suppress(BlockingIOError):  # full: it will wake up in any case
-            self._waker.send(b"\0")
+        os.eventfd_write(self._wakeup, 1)
 
     def _stop_reading(self, threads: ThreadPoolExecutor, count: int) -> None:
         self._stopping = True
@@ -266,7 +261,6 @@ class _Dispatcher:
     def _told(self, packer: SourcePacker, call: Callable, *arguments: object) -> bool:
         """Make a call of a packer. False if its source is given up, perhaps because of this."""
         if packer.error is None:
-            self._begun[packer] = None
             try:
                 call(*arguments)
             except SourceError as error:
@@ -275,14 +269,12 @@ class _Dispatcher:
 
     def _end(self, packer: SourcePacker, reader: PairReader, pairs: int) -> None:
         if packer.error is None:
-            self._begun[packer] = None
             for reject in packer.end(reader, pairs):
                 self._progress.reject(packer.source, reject)
         self._progress.source_done(packer.source)
 
     def _fail(self, packer: SourcePacker, error: SourceError) -> None:
         if packer.error is None:
-            self._begun[packer] = None
             packer.fail(error)
         self._progress.source_done(packer.source)
 

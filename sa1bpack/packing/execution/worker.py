@@ -15,12 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
 from sa1bpack.errors import PackError
+from sa1bpack.interrupts import SIGNALS
 from sa1bpack.packing.execution.shared_slots import SharedSlots
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Packed, attempt, warm_up
@@ -74,37 +73,32 @@ class WorkerProcess:
         return f"was killed by {name}{hint}"
 
 
-@contextmanager
-def _signals_kept_from_children() -> Iterator[None]:
-    """Block SIGINT and SIGTERM, which a child inherits.
-
-    Terminals and job schedulers send them to every process of a run. Only the parent handles them:
-    it closes the sockets, which ends the workers.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def start_worker(options: PackOptions, shared_slots: SharedSlots) -> WorkerProcess:
-    """Start one worker; it sends ("ready",) once it takes jobs."""
+    """Start one worker; it sends ("ready",) once it takes jobs.
+
+    SIGINT and SIGTERM are blocked meanwhile, which it inherits: terminals and job schedulers send
+    them to every process of a run, and only the parent handles them. It closes the sockets, which
+    ends the workers.
+    """
     mine, its = socket.socketpair()
     connection, process = Connection(mine.detach()), None
     try:
-        with its, _signals_kept_from_children():
-            descriptors = its.fileno(), shared_slots.descriptor
-            process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *map(str, (*descriptors, shared_slots.count))],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                env={
-                    **os.environ,
-                    **_ONE_THREAD,
-                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                },
-            )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            with its:
+                descriptors = its.fileno(), shared_slots.descriptor
+                process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, *map(str, (*descriptors, shared_slots.count))],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    env={
+                        **os.environ,
+                        **_ONE_THREAD,
+                        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                    },
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         connection.send(options)
     except BaseException as error:  # Ctrl-C too, delivered once the process has started
         connection.close()

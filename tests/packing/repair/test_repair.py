@@ -57,14 +57,13 @@ def test_damage_in_many_places_at_once_is_repaired(root, tars, expected):
         assert contents(root) == expected
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_missing_exchanged_and_renamed_shards_are_rebuilt(root, tars, expected, workers):
+def test_missing_exchanged_and_renamed_shards_are_rebuilt(root, tars, expected):
     shards = root / "shards"
     (shards / FIRST).rename(shards / "other")
     (shards / SECOND).rename(shards / FIRST)
     (shards / "other").rename(shards / SECOND)
     shutil.rmtree(shards / "sa_000001-002")
-    result = sa1bpack.repair(root, tars, workers=workers)
+    result = sa1bpack.repair(root, tars, workers=2)
     assert sorted(result.repaired) == [FIRST, SECOND, "sa_000001-002"] and result.ok
     assert contents(root) == expected
 
