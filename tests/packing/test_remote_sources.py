@@ -1,5 +1,6 @@
 """Tars are packed from the web and from object stores as from files, and no link is kept."""
 
+import hashlib
 import json
 import random
 import signal
