@@ -23,7 +23,8 @@ import simplejpeg
 from PIL import Image
 
 from sa1bpack.cli.machine import describe_packages
-from sa1bpack.pixels import decode_into, stored_size
+from sa1bpack.pixels.decode import decode_into
+from sa1bpack.pixels.header import stored_size
 
 BICUBIC = Image.Resampling.BICUBIC
 

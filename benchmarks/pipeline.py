@@ -40,7 +40,7 @@ from torch.nn.functional import interpolate
 import sa1bpack
 from sa1bpack import transforms
 from sa1bpack.cli.machine import describe_packages
-from sa1bpack.pixels import stored_size
+from sa1bpack.pixels.header import stored_size
 
 SIDE = 1024
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)

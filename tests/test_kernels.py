@@ -105,7 +105,7 @@ with warnings.catch_warnings(record=True) as seen:
     assert sa1bpack.kernels.kernel_folder() is None
 assert "set NUMBA_CACHE_DIR" in str(seen[0].message), seen
 import numpy as np
-from sa1bpack.pixels.pil_memory import pack_rgb
+from sa1bpack.pixels.decode import pack_rgb
 pack_rgb(np.full((1, 64), 7, np.uint32), np.zeros((1, 64, 3), np.uint8))
 print("alive")
 """
@@ -165,7 +165,7 @@ def test_reading_without_kernels_imports_no_numba_and_leaves_the_file_system_unt
 
 COMPILE = """
 import numpy as np
-from sa1bpack.pixels.pil_memory import pack_rgb
+from sa1bpack.pixels.decode import pack_rgb
 print("imported", flush=True)
 input()
 out = np.zeros((1, 64, 3), np.uint8)
@@ -204,7 +204,7 @@ def end(process: subprocess.Popen) -> str:
 
 
 def kept(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_ino for path in folder.rglob("*.pil_memory.*.nbc")}
+    return {path: path.stat().st_ino for path in folder.rglob("*.decode.*.nbc")}
 
 
 def edit(path: Path, before: str, after: str) -> None:
@@ -215,7 +215,7 @@ def edit(path: Path, before: str, after: str) -> None:
 
 @pytest.mark.parametrize("place", ["", "kept"])
 def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(copied, place):
-    """As after `git pull`: pack_rgb calls a kernel of vectors.py, and its own file is the same.
+    """As after `git pull`: pack_rgb calls a kernel of yuv420.py, and its own file is the same.
 
     Also if a process that was started before writes its own after the change.
     """
@@ -227,7 +227,7 @@ def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(copi
     assert first and end(start(**chosen)) == "64" and kept(folder) == first, "nothing changed"
     earlier = start(**chosen)
     line = "return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)"
-    edit(package / "pixels" / "vectors.py", line, "return count")
+    edit(package / "pixels" / "yuv420.py", line, "return count")
     assert end(start(**chosen)) == "32", "the first vector alone"
     assert end(earlier) == "64"
     assert end(start(**chosen)) == "32", "not what the earlier process keeps"
@@ -239,7 +239,7 @@ def test_a_comment_or_another_module_that_changes_compiles_nothing_again(copied)
     package, start = copied
     assert end(start()) == "64"
     first = kept(package)
-    edit(package / "pixels" / "vectors.py", "@njit", "# A comment,\n# of two lines.\n@njit")
+    edit(package / "pixels" / "yuv420.py", "@njit", "# A comment,\n# of two lines.\n@njit")
     edit(package / "masks" / "rle.py", "@njit", "def another():\n    return 1\n\n\n@njit")
     assert end(start()) == "64"
     assert kept(package) == first
@@ -306,7 +306,7 @@ FIRST_USE = """
 import numpy as np
 from sa1bpack import kernels
 kernels.PATIENCE = 0.05
-from sa1bpack.pixels.pil_memory import pack_rgb
+from sa1bpack.pixels.decode import pack_rgb
 pack_rgb(np.full((1, 64), 7, np.uint32), np.zeros((1, 64, 3), np.uint8))
 """
 

@@ -19,7 +19,7 @@ from sa1bpack.masks.raster import rasterize
 from sa1bpack.masks.rle import parse_counts
 from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.pixels.geometry import stored_size
+from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import Annotations, parse_annotations
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import size_text

@@ -20,6 +20,7 @@ damage that PIL silently ignores; PIL resizes. docs/decisions/0004-jpeg-decoder.
 measurements. EXIF orientation is never applied: masks refer to the pixel grid that the file stores.
 """
 
+import ctypes
 import io
 import threading
 
@@ -29,15 +30,24 @@ import simplejpeg
 from sa1bpack.arguments import choice
 from sa1bpack.environment import missing_pil
 from sa1bpack.errors import ImageError, MissingPackage, OptionError
-from sa1bpack.pixels.geometry import FITS, stored_size
-from sa1bpack.pixels.header import JpegHeader, read_header
-from sa1bpack.pixels.yuv420 import check_planes, half, rgbx_to_yuv420
+from sa1bpack.kernels import intrinsic, njit, types
+from sa1bpack.pixels.header import FITS, JpegHeader, read_header, stored_size
+from sa1bpack.pixels.yuv420 import (
+    BYTE,
+    PIXELS,
+    WORD,
+    check_planes,
+    half,
+    load,
+    next_vector,
+    rgbx_to_yuv420,
+    shuffled,
+    store,
+)
 
 try:
     import PIL
     from PIL import Image, JpegImagePlugin, features
-
-    from sa1bpack.pixels.pil_memory import pack_rgb, pixel_words
 except ImportError as error:
     raise missing_pil(error) from error
 # 11.2.1 was the first to export images, but never released their memory.
@@ -84,7 +94,7 @@ def decode_into(
         (S, S, 3) uint8, C-contiguous, axes (row, column, RGB), for `fit` "pad" and "squash"; for
         "native" (h, w, 3) with (h, w) = ``stored_size(height, width, S, "native")``.
     fit
-        "pad", "squash" or "native": see `sa1bpack.pixels.geometry`.
+        "pad", "squash" or "native": see `sa1bpack.pixels.header`.
     resample
         "fast" or "exact": see the module.
 
@@ -98,8 +108,10 @@ def decode_into(
 
     Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
     """
-    h, w = _target(height, width, out, fit, resample)
-    store(_stored_image(jpeg, height, width, (h, w), resample), out)
+    if out.shape[2:] != (3,):
+        raise OptionError(f"out must be of shape (rows, columns, 3), not {out.shape}")
+    h, w = _stored_within((out,), height, width, fit, resample)
+    store_image(_stored_image(jpeg, height, width, (h, w), resample), out)
     return h, w
 
 
@@ -123,7 +135,8 @@ def decode_yuv420_into(
 
     Raises ImageError and OptionError as `decode_into` does.
     """
-    h, w = _planes_target(height, width, planes, fit, resample)
+    check_planes(*planes)
+    h, w = _stored_within(planes, height, width, fit, resample)
     image = _stored_image(jpeg, height, width, (h, w), resample)
     rgbx_to_yuv420(pixel_words(image), *planes)
     _blank_beyond(planes[0], h, w)
@@ -151,40 +164,24 @@ def _stored_image(jpeg, height: int, width: int, size: tuple[int, int], resample
     return _resized(_decode(jpeg, header, eighths), box, h, w)
 
 
-def _target(height, width, out, fit, resample) -> tuple[int, int]:
-    """Check the arguments and return the size of the image in `out`."""
-    if out.dtype != np.uint8 or out.ndim != 3 or out.shape[2] != 3 or not out.flags.c_contiguous:
-        raise OptionError(
-            f"out must be C-contiguous uint8 of shape (rows, columns, 3), "
-            f"not {out.dtype} {out.shape}"
-        )
-    return _stored_within(height, width, out.shape[:2], fit, resample)
+def _stored_within(arrays: tuple, height: int, width: int, fit: str, resample: str):
+    """The size (h, w) of the stored image, after checking that the arrays are what `fit` needs.
 
-
-def _planes_target(height, width, planes, fit, resample) -> tuple[int, int]:
-    """Check the arguments and return the size of the image in the planes."""
-    check_planes(*planes)
-    if not all(plane.flags.c_contiguous for plane in planes):
-        raise OptionError("planes must be C-contiguous")
-    if fit != "native" and planes[0].shape[0] % 2:
-        raise OptionError(
-            f"a canvas of {planes[0].shape[0]} rows cannot have chroma of half the size: choose "
-            "an even number of rows, or fit 'native'"
-        )
-    return _stored_within(height, width, planes[0].shape, fit, resample)
-
-
-def _stored_within(height, width, shape, fit, resample) -> tuple[int, int]:
-    """Return the size of the stored image, after checking that `shape` is right for `fit`."""
+    arrays  (rows, columns, 3), or three planes
+    """
     choice("resample", resample, RESAMPLES)
     choice("fit", fit, FITS)
-    size = max(shape)
-    h, w = stored_size(height, width, size, fit)
-    expected = (h, w) if fit == "native" else (size, size)
-    if shape != expected:
+    if not all(each.dtype == np.uint8 and each.flags.c_contiguous for each in arrays):
+        found = " and ".join(f"{each.dtype} {each.shape}" for each in arrays)
+        raise OptionError(f"pixels are decoded into C-contiguous uint8, not {found}")
+    shape = arrays[0].shape[:2]
+    side = max(shape)
+    h, w = stored_size(height, width, side, fit)
+    expected = (h, w) if fit == "native" else (side, side)
+    if shape != expected or (arrays[0].ndim == 2 and fit != "native" and side % 2):
         raise OptionError(
             f"out is {shape[0]} x {shape[1]}; for fit={fit!r} and an image of {height} x {width} "
-            f"(rows x columns) it must be {expected[0]} x {expected[1]}"
+            f"(rows x columns) it must be {expected[0]} x {expected[1]}, and even for planes"
         )
     return h, w
 
@@ -298,7 +295,7 @@ def _resized_by_pil(jpeg, header: JpegHeader, h: int, w: int) -> Image.Image:
     return image.resize((w, h), Image.Resampling.BICUBIC)
 
 
-def store(image: Image.Image, out: np.ndarray) -> None:
+def store_image(image: Image.Image, out: np.ndarray) -> None:
     """Write an RGB or RGBX image into the top left of `out` and zero the rest."""
     w, h = image.size
     pack_rgb(pixel_words(image), out)
@@ -309,3 +306,104 @@ def _blank_beyond(canvas: np.ndarray, h: int, w: int) -> None:
     """Zero a canvas outside its first h rows and w columns."""
     canvas[:h, w:] = 0
     canvas[h:] = 0
+
+
+# ------------------------------------------------------------------------------- memory of PIL
+# Pixels are read where PIL has them, through Arrow's C data interface, which numpy does not read:
+# https://arrow.apache.org/docs/format/CDataInterface.html. `np.asarray(image)` copies every pixel
+# twice.
+
+
+class _ArrowArray(ctypes.Structure):
+    """`struct ArrowArray` as far as it matters: lengths and offset in elements."""
+
+
+_ArrowArray._fields_ = [
+    *((name, ctypes.c_int64) for name in ("length", "null_count", "offset")),
+    *((name, ctypes.c_int64) for name in ("n_buffers", "n_children")),
+    ("buffers", ctypes.POINTER(ctypes.c_void_p)),
+    ("children", ctypes.POINTER(ctypes.POINTER(_ArrowArray))),
+]
+
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+class _Exported:
+    """Memory as numpy's array interface describes it. An array made from this object keeps it.
+
+    The capsule keeps the memory: its destructor is what releases it, also when the image is gone.
+    """
+
+    def __init__(self, capsule: object, address: int, shape: tuple[int, int]):
+        self._capsule = capsule
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": "<u4",
+            "data": (address, True),
+        }
+
+
+def pixel_words(image: Image.Image) -> np.ndarray:
+    """The pixels of an RGB or RGBX image as (h, w) uint32, read-only, red in the lowest byte.
+
+    The highest byte is arbitrary. The array shares the image's memory, and keeps it alive. It is a
+    copy if the image does not lie in one piece: PIL divides images of more than 16 MiB into blocks
+    (2048 x 2048 pixels are one block), and pads rows if PILLOW_ALIGNMENT is set.
+    """
+    width, height = image.size
+    if Image.core.get_alignment() > 1:  # the export takes no account of the padding
+        return _copied(image)
+    try:
+        _, capsule = image.__arrow_c_array__()
+    except ValueError:  # several blocks
+        return _copied(image)
+    pixels = _ArrowArray.from_address(_capsule_pointer(capsule, b"arrow_array"))
+    channels = pixels.children[0].contents  # pixels are lists of four bytes; these are the bytes
+    assert (pixels.length, pixels.offset) == (height * width, 0), "PIL exported another image"
+    assert (channels.length, channels.offset) == (4 * height * width, 0), "pixels are not 4 bytes"
+    return np.asarray(_Exported(capsule, channels.buffers[1], (height, width)))
+
+
+def _copied(image: Image.Image) -> np.ndarray:
+    """The pixels in new memory, with zero as the highest byte of an RGB image."""
+    rgbx = image if image.mode == "RGBX" else image.convert("RGBX")
+    return np.asarray(rgbx).view("<u4")[..., 0]
+
+
+@intrinsic
+def _drop_fourth(typingctx, source, target):
+    """Write the first three of each four bytes: PIXELS pixels from address to address."""
+
+    def generate(context, builder, signature, arguments):
+        source, target = arguments
+        pixels = load(builder, source, BYTE, 4 * PIXELS)
+        kept = (4 * k + channel for k in range(PIXELS) for channel in range(3))
+        store(builder, shuffled(builder, pixels, pixels, kept), target)
+        return context.get_dummy_value()
+
+    return types.void(WORD, WORD), generate
+
+
+@njit
+def pack_rgb(rgbx, out):
+    """Copy pixels.
+
+    rgbx  uint32 (h, w), C-contiguous, red in the lowest byte; the highest is not used
+    out   uint8, C-contiguous, at least (h, w, 3): its top left is written
+    """
+    h, w = rgbx.shape
+    source, target = np.int64(rgbx.ctypes.data), np.int64(out.ctypes.data)
+    if w < PIXELS:
+        for y in range(h):
+            for x in range(w):
+                for channel in range(3):
+                    out[y, x, channel] = rgbx[y, x] >> np.uint32(8 * channel)
+        return
+    for y in range(h):
+        row, to, k = source + y * 4 * w, target + y * out.strides[0], 0
+        while k < w:
+            _drop_fourth(row + 4 * k, to + 3 * k)
+            k = next_vector(k, w)

@@ -1,13 +1,25 @@
-"""The header of a JPEG, read before any pixel is decoded (ITU-T T.81, annex B).
+"""The size of an image: in the header of its JPEG, and as it is stored, in whole numbers only.
 
-It is read here, rather than by a decoder, because size limits must be checked before anything is
-allocated, and because decoders do not report a file that ends within its header as truncated.
+With image H x W and target S, r = S / max(H, W):
+
+======== =========================================================================
+pad      floor(H r + 1/2) x floor(W r + 1/2), in the top left of an S x S canvas
+squash   S x S, each side scaled by its own factor
+native   the size of pad, without the canvas
+======== =========================================================================
+
+The header (ITU-T T.81, annex B) is read here, rather than by a decoder, because size limits must be
+checked before anything is allocated, and because decoders do not report a file that ends within its
+header as truncated.
 """
 
 import re
 from dataclasses import dataclass
 
-from sa1bpack.errors import ImageError
+from sa1bpack.arguments import choice
+from sa1bpack.errors import ImageError, OptionError
+
+FITS = ("pad", "squash", "native")
 
 # 2**26 pixels decode to 256 MiB of RGBX. The largest image of SA-1B has fewer than 2**23.
 MAX_PIXELS = 2**26
@@ -17,11 +29,34 @@ MAX_SCANS = 100
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _APP0, _APP14 = 0xE0, 0xEE
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 have no length
+_SEQUENTIAL = {0xC0, 0xC1}
 _PROGRESSIVE = {0xC2, 0xCA}
 _START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # except DHT, JPG and DAC
 
 # Where compressed data ends: there, ff occurs only before 00 and in restart markers.
 _MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]", re.DOTALL)
+
+
+def stored_size(height: int, width: int, image_size: int, fit: str) -> tuple[int, int]:
+    """Return (height, width) in pixels of the stored image, without any padding.
+
+    `height` and `width` are those of the source image, `image_size` is S. The longer side of a
+    `pad` or `native` image becomes exactly S, the shorter one at least 1; images smaller than S are
+    enlarged. floor(H S / M + 1/2) is computed as (2 H S + M) // 2 M, with M = max(H, W), to avoid
+    floating-point rounding.
+
+    Raises OptionError for a size below 1 or an unknown `fit`.
+    """
+    if min(height, width, image_size) < 1:
+        raise OptionError(
+            f"height, width and image_size must be at least 1, not {height}, {width}, {image_size}"
+        )
+    if fit == "squash":
+        return image_size, image_size
+    choice("fit", fit, FITS)
+    longer = max(height, width)
+    h, w = (max(1, (2 * n * image_size + longer) // (2 * longer)) for n in (height, width))
+    return h, w
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +93,16 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
         if marker == _SOS:
             scan, data_at = body, end
         elif marker in _START_OF_FRAME and frame is None:
-            frame, frame_marker, components = _frame(marker, body), marker, body[6::3]
+            frame, frame_marker = _frame(body), marker
+            components = body[6 : 6 + 3 * body[5] : 3]
         elif marker == _APP0 and body[:5] == b"JFIF\0":
             jfif = True
         elif marker == _APP14 and body[:5] == b"Adobe" and len(body) >= 12:
             adobe = body[11]
     if frame is None:
         raise ImageError("JPEG without a frame header before its first scan", "bad-jpeg")
-    height, width, sampling = frame[1:]
+    height, width, sampling = frame
+    sequential = frame_marker in _SEQUENTIAL
     if height * width > MAX_PIXELS:
         raise ImageError(
             f"JPEG of {width} x {height} = {height * width} pixels, over the limit of "
@@ -73,11 +110,9 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
             "too-large",
         )
     # A sequential file whose first scan has all components is decoded in that one pass.
-    if not frame[0] or scan[:1] != bytes([len(sampling)]):
-        _check_scans(
-            bytes(jpeg), scan, data_at, components[: len(sampling)], frame_marker in _PROGRESSIVE
-        )
-    return JpegHeader(height, width, frame[0], sampling, jfif, adobe)
+    if not sequential or scan[:1] != bytes([len(sampling)]):
+        _check_scans(bytes(jpeg), scan, data_at, components, frame_marker in _PROGRESSIVE)
+    return JpegHeader(height, width, sequential, sampling, jfif, adobe)
 
 
 def _segments(jpeg):
@@ -172,8 +207,8 @@ def _truncated(size: int) -> ImageError:
     )
 
 
-def _frame(marker: int, body: bytes) -> tuple[bool, int, int, tuple[tuple[int, int], ...]]:
-    """Parse a frame segment: (sequential, height, width, sampling)."""
+def _frame(body: bytes) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+    """Parse a frame segment: (height, width, sampling)."""
     if len(body) < 6 or len(body) < 6 + 3 * body[5]:
         raise ImageError(f"JPEG with a frame header of only {len(body)} bytes", "bad-jpeg")
     height, width = body[1] << 8 | body[2], body[3] << 8 | body[4]
@@ -183,4 +218,4 @@ def _frame(marker: int, body: bytes) -> tuple[bool, int, int, tuple[tuple[int, i
             "bad-jpeg",
         )
     factors = body[7 : 6 + 3 * body[5] : 3]
-    return marker in (0xC0, 0xC1), height, width, tuple((f >> 4, f & 15) for f in factors)
+    return height, width, tuple((f >> 4, f & 15) for f in factors)

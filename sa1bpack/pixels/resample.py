@@ -93,25 +93,34 @@ class Taps(NamedTuple):
 
 
 @njit
+def _fill(at, support, length, weights):
+    """The filter at a position in pixels: its first pixel, and how many weights it has.
+
+    weights  float32 or float64 (k,): these are written
+    """
+    low = max(np.int64(np.ceil(at - support - 0.5)), 0)
+    high = min(np.int64(np.floor(at + support - 0.5)) + 1, length)
+    # A pixel at the very end of the filter has no weight.
+    while low < high and abs(low + 0.5 - at) >= support:
+        low += 1
+    while low < high and abs(high - 0.5 - at) >= support:
+        high -= 1
+    total = 0.0
+    for k in range(low, high):
+        total += 1 - abs(k + 0.5 - at) / support
+    for k in range(low, high):
+        weights[k - low] = (1 - abs(k + 0.5 - at) / support) / total
+    return low, high - low
+
+
+@njit
 def _fill_taps(at, support, length, first, weights):
     """Fill the taps of an axis, weights float64 (n, k). Returns how many are in use."""
-    used = 1
+    used = np.int64(1)
     for i in range(len(at)):
-        low = max(np.int64(np.ceil(at[i] - support - 0.5)), 0)
-        high = min(np.int64(np.floor(at[i] + support - 0.5)) + 1, length)
-        # A pixel at the very end of the filter has no weight.
-        while low < high and abs(low + 0.5 - at[i]) >= support:
-            low += 1
-        while low < high and abs(high - 0.5 - at[i]) >= support:
-            high -= 1
+        low, count = _fill(at[i], support, length, weights[i])
         first[i] = min(low, length - 1)
-        total = 0.0
-        for k in range(low, high):
-            weights[i, k - low] = 1 - abs(k + 0.5 - at[i]) / support
-            total += weights[i, k - low]
-        for k in range(high - low):
-            weights[i, k] /= total
-        used = max(used, high - low)
+        used = max(used, count)
     return used
 
 
@@ -252,25 +261,6 @@ class AffinePlaces(NamedTuple):
 
 
 @njit
-def _fill(position, support, length, weights):
-    """The filter at a position: its first pixel, and the number of weights, float32 of each."""
-    at = np.float64(position) * _ONE
-    low = max(np.int64(np.ceil(at - support - 0.5)), 0)
-    high = min(np.int64(np.floor(at + support - 0.5)) + 1, length)
-    # A pixel at the very end of the filter has no weight.
-    while low < high and abs(low + 0.5 - at) >= support:
-        low += 1
-    while low < high and abs(high - 0.5 - at) >= support:
-        high -= 1
-    total = 0.0
-    for k in range(low, high):
-        total += 1 - abs(k + 0.5 - at) / support
-    for k in range(low, high):
-        weights[k - low] = np.float32((1 - abs(k + 0.5 - at) / support) / total)
-    return low, high - low
-
-
-@njit
 def _pair(position, length):
     """The two pixels next to a position, and their weights: the filter of a pixel's width."""
     moved = position - _HALF
@@ -300,8 +290,8 @@ def _narrow(image, x, y, height, width):
 @njit
 def _wide(image, x, y, height, width, support, weights):
     """Red, green and blue at a position, by filters of any width. weights: scratch (2, n)."""
-    left, across = _fill(x, support[0], width, weights[0])
-    top, down = _fill(y, support[1], height, weights[1])
+    left, across = _fill(np.float64(x) * _ONE, support[0], width, weights[0])
+    top, down = _fill(np.float64(y) * _ONE, support[1], height, weights[1])
     red = green = blue = np.float32(0)
     for k in range(across):
         r = g = b = np.float32(0)

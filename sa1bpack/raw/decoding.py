@@ -21,7 +21,7 @@ from sa1bpack.errors import OptionError, ReadError, SampleError
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, ThresholdKeywords, select_masks
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers, Dropped, Packed, attempt, require_decoder
-from sa1bpack.pixels.geometry import stored_size
+from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import Source
 

@@ -11,7 +11,7 @@ import numpy as np
 from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks import rasterize
-from sa1bpack.pixels import yuv420_to_rgb
+from sa1bpack.pixels.yuv420 import yuv420_to_rgb
 from sa1bpack.report.subject import Subject, subject_of
 
 _GRID = 512  # cells of masks that are drawn from runs, if the batch has nothing else

@@ -37,8 +37,8 @@ from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
-from sa1bpack.pixels import read_header
 from sa1bpack.pixels.decode import decode_into
+from sa1bpack.pixels.header import read_header
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import open_source, read_md5sums
 from sa1bpack.source.inflate import INFLATE_BYTES, open_stream

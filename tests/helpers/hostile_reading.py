@@ -17,7 +17,7 @@ from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS, SAMPLE_COLUMNS
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.masks import rasterize
-from sa1bpack.pixels import yuv420_to_rgb
+from sa1bpack.pixels.yuv420 import yuv420_to_rgb
 
 SPECS = {
     "pad": (

@@ -1,6 +1,5 @@
 """Decoding compared with PIL: identical when exact, close when fast, an error when damaged."""
 
-import dataclasses
 import io
 import tarfile
 import warnings
@@ -9,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from sa1bpack.errors import ImageError, OptionError
-from sa1bpack.pixels import FITS, RESAMPLES, JpegHeader, decode, decode_into, stored_size
+from sa1bpack.pixels import decode
+from sa1bpack.pixels.decode import RESAMPLES, decode_into
+from sa1bpack.pixels.header import FITS, stored_size
 
 H, W = 111, 158
 
@@ -157,32 +156,6 @@ def test_the_smallest_images_work(resample):
                 np.testing.assert_array_equal(out[:h, :w], reference(data, h, w))
 
 
-@pytest.mark.parametrize(
-    ("changes", "alike"),
-    [
-        ({}, True),
-        ({"sampling": ((2, 2),)}, True),
-        ({"sampling": ((1, 1),) * 3}, True),
-        ({"sampling": ((2, 1), (1, 1), (1, 1))}, True),
-        ({"jfif": False, "adobe_transform": 1}, True),
-        ({"sampling": ((1, 2), (1, 1), (1, 1))}, False),
-        ({"sampling": ((4, 1), (1, 1), (1, 1))}, False),
-        ({"sampling": ((1, 1),) * 4}, False),
-        ({"sequential": False}, False),  # versions smooth missing scans differently
-        ({"jfif": False}, False),  # each decoder guesses the colour space
-        ({"adobe_transform": 0}, False),
-    ],
-)
-def test_exact_uses_pil_for_every_doubtful_file(changes, alike, monkeypatch):
-    """simplejpeg replaces PIL only where all versions of libjpeg-turbo agree."""
-    usual = JpegHeader(9, 9, True, ((2, 2), (1, 1), (1, 1)), True, None)
-    header = dataclasses.replace(usual, **changes)
-    monkeypatch.setattr(decode, "PIL_HAS_TURBO", True)
-    assert decode.decodes_like_pil(header) == alike
-    monkeypatch.setattr(decode, "PIL_HAS_TURBO", False)
-    assert not decode.decodes_like_pil(header)
-
-
 def test_exif_orientation_is_not_applied():
     """Masks refer to the pixel grid that the file stores."""
     upright, rotated = jpeg(), jpeg(exif=exif(6))
@@ -266,22 +239,6 @@ def test_any_buffer_of_bytes_is_accepted(resample):
         np.testing.assert_array_equal(decoded(view, 64, resample=resample)[0], expected)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 7), st.integers(0, 5))
-def test_pixels_are_stored_at_any_width_and_alignment(h, w, offset, margin):
-    """Four pixels at a time: nothing outside the image is touched, nothing in it missed."""
-    pixels = np.random.default_rng(h * 41 + w).integers(0, 256, (h, w, 3), np.uint8)
-    rows, columns = h + margin, w + margin
-    memory = np.full(offset + rows * columns * 3 + 9, 7, np.uint8)
-    out = memory[offset : offset + rows * columns * 3].reshape(rows, columns, 3)
-    decode.store(Image.fromarray(pixels), out)
-    np.testing.assert_array_equal(out[:h, :w], pixels)
-    assert not out[h:].any()
-    assert not out[:, w:].any()
-    assert (memory[:offset] == 7).all()
-    assert (memory[offset + out.size :] == 7).all()
-
-
 def test_threads_do_not_share_their_buffers():
     """Images of several sizes decoded at once are the same as decoded one by one."""
     images = [(h, w, jpeg(picture(h, w))) for h, w in [(90, 40), (301, 200), (64, 500), (222, 222)]]
@@ -295,20 +252,11 @@ def test_threads_do_not_share_their_buffers():
         assert all(pool.map(work, range(80)))
 
 
-def test_a_large_image_does_not_keep_its_buffer(monkeypatch):
-    """Only buffers up to a limit are kept between images."""
-    monkeypatch.setattr(decode, "KEPT_SCRATCH", 1000)
-    monkeypatch.setattr(decode, "scratch", decode.Scratch())
-    small = decode.scratch.take(900)
-    assert decode.scratch.take(2000).size == 2000
-    assert decode.scratch.take(800) is small
-
-
 @pytest.mark.parametrize(
     ("out", "options", "message"),
     [
-        (np.zeros((64, 64, 3), np.int8), {}, "uint8 .* not int8"),
-        (np.zeros((64, 64), np.uint8), {}, r"not uint8 \(64, 64\)"),
+        (np.zeros((64, 64, 3), np.int8), {}, "uint8, not int8"),
+        (np.zeros((64, 64), np.uint8), {}, r"not \(64, 64\)"),
         (np.zeros((64, 64, 4), np.uint8), {}, r"\(64, 64, 4\)"),
         (np.zeros((64, 128, 3), np.uint8)[:, ::2], {}, "C-contiguous"),
         (np.zeros((64, 63, 3), np.uint8), {}, "must be 64 x 64"),

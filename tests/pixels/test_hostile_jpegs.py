@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from sa1bpack.errors import ImageError
-from sa1bpack.pixels import MAX_PIXELS, read_header
 from sa1bpack.pixels.decode import decode_into
-from sa1bpack.pixels.header import MAX_SCANS
+from sa1bpack.pixels.header import MAX_PIXELS, MAX_SCANS, read_header
 
 
 def encoded(height=64, width=96, mode="RGB", **options) -> bytes:

@@ -15,8 +15,7 @@ from llvmlite import ir
 
 from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS
 from sa1bpack.kernels import intrinsic, memcpy, memset, njit, types
-from sa1bpack.pixels.vectors import PIXELS
-from sa1bpack.pixels.yuv420 import rgb_row, row_scratch
+from sa1bpack.pixels.yuv420 import PIXELS, rgb_row, row_scratch
 
 # Bytes of one vector and of one step. Vectors wider than the machine's are split by LLVM.
 _VECTOR, _STEP = 32, 64

@@ -1,9 +1,14 @@
-"""The header reader, on literal bytes."""
+"""The header reader, on literal bytes, and stored sizes compared with exact fractions."""
+
+from fractions import Fraction
+from math import floor
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sa1bpack.errors import ImageError
-from sa1bpack.pixels import MAX_PIXELS, read_header
+from sa1bpack.errors import ImageError, OptionError
+from sa1bpack.pixels.header import FITS, MAX_PIXELS, read_header, stored_size
 
 
 def segment(marker, body):
@@ -89,3 +94,42 @@ def test_each_defect_has_its_code(data, code, message):
 def test_the_limit_itself_is_allowed():
     """8192 x 8192 is exactly MAX_PIXELS."""
     assert read_header(SOI + frame(8192, 8192) + SOS).height == 8192
+
+
+# ----------------------------------------------------------------------------------- stored sizes
+
+
+sides = st.integers(1, 70_000)
+
+
+@settings(max_examples=100)
+@given(sides, sides, st.integers(1, 8192), st.sampled_from(["pad", "native"]))
+def test_stored_size_rounds_half_up_exactly(height, width, size, fit):
+    """floor(H r + 1/2), and never below 1."""
+    r = Fraction(size, max(height, width))
+    expected = [max(1, floor(side * r + Fraction(1, 2))) for side in (height, width)]
+    assert list(stored_size(height, width, size, fit)) == expected
+    assert max(expected) == size
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "stored"),
+    [(1500, 2250, (683, 1024)), (2650, 1500, (1024, 580)), (1500, 1500, (1024, 1024))],
+)
+def test_sizes_of_sa1b(height, width, stored):
+    """The usual ones, equal to those of segment-anything's preprocessing."""
+    assert stored_size(height, width, 1024, "pad") == stored
+
+
+def test_half_a_pixel_is_rounded_up():
+    """2 * 1 / 4 is exactly one half."""
+    assert stored_size(4, 2, 1, "pad") == (1, 1)
+    assert stored_size(8, 4, 3, "pad") == (3, 2)  # 1.5
+
+
+@pytest.mark.parametrize("arguments", [(0, 5, 8), (5, 0, 8), (5, 5, 0), (-1, 5, 8)])
+@pytest.mark.parametrize("fit", FITS)
+def test_sizes_below_one_are_refused(arguments, fit):
+    """The message has the three values."""
+    with pytest.raises(OptionError, match="at least 1"):
+        stored_size(*arguments, fit)
