@@ -1,5 +1,6 @@
 """`TarDataset`: the samples of tars and folders, in any order, without a pack."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -26,14 +27,14 @@ from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows
-from sa1bpack.raw.pair_bytes import PairBytes
+from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows, Tars, no_pairs, sources_of
 from sa1bpack.raw.sample_cache import DiskCache, MemoryCache
-from sa1bpack.raw.tar_index import open_index
-from sa1bpack.raw.tars import Tars, no_pairs, sources_of, warn_of_shared_names
+from sa1bpack.raw.tar_index import TarIndex, open_index
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.pairs import Reject
-from sa1bpack.wording import counted
+from sa1bpack.wording import counted, printable
+
+_log = logging.getLogger("sa1bpack")
 
 # Options of packing that do not change what a sample is.
 _NOT_OF_SAMPLES = ("samples_per_shard", "empty")
@@ -109,7 +110,7 @@ class TarDataset:
         folder = None if index_folder is None else _outside("index_folder", index_folder)
         caches = _caches(cache_bytes, cache_folder, cache_folder_bytes)
         self._begin(sources, decoder, folder, caches)
-        warn_of_shared_names([(index.source, index.pairs["file_name"]) for index in self._indices])
+        _warn_of_shared_names(self._indices)
 
     def _begin(
         self,
@@ -130,7 +131,6 @@ class TarDataset:
         for index in self._indices:
             if not len(index):
                 raise no_pairs(index.source, index.rejects)
-        self._bytes = [PairBytes(index) for index in self._indices]
         self._first_row = np.cumsum([0, *map(len, self._indices)])
         self._rows = range(int(self._first_row[-1])) if rows is None else rows
         self._cache_options = caches
@@ -158,9 +158,15 @@ class TarDataset:
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch."""
         rows = [self._row(as_position(index)) for index in indices]
-        if self.options.on_error == "raise":
-            return [self._sample(row) for row in rows]
-        return [self._sample_or_error(row) for row in rows]
+        found = []
+        for row in rows:
+            try:
+                found.append(self._sample(row))
+            except ReadError as error:
+                if self.options.on_error == "raise":
+                    raise
+                found.append(error)
+        return found
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
@@ -204,12 +210,6 @@ class TarDataset:
     def _sample(self, row: int) -> Any:
         return self._decoder.sample(self._decoded(row), row)
 
-    def _sample_or_error(self, row: int) -> Any:
-        try:
-            return self._sample(row)
-        except ReadError as error:
-            return error
-
     def _decoded(self, row: int) -> Rows:
         """The rows of a sample, from a cache or from its pair."""
         rows = None if self._memory is None else self._memory.get(row)
@@ -217,13 +217,11 @@ class TarDataset:
             return rows
         number, local = self._locate(row)
         index = self._indices[number]
-        key = ""
         if self._disk is not None:
-            changed = self._bytes[number].changed(local)
-            key = f"{self._samples_key}-{index.digest}-{local}{changed}"
+            key = f"{self._samples_key}-{index.digest}-{local}{index.changed(local)}"
             rows = self._disk.get(key)
         if rows is None:
-            halves = self._bytes[number].read(local)
+            halves = index.jpeg(local), index.json(local)
             try:
                 rows = self._decoder.rows(index.source, index.file_name(local), *halves)
             except ReadError as error:
@@ -238,8 +236,6 @@ class TarDataset:
     @cached_property
     def _samples_key(self) -> str:
         """Digest of all that a sample depends on besides its bytes, 16 hex digits."""
-        if self._disk is None:
-            return ""
         options = asdict(self.pack_options)
         for name in _NOT_OF_SAMPLES:
             del options[name]
@@ -258,7 +254,7 @@ class TarDataset:
         row = self._row(as_position(index))
         number, local = self._locate(row)
         tar = self._indices[number]
-        json, size = self._bytes[number].json(local), int(tar.pairs["jpeg_bytes"][local])
+        json, size = tar.json(local), int(tar.pairs["jpeg_bytes"][local])
         return self._decoder.info(tar.source, row, local, tar.file_name(local), size, json)
 
     def _locate(self, row: int) -> tuple[int, int]:
@@ -340,20 +336,15 @@ def _reopened(
     return found
 
 
-def _caches(
-    memory: Any, folder: str | os.PathLike[str] | None, limit: Any
-) -> tuple[int, Path | None, int]:
+def _caches(memory: Any, folder: Any, limit: Any) -> tuple[int, Path | None, int]:
     """The options of both caches, checked."""
-    memory, limit = _limit("cache_bytes", memory), _limit("cache_folder_bytes", limit)
+    memory = bytes_of("cache_bytes", memory) if memory != 0 else 0
+    limit = bytes_of("cache_folder_bytes", limit) if limit != 0 else 0
     if (folder is None) != (limit == 0):
         raise OptionError(
             f"cache_folder is {folder!r} and cache_folder_bytes is {limit}: give both, or neither"
         )
     return memory, None if folder is None else _outside("cache_folder", folder), limit
-
-
-def _limit(name: str, value: Any) -> int:
-    return bytes_of(name, value) if isinstance(value, str) else whole_number(name, value, 0)
 
 
 def _outside(name: str, folder: str | os.PathLike[str]) -> Path:
@@ -362,3 +353,17 @@ def _outside(name: str, folder: str | os.PathLike[str]) -> Path:
     check_can_be_folder(found, f"choose another {name}")
     refuse_in_pack(name, found, itself=True)
     return found
+
+
+def _warn_of_shared_names(indices: list[TarIndex]) -> None:
+    """Log if images of one name are in several sources, as `pack` does of ids."""
+    names = [index.pairs["file_name"] for index in indices]
+    found, times = np.unique(np.concatenate(names), return_counts=True)
+    if len(shared := found[times > 1]):
+        tars = [str(i.source.path) for i in indices if shared[0] in i.pairs["file_name"]]
+        _log.warning(
+            "%s in more than one of these tars, e.g. %s in %s: their samples come that often",
+            "1 image is" if len(shared) == 1 else f"{counted(len(shared), 'image')} are",
+            printable(shared[0].decode()),
+            " and ".join(tars[:2]),
+        )

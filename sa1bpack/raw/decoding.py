@@ -1,13 +1,17 @@
-"""One pair → the sample that a pack of it would give, by the packer's step and the dataset's."""
+"""Tars and pairs that are read as they are.
 
-from collections.abc import Callable
+A pair becomes the sample that a pack of it would give, by the packer's step and the dataset's.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import patterns_of, whole_number
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import (
     Sample,
@@ -17,14 +21,16 @@ from sa1bpack.dataset.sample import (
     delivered,
     sample_of_rows,
 )
-from sa1bpack.errors import OptionError, ReadError, SampleError
+from sa1bpack.errors import OptionError, ReadError, SampleError, SourceError
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, ThresholdKeywords, select_masks
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers, Dropped, Packed, attempt, require_decoder
 from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import parse_annotations
-from sa1bpack.source.find import Source
+from sa1bpack.source.find import Source, find_sources
+from sa1bpack.source.pairs import Reject
 
+Tars = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 # A sample's rows by array name, as a shard stores them, with run_offset as offsets.
 Rows = dict[str, np.ndarray]
 
@@ -162,3 +168,21 @@ def unusable(source: Source, member: str, reason: str) -> ReadError:
     """The error for a pair of a source, one of whose members cannot be used."""
     name = Path(member).with_suffix(".jpg").name
     return ReadError(f"{source.path}: {member}: {reason}", source.name, file_name=name)
+
+
+def sources_of(tars: Tars) -> list[Source]:
+    """The tars and folders that paths and patterns stand for, sorted by name.
+
+    Raises OptionError for an empty list and for what is not a path, and as `find_sources`.
+    """
+    if found := find_sources(patterns_of("tars", tars)):
+        return found
+    raise OptionError("tars is an empty list: name at least one tar or folder")
+
+
+def no_pairs(source: Source, rejects: Sequence[Reject]) -> SourceError:
+    """The error for a tar or folder without an image that has a record."""
+    why = f"; {rejects[0].member} is {rejects[0].code}: {rejects[0].detail}" if rejects else ""
+    return SourceError(
+        f"{source.path}: has no image with its record{why}; leave it out, or download it again"
+    )

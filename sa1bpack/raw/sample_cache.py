@@ -149,8 +149,7 @@ class DiskCache:
         """Remove the files that were used least recently; returns the bytes that are left."""
         found = []
         for entry in os.scandir(self._folder):
-            # Also what a killed process was writing, and the files of the first release.
-            if _SUFFIX in entry.name or entry.name.endswith(".npz"):
+            if _SUFFIX in entry.name:  # also what a killed process was writing
                 with suppress(FileNotFoundError):  # another process has removed it
                     status = entry.stat()
                     found.append((status.st_mtime_ns, status.st_size, entry.path))

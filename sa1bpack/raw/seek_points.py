@@ -8,6 +8,7 @@ docs/decisions/0009-random-access-into-gzip.md.
 """
 
 import os
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -31,18 +32,8 @@ POINT = np.dtype(
     [("file", "<i8"), ("stream", "<i8"), ("bits", "<i8"), ("window", "<i8"), ("digest", "<u8")]
 )
 
-_ZRAN_HEAD = np.dtype(
-    [
-        ("magic", "S5"),
-        ("version", "u1"),
-        ("flags", "u1"),
-        ("file_size", "<u8"),
-        ("stream_size", "<u8"),
-        ("spacing", "<u4"),
-        ("window_size", "<u4"),
-        ("points", "<u4"),
-    ]
-)
+# magic, version, flags, size of the file and of the stream, spacing, size of a window, points
+_ZRAN_HEAD = struct.Struct("<5sBBQQIII")
 _ZRAN_POINT = np.dtype([("file", "<u8"), ("stream", "<u8"), ("bits", "u1"), ("has_window", "u1")])
 
 
@@ -60,23 +51,21 @@ class SeekPoints:
     @classmethod
     def of_zran(cls, exported: bytes) -> "SeekPoints":
         """The points of an index that indexed_gzip exported (format GZIDX, version 1)."""
-        head = np.frombuffer(exported, _ZRAN_HEAD, 1)[0]
-        if head["magic"] != b"GZIDX" or head["version"] != 1 or head["window_size"] != WINDOW:
+        magic, version, *_, window_size, count = _ZRAN_HEAD.unpack_from(exported)
+        if (magic, version, window_size) != (b"GZIDX", 1, WINDOW):
             raise SourceError(
-                f"indexed_gzip exported an index {exported[:6]!r} with windows of "
-                f"{head['window_size']} bytes, which this release does not know; install "
-                "indexed_gzip 1.10"
+                f"indexed_gzip exported an index {magic} {version} with windows of {window_size} "
+                "bytes, which this release does not know; install indexed_gzip 1.10"
             )
-        at = _ZRAN_HEAD.itemsize
-        found = np.frombuffer(exported, _ZRAN_POINT, int(head["points"]), at)
+        at = _ZRAN_HEAD.size
+        found = np.frombuffer(exported, _ZRAN_POINT, count, at)
         windows = np.frombuffer(exported, np.uint8, offset=at + found.nbytes).reshape(-1, WINDOW)
         points = np.zeros(len(found), POINT)
         for name in ("file", "stream", "bits"):
             points[name] = found[name]
         has_window = found["has_window"] > 0
         points["window"] = np.where(has_window, np.cumsum(has_window) - 1, -1)
-        digests = [xxhash.xxh3_64_intdigest(window) for window in windows]
-        points["digest"][has_window] = digests
+        points["digest"][has_window] = [xxhash.xxh3_64_intdigest(window) for window in windows]
         # An empty gzip member adds nothing to the stream: of points at one place of it, the last.
         last = np.append(points["stream"][1:] > points["stream"][:-1], True)
         return cls(points[last[: len(points)]], windows)
@@ -86,12 +75,12 @@ class SeekPoints:
 
         file  descriptor of the gzip file, whose position is neither used nor moved
 
-        Raises SourceCorrupt if they cannot be inflated, SourceError if the file cannot be read.
+        Raises SourceCorrupt if they cannot be inflated, OSError if the file cannot be read.
         """
         number = int(np.searchsorted(self.points["stream"], start, "right")) - 1
         point = self.points[number]
-        inflater = self._inflater(point, file, path)
         skip, kept, left = start - int(point["stream"]), [], count
+        inflater = self._inflater(point, file, path)
         for piece in _inflated(inflater, file, path, int(point["file"])):
             if skip >= len(piece):
                 skip -= len(piece)
@@ -120,7 +109,7 @@ class SeekPoints:
             )
         inflater = zlib_ng.decompressobj(-15, zdict=window)
         if bits := int(point["bits"]):
-            last = _pread(file, path, 1, int(point["file"]) - 1)[0] >> (8 - bits)
+            last = os.pread(file, 1, int(point["file"]) - 1)[0] >> (8 - bits)
             empty, length = EMPTY_BLOCKS[8 - bits]  # bits is 1 to 7
             inflater.decompress((empty | last << length).to_bytes((length + bits) // 8, "little"))
         return inflater
@@ -129,7 +118,7 @@ class SeekPoints:
 def _inflated(inflater, file: int, path: Path, at: int) -> Iterator[bytes]:
     """Pieces of the inflated stream from a byte of the file on, through all its gzip members."""
     raw, skip = True, 0  # a raw inflater leaves CRC and length of the member, 8 bytes
-    while data := _pread(file, path, _FEED, at):
+    while data := os.pread(file, _FEED, at):
         at += len(data)
         while data:
             if skip:
@@ -151,16 +140,6 @@ def _inflated(inflater, file: int, path: Path, at: int) -> Iterator[bytes]:
             yield piece
             if inflater.eof:
                 inflater, skip = None, 8 if raw else 0
-
-
-def _pread(file: int, path: Path, count: int, at: int) -> bytes:
-    try:
-        return os.pread(file, count, at)
-    except OSError as error:
-        raise SourceError(
-            f"{path}: reading failed at byte {at}: {error.strerror}; check the disk or the network "
-            "mount"
-        ) from error
 
 
 def _empty_blocks() -> list[tuple[int, int]]:

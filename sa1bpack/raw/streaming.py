@@ -16,8 +16,7 @@ from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.order.batches import process_group
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.raw.decoding import Decoder, RawKeywords, unusable
-from sa1bpack.raw.tars import Tars, no_pairs, sources_of
+from sa1bpack.raw.decoding import Decoder, RawKeywords, Tars, no_pairs, sources_of, unusable
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import counted
@@ -137,17 +136,13 @@ class IterableTarDataset(IterableDataset):
 
         A loaded state holds for its own epoch: of another one, all samples come.
         """
-        self._set_epoch(epoch)
+        self._shared[0] = whole_number("epoch", epoch, 0, 2**63 - 1)
         self._shared[2] = 1
-
-    def _set_epoch(self, epoch: int) -> None:
-        epoch = whole_number("epoch", epoch, 0, MAX_WORD)
-        self._shared[0] = epoch - 2**64 if epoch >= 2**63 else epoch
 
     @property
     def epoch(self) -> int:
         """The epoch of the random order."""
-        return int(self._shared[0]) % 2**64
+        return int(self._shared[0])
 
     @property
     def rejected(self) -> int:
@@ -173,23 +168,29 @@ class IterableTarDataset(IterableDataset):
 
     def _samples(self, consumer: int, consumers: int, epoch: int, done: list[str]) -> Iterator[Any]:
         """The samples of the tars that are not in `done`, which grows by those that are taken."""
-        mine = shares(len(self.sources), consumer, consumers)
-        waiting = _Waiting({share.number: 0 for share in mine})
         rng = np.random.default_rng([self._seed, epoch, consumer])
         held: list[tuple[int, Pair]] = []
-        for share in mine:
+        read: set[int] = set()  # tars that are read to their end, and of which some pairs are held
+        for share in shares(len(self.sources), consumer, consumers):
             source = self.sources[share.number]
             if source.name in done:
                 continue
             for pair in self._pairs(share, source):
-                waiting.add(share.number)
                 held.append((share.number, pair))
                 if len(held) > self._buffer:
-                    yield from self._taken(held, rng, waiting, done)
-            waiting.read(share.number)
-            self._note_done(waiting, done)
+                    yield from self._taken(held, rng)
+                    self._note_done(held, read, done)
+            read.add(share.number)
+            self._note_done(held, read, done)
         while held:
-            yield from self._taken(held, rng, waiting, done)
+            yield from self._taken(held, rng)
+            self._note_done(held, read, done)
+
+    def _note_done(self, held: list[tuple[int, Pair]], read: set[int], done: list[str]) -> None:
+        """Move the tars of which nothing is held any more to those that are done."""
+        if complete := read.difference(number for number, _ in held):
+            read -= complete
+            done += [self.sources[number].name for number in sorted(complete)]
 
     def _pairs(self, share: Share, source: Source) -> Iterator[Pair]:
         """The pairs of a share; the first consumer of a tar counts the halves without another."""
@@ -205,9 +206,7 @@ class IterableTarDataset(IterableDataset):
                 error = unusable(source, first.member, f"{first.code}: {first.detail}")
                 self._reject(error, len(reader.rejects))
 
-    def _taken(
-        self, held: list, rng: np.random.Generator, waiting: "_Waiting", done: list[str]
-    ) -> Iterator[Any]:
+    def _taken(self, held: list[tuple[int, Pair]], rng: np.random.Generator) -> Iterator[Any]:
         """The next sample of those that are held: none if it cannot be used."""
         chosen = int(rng.integers(len(held))) if self._buffer else 0
         held[chosen], held[-1] = held[-1], held[chosen]
@@ -217,11 +216,9 @@ class IterableTarDataset(IterableDataset):
             rows = self._decoder.rows(source, pair.file_name, pair.jpeg, pair.json)
         except ReadError as error:
             self._reject(error, 1)
-        else:
-            if rows is not None:
-                yield self._decoder.sample(rows, (number << _PLACE_BITS) + pair.index)
-        waiting.remove(number)
-        self._note_done(waiting, done)
+            return
+        if rows is not None:
+            yield self._decoder.sample(rows, (number << _PLACE_BITS) + pair.index)
 
     def _reject(self, error: ReadError, count: int) -> None:
         if self._on_error == "raise":
@@ -231,9 +228,6 @@ class IterableTarDataset(IterableDataset):
         self._shared[_REJECTED + number] += count
         more = f" (and {count - 1} others of this tar)" if count > 1 else ""
         _log.warning("left out: %s%s", error, more)
-
-    def _note_done(self, waiting: "_Waiting", done: list[str]) -> None:
-        done += [self.sources[number].name for number in waiting.complete()]
 
     # ------------------------------------------------------------------------------- ranks, state
 
@@ -303,7 +297,7 @@ class IterableTarDataset(IterableDataset):
             raise OptionError(f"state names {sorted(strange)}, which are not among these tars")
         # A worker is given its state when it starts: after set_epoch, wherever that was called.
         if get_worker_info() is None or not self._shared[2]:
-            self._set_epoch(state["epoch"])
+            self._shared[0] = state["epoch"]
         if get_worker_info() is None:
             self._shared[2] = 0
         self._loaded = dict(state)
@@ -324,26 +318,3 @@ class IterableTarDataset(IterableDataset):
     def __repr__(self) -> str:
         names = counted(len(self.sources), "source")
         return f"<IterableTarDataset of {names}, {self.spec.as_text()}>"
-
-
-class _Waiting:
-    """Tars that are read to their end, and the number of their pairs that are not taken yet."""
-
-    def __init__(self, pairs: dict[int, int]):
-        self._pairs = pairs
-        self._read: set[int] = set()
-
-    def add(self, number: int) -> None:
-        self._pairs[number] += 1
-
-    def remove(self, number: int) -> None:
-        self._pairs[number] -= 1
-
-    def read(self, number: int) -> None:
-        self._read.add(number)
-
-    def complete(self) -> list[int]:
-        """The tars of which nothing is left, each once."""
-        found = [number for number in sorted(self._read) if not self._pairs[number]]
-        self._read -= set(found)
-        return found

@@ -1,4 +1,5 @@
-"""Index of the pairs of a tar or folder, made in one pass and kept as a file that is mapped.
+"""Index of the pairs of a tar or folder, made in one pass and kept as a file that is mapped; their
+bytes, in any order.
 
 A file of an index has a line of JSON, zeros up to a multiple of 64 bytes, and then PAIR (n,),
 POINT (p,) and the windows, uint8 (w, 32768), of `seek_points`; all numbers little-endian.
@@ -11,8 +12,7 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,17 +22,24 @@ import msgspec
 import numpy as np
 import xxhash
 
-from sa1bpack.errors import FormatError, MissingPackage, OptionError, SourceCorrupt, SourceError
+from sa1bpack.errors import (
+    FormatError,
+    MissingPackage,
+    OptionError,
+    SourceCorrupt,
+    SourceError,
+    SourceTruncated,
+)
 from sa1bpack.format.files import map_bytes, temporary_beside
 from sa1bpack.raw.seek_points import POINT, SPACING, WINDOW, SeekPoints
 from sa1bpack.source.find import Source
-from sa1bpack.source.inflate import ByteStream, RawFile, open_stream
-from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, FolderStream, PairReader, Reject
+from sa1bpack.source.inflate import ByteStream, RawFile, open_stream, remedy
+from sa1bpack.source.pairs import FolderStream, PairReader, Reject
 from sa1bpack.source.tar import MAX_NAME_BYTES, TarStream
 from sa1bpack.wording import counted
 
 # Where the halves of a pair are: of a tar, offset in the (inflated) tar and bytes; of a folder,
-# number of the file in `list_folder` and bytes. The name is that of the image, without folders.
+# number of the file in `files` and bytes. The name is that of the image, without folders.
 PAIR = np.dtype(
     [
         ("jpeg_at", "<i8"),
@@ -61,7 +68,7 @@ class _Bound(msgspec.Struct, frozen=True):
 
 class _Head(msgspec.Struct):
     format: Literal["sa1bpack-tar-index"]
-    version: int
+    version: Literal[1]
     bound: _Bound
     pairs: int
     points: int
@@ -72,7 +79,7 @@ class _Head(msgspec.Struct):
 
 @dataclass(frozen=True, eq=False)
 class TarIndex:
-    """The pairs of one source.
+    """The pairs of one source, and their bytes.
 
     source   the tar or folder
     pairs    PAIR (n,), in the order in which the packer meets them; of a file, a memory map
@@ -80,14 +87,19 @@ class TarIndex:
     rejects  members that are named like half of a pair and are none
     digest   XXH3-128 of the pairs, and of a tar also of its size and its first and last 64 KiB
     stamp    of a tar: bytes and time of the last change (ns); None for folders
+    files    of a folder: the paths of its files; empty for a tar
+
+    A file is opened for each half and closed again, which is a thousandth of the decoding: there is
+    nothing that threads or a fork could share, and no limit of open files to keep.
     """
 
     source: Source
     pairs: np.ndarray
     points: SeekPoints | None
-    rejects: tuple[Reject, ...]
+    rejects: list[Reject]
     digest: str
     stamp: tuple[int, int] | None
+    files: list[str]
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -95,6 +107,59 @@ class TarIndex:
     def file_name(self, row: int) -> str:
         """The name of an image without its folders: "sa_5.jpg"."""
         return self.pairs["file_name"][row].decode()
+
+    def jpeg(self, row: int) -> bytes:
+        """The JPEG of a pair. Raises as `json` does."""
+        return self._half(row, "jpeg")
+
+    def json(self, row: int) -> bytes:
+        """The JSON of a pair.
+
+        Raises SourceError if it cannot be read or has changed since the index was opened,
+        SourceTruncated or SourceCorrupt if it is not what it was when it was indexed.
+        """
+        return self._half(row, "json")
+
+    def changed(self, row: int) -> str:
+        """Time of the last change of a pair's files, as text; empty in a tar, whose digest tells.
+
+        Raises SourceError if a file of the folder cannot be read.
+        """
+        if not self.files:
+            return ""
+        paths = [Path(self.files[self.pairs[row][at]]) for at in ("jpeg_at", "json_at")]
+        try:
+            return "".join(f"-{path.stat().st_mtime_ns:x}" for path in paths)
+        except OSError as error:
+            raise SourceError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    def _half(self, row: int, half: str) -> bytes:
+        pair = self.pairs[row]
+        at, count = int(pair[f"{half}_at"]), int(pair[f"{half}_bytes"])
+        path = Path(self.files[at]) if self.files else self.source.path
+        try:
+            with path.open("rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+                found = (status.st_size, status.st_mtime_ns)
+                if found[0] != count if self.files else found != self.stamp:
+                    raise SourceError(
+                        f"{path}: has changed since the dataset was made; make the dataset again "
+                        "when nothing writes there any more"
+                    )
+                if self.points is not None:
+                    return self.points.read(file.fileno(), path, at, count)
+                file.seek(0 if self.files else at)
+                data = b""
+                while len(data) < count and (piece := file.read(count - len(data))):
+                    data += piece
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        if len(data) < count:
+            raise SourceTruncated(
+                f"{path}: ends {count - len(data)} bytes before byte {at + count}, where a member "
+                f"ended when it was indexed; {remedy(path)}"
+            )
+        return data
 
 
 def open_index(source: Source, folder: Path | None) -> TarIndex:
@@ -110,25 +175,22 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
     written, MissingPackage if a gzip stream must be indexed without indexed_gzip.
     """
     if source.kind == "folder":
-        pairs, rejects = locate_pairs(source)
-        return TarIndex(source, pairs, None, tuple(rejects), _digest(pairs), None)
+        pairs, rejects, files = locate_pairs(source)
+        return TarIndex(source, pairs, None, rejects, _digest(pairs), None, files)
     path = index_path(source, folder)
     if (found := _read_if_sound(path, source)) is not None:
         return found
-    _check_writable(path, source, folder)
-    with _locked(source.path):
-        if path.exists() and (found := _read_if_sound(path, source, warn=True)) is not None:
+    with source.path.open("rb") as tar:
+        with suppress(OSError):  # the file system may have no locks for files opened for reading
+            fcntl.flock(tar, fcntl.LOCK_EX)
+        if (found := _read_if_sound(path, source, warn=True)) is not None:
             return found  # made while this process waited
         start = time.monotonic()
         write_index(path, source)
         found = _read(path, source)
-        _log.info(
-            "%s: indexed %s in %.1f s: %s",
-            source.path,
-            counted(len(found), "pair"),
-            time.monotonic() - start,
-            path,
-        )
+        took = time.monotonic() - start
+        pairs = counted(len(found), "pair")
+        _log.info("%s: indexed %s in %.1f s: %s", source.path, pairs, took, path)
         return found
 
 
@@ -138,16 +200,6 @@ def index_path(source: Source, folder: Path | None) -> Path:
         return source.path.with_name(f".{source.path.name}.index")
     place = xxhash.xxh3_64_hexdigest(os.fsencode(source.path.resolve()))
     return folder / f"{source.path.name}-{place}.index"
-
-
-def _check_writable(path: Path, source: Source, folder: Path | None) -> None:
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OptionError(
-            f"index_folder is {folder}: the index of {source.path} would be {path}, but that "
-            "folder cannot be written; name one that can"
-        )
 
 
 def _bound(source: Source) -> _Bound:
@@ -160,15 +212,6 @@ def _bound(source: Source) -> _Bound:
     except OSError as error:
         raise SourceError(f"{source.path}: cannot be read: {error.strerror}") from error
     return _Bound(status.st_size, status.st_mtime_ns, ends.hexdigest())
-
-
-@contextmanager
-def _locked(tar: Path) -> Iterator[None]:
-    """Hold a lock on a tar, where the file system has locks for files opened for reading."""
-    with tar.open("rb") as file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 # -------------------------------------------------------------------------------------- reading
@@ -195,8 +238,6 @@ def _read(path: Path, source: Source) -> TarIndex:
         head = msgspec.json.decode(line, type=_Head)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: is not an index of a tar ({error})") from None
-    if head.version != 1:
-        raise FormatError(f"{path}: an index of version {head.version}, this release reads 1")
     if head.bound != (now := _bound(source)):
         size, other = head.bound.size, now.size
         how = "copied or changed" if other == size else f"changed from {size} to {other} bytes"
@@ -209,40 +250,16 @@ def _read(path: Path, source: Source) -> TarIndex:
     pairs, points = data[: lengths[0]], data[lengths[0] :][: lengths[1]]
     if _digest(pairs, points) != head.digest:
         raise FormatError(f"{path}: its bytes are not those that were written")
-    pairs, points = pairs.view(PAIR), points.view(POINT)
     windows = data[lengths[0] + lengths[1] :].reshape(-1, WINDOW)
-    check_places(path, source, pairs, points, len(windows))
     return TarIndex(
         source,
-        pairs,
-        SeekPoints(points, windows) if len(points) else None,
-        tuple(Reject(*reject) for reject in head.rejects),
+        pairs.view(PAIR),
+        SeekPoints(points.view(POINT), windows) if source.kind == "gzip-tar" else None,
+        [Reject(*reject) for reject in head.rejects],
         _digest(pairs, _as_bytes(f"{head.bound.size} {head.bound.ends}")),
         (head.bound.size, head.bound.mtime_ns),
+        [],
     )
-
-
-def check_places(
-    path: Path, source: Source, pairs: np.ndarray, points: np.ndarray, windows: int
-) -> None:
-    """Raise FormatError unless all numbers are within the limits that reading relies on."""
-    jpeg, json = pairs["jpeg_bytes"], pairs["json_bytes"]
-    stream = points["stream"]
-    sound = (
-        (len(points) > 0) == (source.kind == "gzip-tar")
-        and min(pairs["jpeg_at"].min(initial=0), pairs["json_at"].min(initial=0)) >= 0
-        and min(jpeg.min(initial=0), json.min(initial=0)) >= 0
-        and jpeg.max(initial=0) <= MAX_JPEG_BYTES
-        and json.max(initial=0) <= MAX_JSON_BYTES
-        and not stream[:1].any()
-        and (stream[1:] > stream[:-1]).all()
-        and points["file"].min(initial=1) >= 1
-        and points["bits"].min(initial=0) >= 0
-        and points["bits"].max(initial=0) <= 7
-        and points["window"].max(initial=-1) < windows
-    )
-    if not sound:
-        raise FormatError(f"{path}: has places that no tar of this kind has")
 
 
 def _as_bytes(text: str) -> np.ndarray:
@@ -261,32 +278,12 @@ def _digest(*parts: np.ndarray) -> str:
 
 def write_index(path: Path, source: Source) -> None:
     """Index a tar into a file, which appears under its name when it is complete."""
-    bound = _bound(source)
-    pairs, rejects = locate_pairs(source)
-    points = _seek_points(source) if source.kind == "gzip-tar" else None
-    if _bound(source) != bound:
-        raise SourceCorrupt(
-            f"{source.path}: changed while it was indexed; wait until nothing writes to it"
-        )
-    points_array = np.empty(0, POINT) if points is None else points.points
-    windows = np.empty((0, WINDOW), np.uint8) if points is None else points.windows
-    head = _Head(
-        format="sa1bpack-tar-index",
-        version=1,
-        bound=bound,
-        pairs=len(pairs),
-        points=len(points_array),
-        windows=len(windows),
-        digest=_digest(pairs, points_array),
-        rejects=[(reject.member, reject.code, reject.detail) for reject in rejects],
-    )
-    line = msgspec.json.encode(head) + b"\n"
     temporary = temporary_beside(path)
     try:
-        with temporary.open("wb") as file:
-            file.write(line.ljust(-(-len(line) // _ALIGNED) * _ALIGNED, b"\0"))
-            for array in (pairs, points_array, windows):
-                file.write(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:  # before the work, to learn whether it can be written
+            for part in _parts(source):
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -296,7 +293,37 @@ def write_index(path: Path, source: Source) -> None:
             f"{error.strerror}; name a folder with room for a hundredth of the tar"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _parts(source: Source) -> list[bytes | memoryview]:
+    """What the file of an index consists of."""
+    bound = _bound(source)
+    pairs, rejects, _ = locate_pairs(source)
+    found = SeekPoints(np.empty(0, POINT), np.empty((0, WINDOW), np.uint8))
+    if source.kind == "gzip-tar":
+        found = _seek_points(source)
+    if _bound(source) != bound:
+        raise SourceCorrupt(
+            f"{source.path}: changed while it was indexed; wait until nothing writes to it"
+        )
+    head = _Head(
+        format="sa1bpack-tar-index",
+        version=1,
+        bound=bound,
+        pairs=len(pairs),
+        points=len(found.points),
+        windows=len(found.windows),
+        digest=_digest(pairs, found.points),
+        rejects=[(reject.member, reject.code, reject.detail) for reject in rejects],
+    )
+    line = msgspec.json.encode(head) + b"\n"
+    arrays = (pairs, found.points, found.windows)
+    return [
+        line.ljust(-(-len(line) // _ALIGNED) * _ALIGNED, b"\0"),
+        *(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data for array in arrays),
+    ]
 
 
 def _seek_points(source: Source) -> SeekPoints:
@@ -327,8 +354,8 @@ def _seek_points(source: Source) -> SeekPoints:
 # -------------------------------------------------------------------------------------- places
 
 
-def locate_pairs(source: Source) -> tuple[np.ndarray, list[Reject]]:
-    """The pairs of a source, PAIR (n,), as `PairReader` finds them, and its rejects.
+def locate_pairs(source: Source) -> tuple[np.ndarray, list[Reject], list[str]]:
+    """The pairs of a source, PAIR (n,), as `PairReader` finds them, its rejects, and its files.
 
     Data of a plain tar are skipped and not read. Raises SourceTruncated, SourceCorrupt or
     SourceError as reading the source does.
@@ -338,15 +365,18 @@ def locate_pairs(source: Source) -> tuple[np.ndarray, list[Reject]]:
         for pair in reader:
             places = (*_PLACE.unpack(pair.jpeg), *_PLACE.unpack(pair.json))
             rows.append((*places, pair.file_name.encode()))
-    return np.array(rows, PAIR), reader.rejects
+    return np.array(rows, PAIR), reader.rejects, reader.files
 
 
 class _Places(PairReader):
     """Pairs whose bytes are places: all rules about members are those of the packer."""
 
     def _open(self):
+        self.files: list[str] = []
         if self.source.kind == "folder":
-            return _FolderPlaces(self.source.path)
+            stream = _FolderPlaces(self.source.path)
+            self.files = stream.files
+            return stream
         if self.source.kind == "tar":
             return _TarPlaces(_SkippingStream(RawFile(self.source.path)))
         return _TarPlaces(open_stream(self.source.path, gzip=True))
@@ -359,14 +389,14 @@ class _TarPlaces(TarStream):
 
 
 class _FolderPlaces(FolderStream):
-    def __iter__(self):
-        for number, member in enumerate(super().__iter__()):
-            self._number, self._bytes = number, member.size
-            yield member
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.files: list[str] = []
 
     def read(self) -> bytes:
         """The place of the current file."""
-        return _PLACE.pack(self._number, self._bytes)
+        self.files.append(self._path)
+        return _PLACE.pack(len(self.files) - 1, self._size)
 
 
 class _SkippingStream(ByteStream):

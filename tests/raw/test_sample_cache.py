@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -47,23 +46,6 @@ def test_the_least_recently_used_go_first():
     assert cache.get("e") is None and cache.nbytes == 80
     cache.put("d", rows_of(40))
     assert cache.nbytes == 80
-
-
-def test_threads_keep_its_count_right():
-    cache = MemoryCache(1000)
-
-    def work(seed: int) -> None:
-        for key in np.random.default_rng(seed).integers(0, 50, 400).tolist():
-            if cache.get(key) is None:
-                cache.put(key, rows_of(37 + key))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    kept = [rows for key in range(50) if (rows := cache.get(key)) is not None]
-    assert cache.nbytes == sum(len(rows["image"]) for rows in kept) <= 1000
 
 
 def test_a_sample_in_memory_is_not_decoded_again(tar, decoded):
@@ -115,20 +97,6 @@ def test_a_file_of_a_folder_that_changed_is_decoded_again(tmp_path, decoded):
     assert not same_samples(again[0], first[0])
 
 
-def test_a_damaged_file_of_the_folder_is_decoded_again(tar, tmp_path, decoded, caplog):
-    folder = tmp_path / "cache"
-    more = {"options": OPTIONS, "cache_folder": folder, "cache_folder_bytes": 1 << 24}
-    first = sa1bpack.TarDataset(tar, **more)[0]
-    (path,) = folder.glob("*.sample")
-    sound = path.read_bytes()
-    middle = len(sound) // 2
-    for damaged in (b"", sound[:100], sound[:middle] + b"xyz" + sound[middle + 3 :]):
-        path.write_bytes(damaged)
-        caplog.clear()
-        assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
-        assert "decoded again" in caplog.text and path.read_bytes() == sound
-
-
 def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(tar, tmp_path, monkeypatch):
     """As in a folder that has become read-only, or whose files are another user's."""
     more = {"options": OPTIONS, "cache_folder": tmp_path, "cache_folder_bytes": 1 << 24}
@@ -152,7 +120,7 @@ def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(tar, tmp_pat
     first = sa1bpack.TarDataset(tar, **more)[0]
     (path,) = folder.glob("*.sample")
     sound = path.read_bytes()
-    places = [*range(600), *range(600, len(sound), 97), len(sound) - 1]
+    places = [*range(0, 600, 9), *range(600, len(sound), 997), len(sound) - 1]
     for place in places:
         damaged = bytearray(sound)
         damaged[place] ^= 1 << place % 8

@@ -98,13 +98,6 @@ def test_one_bad_image_is_named_and_loses_no_other(source, kind):
     assert ds.info(bad).masks == 4  # its record can be used
 
 
-def test_a_collate_drops_and_counts_it(source):
-    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS, on_error="return")
-    batch = sa1bpack.Collate(on_error="drop", sample_spec=ds.spec)(ds.__getitems__(range(8)))
-    assert len(batch["image_ids"]) == 7 and len(batch["dropped"]) == 1
-    assert batch["spec"] == ds.spec_text
-
-
 def test_info_is_of_the_record_and_decodes_no_pixels(source, monkeypatch):
     ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS, max_masks=3, min_area=100)
     samples = {index: ds[index] for index in _good(ds)}
@@ -156,12 +149,12 @@ def test_a_transform_gets_the_sample_and_its_error_names_it(source):
     assert "sa_1.jpg" in raised.value.__notes__[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gzip-tar", "folder"])
 def test_it_pickles_small_and_works_in_other_processes(source, kind):
     ds = sa1bpack.TarDataset(source(kind), options=OPTIONS)[::2]
     ids = [ds.info(index).image_id for index in range(len(ds))]
     assert len(pickle.dumps(ds)) < 1200
-    for method in ("fork", "spawn"):
+    for method in ("fork", "spawn") if kind == "gzip-tar" else ("fork",):
         context = multiprocessing.get_context(method)
         with context.Pool(1) as pool:
             found = pool.apply(_ids, (ds,))
@@ -297,23 +290,12 @@ def test_what_it_keeps_is_not_kept_in_a_pack(source, tmp_path, name):
     assert len(list((tmp_path / "pack").iterdir())) == 2
 
 
-def test_what_it_keeps_is_not_kept_in_a_file(source, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OptionError, match=r"file is a file; choose another index_folder"):
-        sa1bpack.TarDataset(source("tar"), index_folder=tmp_path / "file" / "new")
-
-
-def test_a_source_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(SourceError, match=r"no_such\.tar"):
-        sa1bpack.TarDataset(tmp_path / "no_such.tar")
-
-
 def test_a_folder_in_which_a_file_changed_says_so(source):
     folder = source("folder")
     ds = sa1bpack.TarDataset(folder, options=OPTIONS)
     changed = folder / f"sa_{ds.info(0).image_id}.json"
     changed.write_text(json.dumps(record(1, 20)))
-    with pytest.raises(SourceError, match=rf"{changed.name}: has \d+ bytes, but had \d+"):
+    with pytest.raises(SourceError, match=rf"{changed.name}: has changed since the dataset"):
         ds[0]
 
 
