@@ -32,7 +32,7 @@ from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.batches import BatchIndices, DealtBatches, OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, planned_batches
+from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, figures_of
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.wording import counted, size_text
@@ -156,30 +156,22 @@ class PackDataLoader(BatchReader, DataLoader):
 
     def plan(self) -> LoadingPlan:
         """The memory that its batches take, not counting transforms. Allocates nothing."""
-        ds, options = self._dataset, self._options
-        spec = BatchSpec.of(ds, options.layout, to_device=False)
-        masks = self.collate_fn.masks
+        ds, masks = self._dataset, self.collate_fn.masks
+        spec = BatchSpec.of(ds, self._options.layout, to_device=False)
         largest = LargestBatch.of(ds, spec, self.batches, masks)
-        workers, pins = self.num_workers, self.pin_memory
+        workers, pinned = self.num_workers, 0
         ahead = workers * ((self.prefetch_factor or 0) + 1)
         shared = (ahead + 1) * largest.nbytes if workers else 0
-        pinned = 0
-        if pins:
-            rounded = (
-                1 << max(region.nbytes - 1, 0).bit_length() for region in largest.regions.values()
-            )
-            pinned = 2 * sum(rounded)
-        own = 0 if workers or pins else largest.nbytes
+        if self.pin_memory:
+            sizes = (region.nbytes for region in largest.regions.values())
+            pinned = 2 * sum(1 << max(nbytes - 1, 0).bit_length() for nbytes in sizes)
         return LoadingPlan(
-            samples=largest.samples,
-            most_masks=largest.most_masks,
-            batch_bytes=largest.nbytes,
-            batches=ahead + (2 if pins else 1),
-            host_bytes=shared + pinned + own,
+            batches=ahead + (2 if self.pin_memory else 1),
+            host_bytes=shared + pinned or largest.nbytes,
             pinned_bytes=pinned,
             shared_bytes=shared,
             workers=workers,
-            **planned_batches(self.batches, masks, options.layout, largest),
+            **figures_of(largest, ds, spec, self.batches, masks),
         )
 
 
@@ -277,9 +269,8 @@ def make_dataloader(
     num_workers = whole_number("num_workers", num_workers, 0, MAX_WORKERS)
     prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1, MAX_AHEAD)
     # `is_available` could initialise the driver, which forked workers could not use any more.
-    pin_memory = (
-        torch.cuda.device_count() > 0 if pin_memory is None else flag("pin_memory", pin_memory)
-    )
+    if pin_memory is None:
+        pin_memory = torch.cuda.device_count() > 0
     if multiprocessing_context is not None:
         methods = torch.multiprocessing.get_all_start_methods()
         choice("multiprocessing_context", multiprocessing_context, methods)
@@ -299,15 +290,8 @@ def make_dataloader(
             "multiprocessing_context": multiprocessing_context,
             "worker_init_fn": _begin_worker,
         }
-    loader = PackDataLoader(
-        ds,
-        batches,
-        collate,
-        chosen,
-        num_workers=num_workers,
-        pin_memory=pin_memory,
-        **of_workers,
-    )
+    of_torch = {"num_workers": num_workers, "pin_memory": flag("pin_memory", pin_memory)}
+    loader = PackDataLoader(ds, batches, collate, chosen, **of_torch, **of_workers)
     _check_shared_memory(loader)
     return loader
 

@@ -25,7 +25,7 @@ from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, planned_batches, reading_mode
+from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, figures_of, reading_mode
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.reading import most_open_shards
 from sa1bpack.schedules import WholeNumbers
@@ -178,50 +178,41 @@ class Loader(BatchReader):
 
     def plan(self) -> LoadingPlan:
         """The memory that iterating takes. Allocates nothing."""
-        ds, options = self._dataset, self._options
-        largest = LargestBatch.of(ds, self._spec, self.batches, self._masks)
-        count = self._ahead + 2
-        buffers, device_bytes = count * largest.nbytes, 0
-        if self._device.pinned:
+        ds, spec, pinned = self._dataset, self._spec, self._device.pinned
+        largest = LargestBatch.of(ds, spec, self.batches, self._masks)
+        samples, capacity = largest.samples, largest.capacity
+        total, count = samples * largest.most_masks, self._ahead + 2
+        host_bytes, device_bytes, related = count * largest.nbytes, 0, 0
+        if spec.relate is not None:  # of the consumer's batch, and of the one being made
+            rows = samples * capacity if spec.layout.padded else total
+            related = 2 * spec.relate.nbytes(rows, capacity)
+        if not pinned:
+            host_bytes += related
+        else:
             # In the queue, being delivered, and the one that the consumer still has meanwhile.
-            device_bytes = (self._ahead + 3) * on_device(largest.nbytes)
-            made, temporary = finishing_bytes(
-                self._spec, largest.samples, largest.capacity, largest.samples * largest.most_masks
-            )
-            device_bytes += 2 * made + temporary
-        related = 0
-        if self._spec.relate is not None:  # of the consumer's batch, and of the one being made
-            rows = largest.samples * (
-                largest.capacity if options.layout.padded else largest.most_masks
-            )
-            related = 2 * self._spec.relate.nbytes(rows, largest.capacity)
-            if self._device.pinned:
-                device_bytes += CUBLAS_BYTES + self._spec.relate.scratch_bytes(
-                    largest.samples,
-                    largest.capacity,
-                    largest.samples * largest.most_masks,
-                    self._spec.masks.size**2,
-                    options.layout.padded,
-                    options.layout.packed,
+            made, temporary = finishing_bytes(spec, samples, capacity, total)
+            device_bytes = (count + 1) * on_device(largest.nbytes)
+            device_bytes += 2 * made + temporary + related
+            if spec.relate is not None:
+                cells, layout = spec.masks.size**2, spec.layout
+                device_bytes += CUBLAS_BYTES + spec.relate.scratch_bytes(
+                    samples, capacity, total, cells, layout.padded, layout.packed
                 )
-        per_shard = 2 + len(ds.spec.sides)
-        files = 2 * most_open_shards() + per_shard * self._threads * OPEN_SAMPLES
+        # Checked reading opens files as it reads them, one at a time per thread.
+        files, per_shard = self._threads, 2 + len(ds.spec.sides)
+        if ds.options.check != "read":
+            files = 2 * most_open_shards() + per_shard * self._threads * OPEN_SAMPLES
+            files = min(files, per_shard * len(ds.manifest.shards))
         return LoadingPlan(
-            samples=largest.samples,
-            most_masks=largest.most_masks,
-            batch_bytes=largest.nbytes,
             batches=count,
-            host_bytes=buffers + (0 if self._device.pinned else related),
-            pinned_bytes=buffers if self._device.pinned else 0,
-            device_bytes=device_bytes + (related if self._device.pinned else 0),
+            host_bytes=host_bytes,
+            pinned_bytes=host_bytes if pinned else 0,
+            device_bytes=device_bytes,
             scratch_bytes=self._scratch_bytes(largest),
             threads=self._threads,
-            # Checked reading opens files as it reads them, one at a time per thread.
-            files=self._threads
-            if ds.options.check == "read"
-            else min(files, per_shard * len(ds.shards)),
+            files=files,
             io=str(self._mode),
-            **planned_batches(self.batches, self._masks, options.layout, largest),
+            **figures_of(largest, ds, spec, self.batches, self._masks),
         )
 
     def _scratch_bytes(self, largest: LargestBatch) -> int:

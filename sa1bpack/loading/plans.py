@@ -1,7 +1,7 @@
 """What a loader takes, and how it reads: memory, threads or workers, and files, in numbers."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 from sa1bpack.disk.reading_mode import ReadingMode, choose_mode, direct_obstacle
 from sa1bpack.environment import available_cpus
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
-from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout, Regions, expected_runs
+from sa1bpack.loading.batch.spec import BatchSpec, Regions, expected_runs
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.wording import counted, size_text
 
@@ -111,8 +111,6 @@ class LargestBatch:
     samples, most_masks, nbytes  see LoadingPlan
     regions   of the buffer, one per array
     capacity  masks per sample in padded arrays
-    runs      ends of runs, usually
-    uncapped  see LoadingPlan
     """
 
     samples: int
@@ -120,8 +118,6 @@ class LargestBatch:
     nbytes: int
     regions: Regions
     capacity: int
-    runs: int
-    uncapped: str = ""
 
     @classmethod
     def of(
@@ -129,21 +125,13 @@ class LargestBatch:
     ) -> "LargestBatch":
         """Of the batches of a dataset, in any epoch."""
         of_sizes = (
-            cls._of(ds, spec, batches.part_of(size), choice, masks.capacity(choice))
+            cls.of_samples(ds, spec, batches.part_of(size), choice, masks.capacity(choice))
             for size, choice in masks.with_sizes(batches.sizes)
         )
-        largest = max(of_sizes, key=lambda found: found.nbytes)
-        if not masks.unlimited or largest.most_masks <= USUAL_CAP:
-            return largest
-        capped = cls._of(ds, spec, largest.samples, MaskChoice(USUAL_CAP), None).nbytes
-        return replace(
-            largest,
-            uncapped=f"without max_masks the image with the most masks, {largest.most_masks:,}, "
-            f"decides: max_masks={USUAL_CAP} takes {size_text(capped)} each",
-        )
+        return max(of_sizes, key=lambda found: found.nbytes)
 
     @classmethod
-    def _of(
+    def of_samples(
         cls, ds: Dataset, spec: BatchSpec, samples: int, choice: MaskChoice, capacity: int | None
     ) -> "LargestBatch":
         """Of batches of that many samples.
@@ -151,31 +139,44 @@ class LargestBatch:
         capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
         """
         most = int(choice.counts(np.array(ds.most_masks)))
-        runs = expected_runs(ds, samples * most)
         capacity = most if capacity is None else capacity
-        regions, nbytes = spec.regions(samples, capacity, samples * most, runs)
-        return cls(samples, most, nbytes, regions, capacity, runs)
+        total = samples * most
+        regions, nbytes = spec.regions(samples, capacity, total, expected_runs(ds, total))
+        return cls(samples, most, nbytes, regions, capacity)
 
 
-def planned_batches(
-    batches: OrderedBatches, masks: MaskSchedule, layout: MaskLayout, largest: LargestBatch
+def figures_of(
+    largest: LargestBatch,
+    ds: Dataset,
+    spec: BatchSpec,
+    batches: OrderedBatches,
+    masks: MaskSchedule,
 ) -> dict[str, Any]:
-    """What a LoadingPlan says of caps, schedules and buckets."""
+    """What the LoadingPlan of any loader says of its batches."""
     schedules = [*masks.schedules]
     if not batches.sizes.constant:
         schedules.insert(0, ("batch_size", batches.sizes))
-    changes = ", ".join(f"{name}={each}" for name, each in schedules)
-    found: dict[str, Any] = {"schedules": changes, "uncapped": largest.uncapped}
+    found: dict[str, Any] = {
+        "samples": largest.samples,
+        "most_masks": largest.most_masks,
+        "batch_bytes": largest.nbytes,
+        "schedules": ", ".join(f"{name}={each}" for name, each in schedules),
+    }
+    if masks.unlimited and largest.most_masks > USUAL_CAP:
+        usual = MaskChoice(USUAL_CAP)
+        capped = LargestBatch.of_samples(ds, spec, largest.samples, usual, None).nbytes
+        found["uncapped"] = (
+            f"without max_masks the image with the most masks, {largest.most_masks:,}, decides: "
+            f"max_masks={USUAL_CAP} takes {size_text(capped)} each"
+        )
     buckets = batches.buckets
-    if buckets is not None and (layout.padded or not buckets.of_masks):
-        epoch = batches.epoch
+    if buckets is not None and (spec.layout.padded or not buckets.of_masks):
 
         def kept(step: int) -> tuple[int | None, int | None]:
-            choice = masks.at(epoch, step)
+            choice = masks.at(batches.epoch, step)
             return choice.max_masks, masks.capacity(choice)
 
-        shares = batches.padding(kept)
-        found |= dict(zip(("padding", "padding_without"), shares, strict=True))
+        found["padding"], found["padding_without"] = batches.padding(kept)
         found["padded"] = buckets.wasted
     return found
 

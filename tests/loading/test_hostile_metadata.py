@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from batches import clone
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
-from page_cache import drop, resident, why_not_direct
+from page_cache import why_not_direct
 from unflushed import unflushed
 
 import sa1bpack
@@ -157,21 +157,6 @@ def test_an_intact_pack_is_loaded_completely(hostile, ios, name, masks, choose, 
         for io in ios if loader == "Loader" and check == "open" else ("cached",):
             root = hostile.pack(name, None)
             assert load_everything(root, masks, choose, check, loader, io) == len(READ)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_with_io_direct_these_tests_read_past_the_page_cache(hostile, ios, name):
-    """The images of an intact pack are not in the page cache after all were loaded."""
-    if "direct" not in ios:
-        pytest.skip("the file system has no direct reads")
-    root = hostile.pack(name, None)
-    images = [path for path in root.glob("shards/*/image/c.*") if path.stat().st_size]
-    assert images
-    drop(*images)
-    ds = sa1bpack.open(root)
-    with not_asked("direct"), sa1bpack.Loader(ds, 1, device="cpu", io="direct") as batches:
-        assert sum(1 for _ in batches) == len(ds)
-    assert not any(resident(path).any() for path in images)
 
 
 PROGRAM = """

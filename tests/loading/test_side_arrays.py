@@ -42,18 +42,6 @@ def real_masks(layout_packs, tmp_path_factory) -> Path:
     return root
 
 
-def test_a_transform_keeps_side_arrays_and_may_change_them(with_sides):  # noqa: F811
-    def halved(sample):
-        return sample | {"teacher": sample["teacher"][:2], "score": sample["score"] * 2}
-
-    ds = sa1bpack.open(with_sides.root, side=NAMES, transform=halved)
-    batch = next(iter(sa1bpack.make_dataloader(ds, 3, num_workers=0, order="sequential")))
-    assert batch["teacher"].shape == (3, 2, 32, 32)
-    for k in range(3):
-        found = expected_rows("score", int(batch["image_ids"][k]), 0)
-        assert batch["score"][k] == 2 * found
-
-
 def test_collate_makes_tensors_with_the_spec_of_the_dataset(ds):
     samples = [ds[0], ds[2]]
     batch = sa1bpack.Collate(sample_spec=ds.spec)(samples)
@@ -138,11 +126,3 @@ def test_large_rows_are_lent_and_small_ones_are_copies(ds):
         for name in NAMES:
             shared = start <= batch[name].data_ptr() < start + nbytes
             assert shared == (SPECS[name].row_bytes >= 4096), name
-
-
-def test_the_plan_counts_side_arrays(ds, with_sides):  # noqa: F811
-    bare = sa1bpack.Loader(sa1bpack.open(with_sides.root), 4).plan()
-    plan = sa1bpack.Loader(ds, 4).plan()
-    assert plan.files > 2 * len(ds.shards)
-    rows = 4 * 8192 + 4 * bare.most_masks * 8192
-    assert rows <= plan.batch_bytes - bare.batch_bytes < rows + 16384

@@ -1,6 +1,5 @@
 """Batches of Collate: given buffers, transforms, unreadable samples, and random choices."""
 
-import logging
 import os
 import shutil
 
@@ -111,18 +110,6 @@ def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds):
     assert [error.image_id for error in collate.dropped] == [4988, 4982]
     assert collate(damaged.__getitems__([1]))["dropped"].shape == (0,)
     assert len(collate.dropped) == 2
-
-
-def test_dropped_samples_are_logged_once_per_shard(damaged, caplog):
-    os.truncate(damaged.root / "shards/sa_000000-000/image/c.0.0.0.0", 100)
-    collate = Collate(on_error="drop")
-    with caplog.at_level(logging.WARNING, "sa1bpack"):
-        for rows in ([3, 4, 8], [5, 8], [6, 0, 8]):
-            collate(damaged.__getitems__(rows))
-    first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith("dropped: row 3 ") and "of shard sa_000000-000 are dropped" in first
-    assert second.startswith("dropped: row 4 ") and "of shard sa_000001-000 are dropped" in second
-    assert [error.row for error in collate.dropped] == [3, 4, 5, 6, 0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -187,32 +187,6 @@ def test_whole_blocks_are_read_to_their_place(context, paths, opened, data, size
     batch.check(paths)
 
 
-@pytest.mark.parametrize("why", ["position", "size", "place", "unpacked"])
-def test_what_cannot_be_read_to_its_place_is_read_to_scratch_memory(context, paths, opened, why):
-    begin = 512 if why == "position" else BLOCK
-    count = 4608 if why == "size" else BLOCK
-    kind = UNPACKED if why == "unpacked" else AS_IT_IS
-    batch = Batch([(begin, count)], [[2]], opened["past"], count, BLOCK, kind)
-    if why == "place":
-        batch.buffer = aligned(len(batch.buffer) + BLOCK)[8:]
-    batch.buffer[:] = UNTOUCHED
-    needed = batch.load(context, scratch=0)
-    blocks = {"position": 2, "size": 2, "place": 2, "unpacked": 1}
-    assert needed == blocks[why] * BLOCK
-    assert (batch.buffer == UNTOUCHED).all()
-    assert batch.load(context, scratch=needed) == 0
-    batch.check(paths)
-
-
-def test_masks_that_are_far_apart_are_read_without_what_is_between(context, paths, opened):
-    far = GAP // BLOCK + 2
-    batch = Batch([(0, BLOCK)], [[0, 2, 2 + far, 1]], opened["past"], BLOCK, BLOCK)
-    assert batch.load(context, scratch=0) == 3 * BLOCK  # one goes to its place, and another
-    assert batch.load(context) == 0
-    assert batch.counts[3] == 4
-    batch.check(paths)
-
-
 def test_only_the_samples_that_were_asked_for_are_read(context, paths, opened):
     images = [(100 * k, 50) for k in range(4)]
     batch = Batch(images, [[1], [2, 3], [4], [5]], opened["past"], 64)

@@ -69,12 +69,6 @@ def test_negative_scores_count_and_nan_ranks_lowest(scores, kept):
     assert rows.tolist() == kept
 
 
-def test_stability_scores_choose_like_predicted_ious():
-    scores = np.array([0.9, 0.99, 0.95, 0.99])
-    sample = {"stability_scores": scores}
-    assert MaskChoice(2, "stability").rows(sample, 4, 0).tolist() == [1, 3]
-
-
 def drawn(choose, areas, count, draws=3000, **vary) -> np.ndarray:
     """How often each mask is drawn, of all epochs."""
     found = np.zeros(len(areas))
@@ -102,11 +96,6 @@ def test_balanced_draws_what_remains_from_thirds_at_random():
     assert np.abs(by_third - 4 / 3).max() < 5 * np.sqrt(2 / 9 / 3000)
     rows = MaskChoice(4, "balanced").rows({"areas": np.arange(5), "image_id": 1}, 5, 0)
     assert len(rows) == 4  # thirds of 2, 2 and 1
-
-
-def test_weights_draw_in_their_proportion():
-    share = drawn(lambda columns: columns["area"], [1, 2, 3, 4], 1)
-    assert np.abs(share - np.array([0.1, 0.2, 0.3, 0.4])).max() < 5 * np.sqrt(0.25 / 3000)
 
 
 def test_weights_draw_without_replacement_from_those_that_are_left():

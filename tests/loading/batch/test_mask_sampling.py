@@ -1,8 +1,6 @@
 """The sampling that masks are drawn with: that of the pack, unless another is requested."""
 
 import functools
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +29,6 @@ def packs(tmp_path_factory):
         return out
 
     return pack
-
-
-def recorded(source: Path, out: Path, **options) -> Path:
-    """A copy of a pack whose manifest records these options only."""
-    shutil.copytree(source, out)
-    manifest = json.loads((out / "manifest.json").read_text())
-    manifest["options"] = options
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    return out
 
 
 def masks_of(path: Path, **options) -> np.ndarray:
@@ -75,18 +64,3 @@ def test_another_sampling_of_bits_alone_is_refused(packs):
         sa1bpack.open(path, masks="runs")
     with pytest.raises(OptionError, match="mask_sampling is 'any': choose one of area, center"):
         sa1bpack.open(path, mask_sampling="any")
-
-
-def test_a_pack_that_does_not_record_its_sampling_is_sampled_by_area(packs, tmp_path):
-    path = recorded(packs("area"), tmp_path / "pack")
-    drawn = masks_of(path, masks="runs", mask_size=GRID)
-    assert np.array_equal(drawn, masks_of(packs("area"), masks="bool"))
-
-
-def test_bits_of_an_unknown_sampling_are_read_but_not_drawn(packs, tmp_path):
-    path = recorded(packs("area"), tmp_path / "pack", mask_sampling="corner")
-    assert np.array_equal(masks_of(path), masks_of(packs("area")))
-    with pytest.raises(OptionError, match="mask_sampling is 'corner': choose one of area, center"):
-        sa1bpack.open(path, mask_size=24)
-    expected = masks_of(packs("center"))
-    assert np.array_equal(masks_of(path, mask_sampling="center"), expected)
