@@ -256,11 +256,3 @@ def test_a_loader_names_what_resumes_it_where_accelerate_cannot(ds):
         with pytest.raises(AttributeError, match=r"load_state_dict.*make_dataloader"):
             skip_first_batches(loader, 1)
         assert not hasattr(loader, "sampler")
-
-
-def test_dropping_is_refused_where_nobody_could_count_what_is_dropped(ds):
-    loader = make_dataloader(ds, global_batch_size=BATCH, on_error="drop")
-    prepared = Accelerator(cpu=True).prepare(loader)
-    with pytest.raises(LoaderError, match="on_error='drop' only the loader itself"):
-        next(iter(prepared))
-    assert len(list(loader)) == len(ds) // BATCH

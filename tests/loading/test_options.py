@@ -1,7 +1,6 @@
 """Options of Loader and make_dataloader: refused by name, with the name to use instead."""
 
 import pickle
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,11 +12,8 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.order.orders import (
-    HomeShuffleOrder,
-    LocalShuffleOrder,
     SequentialOrder,
     ShuffleOrder,
-    WeightedOrder,
 )
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
@@ -58,25 +54,6 @@ def test_options_of_the_loader_alone_name_it(ds):
 
 
 @BOTH
-def test_values_that_no_machine_can_serve_and_flags_that_are_none_are_refused(ds, make):
-    flags, numbers = (
-        {"pad_to_max": "no", "pin_memory": "yes"},
-        {"num_workers": 0, "prefetch_factor": 1},
-    )
-    if make is Loader:
-        flags, numbers = {"pad_to_max": 1}, {"threads": 1, "ahead": 1}
-    for name, value in flags.items():
-        with pytest.raises(OptionError, match=f"{name} is {value!r}: choose True or False"):
-            make(ds, 2, max_masks=3, **{name: value})
-    for name, low in numbers.items():
-        for value in (10**9, 1025, low - 1):
-            message = f"{name} is {value}: choose a whole number from {low} to 1024"
-            with pytest.raises(OptionError, match=message):
-                make(ds, 2, **{name: value})
-    make(ds, 2, max_masks=3, pad_to_max=np.True_)
-
-
-@BOTH
 def test_bools_are_not_numbers_but_numpy_integers_are(ds, make):
     for name in ("max_masks", "num_workers" if make is make_dataloader else "threads"):
         with pytest.raises(OptionError, match=f"{name} is True: choose a whole number"):
@@ -106,27 +83,6 @@ def test_a_mask_as_indices_of_a_subset_is_a_mask(ds, make):
         with pytest.raises(IndexError, match="this is float64"):
             part = torch.utils.data.Subset(ds, [1.9])
             make(part, 1, order=order if isinstance(order, str) else order(part))
-
-
-def test_an_order_of_a_split_is_that_of_the_same_samples(ds):
-    rows = [0, 1, 9, 8, 2, 11, 3]
-    split = torch.utils.data.Subset(ds, rows)
-    nested = torch.utils.data.Subset(
-        torch.utils.data.Subset(ds, [*reversed(rows)]), range(6, -1, -1)
-    )
-    for make in (
-        SequentialOrder,
-        ShuffleOrder,
-        partial(LocalShuffleOrder, window=2),
-        partial(HomeShuffleOrder, homes=2),
-        partial(WeightedOrder, weights=np.arange(1, 8)),
-    ):
-        expected = make(ds[rows])
-        for order in (make(split), make(nested)):
-            assert order.identity() == expected.identity()
-            assert np.array_equal(order.take(3, 0, 7), expected.take(3, 0, 7))
-    [batch] = Loader(split, 7, device="cpu", order=ShuffleOrder(split, seed=4))
-    assert sorted(batch["indices"].tolist()) == sorted(rows)
 
 
 @BOTH

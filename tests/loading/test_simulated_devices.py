@@ -84,13 +84,6 @@ def test_missing_pinned_memory_is_an_error_with_the_plan_and_the_remedy(ds, cuda
         assert sum(len(batch["images"]) for batch in batches) == len(ds)
 
 
-def test_any_other_error_of_pinning_is_not_called_missing_memory(ds, cuda):
-    with Loader(ds, 4, device="cuda") as batches:
-        cuda.fail["pin"] = RuntimeError("CUDA error: unspecified launch failure")
-        with pytest.raises(RuntimeError, match=r"^CUDA error: unspecified launch failure$"):
-            next(iter(batches))
-
-
 def test_missing_memory_of_the_device_is_an_error_with_the_remedy(ds, cuda):
     with Loader(ds, 4, device="cuda:1") as batches:
         cuda.memory = 1000
