@@ -38,7 +38,7 @@ from sa1bpack.loading.batch.load_samples import (
     Place,
     Samples,
 )
-from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.loading.reading import SampleReader, ShardFiles, shard_files
@@ -73,15 +73,13 @@ def without_frames(error: Exception) -> Exception:
 class BatchSource:
     """A dataset, and how its batches are made.
 
-    spec      their layout in a buffer
-    choice    which masks are kept
-    capacity  masks per sample in padded arrays; None: the mask count of a batch's fullest sample
+    spec   their layout in a buffer
+    masks  which masks are kept, at any time
     """
 
     ds: Dataset
     spec: BatchSpec
-    choice: MaskChoice
-    capacity: int | None
+    masks: MaskSchedule
 
     @property
     def checked(self) -> bool:
@@ -107,6 +105,7 @@ class Lookup(NamedTuple):
     counts: np.ndarray  # int64 (n,), kept masks
     samples: Samples  # where they are; their files are entered while they are open
     epoch: int
+    choice: MaskChoice  # of their masks
 
 
 class BatchCopy:
@@ -123,7 +122,8 @@ class BatchCopy:
         self.total = int(offsets[high]) - self._first_mask
         counts = lookup.counts[low:high]
         self.most = int(counts.max(initial=0))  # masks of the fullest sample
-        self.capacity = self.most if source.capacity is None else source.capacity
+        capacity = source.masks.capacity(lookup.choice)
+        self.capacity = self.most if capacity is None else capacity  # of padded arrays
         # int64 (T + 1,): where the runs of each mask begin in those of all masks, joined.
         self.run_offset = self._run_offset(0, high - low)
         self.regions, self.nbytes = self._spec.regions(
@@ -387,7 +387,7 @@ class BatchCopy:
         if rule is not None:
             height, width = rows["size"][0, :2].tolist()
             passing = np.flatnonzero(passes(rule, *(rows[n] for n in SCORES), height * width))
-        kept = self._source.choice.of_arrays(
+        kept = self._lookup.choice.of_arrays(
             int(rows["image_id"][0]), rows, passing, self._samples.scales[at], self._lookup.epoch
         )
         if len(kept) != planned:

@@ -265,9 +265,8 @@ class Loader(BatchReader):
             allocate = partial(_allocated, device, plan)
             self._pool = BufferPool(allocate, plan.batches, self._threads)
         self._pool.refill()
-        choice = self._masks.at(0, 0)
-        source = BatchSource(self._dataset, self._spec, choice, self._masks.capacity(choice))
-        planner, counts = Planner(source, self._masks), iteration.counts
+        source = BatchSource(self._dataset, self._spec, self._masks)
+        planner, counts = Planner(source), iteration.counts
         counts.reads_known = not source.checked
         counts.count_store(self._dataset.pack.fetched)
         planner.prepare()  # here: threads that did it would seem to wait for the disk

@@ -1,7 +1,7 @@
 """Looks up and checks where samples are, for several batches at once.
 
-    planner = Planner(BatchSource(ds, spec, choice, capacity))
-    for copy, errors in planner.plan([indices, ...], epoch):
+    planner = Planner(BatchSource(ds, spec, masks))
+    for copy, errors in planner.plan([indices, ...], epoch, choice):
         copy.write_heads(buffer)
         copy.copy(0, len(copy), buffer, reader)   any part of the samples, in any thread
         errors = copy.errors()
@@ -12,7 +12,6 @@ no address outside an array results.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -36,7 +35,7 @@ from sa1bpack.errors import FormatError, ReadError, ResourceShortage
 from sa1bpack.format.shard_reader import REPAIR, Shard, read_rows_unchecked
 from sa1bpack.kernels import memcpy, njit
 from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
-from sa1bpack.loading.batch.mask_choice import MaskSchedule
+from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch_copy import (
     SCORES,
     BatchCopy,
@@ -200,13 +199,9 @@ def run_spans(table, offsets, mask_rows, spans):
 class Planner:
     """Plans batches of a dataset, in any thread. Keeps no state between plans."""
 
-    def __init__(self, source: BatchSource, masks: MaskSchedule | None = None):
-        """A planner of batches of this source.
-
-        masks  how the choice of masks changes; None: not at all
-        """
-        self.source, self._masks = source, masks
-        self._others: dict[tuple[int | None, int], Planner] = {}  # of other choices
+    def __init__(self, source: BatchSource):
+        """A planner of batches of this source."""
+        self.source = source
         layout, names = source.ds.layout, [spec.name for spec in source.ds.layout.arrays]
         self._columns = np.array(
             [*range(FIRST_ADDRESS), *(FIRST_ADDRESS + names.index(n) for n in source.spec.arrays)]
@@ -219,28 +214,15 @@ class Planner:
             with_runs=source.spec.masks.source != "bits",
         )
 
-    def at(self, epoch: int, step: int) -> "Planner":
-        """The planner of batches of this epoch and step: the same one for the same choice."""
-        if self._masks is None or self._masks.constant:
-            return self
-        choice = self._masks.at(epoch, step)
-        key = choice.max_masks, id(choice.choose)  # a function may have no hash
-        if key == (self.source.choice.max_masks, id(self.source.choice.choose)):
-            return self
-        if key not in self._others:
-            capacity = self._masks.capacity(choice)
-            source = replace(self.source, choice=choice, capacity=capacity)
-            self._others[key] = Planner(source)
-        return self._others[key]
-
     def plan(
-        self, batches: Sequence[np.ndarray], epoch: int
+        self, batches: Sequence[np.ndarray], epoch: int, choice: MaskChoice
     ) -> list[tuple[BatchCopy, list[ReadError]]]:
         """The copy of each batch, and the errors of samples that cannot be looked up.
 
         Each copy is of the remaining samples, which may be none.
 
         batches  int64 (B,) indices each
+        choice   which masks are kept
 
         Raises ResourceShortage if the system refuses mappings or files for the shards.
         """
@@ -254,7 +236,7 @@ class Planner:
             wrong = {k: without_frames(failed[number]) for k, number in numbers if number in failed}
         look_up = self._count if self.source.checked else self._look_up
         sound = np.compress(~np.isin(place, list(wrong)), where, axis=1) if wrong else where
-        lookup = look_up(sound, shards, wrong, epoch)
+        lookup = look_up(sound, shards, wrong, epoch, choice)
         errors = {k: self.source.error(*where[_INDEX:_FIRST, k].tolist(), wrong[k]) for k in wrong}
         # Positions in the lookup, which has only the samples that can be copied.
         good = np.ones(len(indices), np.int64)
@@ -277,11 +259,16 @@ class Planner:
         for folder in self.source.ds.pack.folders:
             for array in (folder.index.image_id, folder.index.mask_offset):
                 read_ahead_map(address(array), array.nbytes)
-        [(copy, _)] = self.plan([np.empty(0, np.int64)], 0)
+        [(copy, _)] = self.plan([np.empty(0, np.int64)], 0, self.source.masks.at(0, 0))
         copy.compile()
 
     def _look_up(
-        self, where: np.ndarray, shards: dict[int, OpenShard], wrong: dict, epoch: int
+        self,
+        where: np.ndarray,
+        shards: dict[int, OpenShard],
+        wrong: dict[int, Exception],
+        epoch: int,
+        choice: MaskChoice,
     ) -> Lookup:
         """The lookup of samples: int64 (6, n), see _PLACE; those that are `wrong` are left out, and
         their errors added there."""
@@ -297,17 +284,18 @@ class Planner:
             fine = status == FINE
             table, sizes, spans = table[fine], sizes[fine], spans[fine]
             where = np.compress(fine, where, axis=1)
-        found = [shards[number] for number in where[_NUMBER].tolist()]
-        rows = self.source.ds.rows_at(where[_INDEX])
+        indices, numbers = where[_INDEX], where[_NUMBER]
+        found = [shards[number] for number in numbers.tolist()]
+        rows = self.source.ds.rows_at(indices)
         ids = self.source.ds.pack.image_ids(rows)
         candidates, passing = self._candidates(table, *where[_FIRST:], sizes)
-        counts = self.source.choice.counts(passing)
+        counts = choice.counts(passing)
         offsets = offsets_of(counts)
         if self.source.ds.options.coordinates == "stored":
             scales = np.ascontiguousarray(sizes[:, [3, 2]] / sizes[:, [1, 0]])
         else:
             scales = np.ones((len(rows), 2))
-        mask_rows = self._mask_rows(found, ids, candidates, passing, scales, epoch)
+        mask_rows = self._mask_rows(found, ids, candidates, passing, scales, epoch, choice)
         if self._stored.with_runs:
             mask_spans = np.empty((len(mask_rows), 2), np.int64)
             run_spans(table, offsets, mask_rows, mask_spans)
@@ -330,7 +318,9 @@ class Planner:
             np.ascontiguousarray(table[:, FIRST_ADDRESS + 2 :]),
             files,
         )
-        return Lookup(where[_INDEX], rows, ids, where[_NUMBER], found, counts, samples, epoch)
+        return Lookup(
+            where[_INDEX], rows, ids, where[_NUMBER], found, counts, samples, epoch, choice
+        )
 
     def _table(self, where: np.ndarray, shards: dict[int, OpenShard]) -> np.ndarray:
         """int64 (n, c): columns of the tables of the samples' shards."""
@@ -349,9 +339,9 @@ class Planner:
         passing_masks(table, first, stop, sizes, self._scores, limits, rows, passing)
         return rows[: int(passing.sum())], passing
 
-    def _mask_rows(self, shards, ids, candidates, passing, scales, epoch) -> np.ndarray:
+    def _mask_rows(self, shards, ids, candidates, passing, scales, epoch, choice) -> np.ndarray:
         """int64 (T,): rows in their shards of the kept masks, sample by sample."""
-        choice, edges = self.source.choice, offsets_of(passing)
+        edges = offsets_of(passing)
         if choice.max_masks is None or not (passing > choice.max_masks).any():
             return candidates
         chosen = []
@@ -365,7 +355,12 @@ class Planner:
     # -------------------------------------------------------------------------- checked reading
 
     def _count(
-        self, where: np.ndarray, shards: dict[int, OpenShard], wrong: dict, epoch: int
+        self,
+        where: np.ndarray,
+        shards: dict[int, OpenShard],
+        wrong: dict[int, Exception],
+        epoch: int,
+        choice: MaskChoice,
     ) -> Lookup:
         """The lookup of samples as `_look_up`, with no more than their numbers of masks:
         BatchCopy enters what it reads of each when it has been compared."""
@@ -374,8 +369,9 @@ class Planner:
                 wrong[at] = error
         passing = self._count_masks(where, shards, wrong)
         good = ~np.isin(where[_PLACE], list(wrong))
-        where, counts = np.compress(good, where, axis=1), self.source.choice.counts(passing[good])
-        rows = self.source.ds.rows_at(where[_INDEX])
+        where, counts = np.compress(good, where, axis=1), choice.counts(passing[good])
+        indices, numbers = where[_INDEX], where[_NUMBER]
+        rows = self.source.ds.rows_at(indices)
         offsets, n, arrays = offsets_of(counts), len(rows), len(self.source.spec.arrays)
         total, sides = int(offsets[-1]), len(self.source.spec.sides)
         samples = Samples(
@@ -389,9 +385,11 @@ class Planner:
             np.zeros((n, arrays - 2), np.int64),
             np.full((n, 2 + sides, 4), NO_FILE),
         )
-        found = [shards[number] for number in where[_NUMBER].tolist()]
+        found = [shards[number] for number in numbers.tolist()]
         ids = self.source.ds.pack.image_ids(rows)
-        return Lookup(where[_INDEX], rows, ids, where[_NUMBER], found, counts, samples, epoch)
+        return Lookup(
+            where[_INDEX], rows, ids, where[_NUMBER], found, counts, samples, epoch, choice
+        )
 
     def _count_masks(self, where, shards, wrong) -> np.ndarray:
         """int64 (n,): how many masks of each sample pass the rule; of no meaning for those in

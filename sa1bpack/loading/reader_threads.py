@@ -11,6 +11,7 @@ import numpy as np
 from sa1bpack.disk.reading_mode import ReadingMode
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import Ahead
+from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, Ticket
 from sa1bpack.loading.devices import Cuda, Host, keep_if_failed
@@ -188,17 +189,18 @@ class ReaderThreads:
                 begun = time.monotonic()
                 stop = min(stop, self._asking.reach(number))
                 self._counts.fetch_seconds += time.monotonic() - begun
-            planner = self._planner_of(number)
-            alike = takewhile(lambda k: self._planner_of(k) is planner, range(number, stop))
+            choice = self._choice_of(number)
+            alike = takewhile(lambda k: self._choice_of(k) == choice, range(number, stop))
             together = [self._batches[k] for k in alike]
             most = max(1, _PLANNED_SAMPLES // max(1, len(together[0])))
             self._plan_next = min(2 * self._plan_next, most)
-            self._planned.extend(planner.plan(together, self._batches.epoch))
+            planned = self._planner.plan(together, self._batches.epoch, choice)
+            self._planned.extend(planned)
         return self._planned.popleft()
 
-    def _planner_of(self, number: int) -> Planner:
-        """The planner of a batch, by its epoch and step."""
-        return self._planner.at(self._batches.epoch, self._batches.step(number))
+    def _choice_of(self, number: int) -> MaskChoice:
+        """The choice of the masks of a batch, by its epoch and step."""
+        return self._planner.source.masks.at(self._batches.epoch, self._batches.step(number))
 
     def _share_out(self, job: _Job) -> None:
         buffer, copy = job.ticket.buffer, job.copy
@@ -242,8 +244,8 @@ class ReaderThreads:
                 return errors[0][1]
             job.dropped += [error for _, error in errors]
             rest = np.delete(job.copy.indices, [k for k, _ in errors])
-            planner = self._planner_of(job.ticket.number)
-            [(job.copy, more)] = planner.plan([rest], self._batches.epoch)
+            choice = self._choice_of(job.ticket.number)
+            [(job.copy, more)] = self._planner.plan([rest], self._batches.epoch, choice)
             job.dropped += more
             job.copy.write_heads(job.ticket.buffer.bytes)
             job.copy.copy(0, len(job.copy), job.ticket.buffer.bytes, reader)

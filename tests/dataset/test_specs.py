@@ -17,7 +17,7 @@ from small_tars import changed, members, photo, record, write_tar
 import sa1bpack
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec, mask_layout
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import batch_views, finish
@@ -201,8 +201,9 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(packs, fit, pixels, m
     """The work of the device, done on the CPU: planes to RGB, bits to bool, runs to a RunBatch."""
     ds = sa1bpack.open(packs(fit, pixels, masks), **options)
     spec = BatchSpec.of(ds, mask_layout("padded"), to_device=True)
-    planner = Planner(BatchSource(ds, spec, MaskChoice(), None))
-    [(copy, errors)] = planner.plan([np.arange(len(ds))], 0)
+    masks = MaskSchedule.of(None, "largest", 0, False, spec.layout)
+    planner = Planner(BatchSource(ds, spec, masks))
+    [(copy, errors)] = planner.plan([np.arange(len(ds))], 0, masks.at(0, 0))
     buffer = np.full(copy.nbytes, 255, np.uint8)
     copy.write_heads(buffer)
     copy.copy(0, len(copy), buffer, SampleReader(direct=False))

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -284,7 +284,14 @@ class MaskSchedule:
 
     def at(self, epoch: int, step: int | None) -> MaskChoice:
         """The choice in an epoch, at a step of it."""
+        return self._first if self.constant else self._at(epoch, step)
+
+    def _at(self, epoch: int, step: int | None) -> MaskChoice:
         return MaskChoice(self.max_masks.at(epoch, step), self.choose.at(epoch, step), self.seed)
+
+    @cached_property
+    def _first(self) -> MaskChoice:
+        return self._at(0, 0)
 
     def capacity(self, choice: MaskChoice) -> int | None:
         """Masks per sample in padded arrays, if all batches have the same; else None."""
