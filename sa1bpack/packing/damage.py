@@ -170,6 +170,11 @@ def find_damage(
         there = span_text(known.keys() | folders)
         raise OptionError(f"{root} has no shard {unknown[0]!r}; it has {there}")
     sources = frozenset(share_of(sources_of(manifest, folders), share))
+    if share[0] != 1:  # the first part compares them with the pack's own files
+        for entry in manifest.shards:
+            path = f"{SHARDS_NAME}/{entry.name}/{CHECKSUMS_NAME}"
+            if entry.source in sources and path in listed:
+                check.digest(root / path, listed[path], shard=entry.name)
     report = check_pack(
         check,
         manifest,

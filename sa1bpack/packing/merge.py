@@ -6,6 +6,8 @@ published as by the packer. What results has the bytes of a pack of all sources.
 killed is repeated: what is published stays.
 """
 
+import errno
+import fcntl
 import os
 import shutil
 import time
@@ -20,7 +22,15 @@ from sa1bpack import interrupts
 from sa1bpack.arguments import check_can_be_folder, checks_options, local_path, paths_of
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputRefused
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, temporary_beside
+from sa1bpack.format.files import (
+    TEMPORARY_PREFIX,
+    flush_file,
+    flush_folder,
+    make_folder,
+    naming,
+    temporary_beside,
+    write_at,
+)
 from sa1bpack.format.index import shard_digests
 from sa1bpack.format.manifest import (
     DIGEST_NAMES,
@@ -50,16 +60,13 @@ from sa1bpack.packing.pack_state import (
     read_shard,
     shard_name,
 )
-from sa1bpack.packing.place_files import (
-    CLONED,
-    COPIED,
-    LINKED,
-    data_bytes,
-    publish_like,
-)
 from sa1bpack.wording import brief
 
 _WORKING = "merge-"
+_FICLONE = 0x40049409  # of Linux, linux/fs.h
+_COPIED_BYTES = 8 << 20  # at a time
+
+LINKED, CLONED, COPIED = "linked", "cloned", "copied"
 
 
 @dataclass(frozen=True)
@@ -387,3 +394,103 @@ def _place_shard(state: PackState, taken: _Taken, copied: _Copied) -> Counter:
     counts = publish_like(folder, temporary_beside(final), final, copied, check)
     state.add_shard(shard)
     return counts
+
+
+# A folder under a second name: hard links, else clones that share blocks, else copies.
+#
+# A hard link is the same file: it costs nothing, and nothing may ever write into it. No part of
+# sa1bpack does: a shard is never changed once it is published, and a repair puts another folder in
+# its place. A clone (a reflink) is a file of its own whose blocks are shared until one is written.
+
+
+def publish_like(
+    source: Path,
+    working: Path,
+    final: Path,
+    copied: Callable[[int], object],
+    check: Callable[[Path], object] = lambda folder: None,
+) -> Counter:
+    """Give a folder like another its final name, in one step, if `check` finds nothing wrong.
+
+    working  the name that it has until then, in the same folder
+    copied   called with the number of bytes, whenever some are copied
+
+    Symbolic links are followed: files become links to, or copies of, what they lead to. Returns how
+    many files were LINKED, CLONED and COPIED. Raises OSError, and what `check` raises.
+    """
+    try:
+        counts = _place_folder(source, working, copied)
+        check(working)
+        working.rename(final)
+    except BaseException:
+        shutil.rmtree(working, ignore_errors=True)
+        raise
+    flush_folder(final.parent)
+    return counts
+
+
+def _place_folder(source: Path, target: Path, copied: Callable[[int], object]) -> Counter:
+    counts: Counter = Counter()
+    target.mkdir()
+    for entry in sorted(source.iterdir()):
+        if entry.is_dir():
+            counts += _place_folder(entry, target / entry.name, copied)
+        else:
+            counts[place_file(entry, target / entry.name, copied)] += 1
+    flush_folder(target)
+    return counts
+
+
+def place_file(
+    source: Path, target: Path, copied: Callable[[int], object] = lambda count: None
+) -> str:
+    """Make a file with the bytes of another, flushed to disk; returns how. Raises OSError."""
+    with suppress(OSError):  # not in this file system, or not these two files
+        os.link(source, target, follow_symlinks=True)
+        return LINKED
+    with source.open("rb") as read, target.open("xb") as write:
+        how = CLONED
+        try:
+            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+        except OSError:  # the same
+            how = COPIED
+            _copy(read.fileno(), write.fileno(), source, target, copied)
+        flush_file(write.fileno(), target)
+    return how
+
+
+def _copy(
+    read: int, write: int, source: Path, target: Path, copied: Callable[[int], object]
+) -> None:
+    """Copy a file, leaving out its holes."""
+    size = os.fstat(read).st_size
+    with naming(target):
+        os.ftruncate(write, size)
+    for at, end in _stretches(read):
+        while at < end:
+            with naming(source):
+                data = os.pread(read, min(end - at, _COPIED_BYTES), at)
+            if not data:
+                raise OSError(errno.EIO, f"it ends at byte {at}, but had {size}", str(source))
+            write_at(write, data, at, target)
+            at += len(data)
+            copied(len(data))
+
+
+def _stretches(fd: int) -> Iterator[tuple[int, int]]:
+    """The stretches of a file that are no holes."""
+    size, at = os.fstat(fd).st_size, 0
+    while at < size:
+        try:
+            first = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a hole up to the end
+                return
+            raise
+        at = os.lseek(fd, first, os.SEEK_HOLE)
+        yield first, at
+
+
+def data_bytes(folder: Path) -> int:
+    """What the files of a folder take on the disk: their bytes without their holes."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

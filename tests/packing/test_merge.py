@@ -25,7 +25,7 @@ from sa1bpack.errors import (
 from sa1bpack.format import files
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.packing import place_files
+from sa1bpack.packing.merge import COPIED, place_file
 
 
 @pytest.fixture(scope="session")
@@ -160,18 +160,6 @@ def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_no
     assert sa1bpack.verify(tmp_path / "pack").ok and sa1bpack.verify(elsewhere / "pack").ok
 
 
-def test_an_error_of_a_clone_other_than_that_it_is_impossible_ends_the_merge(
-    machines, tmp_path, undisturbed, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", refused(errno.EXDEV))
-        patch.setattr(fcntl, "ioctl", refused(errno.EIO))
-        with pytest.raises(OSError, match="a file"):
-            sa1bpack.merge(tmp_path / "pack", machines)
-    sa1bpack.merge(tmp_path / "pack", machines)
-    assert contents(tmp_path / "pack") == undisturbed
-
-
 def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refused(errno.EXDEV))
     monkeypatch.setattr(fcntl, "ioctl", refused(errno.EOPNOTSUPP))
@@ -185,8 +173,8 @@ def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
                 file.seek(first * block)
                 file.write(rng.bytes(count * block))
             file.truncate(0 if stretches is None else 400 * block + 7)
-        how = place_files.place_file(tmp_path / name, tmp_path / f"{name} 2")
-        assert how == place_files.COPIED
+        how = place_file(tmp_path / name, tmp_path / f"{name} 2")
+        assert how == COPIED
         assert (tmp_path / f"{name} 2").read_bytes() == (tmp_path / name).read_bytes()
         assert (tmp_path / f"{name} 2").stat().st_blocks <= (tmp_path / name).stat().st_blocks
 

@@ -1,5 +1,6 @@
 """Parts of a job make the pack that one run makes, however they are cut, repeated or overlap."""
 
+import hashlib
 import re
 import shutil
 
@@ -237,3 +238,15 @@ def test_a_run_without_parts_takes_over_what_parts_have_done(sources, pack_part,
     assert manifest_of(root)["complete"] and sa1bpack.verify(root).ok
     assert not list((root / ".parts").glob("source-*"))
     assert sa1bpack.finalize(root).complete
+
+
+def test_a_missing_md5_is_added_by_the_part_of_its_source(sources, pack_part, root, manifest_of):
+    sa1bpack.pack(sources, root, workers=1, **SMALL)
+    for number in (1, 2):
+        assert pack_part((number, 2), md5=True).new_images == 0
+    assert sa1bpack.finalize(root).complete
+    expected = {path.stem: hashlib.md5(path.read_bytes()).hexdigest()
+                for path in sources if path.is_file()}  # fmt: skip
+    found = {each["name"]: each["md5"] for each in manifest_of(root)["sources"] if each["md5"]}
+    assert found == expected
+    assert sa1bpack.verify(root).ok

@@ -73,7 +73,13 @@ class SharedSlots:
 
     def rows(self, slot: int, extent: Extent) -> dict[str, np.ndarray]:
         """The rows in a slot of a sample of that extent, without a copy."""
-        return _rows(self._row_area(slot), self._layout, extent)
+        area, (offsets, _) = self._row_area(slot), _row_offsets(self._layout, extent)
+        return {
+            spec.name: np.ndarray(
+                (extent.along(spec.axis), *spec.row_shape), spec.dtype, area, offsets[spec.name]
+            )
+            for spec in self._layout.arrays
+        }
 
     def _row_area(self, slot: int) -> np.ndarray:
         start = slot * self._slot_bytes + PAIR_BYTES
@@ -141,16 +147,6 @@ def _row_offsets(layout: Layout, extent: Extent) -> tuple[dict[str, int], int]:
         offsets[spec.name] = end
         end += -(-extent.along(spec.axis) * spec.row_bytes // unit) * unit
     return offsets, _pages(end)
-
-
-def _rows(area: np.ndarray, layout: Layout, extent: Extent) -> dict[str, np.ndarray]:
-    offsets, _ = _row_offsets(layout, extent)
-    return {
-        spec.name: np.ndarray(
-            (extent.along(spec.axis), *spec.row_shape), spec.dtype, area, offsets[spec.name]
-        )
-        for spec in layout.arrays
-    }
 
 
 def _pages(nbytes: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 from commands import temporaries
 from damaged_packs import FIRST, SECOND, flip
 from forked import Forked
-from small_tars import contents
+from small_tars import SMALL, contents
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OutputLocked
@@ -44,6 +44,17 @@ def test_every_shard_is_repaired_by_one_part(damaged, tars, expected, count):
     assert sa1bpack.repair(damaged, tars, part=parts[0]).problems == ()
     assert sa1bpack.repair(damaged, quick=True).ok
     assert contents(damaged) == expected and temporaries(damaged) == []
+
+
+def test_a_sound_shard_that_is_not_the_packs_is_found_by_the_part_of_its_source(
+    root, tars, expected, tmp_path
+):
+    sa1bpack.pack(tars[1], tmp_path / "other", workers=1, **{**SMALL, "resample": "exact"})
+    shutil.rmtree(root / "shards" / OTHER)
+    shutil.copytree(tmp_path / "other" / "shards" / OTHER, root / "shards" / OTHER)
+    assert sa1bpack.repair(root, tars, part=(1, 2), workers=1).repaired == []
+    assert sa1bpack.repair(root, tars, part=(2, 2), workers=1).repaired == [OTHER]
+    assert without_notes(root) == expected
 
 
 def test_parts_that_overlap_in_time_make_the_pack_as_it_was(damaged, tars, expected, tmp_path):
