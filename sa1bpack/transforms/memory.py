@@ -5,6 +5,7 @@ here keeps its memory for as long as it, or a view of it, lives; only then may a
 """
 
 from collections import deque
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -65,12 +66,9 @@ class Memory:
         return data.view(dtype).view(shape)
 
     def _block(self, count: int) -> np.ndarray:
-        """A block of at least `count` bytes. Blocks that are too small or far too large go."""
-        while self._free:
-            try:
-                block = self._free.pop()  # the one used last
-            except IndexError:  # another thread was faster
-                break
+        """A block of at least `count` bytes; one that is too small or far too large goes."""
+        with suppress(IndexError):
+            block = self._free.pop()  # the one used last
             if count <= len(block) <= 2 * count:
                 return block
         return np.empty(count, np.uint8)  # in large pages, where the system has them
@@ -81,7 +79,7 @@ class _Lent:
 
     def __init__(self, block: np.ndarray, count: int, free: deque[np.ndarray]):
         self._block, self._free = block, free
-        self.__array_interface__ = {**block[:count].__array_interface__}
+        self.__array_interface__ = block[:count].__array_interface__
 
     def __del__(self):
         self._free.append(self._block)

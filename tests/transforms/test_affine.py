@@ -48,12 +48,12 @@ def dense(image: np.ndarray, maps: np.ndarray, height: int, width: int) -> np.nd
 
 
 @pytest.mark.parametrize("name", ["turn", "turn and reduce"])
-def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, any_way):
+def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, device):
     """In numpy, in float64, for each pixel of the result."""
     batch = noisy_batch(LAYOUT, "bits")
     steps, size = ([TURN], (96, 88)) if name == "turn" else ([T.ScaleJitter(0.3, 0.5), TURN], 40)
     pipeline = T.Pipeline(dataset(LAYOUT), steps, size=size, **PLAIN)
-    done = moved(pipeline(moved(batch, any_way), 2), torch.device("cpu"))
+    done = moved(pipeline(moved(batch, device), 2), torch.device("cpu"))
     height, width = pipeline.canvas
     for k, maps in enumerate(stored_maps(done, batch)):
         stored = batch["images"][k, :64, :96].numpy()
@@ -68,9 +68,9 @@ def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, any_way
 
 
 @pytest.mark.parametrize("masks", ["bits", "bool", "runs"])
-def test_a_rotation_by_nothing_changes_nothing(masks, any_way):
+def test_a_rotation_by_nothing_changes_nothing(masks, device):
     """What the path of maps that may rotate makes of upright ones; runs have sample points."""
-    batch = moved(noisy_batch(LAYOUT, masks), any_way)
+    batch = moved(noisy_batch(LAYOUT, masks), device)
     ds = dataset(LAYOUT)
     for before in ([], [T.RandomFlip(1.0)], [T.RandomResizedCrop((0.3, 0.9))], [T.ScaleJitter()]):
         upright = T.Pipeline(ds, [*before, T.RandomFlip(0.0)], seed=1)(batch, 1)
@@ -83,36 +83,11 @@ def test_a_rotation_by_nothing_changes_nothing(masks, any_way):
         assert differ < (5e-3 if masks == "runs" else 2e-4)
 
 
-@pytest.mark.parametrize("sampling", ["center", "area"])
-def test_masks_from_runs_are_looked_up_in_the_full_size_mask(sampling, any_way):
-    ds = dataset(LAYOUT)
-    ds.mask_sampling = sampling
-    batch = noisy_batch(LAYOUT, "runs")
-    steps = [T.RandomResizedCrop((0.4, 0.9)), TURN]
-    pipeline = T.Pipeline(ds, steps, mask_size=(40, 56))
-    done = moved(pipeline(moved(batch, any_way), 4), torch.device("cpu"))
-    points = 1 if sampling == "center" else 4
-    shown = done["images"].any(1).numpy()
-    assert done["masks"].flatten(1).any(1).sum() >= 3
-    for k, (x0, y0, x1, y1) in enumerate(RECTANGLES):
-        maps = done["maps"][k].numpy()
-        x, y = at_centers(maps, 40 * points, 56 * points, (96, 96))
-        inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
-        hits = inside.reshape(40, points, 56, points).sum((1, 3))
-        expected = hits >= (points * points + 1) // 2
-        # A crop before the rotation hides what it cut off: there the image is zero as well.
-        rows = ((np.arange(40) + 0.5) * 96 / 40).astype(int)
-        columns = ((np.arange(56) + 0.5) * 96 / 56).astype(int)
-        visible = shown[k][rows][:, columns]
-        found = done["masks"][k, 0].numpy()
-        assert (found != (expected & visible)).mean() < 5e-3 and not found.all()
-
-
 @pytest.mark.parametrize("fit", ["pad", "squash"])
-def test_image_mask_box_and_point_stay_together(fit, any_way):
+def test_image_mask_box_and_point_stay_together(fit, device):
     """White rectangles: the image is bright where the mask is, and the box holds both."""
     layout = Layout(image_size=96, mask_size=96, fit=fit)
-    batch = moved(rectangle_batch(layout, RECTANGLES), any_way)
+    batch = moved(rectangle_batch(layout, RECTANGLES), device)
     steps = [T.RandomFlip(), TURN, T.RandomResizedCrop((0.6, 1.0))]
     pipeline = T.Pipeline(dataset(layout), steps, mean=(0, 0, 0), std=(255, 255, 255))
     seen = 0
@@ -136,8 +111,8 @@ def test_image_mask_box_and_point_stay_together(fit, any_way):
     assert seen >= 12
 
 
-def test_boxes_hold_all_corners_of_the_rotated_box(any_way):
-    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), any_way)
+def test_boxes_hold_all_corners_of_the_rotated_box(device):
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     done = moved(T.Pipeline(dataset(LAYOUT), [TURN])(batch, 1), torch.device("cpu"))
     for k, (x0, y0, x1, y1) in enumerate(RECTANGLES):
         square = np.vstack([done["maps"][k].numpy(), [0, 0, 1]])
@@ -148,9 +123,9 @@ def test_boxes_hold_all_corners_of_the_rotated_box(any_way):
         np.testing.assert_allclose(done["boxes"][k, 0].numpy(), expected, atol=1e-4)
 
 
-def test_what_a_crop_cut_off_stays_hidden_after_a_rotation(any_way):
+def test_what_a_crop_cut_off_stays_hidden_after_a_rotation(device):
     """The images are white everywhere: what is shown is the cropped rectangle, rotated."""
-    batch = moved(rectangle_batch(LAYOUT, [(0, 0, 225, 150)] * 4), any_way)
+    batch = moved(rectangle_batch(LAYOUT, [(0, 0, 225, 150)] * 4), device)
     crop, turn = T.RandomResizedCrop((0.2, 0.4)), T.RandomAffine((30, 60))
     done = T.Pipeline(dataset(LAYOUT), [crop, turn], **PLAIN)(batch, 1)
     cropped = T.Pipeline(dataset(LAYOUT), [crop], **PLAIN)(batch, 1)
@@ -191,16 +166,16 @@ def test_a_positive_angle_turns_clockwise():
     assert rows.min() > 75 and columns.min() > 30 and columns.max() < 66
 
 
-def test_maps_compose_and_invert_like_matrices(any_way):
+def test_maps_compose_and_invert_like_matrices(device):
     random = torch.Generator().manual_seed(0)
-    numbers = torch.rand((3, 4, 2, 3), dtype=torch.float64, generator=random).to(any_way)
+    numbers = torch.rand((3, 4, 2, 3), dtype=torch.float64, generator=random).to(device)
     numbers[:, :, [0, 1], [0, 1]] += 1.5
     whole = [
         AffineMaps(numbers[0, :, :, :2], numbers[0, :, :, 2]),
         AffineMaps(numbers[1, :, :, :2], numbers[1, :, :, 2]),
         AxisMaps(numbers[2, :, :, 0], numbers[2, :, :, 2]),
     ]
-    last = torch.tensor([0, 0, 1.0], dtype=torch.float64, device=any_way).expand(4, 1, 3)
+    last = torch.tensor([0, 0, 1.0], dtype=torch.float64, device=device).expand(4, 1, 3)
 
     def square(maps):
         return torch.cat([maps.matrix(), last], 1)
@@ -208,7 +183,7 @@ def test_maps_compose_and_invert_like_matrices(any_way):
     for outer in whole:
         torch.testing.assert_close(
             square(outer.inverse()) @ square(outer),
-            torch.eye(3).double().to(any_way).expand(4, 3, 3),
+            torch.eye(3).double().to(device).expand(4, 3, 3),
         )
         for inner in whole:
             both = outer.after(inner)
@@ -227,13 +202,9 @@ def test_a_second_step_that_rotates_is_refused():
     ("make", "match"),
     [
         (lambda: T.RandomAffine(181), "degrees is 181: choose a number from 0 to 180"),
-        (lambda: T.RandomAffine(-1), "degrees is -1"),
-        (lambda: T.RandomAffine((20, 10)), "degrees is"),
         (lambda: T.RandomAffine(shear=61), "shear is 61"),
         (lambda: T.RandomAffine(shear=(-70, 0)), "shear is"),
-        (lambda: T.RandomAffine("a"), "degrees is 'a'"),
         (lambda: T.CenterCrop(0), "fraction is 0"),
-        (lambda: T.CenterCrop(1.1), "fraction is 1.1"),
     ],
 )
 def test_an_invalid_range_is_refused(make, match):

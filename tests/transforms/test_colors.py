@@ -118,17 +118,9 @@ def test_a_pair_is_the_range_of_its_factor(device):
     [
         {"brightness": -0.1},
         {"hue": 0.6},
-        {"contrast": float("nan")},
-        {"saturation": -1},
-        {"contrast": float("inf")},
-        {"brightness": 1e39},
         {"saturation": "a"},
-        {"hue": None},
-        {"brightness": (0.5,)},
         {"contrast": (1.5, 0.5)},
-        {"saturation": (-0.1, 1)},
         {"hue": (-0.6, 0)},
-        {"hue": (0.2, 0.1)},
         {"brightness": (0.5, float("inf"))},
     ],
 )

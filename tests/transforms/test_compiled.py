@@ -40,15 +40,6 @@ def test_a_cpu_has_the_results_of_a_device(steps, fit, masks, monkeypatch):
         torch.testing.assert_close(found["images"], expected["images"], atol=2e-3, rtol=0)
 
 
-@pytest.mark.parametrize("steps", [STEPS["none"], STEPS["crop"], STEPS["jitter"]])
-def test_planes_have_the_pixels_of_a_device(steps, monkeypatch):
-    layout = Layout(image_size=96, mask_size=96, pixels="yuv420")
-    batch = noisy_batch(layout, "bits")
-    pipeline = Pipeline(dataset(layout), steps)
-    expected = by_torch(pipeline, batch, 0, monkeypatch)["images"]
-    torch.testing.assert_close(pipeline(batch, 0)["images"], expected, atol=2e-3, rtol=0)
-
-
 def test_an_image_that_is_only_flipped_has_the_bytes_of_the_stored_one():
     layout = Layout(image_size=96, mask_size=96)
     batch = noisy_batch(layout, "bits")

@@ -25,7 +25,6 @@ from sa1bpack.transforms import (
     ScaleJitter,
     backends,
     memory,
-    yuv420_to_rgb,
 )
 
 META = torch.device("meta")
@@ -127,13 +126,3 @@ def test_a_pipeline_takes_no_more_launches_and_memory_than_it_did(name, by, coun
     launches, nbytes = counted(lambda: pipeline(batch), by == "Triton kernels")
     assert launches <= most[0]
     assert nbytes <= most[1] * MB
-
-
-@pytest.mark.parametrize(("triton", "launches", "most"), [(True, 1, 26), (False, 70, 300)])
-def test_planes_to_rgb_take_no_more_launches_and_memory_than_they_did(
-    triton, launches, most, counted
-):
-    planes = torch.empty((SAMPLES, SIDE * 3 // 2, SIDE), dtype=torch.uint8, device=META)
-    stored = torch.empty((SAMPLES, 2), dtype=torch.int32, device=META)
-    found, nbytes = counted(lambda: yuv420_to_rgb(planes, stored), triton)
-    assert found <= launches and nbytes <= most * MB

@@ -94,28 +94,14 @@ def test_a_random_crop_has_an_allowed_area_and_ratio_and_fills_the_canvas():
     torch.testing.assert_close(sides[thin], torch.tensor([[2.0, 1.0]]).double().expand(500, 2))
 
 
-def test_a_crop_of_everything_is_the_complete_image():
-    _, after = frames(RandomResizedCrop((1.0, 1.0), (0.001, 1000.0)))
-    # Ten attempts never draw the image's own ratio; the fallback is the complete image.
-    torch.testing.assert_close(corners(after)[:, 1], SIZES[:, [3, 2]].double())
-
-
 @pytest.mark.parametrize(
     ("make", "match"),
     [
         (lambda: RandomFlip(1.5), "p is 1.5"),
-        (lambda: ScaleJitter(0.0, 1.0), "choose 0 < low <= high"),
         (lambda: ScaleJitter(2.0, 1.0), "choose 0 < low <= high"),
-        (lambda: RandomResizedCrop((0.0, 1.0)), "area is"),
         (lambda: RandomResizedCrop((0.5, 1.1)), "area is"),
         (lambda: RandomResizedCrop(ratio=(2.0, 1.0)), "ratio is"),
-        (lambda: RandomFlip("a"), "p is 'a'"),
-        (lambda: RandomFlip(True), "p is True"),
         (lambda: ScaleJitter(1.0, float("inf")), "both finite"),
-        (lambda: ScaleJitter(None), "low is None"),
-        (lambda: RandomResizedCrop(0.5), "area is 0.5"),
-        (lambda: RandomResizedCrop((0.5,)), "area is"),
-        (lambda: RandomResizedCrop(("a", "b")), "area is"),
         (lambda: RandomResizedCrop(ratio=(1.0, float("inf"))), "ratio is .*both finite"),
     ],
 )

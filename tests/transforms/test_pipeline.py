@@ -43,12 +43,6 @@ GEOMETRIC = {
 PLAIN = {"mean": (0, 0, 0), "std": (255, 255, 255)}
 
 
-@pytest.fixture
-def device(any_way) -> torch.device:
-    """Compiled kernels on a CPU, and torch operations on all devices."""
-    return any_way
-
-
 def span(profile: torch.Tensor) -> tuple[float, float]:
     """Start and end of the object in a row, from its weight on both sides of its middle."""
     profile = profile.double().clamp(0, 1)

@@ -21,23 +21,12 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
         ([], {"mask_dtype": torch.uint8}, "torch.bool or a floating-point type"),
         ([], {"std": (1, 1, 0)}, "with std above 0"),
         ([], {"size": 0}, "^size is 0"),
-        ([], {"size": True}, "^size is True"),
         ([], {"size": (96, True)}, r"^size\[1\] is True: choose a whole number"),
-        ([], {"size": np.True_}, "^size is "),
-        ([], {"size": 96.0}, "^size is 96.0"),
         ([], {"size": "96"}, r"^size\[0\] is '9': choose a whole number"),
-        ([], {"size": 16385}, "^size is 16385.*from 1 to 16384"),
-        ([], {"mask_size": (4, 4, 4)}, "^mask_size is"),
         ([], {"mask_size": 5000}, "^mask_size is 5000.*from 1 to 4096"),
         ([], {"size": 8192}, r"^mask_size\[0\] is 8192: .*from 1 to 4096"),
         ([], {"min_area": -1}, "^min_area is -1: choose a whole number from 0 to 2147483647"),
-        ([], {"min_area": True}, "^min_area is True: choose a whole number"),
-        ([], {"min_area": "1"}, "^min_area is '1': choose a whole number"),
-        ([], {"dtype": "float32"}, "dtype is 'float32': choose a floating-point type"),
-        ([], {"mask_dtype": "bool"}, "mask_dtype is 'bool': choose torch.bool or"),
         ([], {"mean": 0.5}, "mean is 0.5 and .*three numbers each"),
-        ([], {"mean": "abc"}, "mean is 'abc'"),
-        ([], {"std": (1, 2, float("nan"))}, "three numbers each"),
         (RandomFlip(), {}, "^steps is <.*RandomFlip.*pass a list of steps"),
         ([], {"seed": -1}, "^seed is -1: choose a whole number from 0 to 18446744073709551615"),
     ],
@@ -63,15 +52,6 @@ def test_boxes_in_other_coordinates_than_the_datasets_are_refused(layout):
     reaching = (*batch["bboxes"].shape[:-1], 4)
     batch["bboxes"] = torch.tensor([90.0, 0, 15, 70]).expand(reaching)  # as in inaccurate records
     assert pipeline(batch)["valid"].any()
-
-
-@pytest.mark.parametrize(
-    "size", [np.int64(48), torch.tensor(48), [np.uint8(48), 48], np.array([48, 48])], ids=repr
-)
-def test_any_integer_type_is_accepted_as_a_size(size):
-    pipeline = Pipeline(dataset(LAYOUT), size=size, mask_size=size)
-    assert (pipeline.canvas, pipeline.grid) == ((48, 48), (48, 48))
-    assert all(type(side) is int for side in pipeline.canvas + pipeline.grid)
 
 
 def test_anything_but_a_batch_of_tensors_is_refused_by_name():

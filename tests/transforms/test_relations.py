@@ -14,7 +14,7 @@ from sa1bpack import masks, transforms
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms import backends
 from sa1bpack.transforms.masks import relations
-from sa1bpack.transforms.masks.cells import count_along, take_cells
+from sa1bpack.transforms.masks.cells import count_along
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
@@ -228,26 +228,6 @@ def test_a_pipeline_relates_what_is_left_in_the_picture(kind, any_way):
             np.testing.assert_allclose(value, getattr(expected, name), rtol=1e-6, err_msg=name)
         first, before, after = first + count, before + count, after + int(expected.areas.sum())
     assert 0 < after < before * 96 * 96
-
-
-def test_masks_that_a_kernel_wrote_as_floats_are_related_alike(monkeypatch):
-    monkeypatch.setattr(backends, "COMPILED_ON", ())
-    steps, ds = [transforms.RandomResizedCrop((0.2, 0.5))], dataset(LAYOUT)
-    made = transforms.Pipeline(ds, steps, relations=NAMES, mask_dtype=torch.half)
-    expected, written = made(ragged("padded"), epoch=1), []
-
-    def as_floats(device, kernel, *given):
-        if kernel != "masks.take_cells":
-            return None
-        cells = take_cells(given[0])
-        written.append(cells.to(torch.half))
-        return written[-1], cells.flatten(1).sum(1)
-
-    monkeypatch.setattr(backends, "launch", as_floats)
-    found = made(ragged("padded"), epoch=1)
-    assert len(written) == 1
-    for name in (*NAMES, "masks"):
-        assert torch.equal(found[name], expected[name]), name
 
 
 def test_a_pipeline_of_batches_without_masks_cannot_relate_them(any_way):

@@ -105,15 +105,6 @@ def test_batches_without_masks_or_samples_have_no_cells(any_way):
         assert draw_runs(runs, maps, (8, 9), "area").shape == (0, 8, 9)
 
 
-def test_slices_of_offsets_collate(any_way):
-    ends, offset = flat_runs([[10, 20], [5, 20], [0, 7, 20]])
-    runs = RunBatch.collate([(ends, offset[1:3], 4, 5), (ends, offset[2:], 5, 4)]).to(any_way)
-    assert runs.run_ends.tolist() == [5, 20, 0, 7, 20]
-    assert runs.run_offset.tolist() == [0, 2, 5] == runs.host_offset.tolist()
-    assert runs.mask_offset.tolist() == [0, 1, 2] and runs.owner.tolist() == [0, 1]
-    assert runs.sizes.tolist() == [[4, 5], [5, 4]]
-
-
 def test_damaged_runs_are_refused_on_the_cpu():
     ends, offset = flat_runs([[20], [7, 3, 20]])
     with pytest.raises(MaskError, match=r"^mask 1 of 2"):

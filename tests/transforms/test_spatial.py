@@ -122,15 +122,6 @@ def test_types_and_sizes_of_the_result(ds):
         assert torch.equal(found, rows.float())
 
 
-def test_beyond_the_stored_canvas_is_zero():
-    rows = torch.ones(1, 1, 4, 4)
-    maps = AxisMaps(torch.full((1, 2), 2.0).double(), torch.full((1, 2), -24.0).double())
-    found = move_spatial(rows, frame_of(maps), 24, True)[0, 0]
-    expected = torch.zeros(8, 8)
-    expected[2:4, 2:4] = 1  # 12 to 24 of 48 pixels
-    assert torch.equal(found, expected)
-
-
 def test_rows_of_another_shape_are_refused(ds):
     batch = batches(ds)[0]
     with pytest.raises(OptionError, match=r"teacher is \(4, 4, 32, 31\)"):

@@ -54,11 +54,6 @@ def test_colours_are_those_of_torch_operations(step, triton_device):
     assert not found[2].any() and not found[1, :, 20:].any()
 
 
-def test_the_result_takes_the_place_of_the_images(triton_device):
-    images, inside = made_images(triton_device)
-    assert adjusted(JITTERS["all"], images, inside, triton_device, torch.float32) is images
-
-
 def test_half_precision_is_the_rounded_result(triton_device):
     images, inside = made_images(triton_device)
     half = adjusted(JITTERS["all"], images, inside, triton_device, torch.float16)

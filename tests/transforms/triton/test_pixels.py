@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from sa1bpack.pixels import yuv420
 from sa1bpack.transforms import AxisMaps, Frame, backends
@@ -61,19 +60,6 @@ def test_images_are_those_of_the_compiled_kernel_bit_for_bit(
     expected = compiled(images, maps, stored, keep, canvas)
     found = sampled(triton_device, images, maps, stored, keep, canvas, shrinks)
     assert torch.equal(found, expected)
-
-
-def test_pixels_are_those_of_pil(triton_device):
-    """Boxes that enlarge, reduce and stretch; PIL rounds once per axis."""
-    images, stored = made_images(3, 48, 5), torch.tensor([[48, 48]] * 3)
-    boxes = [(3.5, 7.25, 20.5, 30), (0, 0, 48, 48), (1, 1, 47, 5)]
-    scale = torch.tensor([[(x1 - x0) / 20, (y1 - y0) / 12] for x0, y0, x1, y1 in boxes])
-    maps = AxisMaps(scale.double(), torch.tensor([box[:2] for box in boxes]).double())
-    keep = torch.tensor([[12, 20]] * 3)
-    found = sampled(triton_device, images, maps, stored, keep, (12, 20), 4, plain=True)
-    for image, box, values in zip(images.numpy(), boxes, found, strict=True):
-        resized = Image.fromarray(image).resize((20, 12), Image.Resampling.BILINEAR, box)
-        assert np.abs(np.asarray(resized) - values.permute(1, 2, 0).numpy()).max() <= 1.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

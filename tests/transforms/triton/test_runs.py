@@ -10,7 +10,7 @@ from mask_oracle import decode
 from pycocotools import mask as coco
 
 from sa1bpack.masks import parse_counts, window_map
-from sa1bpack.transforms import AxisMaps, Frame, RunBatch, backends, draw_runs
+from sa1bpack.transforms import Frame, RunBatch, backends, draw_runs
 from sa1bpack.transforms.masks.run_batch import Drawing
 
 SAMPLINGS = ("area", "center")
@@ -87,19 +87,6 @@ def test_masks_at_the_size_of_the_image_are_those_of_pycocotools(triton_device, 
     assert counts.tolist() == masks.sum((1, 2)).tolist()
 
 
-def test_the_area_rule_is_that_of_pixels_summed_with_numpy(triton_device):
-    """Cells of 3 x 5 pixels: one is set if 8 or more of its 15 are."""
-    random = np.random.default_rng(4)
-    mask = random.random((60, 100)) < 0.5
-    line = np.concatenate([[False], mask.flatten(order="F")])
-    ends = np.append(np.flatnonzero(np.diff(line)), mask.size).astype(np.int32)
-    runs = RunBatch.collate([(ends, np.array([0, len(ends)]), 60, 100)])
-    maps = axes_of(window_map(0, 0, 100, 60, (20, 20))[None])
-    found, _ = drawn(runs, maps, (20, 20), "area", triton_device)
-    sums = mask.reshape(20, 3, 20, 5).sum((1, 3))
-    np.testing.assert_array_equal(found[0].numpy(), sums >= 8)
-
-
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16])
 def test_rows_have_their_mask_or_none_and_are_cropped_and_cast(triton_device, dtype):
     ends, offset = flat_runs([[0, 30], [3, 9, 30], [], [10, 30]])
@@ -157,12 +144,3 @@ def test_damaged_runs_draw_cells_and_nothing_else(triton_device, sampling, seed)
     found, counts = drawn(runs, maps, (4, 5), sampling, triton_device)
     assert counts.tolist() == found.view(torch.uint8).sum((1, 2)).tolist()
     assert (found.view(torch.uint8) <= 1).all()
-
-
-def test_no_masks_and_masks_without_cells_need_no_kernel(triton_device):
-    empty = np.empty(0, np.int32), np.zeros(1, np.int64), 4, 5
-    for samples in ([], [empty, empty]):
-        runs = RunBatch.collate(samples)
-        maps = AxisMaps(*torch.ones((2, len(samples), 2), dtype=torch.float64))
-        found, counts = drawn(runs, maps, (8, 9), "area", triton_device)
-        assert found.shape == (0, 8, 9) and counts.shape == (0,)
