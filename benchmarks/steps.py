@@ -13,10 +13,10 @@ import torch
 
 from sa1bpack import transforms
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms.geometry.affine import AxisMaps, scaling
+from sa1bpack.transforms.geometry.frame import AxisMaps, scaling
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize
+from sa1bpack.transforms.masks.make import draw_runs
 from sa1bpack.transforms.masks.run_batch import RunBatch
-from sa1bpack.transforms.masks.runs import draw_runs
 
 SOURCE = (1500, 2250)  # height and width of a typical photograph of SA-1B
 LAYOUT = Layout(image_size=1024, mask_size=256)

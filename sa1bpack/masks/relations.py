@@ -18,7 +18,7 @@ import numpy as np
 from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import check_array, check_image_runs
-from sa1bpack.masks.grid import check_image
+from sa1bpack.masks.raster import check_image
 from sa1bpack.masks.stretches import (
     foreground,
     intersect_runs,

@@ -23,8 +23,14 @@ from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import bits_for, check_image_runs
-from sa1bpack.masks.grid import MAX_MASK_SIZE, Axis, check_image, check_sampling, make_axis
-from sa1bpack.masks.raster import draw_grid
+from sa1bpack.masks.raster import (
+    MAX_MASK_SIZE,
+    Axis,
+    check_image,
+    check_sampling,
+    draw_grid,
+    make_axis,
+)
 from sa1bpack.masks.rle import bounds
 
 UNIT = 1024  # edges of the output lie at multiples of 1/UNIT source pixel

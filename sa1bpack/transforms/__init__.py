@@ -16,8 +16,7 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
 """
 
 from sa1bpack.transforms.backends import KernelWarning, describe_kernels
-from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
-from sa1bpack.transforms.geometry.frame import Frame
+from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, Frame
 from sa1bpack.transforms.geometry.steps import (
     CenterCrop,
     GeometricStep,
@@ -30,6 +29,7 @@ from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.mix import CutMix, Mixup
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
+from sa1bpack.transforms.masks.make import draw_runs
 from sa1bpack.transforms.masks.prompts import (
     count_pixels,
     draw_points,
@@ -39,7 +39,6 @@ from sa1bpack.transforms.masks.prompts import (
 )
 from sa1bpack.transforms.masks.relations import Relate, relation
 from sa1bpack.transforms.masks.run_batch import RunBatch
-from sa1bpack.transforms.masks.runs import draw_runs
 from sa1bpack.transforms.pipeline import Pipeline
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from sa1bpack.arguments import MAX_WORD, is_number, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.grid import MAX_MASK_SIZE
+from sa1bpack.masks.raster import MAX_MASK_SIZE
 from sa1bpack.masks.window import check_size
 from sa1bpack.schedules import Schedule, as_schedule
 

@@ -35,7 +35,7 @@ from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.mix import MixStep
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
-from sa1bpack.transforms.images.spatial import check_spatial, move_spatial, spatial_sides
+from sa1bpack.transforms.images.resample import check_spatial, move_spatial, spatial_sides
 from sa1bpack.transforms.masks.make import MaskMaker
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.memory import Table

@@ -11,8 +11,7 @@ import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
-from sa1bpack.transforms.geometry.frame import fit_frame
+from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, fit_frame
 from sa1bpack.transforms.random import uniform
 
 PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}

@@ -13,7 +13,7 @@ from sa1bpack.transforms import (
     backends,
 )
 from sa1bpack.transforms.backends import run_jobs
-from sa1bpack.transforms.images import compiled as compiled_images
+from sa1bpack.transforms.images import make as made_images
 from sa1bpack.transforms.masks import compiled as compiled_masks
 
 KEYS = ("masks", "valid", "boxes", "point_coords", "point_inside", "maps")
@@ -62,7 +62,7 @@ def test_jobs_and_threads_do_not_change_the_result(steps, masks, monkeypatch):
         torch.set_num_threads(1)
         expected = pipeline(batch, 0)
         monkeypatch.setattr(compiled_masks, "PART_BYTES", 1)
-        monkeypatch.setattr(compiled_images, "PART_ROWS", 7)
+        monkeypatch.setattr(made_images, "PART_ROWS", 7)
         for count in (1, 3):
             torch.set_num_threads(count)
             found = pipeline(batch, 0)

@@ -37,7 +37,7 @@ from sa1bpack.transforms import (
     draw_runs,
 )
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
-from sa1bpack.transforms.masks import prompts, regions
+from sa1bpack.transforms.masks import prompts
 from sa1bpack.transforms.memory import Table
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -200,7 +200,7 @@ def test_regions_take_no_more_memory_for_more_masks(monkeypatch):
     for region in ("inside", "boundary", "outside"):
         expected, peaks = None, []
         for most in (1 << 30, 1 << 12):
-            monkeypatch.setattr(regions, "PART_ENDS", most)
+            monkeypatch.setattr(prompts, "PART_ENDS", most)
             runs = many_masks(64, 1000)
             with Peak() as peak:
                 count = prompts.count_pixels(runs, region)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sa1bpack.transforms.geometry.affine import AxisMaps
+from sa1bpack.transforms.geometry.frame import AxisMaps
 from sa1bpack.transforms.images.resample import resample
 
 S = 40

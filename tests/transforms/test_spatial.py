@@ -11,9 +11,8 @@ from PIL import Image
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.geometry.affine import AxisMaps
-from sa1bpack.transforms.geometry.frame import Frame, fit_frame
-from sa1bpack.transforms.images.spatial import move_spatial
+from sa1bpack.transforms.geometry.frame import AxisMaps, Frame, fit_frame
+from sa1bpack.transforms.images.resample import move_spatial
 from sa1bpack.transforms.random import uniform
 
 STEPS = [T.RandomFlip(0.5), T.RandomResizedCrop()]

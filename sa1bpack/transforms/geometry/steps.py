@@ -11,8 +11,7 @@ import torch
 
 from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
-from sa1bpack.transforms.geometry.frame import Frame
+from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, Frame
 from sa1bpack.transforms.options import as_numbers, as_range
 
 Uniform = Callable[[int], torch.Tensor]

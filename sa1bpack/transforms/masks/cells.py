@@ -10,8 +10,7 @@ from math import gcd
 import torch
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.transforms.geometry.affine import Maps
-from sa1bpack.transforms.geometry.frame import FRACTION, Frame, fixed_steps, positions
+from sa1bpack.transforms.geometry.frame import FRACTION, Frame, Maps, fixed_steps, positions
 from sa1bpack.transforms.memory import chunk_bytes
 
 

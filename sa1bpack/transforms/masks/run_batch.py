@@ -9,8 +9,7 @@ import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.masks._arrays import check_image_runs
-from sa1bpack.transforms.geometry.affine import Maps
-from sa1bpack.transforms.geometry.frame import Frame
+from sa1bpack.transforms.geometry.frame import Frame, Maps
 
 
 @checks_options

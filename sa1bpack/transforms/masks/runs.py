@@ -1,28 +1,141 @@
-"""Masks of a batch drawn from their exact runs on the device, under one map per sample.
+"""Masks of a batch drawn from their exact runs with torch operations, under one map per sample.
 
 The rules are those of `sa1bpack.masks.window`, in the same whole numbers, so the cells equal those
-of `masks.draw_window` bit for bit. On a device there are no loops over samples or masks: an upright
-map takes a few additions per run end and two cumulative sums over the grid. On a CPU the compiled
-kernels, which draw sample by sample, are some 30 times faster than that; where a device has Triton
-(`sa1bpack.transforms.backends`), a kernel draws upright maps without grids of differences.
+of `masks.draw_window` bit for bit. There are no loops over samples or masks.
+
+Upright maps take a few additions per run end and two cumulative sums over the grid. Let R(x) be the
+part of a cell column to the right of source edge x, and R(y) the part of a cell row below edge y.
+The part of a cell that a mask covers is a sum over the ends of its foreground runs: everything from
+the start of a run on, minus everything from its end on. Everything from source pixel (y, x) on,
+column by column, is the rest of that column and all columns after it:
+
+    (R(x) - R(x + 1)) · (R(y) - R(H)) + R(x + 1) · (R(0) - R(H))
+
+Along an axis R changes in only two adjacent cells, so each end adds to a few cells of a grid of
+differences, and sums along both axes yield the covered areas. For a mirrored axis R is taken from
+the other side: the same with the opposite sign.
 """
 
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
-from sa1bpack.arguments import checks_options
-from sa1bpack.errors import OptionError
-from sa1bpack.masks.grid import check_sampling
-from sa1bpack.masks.window import FRACTION, LEVELS, check_maps, check_size
-from sa1bpack.transforms.backends import launch, uses_compiled
-from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
+from sa1bpack.masks.window import FRACTION, LEVELS, REACH, UNIT
 from sa1bpack.transforms.geometry.frame import fixed_steps
-from sa1bpack.transforms.masks import compiled
 from sa1bpack.transforms.masks.cells import within
-from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch
-from sa1bpack.transforms.masks.upright import UprightDrawer
-from sa1bpack.transforms.memory import Memory, chunk_bytes
+from sa1bpack.transforms.masks.run_batch import Drawing
+from sa1bpack.transforms.memory import chunk_bytes
+
+
+class _Edges(NamedTuple):
+    """Where R of source edges changes: by `first` in `cell` and by `second` in the next cell.
+
+    All int64 (n,); `second` is None if it is always 0.
+    """
+
+    cell: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor | None
+
+    def jumps(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(cell, change) of each place."""
+        jumps = [(self.cell, self.first)]
+        if self.second is not None:
+            jumps.append((self.cell + 1, self.second))
+        return jumps
+
+
+class UprightAxis:
+    """One axis of the grids of all samples, in the units of `sa1bpack.masks.raster`, with
+    P = cells · UNIT."""
+
+    def __init__(self, cells: int, scale: torch.Tensor, offset: torch.Tensor, center: bool):
+        """scale, offset: float64 (B,), source coordinate of cell edge j = scale · j + offset."""
+        self.cells, self.center = cells, center
+        ends = torch.stack([offset, scale * cells + offset])
+        # False for NaN as well. Maps that are not drawn get arbitrary numbers within the range.
+        self.drawn = (ends.abs() < REACH).all(0)
+        first, last = torch.where(self.drawn, (ends * UNIT).round(), 0.0).long()
+        self.cell = (last - first).abs().clamp(min=1)  # D
+        self.start = torch.minimum(first, last) * cells  # O
+        self.mirrored = last < first
+
+    def edges(self, edge: torch.Tensor, sample: torch.Tensor) -> _Edges:
+        """R of source edges int64 (n,), with the sample of each, int64 (n,)."""
+        cell, mirrored = self.cell[sample], self.mirrored[sample]
+        position = edge * (self.cells * UNIT) - self.start[sample]
+        if self.center:
+            # Cells whose centre is before the edge.
+            before = (2 * position + cell - 1).div(2 * cell, rounding_mode="floor")
+            before = before.clamp(0, self.cells)
+            before = torch.where(mirrored, self.cells - before, before)
+            return _Edges(before, torch.ones_like(before), None)
+        end = self.cells * cell
+        position = torch.minimum(position.clamp(min=0), end)
+        position = torch.where(mirrored, end - position, position)
+        at = position.div(cell, rounding_mode="floor")
+        above = position - at * cell
+        return _Edges(at, cell - above, above)
+
+
+class UprightDrawer:
+    """Draws under upright maps, see the module."""
+
+    def __init__(self, drawing: Drawing):
+        runs, size = self.runs, self.size = drawing.runs, drawing.size
+        center, maps = drawing.sampling == "center", drawing.maps
+        device = runs.run_ends.device
+        scale, offset = maps.scale.to(device), maps.offset.to(device)
+        self.x = UprightAxis(size[1], scale[:, 0], offset[:, 0], center)
+        self.y = UprightAxis(size[0], scale[:, 1], offset[:, 1], center)
+        least = torch.ones_like(self.x.cell) if center else (self.x.cell * self.y.cell + 1) // 2
+        self.least = torch.where(self.x.drawn & self.y.drawn, least, 2**62)
+        self.sign = 1 - 2 * (self.x.mirrored ^ self.y.mirrored).long()
+        self.owner = runs.owner
+        # Intermediate sums may overflow; the final one, the covered area, fits.
+        self.dtype = torch.int32 if center else torch.int64
+        self.mask_bytes = (size[0] + 2) * (size[1] + 2) * self.dtype.itemsize + size[0] * size[1]
+
+    def draw(self, start: int, stop: int) -> torch.Tensor:
+        """bool (stop - start, h, w), masks start..stop."""
+        height, width = self.size
+        position, mask, number = self.runs.ends_of(start, stop)
+        owner = self.owner[start:stop]
+        sample = owner[mask]
+        rows = self.runs.sizes[sample, 0]
+        x = position.div(rows, rounding_mode="floor")
+        y = position - x * rows
+        lines = self.runs.run_offset[start : stop + 1].diff()
+        paired = (number | 1) < lines[mask]  # not background after the last foreground
+        sign = (1 - 2 * (number & 1)) * paired * self.sign[sample]
+
+        grid = torch.zeros((stop - start, height + 2, width + 2), dtype=self.dtype, device=x.device)
+        left, right = self.x.edges(x, sample), self.x.edges(x + 1, sample)
+        place = mask * (height + 2)
+        for row, below in self.y.edges(y, sample).jumps():
+            weight = sign * below
+            _add(grid, place + row, left, weight)
+            _add(grid, place + row, right, -weight)
+        self._add_whole_columns(grid, owner, mask, sign, left, right)
+        grid.cumsum_(2).cumsum_(1)
+        return grid[:, :height, :width] >= self.least[owner][:, None, None]
+
+    def _add_whole_columns(self, grid, owner, mask, sign, left, right):
+        """Add the terms R(x + 1) · R(0) and -R(x) · R(H), whose rows are the same for all ends."""
+        masks = torch.arange(len(owner), device=mask.device)
+        edges = torch.zeros_like(owner), self.runs.sizes[owner, 0]
+        for edge, across, ends in zip(edges, (right, left), (sign, -sign), strict=True):
+            line = torch.zeros_like(grid[:, 0])
+            _add(line, mask, across, ends)
+            for row, below in self.y.edges(edge, owner).jumps():
+                grid[masks, row] += line * below[:, None].to(line.dtype)
+
+
+def _add(grid: torch.Tensor, row: torch.Tensor, across: _Edges, weight: torch.Tensor) -> None:
+    """Add weight · R to rows of a grid (..., w + 2). row, weight: int64 (n,)."""
+    width = grid.shape[-1]
+    for column, part in across.jumps():
+        grid.view(-1).index_add_(0, row * width + column, (weight * part).to(grid.dtype))
 
 
 class AffineDrawer:
@@ -66,83 +179,6 @@ class AffineDrawer:
         return torch.where(inside, x * rows + y, -1)
 
 
-@checks_options
-def draw_runs(
-    runs: RunBatch,
-    maps: AxisMaps | torch.Tensor,
-    size: tuple[int, int],
-    sampling: str = "area",
-) -> torch.Tensor:
-    """Draw the masks of a batch on the device that their runs are on.
-
-    A Triton kernel draws upright maps without further memory. Torch operations draw masks in
-    chunks, which use up to 256 MiB besides the result, on CUDA up to a quarter of what is free.
-
-    Args:
-        runs: the masks.
-        maps: per sample, from output cells to source pixels, see `sa1bpack.masks.window`:
-            `AxisMaps`, or float64 (B, 2, 3), which may rotate and shear. Maps on the CPU are
-            checked. With `AxisMaps` on a device the call does not wait for it: a map that reaches
-            too far or is not finite draws background. With a tensor on a device it waits.
-        size: (h, w), cells of the output, 1 to 4096 each.
-        sampling: "area" or "center", see `sa1bpack.masks.window`.
-
-    Returns:
-        bool (T, h, w), the cells of `masks.draw_window` bit for bit; masks without runs are False.
-
-    Raises:
-        OptionError: an invalid size or sampling, or invalid maps on the CPU.
-        MaskError: run ends on the CPU decrease or do not end with their image's pixels. On a device
-            they are not checked; whatever they are, nothing outside the result is written.
-
-    Examples:
-        >>> ds = sa1bpack.open("packed", masks="runs")
-        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
-        >>> runs = batch["runs"]
-        >>> scale = runs.sizes.max(1).values.double() / 64
-        >>> maps = T.AxisMaps(scale[:, None].expand(2, 2).contiguous(), torch.zeros(2, 2).double())
-        >>> T.draw_runs(runs, maps, (64, 64)).shape
-        torch.Size([104, 64, 64])
-    """
-    size = check_size(size)
-    check_sampling(sampling)
-    matrices = maps.matrix() if isinstance(maps, AxisMaps) else maps
-    if len(matrices) != len(runs.sizes):
-        raise OptionError(
-            f"there are {len(matrices)} maps for {len(runs.sizes)} samples: pass one each"
-        )
-    device = runs.run_ends.device
-    place = torch.arange(runs.masks, device=device)
-    drawing = Drawing(runs, maps, place, runs.owner, size, sampling)
-    if uses_compiled(device):
-        any_maps = _any_maps(matrices.cpu())
-        return compiled.draw_masks(replace(drawing, maps=any_maps), Memory())[0]
-    if isinstance(maps, AxisMaps) and maps.offset.device.type != "cpu":
-        return _upright(drawing)
-    matrices = matrices.cpu()
-    upright = torch.from_numpy(check_maps(matrices.numpy(), size))
-    axes = replace(drawing, maps=AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2]))
-    if upright.all():
-        return _upright(axes)
-    drawn = _drawn(AffineDrawer(replace(drawing, maps=_any_maps(matrices))))
-    if upright.any():
-        drawn = torch.where(upright.to(device)[runs.owner][:, None, None], _upright(axes), drawn)
-    return drawn
-
-
-def _any_maps(matrices: torch.Tensor) -> AffineMaps:
-    return AffineMaps(matrices[:, :, :2], matrices[:, :, 2])
-
-
-def _upright(drawing: Drawing) -> torch.Tensor:
-    """`draw_runs` under upright maps on a device."""
-    made = launch(drawing.owner.device, "masks.draw_masks", drawing, torch.bool)
-    return draw_masks(drawing) if made is None else made[0]
-
-
-# --------------------------------------------------------------------------- with torch operations
-
-
 def draw_masks(drawing: Drawing) -> torch.Tensor:
     """Masks drawn from their runs under upright maps: bool (n, h, w)."""
     masks, owner = _placed(_drawn(UprightDrawer(drawing)), drawing), drawing.owner
@@ -156,7 +192,8 @@ def draw_masks(drawing: Drawing) -> torch.Tensor:
 def draw_affine(drawing: Drawing) -> torch.Tensor:
     """Masks drawn at the sample points of affine maps, whatever these do: bool (n, h, w)."""
     masks = _placed(_drawn(AffineDrawer(drawing)), drawing)
-    masks &= drawing.frame.visible(drawing.size)[drawing.owner]
+    if drawing.frame is not None:
+        masks &= drawing.frame.visible(drawing.size)[drawing.owner]
     return masks
 
 

@@ -1,9 +1,9 @@
 """Masks: drawn from their runs, or taken from a grid of bits or bools; cropped, cast and counted.
 
-The rules are those of `sa1bpack.masks.window`, in the units of `sa1bpack.masks.grid`. Under
+The rules are those of `sa1bpack.masks.window`, in the units of `sa1bpack.masks.raster`. Under
 axis-aligned maps a program draws a strip of columns of one mask. It finds the run ends of each of
 its cell columns by bisection, and then goes down its rows in blocks: by area it walks the run ends,
-and adds for every cell what lies below and to the right of them (`transforms.masks.upright`,
+and adds for every cell what lies below and to the right of them (`transforms.masks.runs`,
 without its grids of differences). Most strips of most masks have no run ends, and are only cleared.
 Under affine maps a program draws a tile: a cell has one sample point, or 4 x 4 of them, each in
 whole numbers, and each finds its run by bisection.
@@ -24,7 +24,7 @@ from sa1bpack.transforms.geometry.frame import fixed_steps
 from sa1bpack.transforms.geometry.frame import places as places_of
 from sa1bpack.transforms.masks.cells import Taking
 from sa1bpack.transforms.masks.run_batch import Drawing
-from sa1bpack.transforms.masks.upright import UprightAxis
+from sa1bpack.transforms.masks.runs import UprightAxis
 from sa1bpack.transforms.triton.images import locate, stepped, tile
 
 Size = tuple[int, int]
@@ -37,7 +37,7 @@ DRAW_ROWS, DRAW_COLUMNS = tl.constexpr(16), tl.constexpr(64)  # cells of a progr
 TAKE_ROWS, TAKE_COLUMNS = tl.constexpr(16), tl.constexpr(128)
 
 # Rows of `frames`. Of `_draw`: source height and width; per axis cell, start and mirrored, see
-# `masks.grid.Axis`; the least covered area; rows and columns that are kept.
+# `masks.raster.Axis`; the least covered area; rows and columns that are kept.
 AXIS_FIELDS = tl.constexpr(11)
 # Of affine maps: `geometry.frame.places`, the steps of cells, source height and width.
 STEPS, SOURCE, DRAW_FIELDS, TAKE_FIELDS = (tl.constexpr(n) for n in (12, 18, 20, 18))

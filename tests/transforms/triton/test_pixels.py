@@ -6,7 +6,7 @@ import torch
 
 from sa1bpack.pixels import yuv420
 from sa1bpack.transforms import AxisMaps, Frame, backends
-from sa1bpack.transforms.images.compiled import sample_images
+from sa1bpack.transforms.images.make import sample_images
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.images.resample import Sampling
 from sa1bpack.transforms.memory import Memory, Table
