@@ -1,5 +1,6 @@
 """Checking and mapping one array of a group: metadata, file length, then the view."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,22 @@ def read_metadata(path: Path) -> Any:
         raise missing(path) from None
 
 
-def check_array(folder: Path, spec: ArraySpec, rows: int) -> None:
-    """Check an array's metadata and the exact length of its chunk file, without reading its data.
+def check_group(
+    folder: Path, metadata: dict[str, Any], arrays: Mapping[ArraySpec, int], deep: bool = True
+) -> None:
+    """Check the metadata of a group and the exact length of its chunk files; reads no data.
+
+    metadata  its zarr.json
+    arrays    number of rows of each array
+    deep      check also the zarr.json of each array, on which no memory map depends
 
     Raises FormatError naming the file, what was found and what is expected.
     """
-    check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
-    check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
+    check_metadata(folder / METADATA_NAME, metadata)
+    for spec, rows in arrays.items():
+        if deep:
+            check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
+        check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
 
 
 def check_metadata(path: Path, expected: dict[str, Any]) -> None:
@@ -63,9 +73,8 @@ def check_metadata(path: Path, expected: dict[str, Any]) -> None:
 
 def _first_difference(found: Any, expected: Any, place: str) -> str | None:
     """Where decoded JSON first differs from `expected`, as in `shape[0] is 3, but must be 4`."""
-    if (
-        found == expected
-    ):  # equal parts are not descended into: those of the packer may be of any depth
+    # Equal parts are not descended into: those of the packer may be of any depth.
+    if found == expected:
         return None
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in sorted(set(expected) | set(found)):
@@ -85,15 +94,13 @@ def _first_difference(found: Any, expected: Any, place: str) -> str | None:
 
 
 def check_length(path: Path, expected: int) -> None:
-    """Check that a chunk file has exactly `expected` bytes; with 0 there must be no file."""
+    """Check that a chunk file has exactly `expected` bytes; with 0 there need not be one."""
     try:
         found = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         if expected == 0:
             return
         raise missing(path) from None
-    if expected == 0:
-        raise FormatError(f"{path}: {found} bytes, but an array without rows has no chunk file")
     if found != expected:
         kind = "cut short" if found < expected else "too long"
         raise FormatError(f"{path}: {kind}: {found} bytes, but must have {expected}; {REMEDY}")
@@ -116,16 +123,14 @@ def check_offset_ends(path: Path, offsets: np.ndarray, last: int) -> None:
 
 def check_offsets_rise(path: Path, offsets: np.ndarray) -> None:
     """Check that offsets are non-decreasing."""
-    if (row := first_fall(offsets)) is not None:
-        raise FormatError(f"{path}: {describe_fall(offsets, row)}; {REMEDY}")
+    if fall := first_fall(offsets):
+        raise FormatError(f"{path}: {fall[1]}; {REMEDY}")
 
 
-def first_fall(offsets: np.ndarray) -> int | None:
-    """The first row at which offsets decrease: offset row + 1 is below offset row."""
+def first_fall(offsets: np.ndarray) -> tuple[int, str] | None:
+    """The first row of which the next offset is lower, and a text that says so; None: none is."""
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-    return int(falls[0]) if falls.size else None
-
-
-def describe_fall(offsets: np.ndarray, row: int) -> str:
-    """Describe the decrease at a row found by `first_fall`."""
-    return f"offset {row + 1} is {offsets[row + 1]}, below the {offsets[row]} before it"
+    if not falls.size:
+        return None
+    row = int(falls[0])
+    return row, f"offset {row + 1} is {offsets[row + 1]}, below the {offsets[row]} before it"

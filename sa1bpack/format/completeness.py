@@ -46,28 +46,17 @@ class Completeness:
 
     def __str__(self) -> str:
         """One sentence without a full stop, which names the remedy."""
+        more = f"{counted(len(self.unindexed), 'published shard')} not in the index yet"
         if not self.images:
-            return self._without_images()
-        if self.complete:
-            return f"complete: {self._content()}"
-        return f"not complete: {self._content()}; {self.remedy}"
-
-    def _content(self) -> str:
-        sources = f"{counted(self.sources, 'source')} packed to the end"
-        if self.partial:
-            sources += f", {len(self.partial):,} in part"
-        text = f"{counted(self.images, 'image')} in {counted(self.shards, 'shard')}, {sources}"
-        return f"{text}, {self._more()}" if self.unindexed else text
-
-    def _more(self) -> str:
-        return f"{counted(len(self.unindexed), 'published shard')} not in the index yet"
-
-    def _without_images(self) -> str:
-        if self.complete:
-            return f"no images: the sources held none that could be packed, see {REJECTS_NAME}"
-        if self.unindexed:
-            return f"no images yet: {self._more()}; {self.remedy}"
-        return f"no images yet: no shard is published; {self.remedy}"
+            if self.complete:
+                return f"no images: the sources held none that could be packed, see {REJECTS_NAME}"
+            reason = more if self.unindexed else "no shard is published"
+            return f"no images yet: {reason}; {self.remedy}"
+        text = f"{counted(self.images, 'image')} in {counted(self.shards, 'shard')}, "
+        text += f"{counted(self.sources, 'source')} packed to the end"
+        text += f", {len(self.partial):,} in part" if self.partial else ""
+        text += f", {more}" if self.unindexed else ""
+        return f"complete: {text}" if self.complete else f"not complete: {text}; {self.remedy}"
 
 
 def completeness_of(root: Path, manifest: Manifest) -> Completeness:

@@ -5,11 +5,10 @@ there is no Python object per sample.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -17,7 +16,8 @@ import xxhash
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import (
     REMEDY,
-    check_array,
+    check_group,
+    check_length,
     check_metadata,
     check_offset_ends,
     check_offsets_rise,
@@ -44,15 +44,13 @@ from sa1bpack.format.zarr_metadata import (
 )
 
 _BLOCK = 1 << 18  # ids that are compared together
-_ORDER_BLOCK = 1 << 20  # rows of the order that are checked together
 _THREADS = 16  # small files that are hashed at the same time
 
-# In the index, axis 0 of shard_offset counts shards; that of the others counts samples.
 INDEX_ARRAYS: tuple[ArraySpec, ...] = (
-    array_spec("shard_offset", "<i8", ("shard_edge",), axis="sample", child_axis="sample"),
-    array_spec("image_id", "<i8", ("sample",), axis="sample"),
-    array_spec("id_order", "<i8", ("sample",), axis="sample"),
-    array_spec("mask_offset", "<i8", ("sample_edge",), axis="sample", child_axis="mask"),
+    array_spec("shard_offset", "<i8", ("shard_edge",), child_axis="sample"),
+    array_spec("image_id", "<i8", ("sample",)),
+    array_spec("id_order", "<i8", ("sample",)),
+    array_spec("mask_offset", "<i8", ("sample_edge",), child_axis="mask"),
 )
 
 
@@ -74,12 +72,8 @@ class Index:
 
 def index_arrays(manifest: Manifest) -> dict[ArraySpec, int]:
     """The arrays of the index of a pack with this manifest → their number of rows."""
-    return {spec: _index_rows(spec, manifest) for spec in INDEX_ARRAYS}
-
-
-def _index_rows(spec: ArraySpec, manifest: Manifest) -> int:
-    count = len(manifest.shards) if spec.name == "shard_offset" else manifest.samples
-    return count + spec.offsets
+    lengths = {"shard": len(manifest.shards), "sample": manifest.samples}
+    return {spec: lengths[spec.axis] + spec.offsets for spec in INDEX_ARRAYS}
 
 
 def index_name(root: Path, shards: Sequence[ShardEntry]) -> str:
@@ -167,26 +161,29 @@ def _index_arrays(root: Path, manifest: Manifest) -> dict[str, np.ndarray]:
     shard_offset = np.zeros(len(manifest.shards) + 1, np.int64)
     np.cumsum([shard.samples for shard in manifest.shards], out=shard_offset[1:])
     first_mask = 0
-    for shard, first in zip(manifest.shards, shard_offset[:-1], strict=True):
-        folder = root / SHARDS_NAME / shard.name
-        stop = first + shard.samples
-        ids[first:stop] = _read_rows(folder, manifest.layout.array("image_id"), shard.samples)
-        offsets = _read_rows(folder, manifest.layout.array("mask_offset"), shard.samples + 1)
-        masks[first : stop + 1] = offsets + first_mask
-        first_mask += shard.masks
+    for entry, first in zip(manifest.shards, shard_offset[:-1], strict=True):
+        stop = first + entry.samples
+        ids[first:stop] = _array_of(root, entry, manifest, "image_id")
+        masks[first : stop + 1] = _array_of(root, entry, manifest, "mask_offset")
+        masks[first : stop + 1] += first_mask
+        first_mask += entry.masks
     order = np.argsort(ids, kind="stable")
     return {"shard_offset": shard_offset, "image_id": ids, "id_order": order, "mask_offset": masks}
 
 
-def _read_rows(folder: Path, spec: ArraySpec, rows: int) -> np.ndarray:
-    """The rows of a small one-dimensional array, copied into memory."""
-    check_array(folder, spec, rows)
-    return np.array(map_array(folder, spec, rows))
+def _array_of(root: Path, entry: ShardEntry, manifest: Manifest, name: str) -> np.ndarray:
+    """An array of a shard, memory-mapped. Raises FormatError if its length or metadata is wrong."""
+    folder, spec = root / SHARDS_NAME / entry.name, manifest.layout.array(name)
+    rows = spec.rows(entry.extent)
+    check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
+    check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
+    return map_array(folder, spec, rows)
 
 
 def _write_index(folder: Path, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
     folder.mkdir()
-    for spec, rows in index_arrays(manifest).items():
+    sizes = index_arrays(manifest)
+    for spec, rows in sizes.items():
         (folder / spec.name).mkdir()
         if rows:
             data = byte_view(arrays[spec.name]).tobytes() + chunk_file(spec, rows).tail()
@@ -194,13 +191,8 @@ def _write_index(folder: Path, arrays: dict[str, np.ndarray], manifest: Manifest
         metadata = canonical_json(array_metadata(spec, rows))
         write_durably(folder / spec.name / METADATA_NAME, metadata)
         flush_folder(folder / spec.name)
-    write_durably(folder / METADATA_NAME, canonical_json(index_metadata(manifest)))
+    write_durably(folder / METADATA_NAME, canonical_json(group_metadata(arrays=sizes)))
     flush_folder(folder)
-
-
-def index_metadata(manifest: Manifest) -> dict[str, Any]:
-    """The zarr.json of the index group of a pack with this manifest."""
-    return group_metadata(arrays=index_arrays(manifest))
 
 
 def open_index(root: Path, manifest: Manifest) -> Index:
@@ -211,15 +203,12 @@ def open_index(root: Path, manifest: Manifest) -> Index:
     if manifest.index is None:
         raise FormatError(f"{root}: the manifest names no index; repeat the pack command")
     folder = Path(root) / manifest.index
-    check_metadata(folder / METADATA_NAME, index_metadata(manifest))
-    arrays = {}
-    for spec, rows in index_arrays(manifest).items():
-        check_array(folder, spec, rows)
-        arrays[spec.name] = map_array(folder, spec, rows)
-    path = folder / "shard_offset"
-    check_offset_ends(path, arrays["shard_offset"], manifest.samples)
-    check_offset_ends(folder / "mask_offset", arrays["mask_offset"], manifest.masks)
-    return Index(**arrays)
+    arrays = index_arrays(manifest)
+    check_group(folder, group_metadata(arrays=arrays), arrays)
+    index = Index(**{spec.name: map_array(folder, spec, rows) for spec, rows in arrays.items()})
+    check_offset_ends(folder / "shard_offset", index.shard_offset, manifest.samples)
+    check_offset_ends(folder / "mask_offset", index.mask_offset, manifest.masks)
+    return index
 
 
 def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
@@ -229,21 +218,16 @@ def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
     damaged proves nothing, and the answer is False. Nothing is sorted (0.05 s for the 11 million of
     SA-1B), and the maps that are read are not kept, so their pages do not count to the process.
     """
-    folder, arrays = Path(root) / manifest.index, index_arrays(manifest)
-    ids, order = (
-        map_array(folder, spec, rows)
-        for spec, rows in arrays.items()
-        if spec.name in ("image_id", "id_order")
-    )
-    last = None
+    folder = Path(root) / manifest.index
+    sizes = {spec.name: (spec, rows) for spec, rows in index_arrays(manifest).items()}
+    ids, order = (map_array(folder, *sizes[name]) for name in ("image_id", "id_order"))
     for first in range(0, len(order), _BLOCK):
         try:
-            found = ids[order[first : first + _BLOCK]]
+            found = ids[order[max(first - 1, 0) : first + _BLOCK]]
         except IndexError:  # numpy's word for a row that does not exist
             return False
-        if not (found[1:] > found[:-1]).all() or (last is not None and found[0] <= last):
+        if not (found[1:] > found[:-1]).all():
             return False
-        last = found[-1]
     return True
 
 
@@ -273,7 +257,8 @@ def check_index(root: Path, manifest: Manifest, index: Index) -> None:
     listed = read_checksums(root / CHECKSUMS_NAME)
     paths = {spec: f"{manifest.index}/{spec.chunk_path}" for spec in INDEX_ARRAYS}
     if not any(path in listed for path in paths.values()):
-        check_against_shards(root, manifest, index)
+        check_whole_index(root, manifest, index)
+        check_against_shards(root, manifest, index, {entry.name for entry in manifest.shards})
         return
     for spec, path in paths.items():
         rows = getattr(index, spec.name)
@@ -281,69 +266,40 @@ def check_index(root: Path, manifest: Manifest, index: Index) -> None:
             check_rows_digest(root / path, rows, spec, listed.get(path))
 
 
-def check_against_shards(
-    root: Path,
-    manifest: Manifest,
-    index: Index,
-    damaged: frozenset[str | None] = frozenset(),
-    elsewhere: frozenset[str] = frozenset(),
-    whole: bool = True,
-) -> None:
-    """Check that the index is that of these shards.
-
-    damaged    names of shards to skip, with which nothing can be compared
-    elsewhere  names of shards to skip, which another part of a check compares
-    whole      check what is not of a single shard, too: one part does
-    """
-    name = manifest.index
-    if whole and not damaged and name != (expected := index_name(root, manifest.shards)):
+def check_whole_index(root: Path, manifest: Manifest, index: Index, named: bool = True) -> None:
+    """Check what is not of a single shard: offsets, the order, and if `named` the index's name."""
+    folder = root / manifest.index
+    if named and manifest.index != (expected := index_name(root, manifest.shards)):
         raise FormatError(
-            f"{root}: the manifest names {name}, but the index of its shards is {expected}; repeat "
-            "the pack command, which publishes it again"
+            f"{root}: the manifest names {manifest.index}, but the index of its shards is "
+            f"{expected}; repeat the pack command, which publishes it again"
         )
-    folder = root / name
-    for spec in INDEX_ARRAYS if whole else ():
-        if spec.offsets:
-            check_offsets_rise(folder / spec.name, getattr(index, spec.name))
-    first_mask = 0
-    for row, entry in enumerate(manifest.shards):
-        first, stop = int(index.shard_offset[row]), int(index.shard_offset[row + 1])
-        masks = index.mask_offset[first : stop + 1] - first_mask
-        first_mask += entry.masks
-        if entry.name in damaged or entry.name in elsewhere:
-            continue
-        image_id, mask_offset = (
-            _array_of(root / SHARDS_NAME / entry.name, entry, manifest, name)
-            for name in ("image_id", "mask_offset")
-        )
-        if not (
-            np.array_equal(index.image_id[first:stop], image_id)
-            and np.array_equal(masks, mask_offset)
-        ):
-            raise FormatError(
-                f"{folder}: samples {first} to {stop} are not those of shard {entry.name}; {REMEDY}"
-            )
-    if whole:
-        _check_order(folder, index)
-
-
-def _array_of(folder: Path, entry: ShardEntry, manifest: Manifest, name: str) -> np.ndarray:
-    """An array of a shard, memory-mapped. Raises FormatError if its length or metadata is wrong."""
-    spec = manifest.layout.array(name)
-    check_array(folder, spec, spec.rows(entry.extent))
-    return map_array(folder, spec, spec.rows(entry.extent))
-
-
-def _check_order(folder: Path, index: Index) -> None:
-    """Check that id_order is the stable argsort of image_id, a block of rows at a time."""
-    count = len(index.image_id)
-    for first in range(0, count, _ORDER_BLOCK):
-        rows = np.asarray(index.id_order[first : first + _ORDER_BLOCK + 1])
-        inside = rows.size == 0 or (rows.min() >= 0 and rows.max() < count)
-        ids = index.image_id[rows] if inside else rows
-        rising = (ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & (rows[1:] > rows[:-1]))
+    check_offsets_rise(folder / "shard_offset", index.shard_offset)
+    check_offsets_rise(folder / "mask_offset", index.mask_offset)
+    ids, count = index.image_id, len(index.image_id)
+    for first in range(0, count, _BLOCK):
+        rows = np.asarray(index.id_order[first : first + _BLOCK + 1])
+        inside = rows.min() >= 0 and rows.max() < count
+        found = ids[rows] if inside else rows
+        rising = (found[1:] > found[:-1]) | ((found[1:] == found[:-1]) & (rows[1:] > rows[:-1]))
         # (id, row) pairs strictly increase: no row occurs twice, so every row occurs.
         if not (inside and rising.all()):
             raise FormatError(
                 f"{folder / 'id_order'}: not the stable argsort of image_id; {REMEDY}"
+            )
+
+
+def check_against_shards(root: Path, manifest: Manifest, index: Index, names: Set[str]) -> None:
+    """Check that the index has the ids and mask offsets of the shards of these names."""
+    offsets, first_mask = index.shard_offset.tolist(), 0
+    for entry, first, stop in zip(manifest.shards, offsets[:-1], offsets[1:], strict=True):
+        masks = index.mask_offset[first : stop + 1] - first_mask
+        first_mask += entry.masks
+        if entry.name in names and not (
+            np.array_equal(index.image_id[first:stop], _array_of(root, entry, manifest, "image_id"))
+            and np.array_equal(masks, _array_of(root, entry, manifest, "mask_offset"))
+        ):
+            raise FormatError(
+                f"{root / manifest.index}: samples {first} to {stop} are not those of shard "
+                f"{entry.name}; {REMEDY}"
             )

@@ -11,8 +11,9 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from sa1bpack.arguments import choice, whole_number
@@ -25,13 +26,10 @@ FILE_NAME_BYTES = 64
 MAX_IMAGE_SIZE = 16384
 MAX_MASK_SIZE = 16384
 
-Axis = Literal["sample", "mask", "run", "image_byte"]
-AXES: tuple[Axis, ...] = get_args(Axis)
+# "shard" is an axis of the index alone.
+Axis = Literal["shard", "sample", "mask", "run", "image_byte"]
 FITS = ("pad", "squash", "native")
 PIXELS = ("rgb", "yuv420")
-
-# The field of an Extent that counts along each axis.
-_LENGTH_ALONG = dict(zip(AXES, ("samples", "masks", "runs", "image_bytes"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,12 @@ class Extent:
     image_bytes: int = 0
 
     def __add__(self, other: "Extent") -> "Extent":
-        return Extent(
-            self.samples + other.samples,
-            self.masks + other.masks,
-            self.runs + other.runs,
-            self.image_bytes + other.image_bytes,
-        )
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Extent(*(one + two for one, two in pairs))
 
     def along(self, axis: Axis) -> int:
         """The number of rows along one axis."""
-        return getattr(self, _LENGTH_ALONG[axis])
+        return getattr(self, f"{axis}s")
 
 
 @dataclass(frozen=True)
@@ -89,15 +83,10 @@ class ArraySpec:
         """Bytes of one row."""
         return self.dtype.itemsize * prod(self.row_shape)
 
-    @property
-    def chunk_name(self) -> str:
-        """Name of the only chunk file in the array's folder: `c`, and `.0` per dimension."""
-        return "c" + ".0" * (1 + len(self.row_shape))
-
-    @property
+    @functools.cached_property
     def chunk_path(self) -> str:
-        """Path of the chunk file inside the group's folder."""
-        return f"{self.name}/{self.chunk_name}"
+        """Path of the only chunk file inside the group's folder: `<name>/c`, `.0` per dimension."""
+        return f"{self.name}/c{'.0' * len(self.dims)}"
 
     def rows(self, extent: Extent) -> int:
         """Rows of the array in a group of the given extent."""
@@ -105,15 +94,13 @@ class ArraySpec:
 
 
 def array_spec(
-    name: str,
-    dtype: str,
-    dims: tuple[str, ...],
-    row_shape=(),
-    *,
-    axis: Axis,
-    child_axis: Axis | None = None,
+    name: str, dtype: str, dims: tuple[str, ...], row_shape=(), child_axis: Axis | None = None
 ) -> ArraySpec:
-    """An ArraySpec from a numpy type string."""
+    """An ArraySpec from a numpy type string, and the axis from the name of the first dimension.
+
+    That of an offset array is `<axis>_edge`.
+    """
+    axis = dims[0].removesuffix("_edge")
     return ArraySpec(name, np.dtype(dtype), tuple(row_shape), dims, axis, child_axis)
 
 
@@ -198,24 +185,20 @@ class Layout:
         Raises FormatError for a missing or unknown key and for a value that cannot be used. A
         layout decides what the bytes mean, so an unknown key is never ignored.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(data, dict) or set(data) != set(names):
+        names = {field.name for field in dataclasses.fields(cls)}
+        remedy = "the pack is damaged or needs a newer sa1bpack"
+        if not isinstance(data, dict) or set(data) != names:
             found = brief(sorted(data)) if isinstance(data, dict) else type(data).__name__
             raise FormatError(
-                f"{where}: a layout has the keys {sorted(names)}, found {found}; the pack is "
-                "damaged or needs a newer sa1bpack"
+                f"{where}: a layout has the keys {sorted(names)}, found {found}; {remedy}"
             )
-        for field in dataclasses.fields(cls):
-            value = data[field.name]
-            if type(value) is not type(field.default) or brief(value) != repr(value):  # too long
-                raise FormatError(
-                    f"{where}: {field.name} is {brief(value)}; the pack is damaged or needs a "
-                    "newer sa1bpack"
-                )
+        for name, value in data.items():
+            if brief(value) != repr(value):  # too long for a message, and no layout has it
+                raise FormatError(f"{where}: {name} is {brief(value)}; {remedy}")
         try:
-            return cls(**data)
-        except OptionError as error:
-            raise FormatError(f"{where}: {error}, or read it with a newer sa1bpack") from None
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:  # also of an OptionError
+            raise FormatError(f"{where}: {error}; {remedy}") from None
 
 
 _BOX = ("mask", "xywh")
@@ -225,39 +208,37 @@ def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
     grid = layout.mask_size
     per_sample = (
         *_image_arrays(layout),
-        array_spec("image_id", "<i8", ("sample",), axis="sample"),
+        array_spec("image_id", "<i8", ("sample",)),
         # UTF-8, padded with zeros; view as S64
-        array_spec("file_name", "|u1", ("sample", "byte"), (FILE_NAME_BYTES,), axis="sample"),
+        array_spec("file_name", "|u1", ("sample", "byte"), (FILE_NAME_BYTES,)),
         # pixels: source height, source width, stored height, stored width
-        array_spec("size", "<i4", ("sample", "height_width"), (4,), axis="sample"),
+        array_spec("size", "<i4", ("sample", "height_width"), (4,)),
         # annotations in the JSON record, before filtering and capping
-        array_spec("annotation_count", "<i4", ("sample",), axis="sample"),
-        array_spec("mask_offset", "<i8", ("sample_edge",), axis="sample", child_axis="mask"),
+        array_spec("annotation_count", "<i4", ("sample",)),
+        array_spec("mask_offset", "<i8", ("sample_edge",), child_axis="mask"),
         # XXH3-64 of the sample's rows in the other arrays
-        array_spec("checksum", "<u8", ("sample",), axis="sample"),
+        array_spec("checksum", "<u8", ("sample",)),
     )
     per_mask = (
         # source pixels: x, y, w = xmax - xmin, h = ymax - ymin
-        array_spec("bbox", "<f8", _BOX, (4,), axis="mask"),
-        array_spec("area", "<i8", ("mask",), axis="mask"),  # source pixels
-        array_spec("predicted_iou", "<f8", ("mask",), axis="mask"),
-        array_spec("stability_score", "<f8", ("mask",), axis="mask"),
+        array_spec("bbox", "<f8", _BOX, (4,)),
+        array_spec("area", "<i8", ("mask",)),  # source pixels
+        array_spec("predicted_iou", "<f8", ("mask",)),
+        array_spec("stability_score", "<f8", ("mask",)),
         # source pixels: x, y
-        array_spec("point_coords", "<f8", ("mask", "xy"), (2,), axis="mask"),
-        array_spec("crop_box", "<f8", _BOX, (4,), axis="mask"),  # source pixels: x, y, w, h
-        array_spec("annotation_id", "<i8", ("mask",), axis="mask"),
-        array_spec("number_types", "<u2", ("mask",), axis="mask"),  # see NUMBER_TYPE_BITS
+        array_spec("point_coords", "<f8", ("mask", "xy"), (2,)),
+        array_spec("crop_box", "<f8", _BOX, (4,)),  # source pixels: x, y, w, h
+        array_spec("annotation_id", "<i8", ("mask",)),
+        array_spec("number_types", "<u2", ("mask",)),  # see NUMBER_TYPE_BITS
     )
     bits = (
         # cells, little bit order: cell x of a row is bit x % 8 of byte x // 8
-        array_spec(
-            "mask_bits", "|u1", ("mask", "mask_y", "mask_byte"), (grid, grid // 8), axis="mask"
-        ),
+        array_spec("mask_bits", "|u1", ("mask", "mask_y", "mask_byte"), (grid, grid // 8)),
     )
     exact = (
-        array_spec("run_offset", "<i8", ("mask_edge",), axis="mask", child_axis="run"),
+        array_spec("run_offset", "<i8", ("mask_edge",), child_axis="run"),
         # source pixels, column-major: ends of background and foreground runs in turn, last = H * W
-        array_spec("run_ends", "<i4", ("run",), axis="run"),
+        array_spec("run_ends", "<i4", ("run",)),
     )
     return per_sample + per_mask + (bits if layout.bits else ()) + (exact if layout.runs else ())
 
@@ -266,11 +247,9 @@ def _image_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
     side = layout.image_size
     if layout.flat:
         return (
-            array_spec(
-                "image_offset", "<i8", ("sample_edge",), axis="sample", child_axis="image_byte"
-            ),
+            array_spec("image_offset", "<i8", ("sample_edge",), child_axis="image_byte"),
             # the bytes of the images in sequence, see image_bytes
-            array_spec("image", "|u1", ("image_byte",), axis="image_byte"),
+            array_spec("image", "|u1", ("image_byte",)),
         )
     if layout.pixels == "yuv420":
         # I420: the rows of Y, then two rows of Cb in one, then two rows of Cr in one
@@ -278,7 +257,7 @@ def _image_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
     else:
         # RGB pixels: rows down, columns right
         dims, shape = ("sample", "y", "x", "channel"), (side, side, 3)
-    return (array_spec("image", "|u1", dims, shape, axis="sample"),)
+    return (array_spec("image", "|u1", dims, shape),)
 
 
 # Bits of number_types: set if the JSON wrote the number as an integer, so that the original

@@ -1,14 +1,20 @@
-"""The findings of a check of a pack."""
+"""A check of a pack under way: the files that it reads, and what it finds."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
+
+from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
+from sa1bpack.disk.stream import FileStream
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY
-from sa1bpack.format.array_stream import PackFiles
-from sa1bpack.format.checksums import CHECKSUMS_NAME
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.manifest import MANIFEST_NAME
 
 Progress = Callable[[int, int], None]
 
@@ -95,6 +101,60 @@ def reason_of(error: FormatError | OSError) -> str:
     return str(error)
 
 
+class Stream(Protocol):
+    """One file on its way from start to end, see FileStream."""
+
+    def read(self, nbytes: int) -> np.ndarray:
+        """The next bytes, uint8 (nbytes,), or fewer if the file ends; valid until the next call."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class PackFiles:
+    """The files of a pack, or of a side array, that is checked: here, those of a folder.
+
+    root   the folder; it has every file with its length, and those that are not read by `stream`,
+           `digest` and `rest`, nor below a shard that has not been brought, with their bytes
+    tries  how often a shard is checked at most, as long as something is wrong with it
+    """
+
+    tries = 1
+
+    def __init__(self, root: Path, io: str = "auto"):
+        self.root, self._io, self._direct = root, io, False
+
+    def choose_mode(self, nbytes: int) -> None:
+        """Decide how streams read that have so many bytes together.
+
+        Raises OptionError if `io` is impossible.
+        """
+        # A small file stands for the others: those may be damaged.
+        small = self.root / MANIFEST_NAME
+        found = choose_mode(self._io, nbytes, "the pack's", lambda: direct_obstacle(small))
+        self._direct = found.direct
+
+    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
+        """A file of so many bytes, to be read once; `helper` may read ahead. Raises OSError."""
+        return FileStream(str(path), nbytes, self._direct, helper)
+
+    def digest(self, path: Path) -> str:
+        """XXH3-128 of a file. Raises OSError."""
+        return file_digest(path)
+
+    def rest(self, path: Path, first: int) -> bytes:
+        """The bytes of a file from byte `first` on. Raises OSError."""
+        with path.open("rb") as stream:
+            stream.seek(first)
+            return stream.read()
+
+    def bring(self, shard: str) -> None:
+        """Called before the files of a shard are looked at, again for each try."""
+
+    def leave(self, shard: str) -> None:
+        """Called when of the shard only `image_id`, `mask_offset` and metadata are needed still."""
+
+
 class Check:
     """A check under way: what it reads, how far it is, and what it has found.
 
@@ -119,18 +179,15 @@ class Check:
 
     def report(self, counts: dict[str, int], complete: bool | None = None) -> Report:
         """What was found, with the number of files that were compared among the counts."""
-        return Report(
-            self.problems, {**counts, "files": self.compared}, tuple(self.notes), complete
-        )
+        counts = {**counts, "files": self.compared}
+        return Report(self.problems, counts, tuple(self.notes), complete)
 
     def add(self, what: str, **place) -> None:
         """Add a problem, once; `place` holds the other fields of Problem.
 
         Several parts of a check can find the same problem in the same file.
         """
-        self._keep(Problem(what.removesuffix(f"; {REMEDY}"), **place))
-
-    def _keep(self, found: Problem) -> None:
+        found = Problem(what.removesuffix(f"; {REMEDY}"), **place)
         self._problems.setdefault((found.what, found.side, found.shard, found.sample), found)
 
     @contextmanager
@@ -150,7 +207,7 @@ class Check:
                 return
             self.same_digest(path, found, expected, **place)
 
-    def same_digest(self, path: Path, found: str, expected: str | None, **place) -> None:
+    def same_digest(self, path: Path, found: str, expected: str, **place) -> None:
         """Compare the XXH3-128 that was computed of a file with the listed one."""
         self.compared += 1
         if found != expected:
@@ -163,16 +220,15 @@ class Check:
         if self._progress is not None:
             self._progress(min(self.done, self.total), self.total)
 
-    def attempt(self) -> "Check":
-        """A check of the same files that may be thrown away; `take` adds what it found."""
-        found = Check(self.files, self._progress)
-        found.total, found.done = self.total, self.done
-        return found
+    def again(self, work: Callable[[], None]) -> None:
+        """Do a part of the check, up to `files.tries` times as long as it finds a problem.
 
-    def take(self, other: "Check") -> None:
-        """Add what an attempt found."""
-        for problem in other.problems:
-            self._keep(problem)
-        self.notes += other.notes
-        self.compared += other.compared
-        self.done = other.done
+        Only what the last try finds is kept.
+        """
+        before = (self._problems, self.notes, self.compared, self.done)
+        for _ in range(self.files.tries):
+            self._problems, self.notes = dict(before[0]), list(before[1])
+            self.compared, self.done = before[2:]
+            work()
+            if len(self._problems) == len(before[0]):
+                break

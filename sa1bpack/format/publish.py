@@ -27,6 +27,7 @@ from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.zarr_metadata import (
     METADATA_NAME,
     canonical_json,
+    group_files,
     group_metadata,
     root_metadata,
 )
@@ -79,11 +80,7 @@ def top_files(root: Path, manifest: Manifest) -> set[str]:
     if (root / REJECTS_NAME).exists():
         paths.add(REJECTS_NAME)
     if manifest.index is not None:
-        paths.add(f"{manifest.index}/{METADATA_NAME}")
-        for spec, rows in index_arrays(manifest).items():
-            paths.add(f"{manifest.index}/{spec.name}/{METADATA_NAME}")
-            if rows:
-                paths.add(f"{manifest.index}/{spec.chunk_path}")
+        paths |= {f"{manifest.index}/{path}" for path in group_files(index_arrays(manifest))}
     paths.update(f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards)
     return paths
 

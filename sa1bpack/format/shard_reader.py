@@ -9,9 +9,8 @@ A file is opened for each read: no descriptors are held, and a shard that `sa1bp
 is read at once.
 """
 
-import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,7 @@ from sa1bpack.disk.direct import open_direct_if_possible, read_direct
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import (
     REMEDY,
-    check_array,
-    check_length,
-    check_metadata,
+    check_group,
     check_offset_ends,
     map_array,
     read_metadata,
@@ -80,28 +77,6 @@ class Shard:
     def __reduce__(self):
         return open_shard, (self.folder, self.layout)
 
-    def sample(self, row: int) -> dict[str, np.ndarray]:
-        """Views of all rows of one sample, by array name.
-
-        Per-sample arrays lack their first axis, per-mask and run arrays keep it. Offsets are those
-        of the shard, one more than the rows of the sample: mask_offset (2,), run_offset (m + 1,).
-        Raises IndexError for a row outside 0 .. samples - 1.
-        """
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {self.folder}, which has {len(self)} samples")
-        bounds = {"sample": (row, row + 1)}
-        views = {}
-        for spec in self.layout.arrays:
-            first, stop = bounds[spec.axis]
-            if spec.offsets:
-                offsets = self[spec.name][first : stop + 1]
-                bounds[spec.child_axis] = (int(offsets[0]), int(offsets[-1]))
-                views[spec.name] = offsets
-            else:
-                rows = self[spec.name][first:stop]
-                views[spec.name] = rows[0] if spec.axis == "sample" else rows
-        return views
-
     def planes(self, row: int) -> dict[str, np.ndarray]:
         """The stored pixels of one sample, without padding: views of its planes by name.
 
@@ -110,8 +85,13 @@ class Shard:
         IndexError for a row outside 0 .. samples - 1, FormatError if the number of bytes of the
         image does not follow from its size.
         """
-        sample = self.sample(row)
-        image, (height, width) = sample["image"].reshape(-1), sample["size"][2:].tolist()
+        check_row(self, row)
+        height, width = self["size"][row, 2:].tolist()
+        if self.layout.flat:
+            start, stop = self["image_offset"][row : row + 2].tolist()
+            image = self["image"][start:stop]
+        else:
+            image = self["image"][row].reshape(-1)
         expected = image_nbytes(self.layout, height, width)
         if image.size != expected:
             raise FormatError(
@@ -120,6 +100,12 @@ class Shard:
             )
         planes = image_planes(self.layout, height, width)
         return {plane.name: plane.view(image) for plane in planes}
+
+
+def check_row(shard: Shard, row: int) -> None:
+    """Raise IndexError for a row outside 0 .. samples - 1."""
+    if not 0 <= row < len(shard):
+        raise IndexError(f"row {row} of {shard.folder}, which has {len(shard)} samples")
 
 
 def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True) -> Shard:
@@ -161,12 +147,7 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
         if (count := getattr(entry, name)) and not stored:
             raise FormatError(f"{path}: {name} is {count}, but the layout stores no {name}")
     arrays = found.array_rows(entry.extent)
-    check_metadata(path, group_metadata(attributes, arrays))
-    for spec, rows in arrays.items():
-        if deep:
-            check_array(folder, spec, rows)
-        else:
-            check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
+    check_group(folder, group_metadata(attributes, arrays), arrays, deep)
     nbytes = sum(chunk_file(*each).file_bytes for each in arrays.items())
     shard = Shard(folder, found, attributes, msgspec.structs.replace(entry, bytes=nbytes))
     for spec in found.arrays:
@@ -176,9 +157,36 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     return shard
 
 
-@functools.lru_cache(maxsize=16)
-def _chunk_paths(layout: Layout) -> tuple[tuple[ArraySpec, str], ...]:
-    return tuple((spec, spec.chunk_path) for spec in layout.arrays)
+def rows_of_sample(
+    shard: Shard, row: int, read: Callable[[ArraySpec, int, int], np.ndarray]
+) -> dict[str, np.ndarray]:
+    """All rows of one sample by array name, (n, *row_shape) each; of an offset array n + 1 offsets.
+
+    read  called as read(spec, first, stop) for rows of each array, in the order of the layout
+
+    Raises FormatError for offsets that fall or leave their axis, and what `read` raises.
+    """
+    bounds = {"sample": (row, row + 1)}
+    rows: dict[str, np.ndarray] = {}
+    for spec in shard.layout.arrays:
+        first, stop = bounds[spec.axis]
+        rows[spec.name] = found = read(spec, first, stop + spec.offsets)
+        if spec.offsets:
+            start, end, most = int(found[0]), int(found[-1]), shard.extent.along(spec.child_axis)
+            # Compared, not subtracted: a difference of two int64 may wrap round.
+            if start < 0 or end > most or (found[1:] < found[:-1]).any():
+                raise FormatError(
+                    f"{shard.folder / spec.chunk_path}: offsets of the sample run from {start} to "
+                    f"{end}, but must be non-decreasing within 0 and {most}; {REPAIR}"
+                )
+            bounds[spec.child_axis] = start, end
+    return rows
+
+
+def checksum_of_rows(layout: Layout, rows: Mapping[str, np.ndarray]) -> int:
+    """The XXH3-64 of a sample from its `rows_of_sample`, which have offsets, not lengths."""
+    lengths = {spec.name: np.diff(rows[spec.name]) for spec in layout.arrays if spec.offsets}
+    return rows_checksum(layout, {**rows, **lengths}, layout.image_size)
 
 
 def read_sample_rows(
@@ -196,25 +204,18 @@ def read_sample_rows(
     Raises FormatError if the bytes are not those that were written or a file is too short, OSError
     if a file cannot be opened or read, IndexError for a row outside 0 .. samples - 1.
     """
-    if not 0 <= row < len(shard):
-        raise IndexError(f"row {row} of {shard.folder}, which has {len(shard)} samples")
+    check_row(shard, row)
     given = {} if out is None else out
-    bounds = {"sample": (row, row + 1)}
-    rows: dict[str, np.ndarray] = {}
-    covered: dict[str, np.ndarray] = {}  # input of the checksum: offsets as lengths
-    for spec, path in _chunk_paths(shard.layout):
-        first, stop = bounds[spec.axis]
-        path = f"{shard.folder}/{path}"
-        found = read_rows(path, spec, first, stop + spec.offsets, given.get(spec.name), direct)
-        rows[spec.name] = covered[spec.name] = found
-        if spec.offsets:
-            most = shard.extent.along(spec.child_axis)
-            covered[spec.name], bounds[spec.child_axis] = _lengths(path, found, most)
-    stored = int(rows["checksum"][0])
-    found_sum = rows_checksum(shard.layout, covered, shard.layout.image_size)
-    if found_sum != stored:
+
+    def read(spec: ArraySpec, first: int, stop: int) -> np.ndarray:
+        path = f"{shard.folder}/{spec.chunk_path}"
+        return read_rows(path, spec, first, stop, given.get(spec.name), direct)
+
+    rows = rows_of_sample(shard, row, read)
+    found, stored = checksum_of_rows(shard.layout, rows), int(rows["checksum"][0])
+    if found != stored:
         raise FormatError(
-            f"{shard.folder}: checksum of sample {row} is {found_sum:016x}, but {stored:016x} was "
+            f"{shard.folder}: checksum of sample {row} is {found:016x}, but {stored:016x} was "
             f"written; {REPAIR}"
         )
     return rows
@@ -262,18 +263,6 @@ def read_rows(
     finally:
         os.close(file)
     return rows
-
-
-def _lengths(path: str, offsets: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Lengths between a sample's offsets, and the rows that they span, which are in 0 .. most."""
-    first, stop = int(offsets[0]), int(offsets[-1])
-    # Compared, not subtracted: a difference of two int64 may wrap round.
-    if first < 0 or stop > most or (offsets[1:] < offsets[:-1]).any():
-        raise FormatError(
-            f"{path}: offsets of the sample run from {first} to {stop}, but must be non-decreasing "
-            f"within 0 and {most}; {REPAIR}"
-        )
-    return np.diff(offsets), (first, stop)
 
 
 def read_array_rows(shard: Shard, name: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.errors import FormatError, OptionError, PackError
+from sa1bpack.errors import FormatError, PackError
 from sa1bpack.format.append_file import AppendFile, complete_group
 from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder
 from sa1bpack.format.image_bytes import canvas_spans
@@ -25,9 +25,6 @@ from sa1bpack.format.zarr_metadata import (
     chunk_file,
     group_metadata,
 )
-
-# Attributes that the writer sets itself.
-_OWN_ATTRIBUTES = ("format", "layout", "samples", "masks", "runs", "image_bytes", "annotations")
 
 
 class ShardWriter:
@@ -95,13 +92,11 @@ class ShardWriter:
         """Complete the shard, flush it and give it its final name; returns its manifest entry.
 
         attributes  JSON data for the attributes of the group; "source" (str) and "part" (int) are
-                    required
+                    required, and those of the format are added
 
-        Raises OptionError for missing attributes and for names reserved by the format, FormatError
-        if an earlier `append` was not completed, OSError if writing fails. After an error the shard
-        does not exist, unless only the last flush, after the rename, failed.
+        Raises FormatError if an earlier `append` was not completed, OSError if writing fails. After
+        an error the shard does not exist, unless only the last flush, after the rename, failed.
         """
-        _check_attributes(attributes)
         if self._torn:
             raise FormatError(f"{self.folder}: a sample was written in part; pack this part again")
         arrays = self.layout.array_rows(self.extent)
@@ -145,15 +140,3 @@ def shard_bytes(layout: Layout, extent: Extent) -> int:
     """Total bytes of the chunk files of a shard, including holes."""
     arrays = layout.array_rows(extent)
     return sum(chunk_file(spec, rows).file_bytes for spec, rows in arrays.items())
-
-
-def _check_attributes(attributes: dict[str, Any]) -> None:
-    part, source = attributes.get("part"), attributes.get("source")
-    if not isinstance(source, str) or isinstance(part, bool) or not isinstance(part, int):
-        raise OptionError(
-            f"a shard needs the attributes source (string) and part (whole number), found "
-            f"source={source!r}, part={part!r}"
-        )
-    taken = sorted(set(attributes) & set(_OWN_ATTRIBUTES))
-    if taken:
-        raise OptionError(f"the attributes {taken} are reserved by the format: rename them")

@@ -10,16 +10,22 @@ quick   structure, exact sizes, shard indexes, and the digests of all files exce
 
 from collections.abc import Sequence, Set
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from sa1bpack.arguments import ALL, Share, checks_options, choice, local_path, part_of_job, share_of
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import check_metadata
-from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.duplicates import find_duplicates
-from sa1bpack.format.index import Index, check_against_shards, open_index
+from sa1bpack.format.index import (
+    Index,
+    check_against_shards,
+    check_whole_index,
+    index_arrays,
+    open_index,
+)
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -29,14 +35,14 @@ from sa1bpack.format.manifest import (
     is_index_name,
     read_manifest,
 )
-from sa1bpack.format.problems import Check, Problem, Progress, Report
+from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders, top_files
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side.binding import part_names, shard_identities
 from sa1bpack.format.side.check import check_side, side_folders
 from sa1bpack.format.side.spec import SIDES_NAME, is_side
 from sa1bpack.format.verify_shard import check_shard, compare_files
-from sa1bpack.format.zarr_metadata import METADATA_NAME, group_metadata, root_metadata
+from sa1bpack.format.zarr_metadata import METADATA_NAME, group_files, group_metadata, root_metadata
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 
 __all__ = ["Problem", "Report", "verify"]
@@ -112,32 +118,20 @@ def check_files(
         index = _check_own_files(check, manifest) if first else _readable_index(root, manifest)
         if not check.problems or not _is_republished(root, manifest):
             break
-    sides = side_folders(root)
     return _check_shards(
-        check, manifest, index, own_files=first, quick=quick, share=share, sides=sides
+        check, manifest, index, own_files=first, quick=quick, share=share, sides=side_folders(root)
     )
 
 
-def check_pack(
-    check: Check,
-    manifest: Manifest,
-    *,
-    quick: bool = False,
-    full: Set[str] = frozenset(),
-    sources: Set[str] | None = None,
-    own_files: bool = True,
-) -> Report:
+def check_pack(check: Check, manifest: Manifest, *, own_files: bool = True, **how) -> Report:
     """Check a pack against a manifest, which may differ from the one on disk; see `verify`.
 
-    full       names of shards to read in full even if the check is quick
-    sources    names of the sources whose shards are checked; None: all
     own_files  whether the pack's own files are checked, too
+    how        `quick`, `full` and `sources` of `_check_shards`
     """
     root = check.files.root
     index = _check_own_files(check, manifest) if own_files else _readable_index(root, manifest)
-    return _check_shards(
-        check, manifest, index, own_files=own_files, quick=quick, full=full, sources=sources
-    )
+    return _check_shards(check, manifest, index, own_files=own_files, **how)
 
 
 def _is_republished(root: Path, manifest: Manifest) -> bool:
@@ -160,11 +154,8 @@ def _verify_side(check: Check, quick: bool, share: Share) -> Report:
     folder = check.files.root
     check.files.choose_mode(_side_bytes(folder))
     check.total = _side_bytes(folder, share)
-    check_side(check, folder, quick=quick, share=share)
-    with check.collecting():
-        parts = len(share_of(part_names(folder), share))
-        return check.report({"parts": parts, "bytes": check.total})
-    return Report(check.problems, notes=tuple(check.notes))
+    parts = check_side(check, folder, quick=quick, share=share)
+    return check.report({"parts": parts, "bytes": check.total})
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
@@ -188,7 +179,11 @@ def _check_shards(
     share: Share = ALL,
     sides: Sequence[Path] = (),
 ) -> Report:
-    """Check the shards, the index against them, and side arrays."""
+    """Check the shards, the index against them, and side arrays.
+
+    full     names of shards to read in full even if the check is quick
+    sources  names of the sources whose shards are checked; None: all
+    """
     root = check.files.root
     shards = [*manifest.shards, *_unlisted_shards(check, manifest)]
     check.files.choose_mode(sum(shard.bytes for shard in shards) + sum(map(_side_bytes, sides)))
@@ -196,13 +191,15 @@ def _check_shards(
     pack_bytes = sum(shard.bytes for shard in shards)
     check.total = pack_bytes + sum(_side_bytes(side, share) for side in sides)
     for entry in shards:
-        _check_shard(check, entry, manifest, quick and entry.name not in full)
+        check.again(partial(_check_shard, check, entry, manifest, quick and entry.name not in full))
+        check.files.leave(entry.name)
     if index is not None:
         with check.collecting():
-            damaged = frozenset(problem.shard for problem in check.problems)
-            here = {shard.name for shard in shards}
-            elsewhere = frozenset(entry.name for entry in manifest.shards) - here
-            check_against_shards(root, manifest, index, damaged, elsewhere, whole=own_files)
+            damaged = {problem.shard for problem in check.problems}
+            chosen = {shard.name for shard in shards} - damaged
+            check_against_shards(root, manifest, index, chosen)
+            if own_files:
+                check_whole_index(root, manifest, index, named=not damaged)
     identities = None
     if sides:
         with suppress(FormatError, OSError):  # reported with the pack
@@ -222,19 +219,13 @@ def _check_shards(
 
 
 def _check_shard(check: Check, entry: ShardEntry, manifest: Manifest, quick: bool) -> None:
-    files, folder = check.files, check.files.root / SHARDS_NAME / entry.name
-    for _ in range(files.tries):
-        found = check.attempt()
-        files.bring(entry.name)
-        with found.collecting(shard=entry.name):
-            if folder.is_dir():
-                check_shard(found, folder, entry, manifest.layout, quick=quick)
-            else:
-                found.add(f"{folder}: missing", shard=entry.name)
-        if not found.problems:
-            break
-    check.take(found)
-    files.leave(entry.name)
+    folder = check.files.root / SHARDS_NAME / entry.name
+    check.files.bring(entry.name)
+    with check.collecting(shard=entry.name):
+        if folder.is_dir():
+            check_shard(check, folder, entry, manifest.layout, quick=quick)
+        else:
+            check.add(f"{folder}: missing", shard=entry.name)
 
 
 def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
@@ -249,7 +240,8 @@ def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
     elif manifest.shards or manifest.index is not None:
         with check.collecting():
             index = open_index(root, manifest)
-    if _is_newer(manifest):
+    is_newer = manifest.version > FORMAT_VERSION  # it may have more files and keys
+    if is_newer:
         found, known = (".".join(map(str, each)) for each in (manifest.version, FORMAT_VERSION))
         check.notes.append(
             f"{root}: format {found}, but this release knows {known}: later additions were not "
@@ -257,46 +249,37 @@ def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
         )
     expected = top_files(root, manifest)
     with check.collecting():
-        _check_names(check, manifest, expected)
+        _check_names(check, manifest, expected, is_newer)
     if not (manifest.complete or manifest.shards or (root / CHECKSUMS_NAME).exists()):
         check.notes.append(f"{root}: nothing is published yet")
         return index
     with check.collecting():
-        _check_checksums(check, manifest, expected)
-    # Missing files of shards are reported with the shards; a missing index was reported above.
-    elsewhere = (f"{SHARDS_NAME}/", *([f"{manifest.index}/"] if index_is_lost else []))
-    for path in sorted(path for path in expected if not path.startswith(elsewhere)):
+        _check_checksums(check, manifest, expected, is_newer)
+    # Missing files of shards are reported with the shards, those of the index with the index.
+    for path in sorted(path for path in expected if "/" not in path):
         with check.collecting():
             if not (root / path).is_file():
                 check.add(f"{root / path}: missing")
     with check.collecting():
-        if not _is_newer(manifest):
+        if not is_newer:
             check_metadata(root / METADATA_NAME, root_metadata())
         check_metadata(root / SHARDS_NAME / METADATA_NAME, group_metadata())
     if manifest.index is not None and not index_is_lost:
-        prefix = f"{manifest.index}/"
-        inside = {path.removeprefix(prefix) for path in expected if path.startswith(prefix)}
         with check.collecting():
-            compare_files(check, root / manifest.index, inside)
+            compare_files(check, root / manifest.index, group_files(index_arrays(manifest)))
     return index
 
 
-def _is_newer(manifest: Manifest) -> bool:
-    """Whether the pack is of a newer minor version, which may have added files and keys."""
-    return manifest.version > FORMAT_VERSION
-
-
-def _check_checksums(check: Check, manifest: Manifest, expected: set[str]) -> None:
+def _check_checksums(check: Check, manifest: Manifest, expected: set[str], is_newer: bool) -> None:
     """Check that the top checksum file lists the right files, and compare their digests.
 
     It may be older than the manifest and rejects.jsonl of an incomplete pack, but not of a complete
     one.
     """
-    root = check.files.root
-    path = root / CHECKSUMS_NAME
+    root, path = check.files.root, check.files.root / CHECKSUMS_NAME
     listed = read_checksums(path)
     changing = () if manifest.complete else (MANIFEST_NAME, REJECTS_NAME)
-    different = expected - set(listed) if _is_newer(manifest) else expected ^ set(listed)
+    different = expected - set(listed) if is_newer else expected ^ set(listed)
     stale = set() if manifest.complete else different
     if different and manifest.complete:
         check.add(
@@ -315,7 +298,7 @@ def _check_checksums(check: Check, manifest: Manifest, expected: set[str]) -> No
         check.notes.append(f"{path}: not up to date for {', '.join(sorted(stale))}")
 
 
-def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
+def _check_names(check: Check, manifest: Manifest, expected: set[str], is_newer: bool) -> None:
     """Report what does not belong at the top and under shards/, and note symbolic links.
 
     Links are followed, such as those to shards on another disk.
@@ -333,7 +316,7 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
     for path in top:
         if is_index_name(path.name) and path.name not in names:
             check.notes.append(f"{path}: an index that the manifest does not name")
-        elif path.name not in names and not _is_newer(manifest):
+        elif path.name not in names and not is_newer:
             check.add(f"{path}: not a file of the pack; remove it", extra=True)
     for path in inside:
         if path.name not in listed and (manifest.complete or not path.is_dir()):
@@ -344,18 +327,16 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
 def _unlisted_shards(check: Check, manifest: Manifest) -> list[ShardEntry]:
     """Entries of the complete shards that an incomplete pack has, but does not list yet."""
     entries: list[ShardEntry] = []
-    if manifest.complete:
-        return entries
     listed = {shard.name for shard in manifest.shards}
+    folders: list[Path] = []
     with check.collecting():
-        for folder in shard_folders(check.files.root):
-            if folder.name not in listed:
-                check.files.bring(folder.name)
-                with check.collecting(shard=folder.name):
-                    entries.append(open_shard(folder, manifest.layout).entry)
-                    check.notes.append(
-                        f"{folder}: a complete shard that is not in the manifest yet"
-                    )
+        folders = [] if manifest.complete else shard_folders(check.files.root)
+    for folder in folders:
+        if folder.name not in listed:
+            check.files.bring(folder.name)
+            with check.collecting(shard=folder.name):
+                entries.append(open_shard(folder, manifest.layout).entry)
+                check.notes.append(f"{folder}: a complete shard that is not in the manifest yet")
     return entries
 
 

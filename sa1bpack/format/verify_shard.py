@@ -5,25 +5,24 @@ checksums of samples from the same bytes. It reads with `preadv`, not through a 
 error is then a problem to report, not a signal that kills the process.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import describe_fall, first_fall
-from sa1bpack.format.array_stream import ArrayStream, PackFiles, check_tail
-from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums, rows_checksum
-from sa1bpack.format.files import byte_view
+from sa1bpack.format.array_reader import first_fall
+from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
+from sa1bpack.format.files import byte_view, naming
 from sa1bpack.format.image_bytes import image_nbytes, is_zero_beyond
 from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.manifest import ShardEntry
-from sa1bpack.format.problems import Check
-from sa1bpack.format.shard_reader import Shard, open_shard
-from sa1bpack.format.zarr_metadata import METADATA_NAME
+from sa1bpack.format.problems import Check, PackFiles, Stream
+from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
+from sa1bpack.format.zarr_metadata import chunk_file, group_files
 from sa1bpack.wording import counted
 
 # Nine tenths and more of a pack: a quick check skips their digests.
@@ -32,8 +31,101 @@ HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
 # Files of several blocks that a shard has: image, mask_bits and run_ends.
 _THREADS = 3
 
+_NOTHING = np.empty(0, np.uint8)
+
 # The digests of a checksum file by path; None if it cannot be read.
 Listed = dict[str, str] | None
+
+
+class ArrayStream:
+    """One array, read front to back a few rows at a time, and its running XXH3-128."""
+
+    def __init__(
+        self, files: PackFiles, folder: Path, spec: ArraySpec, rows: int, helper: ThreadPoolExecutor
+    ):
+        """Open it. Raises OSError."""
+        self.spec = spec
+        self.file = chunk_file(spec, rows)
+        self.path = folder / spec.chunk_path
+        self._digest = xxhash.xxh3_128()
+        self._done = 0  # rows that were read
+        self._edge = np.empty((0, *spec.row_shape), spec.dtype)  # of an offset array, the last one
+        self._stream: Stream | None = None
+        if rows:
+            self._stream = files.stream(self.path, self.file.file_bytes, helper)
+
+    def read(self, first: int, stop: int) -> np.ndarray:
+        """Rows `first` to `stop`, (stop - first, *row_shape), valid until the next call.
+
+        `first` is the row after those that were read before; of an offset array, the last of them.
+        """
+        if first != self._done - len(self._edge):
+            raise FormatError(f"{self.path}: it, or its offsets, changed while they were read")
+        data = self._read((stop - self._done) * self.spec.row_bytes)
+        rows = data.view(self.spec.dtype).reshape(stop - self._done, *self.spec.row_shape)
+        if self.spec.offsets:
+            rows = np.concatenate([self._edge, rows])
+            self._edge = rows[-1:]
+        self._done = stop
+        return rows
+
+    def finish(self) -> str:
+        """Check the rest of the file, after the data, and return the digest of the file."""
+        self._read((self.file.rows - self._done) * self.spec.row_bytes)
+        expected = self.file.tail()
+        _compare_tail(self.path, self._read(len(expected)).tobytes(), expected)
+        return self._digest.hexdigest()
+
+    def _read(self, nbytes: int) -> np.ndarray:
+        if nbytes == 0 or self._stream is None:
+            return _NOTHING
+        with naming(self.path):
+            data = self._stream.read(nbytes)
+        if data.size < nbytes:
+            raise FormatError(f"{self.path}: cut short while it was read")
+        self._digest.update(data)
+        return data
+
+    def close(self) -> None:
+        """Close its file."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+@contextmanager
+def open_streams(
+    files: PackFiles, folder: Path, arrays: Mapping[ArraySpec, int]
+) -> Iterator[dict[str, ArrayStream]]:
+    """Arrays of a folder, by name, that are read side by side, and closed at the end.
+
+    arrays  number of rows of each
+
+    A thread for each large one reads its next block. Raises OSError.
+    """
+    with ExitStack() as stack:
+        helper = stack.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
+        yield {
+            spec.name: stack.enter_context(
+                closing(ArrayStream(files, folder, spec, rows, helper)),
+            )
+            for spec, rows in arrays.items()
+        }
+
+
+def check_tail(files: PackFiles, folder: Path, spec: ArraySpec, rows: int) -> None:
+    """Check the zero rows and the shard index after an array's data."""
+    path, file = folder / spec.chunk_path, chunk_file(spec, rows)
+    if rows:
+        _compare_tail(path, files.rest(path, file.data_bytes), file.tail())
+
+
+def _compare_tail(path: Path, found: bytes, expected: bytes) -> None:
+    """Raise FormatError unless what follows an array's data is what must follow it."""
+    if found != expected:
+        raise FormatError(
+            f"{path}: the padding or the shard index after the data is wrong, so Zarr cannot read "
+            "the array"
+        )
 
 
 def check_group(
@@ -89,24 +181,15 @@ def check_shard(
 
     # If a damaged checksum file does not list a file that the layout has, that is the problem, and
     # the user must not be told to remove the file.
-    known = files_of(layout.array_rows(entry.extent), every_chunk=True)
+    known = group_files(layout.array_rows(entry.extent))
     done = check.done
     check_group(check, folder, read, heavy=heavy, known=known, shard=entry.name)
     check.advance(done + entry.bytes - check.done)
 
 
-def files_of(arrays: Mapping[ArraySpec, int], every_chunk: bool = False) -> set[str]:
-    """The files of a group of these arrays, by their number of rows, but for the checksum file.
-
-    every_chunk  with a chunk file for arrays without rows, too
-    """
-    chunks = {spec.chunk_path for spec, rows in arrays.items() if rows or every_chunk}
-    return chunks | {METADATA_NAME} | {f"{spec.name}/{METADATA_NAME}" for spec in arrays}
-
-
 def check_listed(folder: Path, arrays: Mapping[ArraySpec, int], listed: dict[str, str]) -> None:
     """Raise FormatError unless the checksum file of a group covers exactly its files."""
-    if different := files_of(arrays) ^ set(listed):
+    if different := group_files(arrays) ^ set(listed):
         raise FormatError(
             f"{folder / CHECKSUMS_NAME}: must list exactly the files of the folder; missing or "
             f"extra: {sorted(different)}"
@@ -124,37 +207,26 @@ def compare_files(
     consist of links, and users keep arrays on several disks. Any other link is reported.
     """
     inner = {path.rpartition("/")[0] for path in expected | known} - {""}
-    found = dict(_files_below(folder, inner))
-    links = {path for path, is_link in found.items() if is_link}
-    if followed := sorted(links & (expected | inner)):
+    found, links = set(), []
+    for inside in ("", *sorted(inner)):
+        if not (folder / inside).is_dir():
+            continue
+        for path in (folder / inside).iterdir():
+            name = path.relative_to(folder).as_posix()
+            if path.is_symlink() and name in expected | inner:
+                links.append(name)
+            if name not in inner or not (path.is_dir() or path.is_symlink()):
+                found.add(name)
+    if links:
         check.notes.append(
-            f"{folder}: it has {counted(len(followed), 'symbolic link')}, the first "
-            f"{followed[0]} to {(folder / followed[0]).readlink()}; their targets were checked"
+            f"{folder}: it has {counted(len(links), 'symbolic link')}, the first {min(links)} to "
+            f"{(folder / min(links)).readlink()}; their targets were checked"
         )
-    for path in sorted(expected - found.keys()):
+    for path in sorted(expected - found):
         check.add(f"{folder / path}: missing", array=_array_of(path), **place)
-    for path in sorted(found.keys() - expected - known - (links & inner)):
+    for path in sorted(found - expected - known):
         what = f"{folder / path}: not a file of the pack; remove it"
         check.add(what, array=_array_of(path), extra=True, **place)
-
-
-def _files_below(folder: Path, inner: Set[str]) -> Iterator[tuple[str, bool]]:
-    """(relative path, whether it is a symbolic link) of everything except folders.
-
-    Links in place of one of the folders `inner` are yielded and followed.
-    """
-    folders = [""]
-    while folders:
-        prefix = folders.pop()
-        with os.scandir(folder / prefix) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(f"{prefix}{entry.name}/")
-                    continue
-                path = prefix + entry.name
-                yield path, entry.is_symlink()
-                if path in inner and (folder / path).is_dir():
-                    folders.append(f"{path}/")
 
 
 def _array_of(path: str) -> str | None:
@@ -176,42 +248,26 @@ def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
 def _check_offsets(check: Check, shard: Shard) -> bool:
     """Whether offsets are non-decreasing; if they are not, reports the sample."""
     for spec in shard.layout.arrays:
-        if not spec.offsets or (row := first_fall(shard[spec.name])) is None:
+        if not spec.offsets or (fall := first_fall(shard[spec.name])) is None:
             continue
-        sample = row
+        sample, what = fall
         if spec.axis == "mask":  # mask_offset was checked before
-            sample = int(np.searchsorted(shard["mask_offset"], row, side="right")) - 1
-        check.add(
-            f"{shard.folder / spec.name}: {describe_fall(shard[spec.name], row)}",
-            array=spec.name,
-            **_place(shard, sample, shard["image_id"][sample], shard["file_name"][sample]),
-        )
+            sample = int(np.searchsorted(shard["mask_offset"], sample, side="right")) - 1
+        row = {name: shard[name][sample] for name in ("image_id", "file_name")}
+        what = f"{shard.folder / spec.name}: {what}"
+        check.add(what, array=spec.name, **_place(shard, sample, row))
         return False
     return True
 
 
-def _place(shard: Shard, sample: int, image_id: np.ndarray, file_name: np.ndarray) -> dict:
-    """The fields of a Problem that name a sample."""
+def _place(shard: Shard, sample: int, row: Mapping[str, np.ndarray]) -> dict:
+    """The fields of a Problem that name a sample, from its image_id and file_name."""
     return {
         "shard": shard.entry.name,
         "sample": sample,
-        "image_id": int(image_id),
-        "file_name": byte_view(file_name).tobytes().rstrip(b"\0").decode(errors="replace"),
+        "image_id": int(row["image_id"]),
+        "file_name": row["file_name"].tobytes().rstrip(b"\0").decode(errors="replace"),
     }
-
-
-class ArrayStreams(ExitStack):
-    """Arrays of a folder that are read side by side: a thread for each reads its next block."""
-
-    def __init__(self, files: PackFiles, folder: Path):
-        super().__init__()
-        self._files, self._folder = files, folder
-        self._helper = self.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
-
-    def open(self, spec: ArraySpec, rows: int) -> ArrayStream:
-        """Open one. Raises OSError."""
-        stream = ArrayStream(self._files, self._folder, spec, rows, self._helper)
-        return self.enter_context(closing(stream))
 
 
 def _check_samples(check: Check, shard: Shard, listed: Listed) -> None:
@@ -219,19 +275,20 @@ def _check_samples(check: Check, shard: Shard, listed: Listed) -> None:
 
     Offsets were checked before, and `listed` covers every file, or is None.
     """
-    with ArrayStreams(check.files, shard.folder) as opened:
-        arrays = shard.layout.array_rows(shard.extent)
-        streams = {spec.name: opened.open(spec, rows) for spec, rows in arrays.items()}
-        for stream in streams.values():
-            if stream.spec.offsets:
-                stream.take(1)  # the leading 0; each sample then takes its own ends
+    arrays = shard.layout.array_rows(shard.extent)
+    with open_streams(check.files, shard.folder, arrays) as streams:
         before, total = check.done, shard.entry.bytes
         for row in range(len(shard)):
-            _check_sample(check, shard, row, streams)
+            rows = rows_of_sample(
+                shard, row, lambda spec, first, stop: streams[spec.name].read(first, stop)
+            )
+            if what := _fault(shard.layout, rows):
+                one = {name: rows[name][0] for name in ("image_id", "file_name")}
+                check.add(what, **_place(shard, row, one))
             check.advance(before + total * (row + 1) // len(shard) - check.done)
         for name, stream in streams.items():
+            place = {"shard": shard.entry.name, "array": name}
             if stream.file.rows:
-                place = {"shard": shard.entry.name, "array": name}
                 with check.collecting(**place):
                     found = stream.finish()
                     if listed is not None:
@@ -239,40 +296,17 @@ def _check_samples(check: Check, shard: Shard, listed: Listed) -> None:
                         check.same_digest(stream.path, found, expected, **place)
 
 
-def _check_sample(check: Check, shard: Shard, row: int, streams: dict[str, ArrayStream]) -> None:
-    rows = _take_sample(shard, row, streams)
-    stored = int(rows.pop("checksum")[0])
-    side = shard.layout.image_size
-    found = rows_checksum(shard.layout, rows, side)
-    height, width = (int(length) for length in rows["size"][0, 2:])
+def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
+    """What is wrong with a sample, if anything is."""
+    side, image = layout.image_size, byte_view(rows["image"])
+    found, stored = checksum_of_rows(layout, rows), int(rows["checksum"][0])
+    height, width = rows["size"][0, 2:].tolist()
     if found != stored:
-        what = f"checksum of the sample is {found:016x}, but {stored:016x} is stored"
-    elif not (1 <= height <= side and 1 <= width <= side):
-        what = f"stored size {height} x {width} is not within 1 and the layout's {side}"
-    elif shard.layout.flat and rows["image"].size != image_nbytes(shard.layout, height, width):
-        what = f"{rows['image'].size} bytes of pixels do not make {height} x {width} pixels"
-    elif not shard.layout.flat and not is_zero_beyond(
-        shard.layout, byte_view(rows["image"]), height, width
-    ):
-        what = f"the canvas is not zero beyond the stored {height} x {width} pixels"
-    else:
-        return
-    check.add(what, **_place(shard, row, rows["image_id"][0], rows["file_name"][0]))
-
-
-def _take_sample(shard: Shard, row: int, streams: dict[str, ArrayStream]) -> dict[str, np.ndarray]:
-    """The rows of the next sample from every stream, offsets as lengths (see `rows_checksum`)."""
-    counts = {"sample": 1}
-    first = {"sample": row}
-    taken = {}
-    for spec in shard.layout.arrays:
-        count = counts[spec.axis]
-        rows = streams[spec.name].take(count)
-        if spec.offsets:
-            start = first[spec.axis]
-            before = shard[spec.name][start : start + count]  # the ends of the previous rows
-            rows = rows - before
-            first[spec.child_axis] = int(before[0]) if count else 0
-            counts[spec.child_axis] = int(rows.sum())
-        taken[spec.name] = rows
-    return taken
+        return f"checksum of the sample is {found:016x}, but {stored:016x} is stored"
+    if not (1 <= height <= side and 1 <= width <= side):
+        return f"stored size {height} x {width} is not within 1 and the layout's {side}"
+    if image.size != image_nbytes(layout, height, width):
+        return f"{image.size} bytes of pixels do not make {height} x {width} pixels"
+    if not layout.flat and not is_zero_beyond(layout, image, height, width):
+        return f"the canvas is not zero beyond the stored {height} x {width} pixels"
+    return None

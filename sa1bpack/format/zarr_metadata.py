@@ -8,10 +8,8 @@ a Zarr shard and, from byte 0, a plain memory map.
 Layout of the codec: Zarr v3 specification, "Sharding codec", version 1.0.
 """
 
-import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
@@ -23,49 +21,32 @@ MAX_INNER_BYTES = 256 * 1024
 METADATA_NAME = "zarr.json"
 
 
-@dataclass(frozen=True)
 class ChunkFile:
-    """Sizes of the chunk file of an array with `rows` rows of `row_bytes` bytes."""
+    """Sizes of the chunk file of an array with `rows` rows of `row_bytes` bytes.
 
-    rows: int
-    row_bytes: int
+    inner_rows    rows of an inner chunk: the largest power of two within 256 KiB, or all rows
+    inner_chunks  number of inner chunks
+    outer_rows    rows of the outer chunk, with the zero rows after the data; 1 if there are none
+    data_bytes    bytes of the array itself, from byte 0
+    padded_bytes  bytes of the array and of the zero rows after it; the shard index starts here
+    file_bytes    bytes of the whole file; 0 (no file) without rows
+    """
 
-    @functools.cached_property
-    def inner_rows(self) -> int:
-        """Rows of an inner chunk: the largest power of two within 256 KiB, or all rows."""
-        fitting = max(1, MAX_INNER_BYTES // self.row_bytes)
-        return max(1, min(self.rows, 1 << (fitting.bit_length() - 1)))
-
-    @property
-    def inner_chunks(self) -> int:
-        """Number of inner chunks."""
-        return -(-self.rows // self.inner_rows)
-
-    @property
-    def outer_rows(self) -> int:
-        """Rows of the outer chunk, including the zero rows after the data; 1 if there are none."""
-        return max(1, self.inner_chunks * self.inner_rows)
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes of the array itself, from byte 0."""
-        return self.rows * self.row_bytes
-
-    @property
-    def padded_bytes(self) -> int:
-        """Bytes of the array and of the zero rows after it; the shard index starts here."""
-        return self.inner_chunks * self.inner_rows * self.row_bytes
-
-    @property
-    def file_bytes(self) -> int:
-        """Bytes of the whole file; 0 (no file) without rows."""
-        return self.padded_bytes + 16 * self.inner_chunks + 4 if self.rows else 0
+    def __init__(self, rows: int, row_bytes: int):
+        fitting = max(1, MAX_INNER_BYTES // row_bytes)
+        self.rows, self._row_bytes = rows, row_bytes
+        self.inner_rows = max(1, min(rows, 1 << (fitting.bit_length() - 1)))
+        self.inner_chunks = -(-rows // self.inner_rows)
+        self.outer_rows = max(1, self.inner_chunks * self.inner_rows)
+        self.data_bytes = rows * row_bytes
+        self.padded_bytes = self.inner_chunks * self.inner_rows * row_bytes
+        self.file_bytes = self.padded_bytes + 16 * self.inner_chunks + 4 if rows else 0
 
     def tail(self) -> bytes:
         """The rest of the file, after the data: zero rows, the shard index and its crc32c."""
         if not self.rows:
             return b""
-        inner_bytes = self.inner_rows * self.row_bytes
+        inner_bytes = self.inner_rows * self._row_bytes
         entries = np.empty((self.inner_chunks, 2), "<u8")
         entries[:, 0] = np.arange(self.inner_chunks, dtype=np.uint64) * np.uint64(inner_bytes)
         entries[:, 1] = inner_bytes
@@ -127,6 +108,12 @@ def group_metadata(
             "metadata": {spec.name: array_metadata(spec, rows) for spec, rows in arrays.items()},
         }
     return metadata
+
+
+def group_files(arrays: Mapping[ArraySpec, int]) -> set[str]:
+    """The files of a group of these arrays, by their number of rows, but for a checksum file."""
+    chunks = {spec.chunk_path for spec, rows in arrays.items() if rows}
+    return chunks | {METADATA_NAME} | {f"{spec.name}/{METADATA_NAME}" for spec in arrays}
 
 
 def root_metadata() -> dict[str, Any]:

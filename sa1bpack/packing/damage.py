@@ -17,7 +17,6 @@ import xxhash
 
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, OptionError, VersionError
-from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, read_metadata_file, replace_file
 from sa1bpack.format.layout import FORMAT_VERSION
@@ -29,7 +28,7 @@ from sa1bpack.format.manifest import (
     manifest_bytes,
     read_manifest,
 )
-from sa1bpack.format.problems import Check, Problem
+from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import check_pack

@@ -17,10 +17,9 @@ import xxhash
 from sa1bpack.arguments import ALL, choice, part_of_job
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
-from sa1bpack.format.array_stream import PackFiles, Stream
 from sa1bpack.format.checksums import CHECKSUMS_NAME, is_inside
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
-from sa1bpack.format.problems import Progress, Report
+from sa1bpack.format.problems import PackFiles, Progress, Report, Stream
 from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.format.verify import check_files
 from sa1bpack.format.zarr_metadata import METADATA_NAME

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.arguments import choice
-from sa1bpack.format.array_stream import PackFiles
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest
-from sa1bpack.format.problems import Check, Problem, Progress, Report
+from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
 from sa1bpack.format.verify import verify
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.wording import counted

@@ -10,7 +10,6 @@ import xxhash
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.array_reader import check_metadata, read_metadata
-from sa1bpack.format.array_stream import check_tail
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.index import Index
@@ -27,7 +26,13 @@ from sa1bpack.format.side.spec import (
     read_side_manifest,
     side_root_metadata,
 )
-from sa1bpack.format.verify_shard import ArrayStreams, Listed, check_group, check_listed
+from sa1bpack.format.verify_shard import (
+    Listed,
+    check_group,
+    check_listed,
+    check_tail,
+    open_streams,
+)
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
 from sa1bpack.wording import counted
 
@@ -57,20 +62,21 @@ def check_side(
     shards: Sequence[ShardIdentity] | None = None,
     index: Index | None = None,
     share: Share = ALL,
-) -> None:
-    """Check a side array, and report every problem.
+) -> int:
+    """Check a side array, and report every problem; returns the number of parts.
 
     quick   skip the rows themselves
     shards  of the pack that it belongs to: what is missing and what is stale is noted
     index   of that pack: needed to name damaged samples of arrays with a row per mask
     share   (K, N): check every N-th part, from the K-th on; the first also what is not in parts
     """
+    names: Sequence[str] = ()
     with check.collecting(side=folder.name):
         try:
             spec = read_side_manifest(folder).spec
         except NotAPack as error:
             check.add(f"{error}, or remove it", side=folder.name, extra=True)
-            return
+            return 0
         if share[0] == 1:
             with check.collecting(side=spec.name):
                 _check_top(check, folder, spec.name)
@@ -78,9 +84,11 @@ def check_side(
         if shards is not None and share[0] == 1:
             _note_coverage(check, folder, names, shards)
         numbers = {shard.part: number for number, shard in enumerate(shards or ())}
-        for name in share_of(names, share):
+        names = share_of(names, share)
+        for name in names:
             with check.collecting(side=spec.name, shard=name):
                 _check_part(check, folder / name, spec, quick, index, numbers.get(name))
+    return len(names)
 
 
 def _check_top(check: Check, folder: Path, side: str) -> None:
@@ -171,11 +179,12 @@ def _check_rows(
     check: Check, part: SidePart, listed: Listed, counts: np.ndarray, place: dict
 ) -> None:
     """Read the rows once: check the checksum of each sample, then the digest of the file."""
-    with ArrayStreams(check.files, part.folder) as opened:
-        stored = part.checksum
-        stream = opened.open(part.spec.values, len(part.values))
-        for sample, count in enumerate(counts.tolist()):
-            found = xxhash.xxh3_64_intdigest(byte_view(stream.take(count)))
+    stored, values, first = part.checksum, part.spec.values, 0
+    with open_streams(check.files, part.folder, {values: len(part.values)}) as streams:
+        stream = streams[values.name]
+        for sample, stop in enumerate(np.cumsum(counts).tolist()):
+            found = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))
+            first = stop
             if found != int(stored[sample]):
                 check.add(
                     f"checksum of sample {sample} is {found:016x}, but "
@@ -184,4 +193,4 @@ def _check_rows(
                 )
         found = stream.finish()
         if listed is not None:
-            check.same_digest(stream.path, found, listed[part.spec.values.chunk_path], **place)
+            check.same_digest(stream.path, found, listed[values.chunk_path], **place)

@@ -22,7 +22,7 @@ from sa1bpack.format.files import (
     temporary_beside,
     write_durably,
 )
-from sa1bpack.format.layout import ArraySpec, Axis, Extent, array_spec
+from sa1bpack.format.layout import ArraySpec, Extent, array_spec
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME, Count
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, group_metadata
 from sa1bpack.wording import brief
@@ -110,18 +110,12 @@ class SideSpec:
         return self.stored.itemsize * prod(self.row_shape)
 
     @property
-    def axis_of_rows(self) -> Axis:
-        """What a row belongs to."""
-        return "sample" if self.axis == "sample" else "mask"
-
-    @property
     def values(self) -> ArraySpec:
         """The array of the rows."""
         inner = tuple(f"axis_{n}" for n in range(1, len(self.row_shape) + 1))
         if self.spatial:
             inner = ("channel", "y", "x")
-        axis = self.axis_of_rows
-        return array_spec("values", self.stored.str, (axis, *inner), self.row_shape, axis=axis)
+        return array_spec("values", self.stored.str, (self.axis, *inner), self.row_shape)
 
     def arrays(self, extent: Extent) -> dict[ArraySpec, int]:
         """The arrays of a part of a shard of this extent → their number of rows."""
@@ -134,7 +128,7 @@ class SideSpec:
 
 
 # XXH3-64 of the rows of `values` that belong to each sample.
-CHECKSUM = array_spec("checksum", "<u8", ("sample",), axis="sample")
+CHECKSUM = array_spec("checksum", "<u8", ("sample",))
 
 
 def side_name(name: Any) -> str:
