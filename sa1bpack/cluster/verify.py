@@ -9,8 +9,8 @@ from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import Problem, Report, joined
-from sa1bpack.format.side.binding import part_names
 from sa1bpack.format.side.check import side_folders
+from sa1bpack.format.side.part import part_names
 from sa1bpack.format.side.spec import is_side
 from sa1bpack.format.verify import verify
 

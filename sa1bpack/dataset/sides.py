@@ -12,8 +12,7 @@ from sa1bpack.arguments import local_path
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.errors import FormatError, NotAPack, OptionError
-from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
-from sa1bpack.format.side.part import SidePart, open_part
+from sa1bpack.format.side.part import ShardIdentity, SidePart, coverage, open_part, part_names
 from sa1bpack.format.side.spec import AGAIN, SIDES_NAME, SideSpec, read_side_manifest
 from sa1bpack.urls import Lease, SideSource, is_pack_url, pack_url
 

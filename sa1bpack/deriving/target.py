@@ -22,8 +22,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
-from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
-from sa1bpack.format.side.part import open_part
+from sa1bpack.format.side.part import ShardIdentity, coverage, open_part, part_names
 from sa1bpack.format.side.spec import (
     SIDE_AXES,
     SIDES_NAME,

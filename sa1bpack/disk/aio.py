@@ -24,8 +24,6 @@ from sa1bpack.kernels import memcpy, njit, types
 # Requests in flight per context. The system allows fs.aio-max-nr (65,536) in all contexts.
 DEPTH = 64
 
-_MOST_REQUESTS = Path("/proc/sys/fs/aio-max-nr")
-
 # Values of `status` besides 0 and errno.
 CUT_SHORT = -1
 
@@ -165,9 +163,10 @@ class Context:
             raise OSError(errno_numbers.ENOSYS, reason)
         found = set_up(DEPTH)
         if found == -errno_numbers.EAGAIN:
+            limit = Path("/proc/sys/fs/aio-max-nr").read_text().strip()
             raise ResourceShortage(
                 "the system refuses another Linux AIO context: all processes together have reached "
-                f"fs.aio-max-nr{_limit()}. Use fewer threads or io='cached', or raise the limit: "
+                f"fs.aio-max-nr = {limit}. Use fewer threads or io='cached', or raise the limit: "
                 "`sysctl -w fs.aio-max-nr=1048576`"
             )
         if found < 0:
@@ -190,13 +189,6 @@ class Context:
         """Destroy it; waits for requests in progress."""
         if self.pid == os.getpid():  # a forked child does not inherit it
             _destroy(self.value)
-
-
-def _limit() -> str:
-    try:
-        return f" = {_MOST_REQUESTS.read_text().strip()}"
-    except OSError:
-        return ""
 
 
 class Contexts:

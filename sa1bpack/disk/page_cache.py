@@ -69,17 +69,12 @@ if sys.platform.startswith("linux"):
 else:
 
     @njit
-    def read_ahead(file, position, count):
-        pass
+    def read_ahead(*span):
+        """Nothing, where the system cannot be told."""
 
     @njit
-    def read_ahead_map(address, count):
-        pass
-
-    @njit
-    def in_memory(file, position):
+    def in_memory(*place):
+        """False: nobody knows."""
         return False
 
-    @njit
-    def map_in_memory(address, file, position):
-        return False
+    read_ahead_map, map_in_memory = read_ahead, in_memory

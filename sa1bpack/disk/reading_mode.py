@@ -49,32 +49,32 @@ def choose_mode(
     if io == "cached":
         return ReadingMode(False, "io='cached'")
     memory = memory_bytes()
-    size = f"{subject} {size_text(nbytes)}"
-    if io == "auto" and nbytes <= SHARE_OF_MEMORY * memory:
-        return ReadingMode(
-            False, f"{size} fit in {SHARE_OF_MEMORY:.0%} of {size_text(memory)} of memory"
+    fits = nbytes <= SHARE_OF_MEMORY * memory
+    reason = "io='direct'"
+    if io == "auto":
+        reason = (
+            f"{subject} {size_text(nbytes)} {'fit in' if fits else 'exceed'} "
+            f"{SHARE_OF_MEMORY:.0%} of {size_text(memory)} of memory"
         )
-    reason = obstacle()
-    if reason is None:
-        reason = "io='direct'"
-        if io == "auto":
-            reason = f"{size} exceed {SHARE_OF_MEMORY:.0%} of {size_text(memory)} of memory"
+        if fits:
+            return ReadingMode(False, reason)
+    if (why_not := obstacle()) is None:
         return ReadingMode(True, reason)
     if io == "direct":
-        raise OptionError(f"io='direct' is not possible: {reason}; use io='cached'")
-    return ReadingMode(False, reason)
+        raise OptionError(f"io='direct' is not possible: {why_not}; use io='cached'")
+    return ReadingMode(False, why_not)
 
 
 def direct_obstacle(path: Path) -> str | None:
     """Why a file cannot be read past the page cache; None if it can. Reads one block of it."""
+    file = -1
     try:
         file = open_direct(str(path))
-    except OSError as error:
-        return f"{path} cannot be opened with O_DIRECT ({error.strerror})"
-    try:
         os.preadv(file, [aligned(BLOCK)], 0)
     except OSError as error:
-        return f"{path} cannot be read with O_DIRECT ({error.strerror})"
+        what = "opened" if file < 0 else "read"
+        return f"{path} cannot be {what} with O_DIRECT ({error.strerror})"
     finally:
-        os.close(file)
+        if file >= 0:
+            os.close(file)
     return None

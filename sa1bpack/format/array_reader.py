@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from sa1bpack.errors import FormatError
+from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.files import map_bytes, read_metadata_file
-from sa1bpack.format.layout import ArraySpec
+from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, chunk_file
 from sa1bpack.wording import brief
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 REMEDY = "restore the file from a copy, or rebuild it with `sa1bpack repair PACK TARS`"
 
@@ -43,6 +45,28 @@ def read_metadata(path: Path) -> Any:
         return read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise missing(path) from None
+
+
+def check_version(
+    path: Path, version: Any, reads: tuple[int, int] = FORMAT_VERSION, remedy: str = REMEDY
+) -> None:
+    """Check a version before anything else of what it belongs to is trusted.
+
+    reads  the version of this release: later minor ones are accepted
+
+    Raises FormatError unless it is [major, minor], VersionError for another major one.
+    """
+    try:
+        major, minor = msgspec.convert(version, tuple[Count, Count])
+    except msgspec.ValidationError:
+        raise FormatError(
+            f"{path}: version is {brief(version)}, not [major, minor]; {remedy}"
+        ) from None
+    if major != reads[0]:
+        raise VersionError(
+            f"{path}: format version {brief(major)}.{brief(minor)}, but this release reads "
+            f"{reads[0]}.x; install a sa1bpack for format {brief(major)}"
+        )
 
 
 def check_group(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +93,7 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
     The hash covers the bytes in the order of `layout.arrays`.
     """
     digest = xxhash.xxh3_64()
-    for name in checksummed_arrays(layout):
+    for name in (spec.name for spec in layout.arrays if spec.name != "checksum"):
         if name == "image" and not layout.flat:
             part = byte_view(rows[name])
             done = 0
@@ -105,8 +105,3 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
         else:
             digest.update(rows[name])
     return digest.intdigest()
-
-
-def checksummed_arrays(layout: Layout) -> Iterable[str]:
-    """Names of the arrays that a sample's checksum covers, in order."""
-    return (spec.name for spec in layout.arrays if spec.name != "checksum")

@@ -109,13 +109,20 @@ def flush_file(fd: int, path: Path) -> None:
         os.fsync(fd)
 
 
-def flush_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, so that a rename in it survives a power failure."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+@contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor of a file or a folder, closed at the end."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
-        flush_file(fd, folder)
+        yield fd
     finally:
         os.close(fd)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, so that a rename in it survives a power failure."""
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        flush_file(fd, folder)
 
 
 def make_folder(folder: Path) -> None:
@@ -128,12 +135,9 @@ def make_folder(folder: Path) -> None:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write a new file and flush it to disk. Not atomic: for files of an unpublished folder."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
         write_at(fd, data, 0, path)
         flush_file(fd, path)
-    finally:
-        os.close(fd)
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -176,13 +180,15 @@ def put_in_place(folder: Path, final: Path) -> None:
     renamed first, and renamed back if the second rename fails; after a kill between the two,
     `restore_set_aside` puts it back.
     """
-    if not (final.exists() or final.is_symlink()):
+    old = None
+    if not os.path.lexists(final):  # also a link that leads nowhere is there
         folder.rename(final)
-        flush_folder(final.parent)
-        return
-    old = folder
-    if not exchange(folder, final):
-        old = _set_aside(final)
+    elif exchange(folder, final):
+        old = folder
+    else:
+        old = final.with_name(_SET_ASIDE + final.name)
+        if os.path.lexists(old):  # left by a killed run after it was replaced
+            remove_entry(old)
         final.rename(old)
         try:
             folder.rename(final)
@@ -190,7 +196,8 @@ def put_in_place(folder: Path, final: Path) -> None:
             old.rename(final)
             raise
     flush_folder(final.parent)
-    remove_entry(old)
+    if old is not None:
+        remove_entry(old)
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -212,17 +219,9 @@ def restore_set_aside(folder: Path) -> None:
     """Put back what a killed `put_in_place` set aside in a folder and did not replace."""
     for path in sorted(folder.glob(_SET_ASIDE + "*")):
         final = path.with_name(path.name.removeprefix(_SET_ASIDE))
-        if not (final.exists() or final.is_symlink()):
+        if not os.path.lexists(final):
             path.rename(final)
             flush_folder(folder)
-
-
-def _set_aside(final: Path) -> Path:
-    """The working name of what `put_in_place` replaces, which contains the final one."""
-    path = final.with_name(_SET_ASIDE + final.name)
-    if path.exists() or path.is_symlink():  # left by a killed run after it was replaced
-        remove_entry(path)
-    return path
 
 
 def remove_entry(path: Path) -> None:
@@ -259,35 +258,19 @@ def map_bytes(path: Path, nbytes: int, *, writable: bool = False) -> np.ndarray:
         empty = np.empty(0, np.uint8)
         empty.flags.writeable = False
         return empty
-    fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
-    try:
+    with opened(path, os.O_RDWR if writable else os.O_RDONLY) as fd:
         size = os.fstat(fd).st_size
         if size < nbytes:
             raise FormatError(f"{path}: {size} bytes, but {nbytes} are to be mapped; restore it")
         return np.asarray(_Mapping(fd, nbytes, path, writable))
-    finally:
-        os.close(fd)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 if hasattr(_libc, "renameat2"):  # of Linux
-    _libc.renameat2.argtypes = (
-        ctypes.c_int,
-        ctypes.c_char_p,
-        ctypes.c_int,
-        ctypes.c_char_p,
-        ctypes.c_uint,
-    )
+    _libc.renameat2.argtypes = (*[ctypes.c_int, ctypes.c_char_p] * 2, ctypes.c_uint)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -306,12 +289,8 @@ class _Mapping:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(path))
         self._address = address
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, not writable),
-        }
+        place = {"shape": (nbytes,), "typestr": "|u1", "data": (address, not writable)}
+        self.__array_interface__ = {"version": 3, **place}
 
     def __del__(self):
         if self._address is not None:

@@ -79,18 +79,19 @@ def index_arrays(manifest: Manifest) -> dict[ArraySpec, int]:
 def index_name(root: Path, shards: Sequence[ShardEntry]) -> str:
     """Name of the index of these shards, with the digests of their checksum files.
 
-    Raises FormatError if a shard has none.
+    Raises FormatError if one is missing, so that the shard is not published.
     """
-    digests = []
-    for shard in shards:
-        checksums = Path(root) / SHARDS_NAME / shard.name / CHECKSUMS_NAME
-        try:
-            digests.append(file_digest(checksums))
-        except FileNotFoundError:
-            raise FormatError(
-                f"{checksums}: missing, so the shard is not published; pack this part again"
-            ) from None
-    return index_name_of(shards, digests)
+    return index_name_of(shards, _read_digests(root, shards))
+
+
+def _read_digests(root: Path, shards: Sequence[ShardEntry]) -> tuple[str, ...]:
+    """The XXH3-128 of the checksum file of each shard."""
+    paths = [Path(root) / SHARDS_NAME / shard.name / CHECKSUMS_NAME for shard in shards]
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return tuple(pool.map(file_digest, paths))
+    except FileNotFoundError as error:
+        raise missing(Path(error.filename)) from None
 
 
 def index_name_of(shards: Sequence[ShardEntry], digests: Sequence[str]) -> str:
@@ -118,19 +119,15 @@ def shard_digests(root: Path, manifest: Manifest) -> tuple[str, ...]:
 
     Raises FormatError if one is missing, OSError if it cannot be read.
     """
-    paths = [f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards]
     try:
         listed = read_checksums(root / CHECKSUMS_NAME)
     except FormatError:  # missing or damaged: the shards have their own
         listed = {}
+    paths = (f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards)
     found = tuple(listed.get(path, "") for path in paths)
     if all(found) and index_name_of(manifest.shards, found) == manifest.index:
         return found
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return tuple(pool.map(lambda path: file_digest(root / path), paths))
-    except FileNotFoundError as error:
-        raise missing(Path(error.filename)) from None
+    return _read_digests(root, manifest.shards)
 
 
 def build_index(root: Path, manifest: Manifest, *, rebuild: bool = False) -> str:
@@ -257,8 +254,8 @@ def check_index(root: Path, manifest: Manifest, index: Index) -> None:
     listed = read_checksums(root / CHECKSUMS_NAME)
     paths = {spec: f"{manifest.index}/{spec.chunk_path}" for spec in INDEX_ARRAYS}
     if not any(path in listed for path in paths.values()):
-        check_whole_index(root, manifest, index)
         check_against_shards(root, manifest, index, {entry.name for entry in manifest.shards})
+        check_whole_index(root, manifest, index)
         return
     for spec, path in paths.items():
         rows = getattr(index, spec.name)

@@ -5,12 +5,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from sa1bpack.errors import FormatError, NotAPack, OptionError, VersionError
-from sa1bpack.format.array_reader import REMEDY, read_json
+from sa1bpack.errors import FormatError, NotAPack, OptionError
+from sa1bpack.format.array_reader import REMEDY, Count, check_version, read_json
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Extent, Layout
 from sa1bpack.format.zarr_metadata import canonical_json
@@ -21,8 +21,6 @@ SIDE_FORMAT_NAME = "sa1bpack-side"  # of side arrays, whose manifest has the sam
 SHARDS_NAME = "shards"
 MAX_NAME_BYTES = 200
 _INDEX = re.compile(r"index-[0-9a-f]{8}")
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +110,14 @@ def read_manifest(root: Path) -> Manifest:
         data = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise without_manifest(Path(root)) from None
-    check_version(data, path)
+    if isinstance(data, dict) and data.get("format") == SIDE_FORMAT_NAME:
+        raise NotAPack(
+            f"{root}: not a pack, but a side array: name a pack; sa1bpack.open(PACK, "
+            "side=[FOLDER]) reads it, and `sa1bpack verify FOLDER` checks it"
+        )
+    if not isinstance(data, dict) or data.get("format") != FORMAT_NAME:
+        raise FormatError(f'{path}: it lacks "format": "{FORMAT_NAME}"; this is not a pack')
+    check_version(path, data.get("version"))
     Layout.from_json(data.get("layout"), f"{path}: layout")
     try:
         manifest = msgspec.convert(data, Manifest)
@@ -163,27 +168,6 @@ def without_manifest(root: Path) -> FormatError:
 def is_index_name(name: str) -> bool:
     """Whether the name of a folder at the top of a pack is that of an index."""
     return _INDEX.fullmatch(name) is not None
-
-
-def check_version(data: Any, path: Path) -> None:
-    """Check `format` and `version` of a decoded manifest before anything else in it is trusted."""
-    if isinstance(data, dict) and data.get("format") == SIDE_FORMAT_NAME:
-        raise NotAPack(
-            f"{path.parent}: not a pack, but a side array: name a pack; sa1bpack.open(PACK, "
-            "side=[FOLDER]) reads it, and `sa1bpack verify FOLDER` checks it"
-        )
-    if not isinstance(data, dict) or data.get("format") != FORMAT_NAME:
-        raise FormatError(f'{path}: it lacks "format": "{FORMAT_NAME}"; this is not a pack')
-    version = data.get("version")
-    if not (
-        isinstance(version, list) and len(version) == 2 and all(type(n) is int for n in version)
-    ):
-        raise FormatError(f"{path}: version is {brief(version)}, not [major, minor]; {REMEDY}")
-    if version[0] != FORMAT_VERSION[0]:
-        raise VersionError(
-            f"{path}: format version {brief(version[0])}.{brief(version[1])}, but this release "
-            f"reads {FORMAT_VERSION[0]}.x; install a sa1bpack for format {brief(version[0])}"
-        )
 
 
 def check_shard_name(name: str, where: str) -> None:
@@ -242,13 +226,15 @@ def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
     For example "XXH3-128 of 3 tars, md5 of 2 (2 compared with a list)".
     """
     tars = [record for record in records if record.get("kind") != "folder"]
-    with_xxh128, with_md5, checked = (
-        sum(bool(record.get(key)) for record in tars) for key in ("xxh128", "md5", "md5_checked")
-    )
-    parts = [f"XXH3-128 of {counted(with_xxh128, 'tar')}"] if with_xxh128 else []
-    if with_md5:
-        parts.append(f"md5 of {with_md5 if parts else counted(with_md5, 'tar')}")
-        parts[-1] += f" ({checked} compared with a list)" if checked else ""
+    counts = {key: sum(bool(r.get(key)) for r in tars) for key in ("xxh128", "md5", "md5_checked")}
+    parts = []
+    if counts["xxh128"]:
+        parts.append(f"XXH3-128 of {counted(counts['xxh128'], 'tar')}")
+    if counts["md5"]:
+        checked = counts["md5_checked"]
+        compared = f" ({checked} compared with a list)" if checked else ""
+        number = counts["md5"] if parts else counted(counts["md5"], "tar")
+        parts.append(f"md5 of {number}{compared}")
     elif parts:
         parts.append("no md5")
     return ", ".join(parts) or "none: no tar"

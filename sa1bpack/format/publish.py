@@ -18,12 +18,10 @@ from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
     Manifest,
-    ShardEntry,
     is_index_name,
     manifest_bytes,
     write_manifest,
 )
-from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.zarr_metadata import (
     METADATA_NAME,
     canonical_json,
@@ -94,14 +92,6 @@ def remove_stale(root: Path, keep: Path | None = None) -> list[Path]:
     return remove_temporaries(root, keep) + remove_temporaries(root / SHARDS_NAME)
 
 
-def scan_shards(root: Path) -> list[ShardEntry]:
-    """Manifest entries of all shards published under `root`, listed or not, sorted by name.
-
-    Raises FormatError for a folder with a shard's name that is not a complete shard.
-    """
-    return [open_shard(folder).entry for folder in shard_folders(root)]
-
-
 def shard_folders(root: Path) -> list[Path]:
     """Folders of all published shards, listed or not, sorted by name."""
     shards = Path(root) / SHARDS_NAME
@@ -118,11 +108,6 @@ def _replace_if_other(path: Path, data: bytes) -> None:
 
 def remove_old_indexes(root: Path, index: str | None) -> None:
     """Remove indexes that the manifest no longer names; their open memory maps stay valid."""
-    for path in index_folders(root):
-        if path.name != index:
+    for path in sorted(root.iterdir()):
+        if is_index_name(path.name) and path.name != index:
             remove_published(path)
-
-
-def index_folders(root: Path) -> list[Path]:
-    """Entries with the name of an index at the top of a pack, sorted by name."""
-    return sorted(path for path in root.iterdir() if is_index_name(path.name))

@@ -25,7 +25,7 @@ def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
     image_offset (1,) int64, the number of bytes of the image; run_offset (m,) int64, the number of
     runs of each mask.
 
-    Raises OptionError for a missing array, another dtype or shape, or inconsistent offsets.
+    Raises OptionError for another dtype or shape, or inconsistent offsets.
     """
     extent = sample_extent(layout, sample)
     rows = {}
@@ -35,7 +35,7 @@ def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
         if spec.offsets and spec.axis == "sample":
             rows[spec.name] = np.array([extent.along(spec.child_axis)], np.int64)
             continue
-        value, shape = _given(sample, spec.name), (spec.rows(extent), *spec.row_shape)
+        value, shape = sample[spec.name], (spec.rows(extent), *spec.row_shape)
         if spec.axis == "sample" and value.shape == spec.row_shape:  # the bare row
             value = value[None]
         if value.dtype != spec.dtype or value.shape != shape:
@@ -75,14 +75,7 @@ def sample_extent(layout: Layout, sample: Sample) -> Extent:
     """The extent of one sample, or of its checked rows, along each axis of a shard."""
     return Extent(
         samples=1,
-        masks=len(_given(sample, "annotation_id")),
-        runs=len(_given(sample, "run_ends")) if layout.runs else 0,
-        image_bytes=_given(sample, "image").size if layout.flat else 0,
+        masks=len(sample["annotation_id"]),
+        runs=len(sample["run_ends"]) if layout.runs else 0,
+        image_bytes=sample["image"].size if layout.flat else 0,
     )
-
-
-def _given(sample: Sample, name: str) -> np.ndarray:
-    try:
-        return sample[name]
-    except KeyError:
-        raise OptionError(f"sample has no array {name!r}; it has {sorted(sample)}") from None

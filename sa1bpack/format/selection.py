@@ -13,10 +13,10 @@ import numpy as np
 import xxhash
 from zlib_ng import zlib_ng
 
-from sa1bpack.errors import FormatError, NotAPack, OptionError, VersionError
+from sa1bpack.errors import FormatError, NotAPack, OptionError
+from sa1bpack.format.array_reader import Count, check_version
 from sa1bpack.format.files import naming, read_metadata_file, replace_file
-from sa1bpack.format.manifest import MANIFEST_NAME, Count
-from sa1bpack.wording import brief
+from sa1bpack.format.manifest import MANIFEST_NAME
 
 SELECTION_NAME = "sa1bpack-selection"
 SELECTION_VERSION = (1, 0)
@@ -130,14 +130,10 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
     if not line.startswith(_BEGINNING):
         raise FormatError(f"{path}: not a selection, or one whose beginning is damaged; {_SAVED}")
     try:
-        version = msgspec.json.decode(line, type=_Version).version
-        if version[0] != SELECTION_VERSION[0]:
-            raise VersionError(
-                f"{path}: a selection of version {brief(version[0])}.{brief(version[1])}, but this "
-                f"release reads {SELECTION_VERSION[0]}.x; install a newer sa1bpack"
-            )
-        head = msgspec.json.decode(line, type=SelectionHead)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        found = msgspec.json.decode(line)
+        check_version(path, found.get("version"), SELECTION_VERSION, _REMEDY)
+        head = msgspec.convert(found, SelectionHead)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: {error}; {_REMEDY}") from None
     steps = np.frombuffer(_inflated(body, 8 * head.samples, path), "<i8")
     ids = np.cumsum(steps, dtype=np.int64)
@@ -147,11 +143,6 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
             f"{_REMEDY}"
         )
     return head, ids
-
-
-class _Version(msgspec.Struct):
-    format: Literal["sa1bpack-selection"]
-    version: tuple[Count, Count]
 
 
 def _inflated(body: bytes, nbytes: int, path: Path) -> bytes:

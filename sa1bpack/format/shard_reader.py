@@ -19,19 +19,20 @@ import numpy as np
 import xxhash
 
 from sa1bpack.disk.direct import open_direct_if_possible, read_direct
-from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import (
     REMEDY,
     check_group,
     check_offset_ends,
+    check_version,
     map_array,
     read_metadata,
 )
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums, rows_checksum
 from sa1bpack.format.files import byte_view, cut_short, naming, read_at
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
-from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec, Layout
-from sa1bpack.format.manifest import Count, ShardEntry
+from sa1bpack.format.layout import ArraySpec, Layout
+from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metadata
 
 REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
@@ -130,16 +131,11 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
         raise FormatError(
             f"{path}: not a Zarr group with sa1bpack's attributes; {REMEDY}"
         ) from None
+    check_version(path, own.get("format"))
     try:
-        major, minor = msgspec.convert(own.get("format"), tuple[Count, Count])
         entry = msgspec.convert(own, ShardEntry)
     except msgspec.ValidationError as error:
         raise FormatError(f"{path}: attributes: {error}; {REMEDY}") from None
-    if major != FORMAT_VERSION[0]:
-        raise VersionError(
-            f"{path}: format version {major}.{minor}, but this release reads "
-            f"{FORMAT_VERSION[0]}.x; install a sa1bpack for format {major}"
-        )
     found = Layout.from_json(own.get("layout"), f"{path}: layout")
     if layout is not None and found != layout:
         raise FormatError(f"{path}: layout is {found}, but the pack's is {layout}")

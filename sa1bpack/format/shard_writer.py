@@ -20,11 +20,7 @@ from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec, Extent, Layout
 from sa1bpack.format.manifest import ShardEntry, check_shard_name
 from sa1bpack.format.sample_rows import sample_extent, stored_height
-from sa1bpack.format.zarr_metadata import (
-    canonical_json,
-    chunk_file,
-    group_metadata,
-)
+from sa1bpack.format.zarr_metadata import canonical_json, chunk_file, group_metadata
 
 
 class ShardWriter:

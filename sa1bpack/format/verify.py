@@ -38,8 +38,8 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders, top_files
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.side.binding import part_names, shard_identities
 from sa1bpack.format.side.check import check_side, side_folders
+from sa1bpack.format.side.part import part_names, shard_identities
 from sa1bpack.format.side.spec import SIDES_NAME, is_side
 from sa1bpack.format.verify_shard import check_shard, compare_files
 from sa1bpack.format.zarr_metadata import METADATA_NAME, group_files, group_metadata, root_metadata

@@ -105,9 +105,7 @@ def open_streams(
     with ExitStack() as stack:
         helper = stack.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
         yield {
-            spec.name: stack.enter_context(
-                closing(ArrayStream(files, folder, spec, rows, helper)),
-            )
+            spec.name: stack.enter_context(closing(ArrayStream(files, folder, spec, rows, helper)))
             for spec, rows in arrays.items()
         }
 

@@ -41,7 +41,7 @@ from sa1bpack.format.manifest import (
     read_manifest,
     refuse_in_pack,
 )
-from sa1bpack.format.side.binding import ShardIdentity
+from sa1bpack.format.side.part import ShardIdentity
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
     create_side,

@@ -20,7 +20,7 @@ from sa1bpack.format.index import index_arrays, index_name_of
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardEntry, read_manifest
 from sa1bpack.format.publish import REJECTS_NAME
-from sa1bpack.format.side.binding import ShardIdentity
+from sa1bpack.format.side.part import ShardIdentity
 from sa1bpack.format.side.spec import SIDES_NAME, SideSpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
 from sa1bpack.remote.cache import Cache, Lock

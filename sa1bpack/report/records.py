@@ -21,9 +21,8 @@ from sa1bpack.format.duplicates import Duplicates, find_duplicates
 from sa1bpack.format.index import Index, open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, Count, Manifest
 from sa1bpack.format.shard_reader import Shard
-from sa1bpack.format.side.binding import coverage, part_names, shard_identities
 from sa1bpack.format.side.check import side_folders
-from sa1bpack.format.side.part import part_bytes
+from sa1bpack.format.side.part import coverage, part_bytes, part_names, shard_identities
 from sa1bpack.format.side.spec import read_side_manifest
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.wording import brief, printable, size_text

@@ -13,7 +13,7 @@ from side_arrays import write_side
 
 import sa1bpack
 from sa1bpack.errors import NotAPack, OptionError, ReadError
-from sa1bpack.format.side.binding import part_names
+from sa1bpack.format.side.part import part_names
 
 NAMES = list(SPECS)
 

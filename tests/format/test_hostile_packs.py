@@ -161,14 +161,6 @@ def test_no_checksum_is_read_outside_the_folder(pack, path, where):
     assert all(str(problem).isprintable() for problem in report.problems)
 
 
-def test_the_folder_of_a_pack_may_be_a_link(pack, tmp_path):
-    """Users keep packs on several disks."""
-    link = tmp_path / "link"
-    link.symlink_to(pack)
-    assert verify(link).ok
-    assert len(open_index(link, read_manifest(link)).image_id) == 7
-
-
 def test_links_within_a_pack_are_read_and_named_by_a_check(pack, tmp_path):
     """Their targets are checked, but a copy or a backup of the folder may lack them."""
     whole = open_shard(pack / SHARD)["bbox"].tolist()

@@ -43,16 +43,13 @@ def test_truncated_file_is_named_with_both_lengths(folder):
         open_shard(folder)
 
 
-def test_longer_file_is_named(folder):
+def test_longer_and_missing_files_are_named(folder):
     with (folder / "bbox" / "c.0.0").open("ab") as file:
         file.write(b"\0")
     with pytest.raises(FormatError, match=r"bbox/c.0.0: too long"):
         open_shard(folder)
-
-
-def test_missing_file_is_named(folder):
-    (folder / "area" / "c.0").unlink()
-    with pytest.raises(FormatError, match=r"area/c.0: missing"):
+    (folder / "bbox" / "c.0.0").unlink()
+    with pytest.raises(FormatError, match=r"bbox/c.0.0: missing"):
         open_shard(folder)
 
 

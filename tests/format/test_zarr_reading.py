@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorstore
-import xarray
 import zarr
 
 from sa1bpack.format.index import open_index
@@ -31,35 +29,6 @@ def test_pack_opens_as_one_zarr_group_from_the_top(pristine_pack):
     shards = ["sa_000000-000", "sa_000000-001", "sa_000001-000"]
     assert sorted(root["shards"].group_keys()) == shards
     np.testing.assert_array_equal(root[f"shards/{SHARD}/image_id"][:], [99, 98, 97, 96])
-
-
-def test_zarr_reads_what_the_maps_show(shard):
-    group = zarr.open_group(shard.folder, mode="r")
-    assert sorted(dict(group.members())) == sorted(spec.name for spec in shard.layout.arrays)
-    for spec in shard.layout.arrays:
-        array = group[spec.name]
-        assert array.dtype == spec.dtype
-        np.testing.assert_array_equal(array[:], shard[spec.name])
-        np.testing.assert_array_equal(array[1], shard[spec.name][1])
-        np.testing.assert_array_equal(array.oindex[[0, 2]], shard[spec.name][[0, 2]])
-
-
-def test_tensorstore_reads_what_the_maps_show(shard):
-    for spec in shard.layout.arrays:
-        store = {"driver": "file", "path": str(shard.folder / spec.name)}
-        array = tensorstore.open({"driver": "zarr3", "kvstore": store}).result()
-        np.testing.assert_array_equal(array.read().result(), shard[spec.name])
-        np.testing.assert_array_equal(array[[2, 0]].read().result(), shard[spec.name][[2, 0]])
-
-
-@pytest.mark.parametrize("options", [{}, {"consolidated": False}])
-@pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")  # checksum files
-def test_xarray_reads_what_the_maps_show(shard, options):
-    dataset = xarray.open_zarr(shard.folder, chunks=None, **options)
-    assert dataset.sizes["sample"] == 4 and dataset.sizes["mask"] == 8
-    for spec in shard.layout.arrays:
-        assert dataset[spec.name].dims == spec.dims
-        np.testing.assert_array_equal(dataset[spec.name].values, shard[spec.name])
 
 
 def test_zarr_reads_arrays_of_many_inner_chunks(tmp_path, sample_of, small_layout):

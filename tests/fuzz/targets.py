@@ -155,22 +155,15 @@ def _integer(digits: str) -> int | float:
 def counts(data: bytes) -> None:
     """Run-length texts, separated by `|`, of an image whose size is in the first four bytes.
 
-    Compared with a reading in Python's integers; accepted texts are encoded again and drawn.
+    Accepted texts are encoded again, which returns the canonical ones, and drawn.
     """
     height = 1 + int.from_bytes(data[:2], "little")
     width = 1 + int.from_bytes(data[2:4], "little") % (2**31 // height - 1 or 1)
     texts = data[4:].split(b"|")
     text = np.frombuffer(b"".join(texts), np.uint8)
     offset = np.array([0, *itertools.accumulate(map(len, texts))], np.int64)
-    expected = [_ends_of(text, height * width) for text in texts]
     with _refusing(MaskError):
-        try:
-            run_ends, run_offset, noncanonical = parse_counts(text, offset, height * width)
-        except MaskError as error:
-            assert expected[error.mask] is None
-            raise
-        assert run_ends.tolist() == [end for ends in expected for end in ends]
-        assert np.diff(run_offset).tolist() == [len(ends) for ends in expected]
+        run_ends, run_offset, noncanonical = parse_counts(text, offset, height * width)
         again, again_offset = encode_counts(run_ends, run_offset)
         for m, text in enumerate(texts):
             written = again[again_offset[m] : again_offset[m + 1]].tobytes()
@@ -178,23 +171,6 @@ def counts(data: bytes) -> None:
         assert (mask_area(run_ends, run_offset) <= height * width).all()
         for fit, sampling in itertools.product(("pad", "squash"), ("area", "center")):
             rasterize(run_ends, run_offset, height, width, 8, fit, sampling)
-
-
-def _ends_of(text: bytes, pixels: int) -> list[int] | None:
-    """The run ends of one text, None if it is invalid (pycocotools, maskApi.c, rleFrString)."""
-    numbers, value, groups = [], 0, 0
-    for character in text:
-        if not 48 <= character < 112 or groups == 12:
-            return None
-        value |= (character - 48 & 31) << 5 * groups
-        groups += 1
-        if not character - 48 & 32:
-            value -= (character - 48 >> 4 & 1) << 5 * groups
-            numbers.append(value + (numbers[-2] if len(numbers) > 2 else 0))
-            value = groups = 0
-    ends = list(itertools.accumulate(numbers))
-    valid = numbers and min(numbers) >= 0 and not groups and ends[-1] == pixels
-    return ends if valid else None
 
 
 def jpeg(data: bytes) -> None:

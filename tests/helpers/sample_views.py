@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.sample_rows import finished_rows
 from sa1bpack.format.shard_reader import Shard, rows_of_sample
 
 
@@ -13,3 +15,8 @@ def sample_views(shard: Shard, row: int) -> dict[str, np.ndarray]:
         name: rows[name][0] if name in single and not name.endswith("_offset") else rows[name]
         for name in rows
     }
+
+
+def sample_checksum(layout: Layout, sample: dict[str, np.ndarray]) -> int:
+    """The checksum that a shard stores of a sample."""
+    return int(finished_rows(layout, sample)["checksum"][0])

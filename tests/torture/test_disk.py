@@ -42,7 +42,7 @@ def test_an_error_at_any_call_ends_the_run_and_the_next_one_completes_it(
     case_of, torture, name, code, calls, count
 ):
     found = Counter()
-    for scenario, short, full in (("fresh", 2, 20), ("added", 2, 60), ("withdrawn", 1, 20)):
+    for scenario, short, full in (("fresh", 1, 20), ("added", 1, 60), ("withdrawn", 1, 20)):
         # The additional calls of a new folder come first, before it is a pack.
         total = 60 if scenario == "fresh" else case_of(scenario).calls(calls=calls)
         every = code == errno.ENOSPC and scenario != "withdrawn"
@@ -65,7 +65,7 @@ def test_an_error_at_any_call_ends_the_run_and_the_next_one_completes_it(
 
 
 def test_an_error_at_a_call_of_a_run_with_workers_is_handled_the_same(case_of, torture):
-    rounds = torture.rounds(2, 40)
+    rounds = torture.rounds(1, 40)
     found = 0
     for _ in range(rounds):
         case = case_of("fresh")

@@ -48,7 +48,7 @@ def test_a_power_cut_at_any_moment_leaves_a_sound_pack(stage, tmp_path, torture,
     assert recorded.case.run(recorded.record)[0] == case.code
     calls = recorded.calls()
     cuts = 0
-    chosen = set(torture.rng.sample(range(len(calls)), torture.rounds(6, 100)))
+    chosen = set(torture.rng.sample(range(len(calls)), torture.rounds(4, 100)))
     for number, call in enumerate(calls):
         disk.apply(*call)
         for rng in (None, torture.rng) if number in chosen else ():
@@ -92,7 +92,7 @@ def test_the_next_run_flushes_what_a_killed_run_renamed_without_flushing(stage, 
     flushed = [Path(path) for _, path in case.hits()]
     after_renames = [at for at, path in enumerate(flushed) if path.name in ("pack", "shards")]
     last_shard = max(at for at in after_renames if flushed[at].name == "shards")
-    steps = {last_shard, *torture.rng.sample(after_renames, torture.rounds(2, len(after_renames)))}
+    steps = {last_shard, *torture.rng.sample(after_renames, torture.rounds(1, len(after_renames)))}
     for at in steps:
         recorded = Recorded(stage, tmp_path, "fresh")
         recorded.log.unlink(missing_ok=True)

@@ -4,8 +4,7 @@ docs/format.md, "Side data", is the specification. A side array is a Zarr group 
 shard; a part is bound to its shard by the digest of the shard's checksum file.
 
     spec        what a side array holds, and its manifest
-    binding     which part belongs to which shard of a pack; what is missing or stale
-    part        one part: memory maps, checked before the first view, and checked copies of rows
+    part        the parts: which shard each belongs to; memory maps, checked before the first view
     writer      rows into a working folder, published by one rename
     check       every byte of a side array
     merge       the parts of several side arrays in one folder

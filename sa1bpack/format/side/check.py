@@ -16,8 +16,7 @@ from sa1bpack.format.index import Index
 from sa1bpack.format.layout import Extent
 from sa1bpack.format.manifest import MANIFEST_NAME, Count
 from sa1bpack.format.problems import Check
-from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
-from sa1bpack.format.side.part import SidePart, open_part
+from sa1bpack.format.side.part import ShardIdentity, SidePart, coverage, open_part, part_names
 from sa1bpack.format.side.spec import (
     AGAIN,
     REMAKE,
@@ -26,13 +25,7 @@ from sa1bpack.format.side.spec import (
     read_side_manifest,
     side_root_metadata,
 )
-from sa1bpack.format.verify_shard import (
-    Listed,
-    check_group,
-    check_listed,
-    check_tail,
-    open_streams,
-)
+from sa1bpack.format.verify_shard import Listed, check_group, check_listed, check_tail, open_streams
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
 from sa1bpack.wording import counted
 
@@ -109,14 +102,11 @@ def _note_coverage(
     if found.missing:
         check.notes.append(f"{folder}: {found}; to make them, {AGAIN}")
     if found.others:
-        of_shards = {shard.name for shard in shards}
-        stale = sum(name.rpartition("-")[0] in of_shards for name in found.others)
-        stale = f" ({stale:,} stale: for other bytes of one)" if stale else ""
         verb = "belongs" if len(found.others) == 1 else "belong"
         check.notes.append(
-            f"{folder}: {counted(len(found.others), 'part')} {verb} to no shard of this "
-            f"pack{stale}, such as {found.others[0]}; another pack may have the shard; "
-            "otherwise remove what belongs to none"
+            f"{folder}: {counted(len(found.others), 'part')} {verb} to no shard of this pack, such "
+            f"as {found.others[0]}; another pack may have the shard; otherwise remove what belongs "
+            "to none"
         )
 
 
@@ -136,12 +126,7 @@ def read_identity(part: Path) -> ShardIdentity:
 
 
 def _check_part(
-    check: Check,
-    part: Path,
-    spec: SideSpec,
-    quick: bool,
-    index: Index | None,
-    number: int | None,
+    check: Check, part: Path, spec: SideSpec, quick: bool, index: Index | None, number: int | None
 ) -> None:
     """Check a part, that of the shard of a number in the index."""
     place = {"side": spec.name, "shard": part.name}

@@ -13,17 +13,12 @@ import numpy as np
 import xxhash
 
 from sa1bpack.arguments import choice, whole_number
-from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused, VersionError
-from sa1bpack.format.array_reader import read_json
+from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused
+from sa1bpack.format.array_reader import check_version, read_json
 from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums
-from sa1bpack.format.files import (
-    flush_folder,
-    make_folder,
-    temporary_beside,
-    write_durably,
-)
+from sa1bpack.format.files import flush_folder, make_folder, temporary_beside, write_durably
 from sa1bpack.format.layout import ArraySpec, Extent, array_spec
-from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME, Count
+from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, group_metadata
 from sa1bpack.wording import brief
 
@@ -186,16 +181,10 @@ def read_side_manifest(folder: Path) -> SideManifest:
         ) from None
     if not isinstance(found, dict) or found.get("format") != SIDE_FORMAT_NAME:
         raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a side array')
-    version = found.get("version")
-    if isinstance(version, list) and version and version[0] != SIDE_FORMAT_VERSION[0]:
-        raise VersionError(
-            f"{path}: format version {brief(version[0])}, but this release reads "
-            f"{SIDE_FORMAT_VERSION[0]}.x; install a newer sa1bpack"
-        )
-    if absent := sorted({"version", *(field.name for field in fields(SideSpec))} - found.keys()):
+    check_version(path, found.get("version"), SIDE_FORMAT_VERSION, REMAKE)
+    if absent := sorted({field.name for field in fields(SideSpec)} - found.keys()):
         raise FormatError(f"{path}: missing required field `{absent[0]}`; {REMAKE}")
     try:
-        msgspec.convert(version, tuple[Count, Count])
         provenance = msgspec.convert(found.get("provenance", {}), dict[str, Any])
         return SideManifest(msgspec.convert(found, SideSpec), provenance)
     except msgspec.ValidationError as error:  # also of an OptionError of the spec

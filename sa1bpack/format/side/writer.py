@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,12 @@ from sa1bpack.format.files import (
     byte_view,
     flush_folder,
     naming,
-    open_file,
+    opened,
     read_at,
     read_metadata_file,
     write_durably,
 )
-from sa1bpack.format.side.binding import ShardIdentity
-from sa1bpack.format.side.part import part_metadata
+from sa1bpack.format.side.part import ShardIdentity, part_metadata
 from sa1bpack.format.side.spec import CHECKSUM, SideSpec, read_side_manifest
 from sa1bpack.format.zarr_metadata import canonical_json
 
@@ -115,22 +115,20 @@ class PartWriter:
         sample = first = 0
         row = np.empty(int(counts.max(initial=0)) * self.spec.row_bytes, np.uint8)
         stored = np.empty(1, CHECKSUM.dtype)
-        paths = [self._folder / array.chunk_path for array in (self.spec.values, CHECKSUM)]
-        files: list[int] = []
-        try:
-            files.extend(map(open_file, paths))
+        values = self._folder / self.spec.values.chunk_path
+        checksums = self._folder / CHECKSUM.chunk_path
+        with (
+            suppress(FileNotFoundError, FormatError),  # a file ends here, or is none
+            opened(values, os.O_RDONLY) as rows_file,
+            opened(checksums, os.O_RDONLY) as checksum_file,
+        ):
             while sample < len(counts):
                 data = row[: int(counts[sample]) * self.spec.row_bytes]
-                read_at(files[0], data, first, paths[0])
-                read_at(files[1], byte_view(stored), 8 * sample, paths[1])
+                read_at(rows_file, data, first, values)
+                read_at(checksum_file, byte_view(stored), 8 * sample, checksums)
                 if xxhash.xxh3_64_intdigest(data) != int(stored[0]):
                     break
                 sample, first = sample + 1, first + data.size
-        except (FileNotFoundError, FormatError):
-            pass  # a file ends here, or is none
-        finally:
-            for file in files:
-                os.close(file)
         return sample
 
     def append(self, rows: np.ndarray, counts: np.ndarray) -> None:
@@ -227,15 +225,13 @@ def _locked(path: Path, final: Path) -> int:
             with naming(path):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(lock), path.stat()):
-                owned, lock = lock, -1
-                return owned
+                return lock
         except FileNotFoundError:
             pass  # the owner before has removed it in between
         except BlockingIOError:
+            os.close(lock)
             raise OutputLocked(
                 f"{final}: another process makes this part; wait for it, or give each process "
                 "parts of its own (--part K/N)"
             ) from None
-        finally:
-            if lock >= 0:
-                os.close(lock)
+        os.close(lock)

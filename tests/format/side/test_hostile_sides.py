@@ -11,8 +11,7 @@ from verify_script import SCRIPT, script_finds
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.binding import shard_identities
-from sa1bpack.format.side.part import open_part
+from sa1bpack.format.side.part import open_part, shard_identities
 from sa1bpack.format.side.spec import SideSpec, read_side_manifest
 from sa1bpack.format.verify import verify
 
@@ -21,7 +20,8 @@ MANIFESTS = {
     "not JSON": (b"{", "not JSON"),
     "deep": (b"[" * 100_000, "not JSON|lacks"),
     "a pack's": (b'{"format": "sa1bpack"}', "lacks"),
-    "no keys": (b'{"format": "sa1bpack-side"}', "missing required field"),
+    "no keys": (b'{"format": "sa1bpack-side"}', "version is None"),
+    "no name": (b'{"format": "sa1bpack-side", "version": [1, 0]}', "missing required field"),
 }
 KEYS = {
     "name": ["..", 5, "x" * 65], "axis": ["run", None], "dtype": ["bool", "O", 4],
