@@ -24,12 +24,6 @@ def test_what_is_not_a_whole_number_within_the_limits_is_refused(value):
         whole_number("threads", value, 1, 3)
 
 
-def test_a_limit_may_be_missing():
-    assert whole_number("epoch", 2**70, 0) == 2**70
-    with pytest.raises(OptionError, match="epoch is -1: choose a whole number of at least 0"):
-        whole_number("epoch", -1, 0)
-
-
 @pytest.mark.parametrize("value", ["Pad", "", None, 1, ["pad"]], ids=repr)
 def test_a_value_that_is_not_among_the_choices_is_refused(value):
     assert choice("fit", "pad", ("pad", "squash")) == "pad"
@@ -48,23 +42,19 @@ def test_a_timeout_that_no_wait_can_take_is_refused(value):
 
 
 @pytest.mark.parametrize(
-    "value", ["s3://packs/p", "gs://b/*.tar", "https://a/b.tar", Path("s3://packs/p"), "X-y+z://a"]
-)
-def test_urls_are_refused_by_name(value):
-    with pytest.raises(OptionError, match="URLs are not supported"):
+    ("value", "message"),
+    [
+        ("s3://packs/p", "URLs are not supported"), ("gs://b/*.tar", "URLs are not supported"),
+        (Path("s3://packs/p"), "URLs are not supported"), ("X-y+z://a", "URLs are not supported"),
+        ("https://me:SECRET@host/pack@1?sig=SECRET", "'https://host/pack@1': https URLs"),
+        (b"packed", "give a path$"), (3, "give a path$"), ("a\0b", "no NUL character"),
+        ("", "give a path; that of the current folder is '.'"),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_path_of_this_machine_is_refused(value, message):
+    with pytest.raises(OptionError, match=f"^out is .*: .*{message}|{message}") as caught:
         local_path("out", value)
-
-
-def test_a_url_is_refused_without_its_secrets():
-    with pytest.raises(OptionError, match="'https://host/pack@1'") as caught:
-        local_path("path", "https://me:SECRET@host/pack@1?sig=SECRET")
     assert "SECRET" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", [b"packed", 3, None])
-def test_what_is_not_a_path_is_refused(value):
-    with pytest.raises(OptionError, match=r"^out is .*: give a path$"):
-        local_path("out", value)
 
 
 class _Named:
@@ -102,11 +92,6 @@ def test_a_source_may_be_any_kind_of_path(tmp_path):
             call(_Named(f"{tmp_path}/none.tar"))
 
 
-def test_an_empty_path_is_not_the_current_folder():
-    with pytest.raises(OptionError, match=r"out is '': give a path; that of the current folder is"):
-        local_path("out", "")
-
-
 def test_a_dataset_is_not_taken_for_its_samples(packed, tmp_path):  # noqa: F811
     ds = sa1bpack.open(packed.root)
     calls = (
@@ -128,9 +113,5 @@ def test_a_dataset_is_not_taken_for_its_samples(packed, tmp_path):  # noqa: F811
 def test_paths_of_this_machine_are_taken_and_a_tilde_is_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     assert local_path("out", "~/packed") == Path("/home/someone/packed")
-    for path in ("packed", "/a/s3:b", "c:/d", "a:b"):
+    for path in ("packed", "/a/s3:b", "c:/d", "a:b", "~nobody-of-this-name/pack"):
         assert local_path("out", path) == Path(path)
-
-
-def test_a_user_without_a_home_folder_is_left_as_it_is():
-    assert local_path("out", "~nobody-of-this-name/pack") == Path("~nobody-of-this-name/pack")

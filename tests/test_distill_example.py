@@ -11,7 +11,6 @@ import torch
 from example_runs import IDS, SCRIPTS, TORCHRUN, finish, lines, same_as, start
 
 import sa1bpack
-from sa1bpack import transforms as T
 
 SCRIPT = "distill_example"
 BATCHES = ("--batch-size", str(example_runs.BATCH))
@@ -116,20 +115,6 @@ def test_a_teacher_of_your_own_and_a_side_array_that_exists(script, tmp_path, mo
     recorded = json.loads((pack / "side" / "embed" / "manifest.json").read_text())
     assert recorded["provenance"]["function"] == "my_teacher_of_a_test:embed"
     assert recorded["row_shape"] == [3, 8, 8]
-
-
-def test_embeddings_are_compared_only_where_there_is_image(script, pack):
-    """Reference: the centre of each cell, mapped to the source by itself."""
-    ds = sa1bpack.open(pack, coordinates="stored")
-    pipeline = T.Pipeline(ds, [T.ScaleJitter(0.3, 1.5), T.RandomFlip()], size=32)
-    (batch,) = sa1bpack.Loader(ds, len(ds), order="sequential", masks="flat")
-    batch = pipeline(batch)
-    found = script.inside(batch, (4, 8))
-    assert found.shape == (len(ds), 4, 8) and found.any() and not found.all()
-    for i, (height, width, *_) in enumerate(batch["sizes"].tolist()):
-        for row, column in np.ndindex(4, 8):
-            x, y = batch["maps"][i].numpy() @ [(column + 0.5) * 4, (row + 0.5) * 8, 1]
-            assert found[i, row, column] == (0 <= x <= width and 0 <= y <= height)
 
 
 def test_the_student_comes_closer_to_its_teacher_and_to_the_masks(script, sample_tar, tmp_path):

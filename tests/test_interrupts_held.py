@@ -44,11 +44,6 @@ def test_a_signal_while_kernels_load_ends_the_run_when_they_are_loaded(monkeypat
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_in_a_callback_is_lost_where_nothing_holds_it():
-    interrupt_in_a_callback()
-
-
 def test_handlers_are_as_they_were_also_after_an_error():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as caught, interrupts_held():
@@ -56,16 +51,6 @@ def test_handlers_are_as_they_were_also_after_an_error():
         raise ValueError
     assert isinstance(caught.value.__context__, ValueError)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_an_ignored_signal_stays_ignored():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with interrupts_held():
-            signal.raise_signal(signal.SIGINT)
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sa1bpack.arguments import Options, declarations, option, table
 from sa1bpack.cli.arguments import command_parser
 from sa1bpack.dataset.sample import SampleKeywords
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import MaskRule, ThresholdKeywords, Thresholds
-from sa1bpack.options import Options, declarations, option, table
 from sa1bpack.packing.options import PackKeywords, PackOptions, RunOptions
 from sa1bpack.raw.decoding import RawKeywords
 

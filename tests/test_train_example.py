@@ -8,7 +8,7 @@ import example_runs
 import numpy as np
 import pytest
 import torch
-from example_runs import BATCH, TORCHRUN, finish, lines, same_as, start, train, weights
+from example_runs import BATCH, TORCHRUN, finish, lines, same_as, start, weights
 from small_tars import members, write_tar
 
 import sa1bpack
@@ -23,31 +23,47 @@ def pack(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(pack, tmp_path_factory) -> Path:
+def script():
+    return example_runs.load(SCRIPT)
+
+
+def train(script, pack: Path, folder: Path, *options) -> list[dict]:
+    """Train in this process, with history and checkpoint in `folder`; returns the lines."""
+    files = ("--history", folder, "--checkpoint", folder / "run.pt", "--batch-size", BATCH)
+    with pytest.MonkeyPatch.context() as patch, example_runs.in_this_process(patch):
+        assert script.main([str(pack), *map(str, (*files, *options))]) == 0
+    return lines(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(script, pack, tmp_path_factory) -> Path:
     """The folder of a run of seven steps, three and a half epochs, in one process."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert [line["step"] for line in train(SCRIPT, pack, folder, "--steps", 7)] == list(range(1, 8))
+    found = train(script, pack, folder, "--steps", 7)
+    assert [line["step"] for line in found] == list(range(1, 8))
     return folder
 
 
 @pytest.fixture(scope="module")
-def ended_in_mid_epoch(pack, tmp_path_factory) -> Path:
+def ended_in_mid_epoch(script, pack, tmp_path_factory) -> Path:
     """The folder of a run of three steps, one and a half epochs, in one process."""
     folder = tmp_path_factory.mktemp("ended")
-    assert train(SCRIPT, pack, folder, "--steps", 3)[-1]["epoch"] == 1
+    assert train(script, pack, folder, "--steps", 3)[-1]["epoch"] == 1
     return folder
 
 
 def test_resuming_in_mid_epoch_has_bit_for_bit_the_losses_of_an_undisturbed_run(
-    pack, undisturbed, ended_in_mid_epoch, tmp_path
+    script, pack, undisturbed, ended_in_mid_epoch, tmp_path
 ):
     shutil.copytree(ended_in_mid_epoch, tmp_path, dirs_exist_ok=True)
     assert not same_as(undisturbed, tmp_path)
-    train(SCRIPT, pack, tmp_path, "--steps", 7, "--resume")
+    train(script, pack, tmp_path, "--steps", 7, "--resume")
     assert same_as(undisturbed, tmp_path)
 
 
-def test_sigterm_saves_after_the_step_and_the_same_command_resumes(pack, undisturbed, tmp_path):
+def test_sigterm_saves_after_the_step_and_the_same_command_resumes(
+    script, pack, undisturbed, tmp_path
+):
     options = ("--history", tmp_path, "--checkpoint", tmp_path / "run.pt", "--batch-size", BATCH,
                "--resume", "--epochs", 100_000)  # fmt: skip
     process = start(SCRIPT, pack, *options)
@@ -60,37 +76,25 @@ def test_sigterm_saves_after_the_step_and_the_same_command_resumes(pack, undistu
     steps = len(lines(tmp_path))
     assert torch.load(tmp_path / "run.pt", weights_only=True)["step"] == steps
     target = max(7, steps + 1)
-    train(SCRIPT, pack, tmp_path, "--steps", target, "--resume", "--epochs", 100_000)
+    train(script, pack, tmp_path, "--steps", target, "--resume", "--epochs", 100_000)
     found = lines(tmp_path)
     assert [line["step"] for line in found] == list(range(1, target + 1))
     assert found[:7] == lines(undisturbed)
 
 
-def test_two_ranks_see_every_sample_once_per_epoch_with_the_losses_of_one(
-    pack, undisturbed, tmp_path
+def test_a_run_of_one_process_resumes_as_two_ranks_which_see_every_sample_once_per_epoch(
+    pack, undisturbed, ended_in_mid_epoch, tmp_path
 ):
-    train(SCRIPT, pack, tmp_path, "--steps", 7, launcher=TORCHRUN)
-    alone, ranks = lines(undisturbed), [lines(tmp_path, rank) for rank in (0, 1)]
+    shutil.copytree(ended_in_mid_epoch, tmp_path, dirs_exist_ok=True)
+    files = ("--history", tmp_path, "--checkpoint", tmp_path / "run.pt", "--batch-size", BATCH)
+    code, out = finish(start(SCRIPT, pack, *files, "--steps", 7, "--resume", launcher=TORCHRUN))
+    assert code == 0, out
+    alone, ranks = lines(undisturbed)[3:], (lines(tmp_path)[3:], lines(tmp_path, 1))
     for expected, *parts in zip(alone, *ranks, strict=True):
         assert parts[0]["images"] + parts[1]["images"] == expected["images"]
         assert parts[0]["loss"] == parts[1]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
-    for epoch in range(3):
-        seen = [set(), set()]
-        for rank in (0, 1):
-            images = [i for line in ranks[rank] if line["epoch"] == epoch for i in line["images"]]
-            seen[rank] = set(images)
-            assert len(images) == len(seen[rank])
-        assert seen[0] | seen[1] == set(IDS)
-        assert not seen[0] & seen[1]
-
-
-def test_a_run_of_one_process_resumes_as_two(pack, undisturbed, ended_in_mid_epoch, tmp_path):
-    shutil.copytree(ended_in_mid_epoch, tmp_path, dirs_exist_ok=True)
-    train(SCRIPT, pack, tmp_path, "--steps", 7, "--resume", launcher=TORCHRUN)
-    rest = lines(undisturbed)[3:]
-    for expected, first, second in zip(rest, lines(tmp_path)[3:], lines(tmp_path, 1), strict=True):
-        assert first["images"] + second["images"] == expected["images"]
-        assert first["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    seen = [i for rank in ranks for line in rank if line["epoch"] == 2 for i in line["images"]]
+    assert sorted(seen) == list(IDS)
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +124,6 @@ def test_a_rank_without_masks_takes_part(script, deterministic, sparse, tmp_path
     assert (0, 1) in parts or (1, 0) in parts
     for expected, first, second in zip(lines(tmp_path / "one"), *ranks, strict=True):
         assert first["loss"] == second["loss"] == pytest.approx(expected["loss"], rel=1e-4)
-
-
-@pytest.fixture(scope="module")
-def script():
-    return example_runs.load(SCRIPT)
 
 
 @pytest.fixture
@@ -171,9 +170,8 @@ def test_a_run_on_cuda_resumes_with_step_counts_on_the_cpu(script, pack, tmp_pat
         signal.signal(signal.SIGTERM, before)
 
 
-def test_make_dataloader_trains_identically(script, deterministic, pack, undisturbed, tmp_path):
-    files = ["--history", str(tmp_path), "--checkpoint", str(tmp_path / "run.pt")]
-    assert script.main([str(pack), *files, "--steps", "7", "--workers", "0"]) == 0
+def test_make_dataloader_trains_identically(script, pack, undisturbed, tmp_path):
+    train(script, pack, tmp_path, "--steps", 7, "--workers", 0)
     assert same_as(undisturbed, tmp_path)
 
 

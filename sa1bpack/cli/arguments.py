@@ -4,7 +4,7 @@ A parameter before `*` is an argument, one after it is an option; its annotation
 default the default. The docstring has the description, a section `Args:` with the help of each
 parameter, as `name (METAVAR): help`, and what follows the options in the help. A parameter that is
 a dataclass stands for its fields, which are options: their help is in the same section, or, if they
-are declared options (`sa1bpack.options`), with them.
+are declared options (`sa1bpack.arguments`), with them.
 """
 
 import argparse
@@ -321,7 +321,7 @@ def _sections(documentation: str) -> tuple[str, dict[str, tuple[str | None, str]
 
 def _add_declared(group: argparse._ArgumentGroup, options: type) -> None:
     """Add the flags of declared options; their bounds are checked when the group is made."""
-    from sa1bpack.options import declarations, text_of
+    from sa1bpack.arguments import declarations, text_of
 
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name, (declared, kind, optional) in declarations(options).items():

@@ -10,6 +10,7 @@ import numpy as np
 
 from sa1bpack import masks as kernels
 from sa1bpack import pixels
+from sa1bpack.arguments import option
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.shards import OpenShard
@@ -29,7 +30,6 @@ from sa1bpack.format.layout import Layout
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.select import ThresholdKeywords, Thresholds
-from sa1bpack.options import option
 
 COORDINATES = ("source", "stored")
 

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from sa1bpack.options import Options, declarations, option
+from sa1bpack.arguments import Options, declarations, option
 from sa1bpack.wording import brief
 
 ORDERS = ("largest", "random", "iou", "stability")

@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.arguments import Options, checks_options, declarations, option
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
 from sa1bpack.format.layout import Layout
 from sa1bpack.masks.select import MaskRule, ThresholdKeywords
-from sa1bpack.options import Options, declarations, option
 from sa1bpack.wording import brief
 
 FITS = ("pad", "squash", "native")

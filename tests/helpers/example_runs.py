@@ -73,14 +73,6 @@ def finish(process: subprocess.Popen) -> tuple[int, str]:
     return process.returncode, out
 
 
-def train(script: str, pack: Path, folder: Path, *options, launcher=()) -> list[dict]:
-    """Train to the end, with history and checkpoint in `folder`; returns the lines of rank 0."""
-    files = ("--history", folder, "--checkpoint", folder / "run.pt", "--batch-size", BATCH)
-    code, out = finish(start(script, pack, *files, *options, launcher=launcher))
-    assert code == 0, out
-    return lines(folder)
-
-
 def lines(folder: Path, rank: int = 0) -> list[dict]:
     found = (folder / f"rank{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in found]
