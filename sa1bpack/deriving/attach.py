@@ -143,13 +143,11 @@ def _pieces(array: Any, positions: np.ndarray, counts: np.ndarray, spec: SideSpe
     for first in range(0, len(counts), each):
         stop = min(first + each, len(counts))
         rows = array[positions[edges[first] : edges[stop]]]
-        yield np.ascontiguousarray(_stored(rows, spec)), counts[first:stop]
-
-
-def _stored(rows: Any, spec: SideSpec) -> np.ndarray:
-    if isinstance(rows, np.ndarray) and spec.dtype == "bfloat16":
-        return rows.astype(spec.stored, copy=False)
-    return stored_rows(rows)[0]
+        if isinstance(rows, np.ndarray) and spec.dtype == "bfloat16":  # as bits
+            rows = np.ascontiguousarray(rows, spec.stored)
+        else:
+            rows, _ = stored_rows(rows)
+        yield rows, counts[first:stop]
 
 
 def _compare(target: Target, shard: ShardToDo, pieces) -> None:

@@ -163,10 +163,8 @@ class PartMaker:
         **others: Unpack[DeriveKeywords],
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
-        ds, self._options = as_dataset(ds), {} if options is None else options
-        if not isinstance(options, Mapping | None) or not all(
-            isinstance(k, str) for k in self._options
-        ):
+        ds, options = as_dataset(ds), {} if options is None else options
+        if not (isinstance(options, Mapping) and all(isinstance(key, str) for key in options)):
             raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
         if not callable(fn):
             raise OptionError(f"fn is {fn!r}: choose a function of a batch")
@@ -177,25 +175,15 @@ class PartMaker:
                 f"masks is {others['masks']!r}: with a row per mask choose flat or flat_bits"
             )
         self._batch_size = whole_number("batch_size", batch_size, 1)
-        self._fn, self._loading = fn, others
-        provenance = {
-            "function": function_name(fn),
-            "options": dict(self._options),
-            "samples": ds.spec_text,
-        }
-        self.target = Target(ds, name, provenance, **rows)
+        self._fn, self._options = fn, dict(options)
+        self._loading = {"order": "sequential", "rank": 0, "world_size": 1, **others}
+        made_by = {"function": function_name(fn), "options": self._options}
+        self.target = Target(ds, name, made_by | {"samples": ds.spec_text}, **rows)
         self.made: list[ShardToDo] = []
 
     def loader(self, shard: ShardToDo) -> Loader:
         """The batches of a shard."""
-        return Loader(
-            shard.samples,
-            self._batch_size,
-            order="sequential",
-            rank=0,
-            world_size=1,
-            **self._loading,
-        )
+        return Loader(shard.samples, self._batch_size, **self._loading)
 
     def make(self, shard: ShardToDo) -> Iterator[int]:
         """Make the part of a shard; yields the number of images of each batch that is done."""
@@ -226,18 +214,12 @@ class PartMaker:
                     writer.leave()
 
     def _writer(self, shard: ShardToDo, counts: np.ndarray) -> PartWriter:
-        code, origin = _code_digest(self._fn), None
+        target, code, origin = self.target, _code_digest(self._fn), None
         if code is not None:
-            made_by = {**self.target.provenance, "masks": self._loading.get("masks"), "code": code}
+            made_by = {**target.provenance, "masks": self._loading.get("masks"), "code": code}
             origin = msgspec.json.encode(made_by, order="sorted")
-        return PartWriter(
-            self.target.folder,
-            self.target.spec,
-            shard.identity,
-            origin=origin,
-            counts=counts,
-            step=self._batch_size,
-        )
+        given = {"origin": origin, "counts": counts, "step": self._batch_size}
+        return PartWriter(target.folder, target.spec, shard.identity, **given)
 
     def _rows(self, shard: ShardToDo, batch, counts: np.ndarray, first: int) -> np.ndarray:
         """The rows that the function returns for a batch, as they are stored."""
@@ -251,13 +233,12 @@ class PartMaker:
                 f"{shard.identity.name}; the parts before it are kept"
             )
             raise
-        rows, dtype = stored_rows(found)
-        if rows.ndim < 1 or len(rows) != int(counts.sum()):
+        (rows, dtype), expected = stored_rows(found), int(counts.sum())
+        if rows.ndim < 1 or len(rows) != expected:
             raise OptionError(
                 f"{function_name(fn)} returned {dtype} {tuple(rows.shape)} for batch "
-                f"{batch['number']} of shard {shard.identity.name}: it must return "
-                f"{int(counts.sum())} rows, one per "
-                f"{'image' if self.target.axis == 'sample' else 'mask'}"
+                f"{batch['number']} of shard {shard.identity.name}: it must return {expected} "
+                f"rows, one per {'image' if self.target.axis == 'sample' else 'mask'}"
             )
         self.target.use(dtype, rows.shape[1:])
         self.target.check_finite(shard, rows, counts, first)

@@ -219,12 +219,10 @@ def _json(provenance: dict[str, Any]) -> dict[str, Any]:
 
 
 def _folder(ds: Dataset, name: str) -> Path:
-    if len(ds.pack.folders) > 1:
-        raise OptionError(f"out is None, but {ds.pack.name} have no folder in common: choose one")
-    if ds.pack.sources:
+    if len(ds.pack.folders) > 1 or ds.pack.sources:
         raise OptionError(
-            f"out is None, but the pack is at {ds.pack.sources[0].url}: choose a folder, "
-            "and upload it"
+            f"out is None, but {ds.pack.name} have no folder in common on this machine: choose one "
+            "(and upload it, for a pack at a URL)"
         )
     return ds.root / SIDES_NAME / name
 
@@ -269,20 +267,16 @@ def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
     part  (K, N) with K from 1 to N. None: rank and world size of torch.distributed if it is
           initialized, else of the environment (RANK and WORLD_SIZE, which torchrun sets), else all
     """
-    if part is None:
-        number, count = _rank()
-    else:
-        number, count = part_of_job(part)
-        number -= 1
-    return shards[number::count]
+    number, count = _of_this_rank() if part is None else part_of_job(part)
+    return shards[number - 1 :: count]
 
 
-def _rank() -> tuple[int, int]:
+def _of_this_rank() -> tuple[int, int]:
     if (group := process_group()) is not None:
-        return group.get_rank(), group.get_world_size()
+        return group.get_rank() + 1, group.get_world_size()
     rank, world = os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE") or "1"
     try:
-        return whole_number("RANK", int(rank), 0, int(world) - 1), int(world)
+        return whole_number("RANK", int(rank), 0, int(world) - 1) + 1, int(world)
     except ValueError:
         raise OptionError(
             f"RANK is {rank!r} and WORLD_SIZE is {world!r} in the environment: set both, or pass "

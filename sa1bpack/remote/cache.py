@@ -212,9 +212,12 @@ class Cache:
 
     def _make(self, lock: Lock, folder: Path, nbytes: int, fetch, is_sound) -> None:
         """Make a folder that is not here, with its lock held."""
-        if folder.is_dir() and (lock.record[1] == boot_id() or is_sound(folder)):
-            lock.note(nbytes)
-            return
+        if folder.is_dir():
+            if lock.record[1] == boot_id():
+                return
+            if is_sound(folder):
+                lock.note(nbytes)
+                return
         self._empty(lock)
         begun = _begun(folder)
         try:

@@ -159,7 +159,7 @@ def test_an_object_with_a_path_that_leads_out_is_refused(layout_packs, uploaded,
 def test_a_sound_pack_with_side_arrays_is_read_once_and_not_kept(
     with_sides, uploaded, proxy, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(verify, "RANGE_BYTES", 1 << 14)
+    monkeypatch.setattr(verify, "RANGE_BYTES", 1 << 16)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     url, own = uploaded(with_sides.root), sa1bpack.verify(with_sides.root)
     report = sa1bpack.verify(url)
