@@ -54,8 +54,6 @@ _CONDITION = re.compile(
 SPLIT = int.from_bytes(b"split 1", "big")
 FRACTION = int.from_bytes(b"share 1", "big")
 
-_BLOCK = 1 << 20  # ids that are hashed together
-
 
 def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) -> Rows:
     """Those of the rows that are in the shards whose entry has one of these names in a field.
@@ -151,12 +149,8 @@ def below(image_ids: np.ndarray, fraction: float, seed: int, use: int) -> np.nda
 
     Raises OptionError for a seed that is not a whole number from 0 to 2**64 - 1.
     """
-    found = np.empty(len(image_ids), bool)
-    for first in range(0, max(len(found), 1), _BLOCK):
-        drawn = words(seed, 0, image_ids[first : first + _BLOCK], use, 1)[:, 0]
-        u = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        np.less(u, fraction, out=found[first : first + _BLOCK])
-    return found
+    drawn = words(seed, 0, image_ids, use, 1)[:, 0]
+    return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53 < fraction
 
 
 def save_rows(pack: Pack, rows: Rows, path: Path) -> None:

@@ -75,24 +75,6 @@ def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, limited):
 # --------------------------------------------------------------------------- refused by the system
 
 
-@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EMFILE, errno.ENFILE])
-def test_a_map_or_file_that_is_refused_once_costs_nothing_but_cached_shards(
-    packed, cache, around, code
-):
-    ds = open_pack(packed.root)
-    ds.shards.open_many([0, 2, 3])
-    refused = []
-
-    def refuse(folder):
-        if not refused:
-            refused.append(folder)
-            raise OSError(code, os.strerror(code), str(folder))
-
-    around(refuse)
-    assert ds[9]["index"] == 9 and len(refused) == 1
-    assert cache.mappings == 2 * ARRAYS  # one of the three, and the new one
-
-
 @pytest.mark.parametrize("check", ["open", "read"])
 @pytest.mark.parametrize("code, limit", [
     (errno.ENOMEM, r"another memory map.*vm.max_map_count = \d+.*sysctl -w vm.max_map_count"),

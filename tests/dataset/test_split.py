@@ -60,7 +60,7 @@ def test_golden_numbers_never_change():
 
 
 def test_parts_have_the_size_asked_for_and_do_not_depend_on_each_other():
-    ids = np.arange(3_000_000)  # more than one block
+    ids = np.arange(1_000_000)
     split, part = below(ids, 0.01, 0, SPLIT), below(ids, 0.01, 0, FRACTION)
     other = below(ids, 0.01, 1, SPLIT)
     for found in (split, part, other):
