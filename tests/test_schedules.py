@@ -69,10 +69,7 @@ def test_equal_schedules_are_equal_however_they_were_written():
         (lambda: Steps(1, {0: 2}), "a key of changes is 0"),
         (lambda: Steps(1, {1: 2}, by="batch"), "by is 'batch': choose one of epoch, step"),
         (lambda: Function(3, epochs=1), "function is 3"),
-        (
-            lambda: Function([3, 4].__getitem__, steps=9),
-            r"in step 2: IndexError: .*steps=2\)",
-        ),
+        (lambda: Function([3, 4].__getitem__, steps=9), r"in step 2: IndexError: .*steps=2\)"),
         (
             lambda: as_schedule("max_masks", lambda epoch: [2, 3, 4][epoch]),
             r"max_masks is a function that fails in epoch 3: IndexError: .*Function\(f, epochs=3\)",

@@ -1,1 +1,1 @@
-"""What is sample i? Datasets over packs, samples as views, metadata as arrays."""
+"""Datasets over packs, samples as views, metadata as arrays."""

@@ -18,13 +18,7 @@ from sa1bpack.arguments import (
     whole_number,
 )
 from sa1bpack.dataset import select
-from sa1bpack.dataset.columns import (
-    Columns,
-    check_column,
-    empty_column,
-    expanded,
-    iterate_columns,
-)
+from sa1bpack.dataset.columns import Columns, check_column, empty_column, expanded, iterate_columns
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.rows import (
@@ -48,7 +42,7 @@ from sa1bpack.wording import counted
 
 @dataclasses.dataclass(frozen=True)
 class SampleInfo:
-    """Where a sample comes from, where it is, and its sizes and counts.
+    """Origin and place of a sample, its sizes and counts.
 
     index             row in the pack, or in all packs together, as in the sample itself
     image_id          of the JSON record
@@ -471,7 +465,7 @@ class Dataset:
 
     @property
     def spec_text(self) -> str:
-        """How samples look, in one line: "pad 1024 rgb, masks 256 area, stored coordinates".
+        """The form of samples in one line: "pad 1024 rgb, masks 256 area, stored coordinates".
 
         The same for datasets whose batches mean the same to a `transforms.Pipeline`, subsets
         included, and different otherwise. Packed or unpacked masks, drawn or stored ones, make no
@@ -486,7 +480,7 @@ class Dataset:
 
     @property
     def mask_sampling(self) -> str:
-        """How masks are drawn, or were drawn when the pack was made."""
+        """Sampling of the masks: by which they are drawn, or were when the pack was made."""
         return self.spec.masks.sampling
 
     def __repr__(self) -> str:

@@ -151,7 +151,7 @@ def open(
 
 
 def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | ShardSource]:
-    """Where the packs are: folders, and what is named by URL."""
+    """The places of the packs: folders, and sources of what is named by URL."""
     refuse_dataset("path", path)
     several = isinstance(path, Iterable) and not isinstance(path, str | bytes | os.PathLike)
     named = list(path) if several else [path]

@@ -117,7 +117,7 @@ class Pack:
 
     @cached_property
     def identities(self) -> tuple[ShardIdentity, ...]:
-        """What identifies the content of each shard, as side arrays know it.
+        """The names and digests of the shards, by which their content is identified.
 
         Raises FormatError if the checksum file of a shard is missing.
         """
@@ -201,7 +201,7 @@ class Pack:
     # ---------------------------------------------------------------------------- where a sample is
 
     def locate(self, row: int) -> tuple[int, int, int, int]:
-        """Where a row is: shard number, row in it, first mask row in it, and one past the last.
+        """The place of a row: shard number, row in it, first mask row in it, and one past the last.
 
         Mask rows may only be used once the shard was opened, which checks them.
         """
@@ -364,16 +364,16 @@ class Pack:
 
     @cached_property
     def sources(self) -> tuple[ShardSource, ...]:
-        """Where shards come from, of those packs that are not on this machine."""
+        """The sources of shards of those packs that are not on this machine."""
         return tuple(folder.source for folder in self.folders if folder.source is not None)
 
     @property
     def forks(self) -> bool:
-        """Whether samples can be read in a child that was forked."""
+        """True if samples can be read in a child that was forked."""
         return all(source.forks for source in self.sources)
 
     def fetched(self) -> Counts | None:
-        """What this process has fetched so far; None for a pack of this machine."""
+        """Counts of what this process has fetched so far; None for a pack of this machine."""
         if not self.sources:
             return None
         found = {source.url: source for source in self.sources}

@@ -72,7 +72,7 @@ class PackFolder:
 
     @cached_property
     def identities(self) -> list[ShardIdentity]:
-        """What identifies the content of each shard. Raises as `shard_identities` does."""
+        """The names and digests of the shards. Raises as `shard_identities` does."""
         return CACHE.with_resources(lambda: shard_identities(self.root, self.manifest))
 
     @cached_property
@@ -92,7 +92,7 @@ class PackFolder:
         return offsets
 
     def missing(self) -> str | None:
-        """What an incomplete pack holds so far, and the remedy; None for a complete pack."""
+        """The text on what an incomplete pack holds, and the remedy; None for a complete pack."""
         if self.manifest.complete:
             return None
         return f"{self.root}: {completeness_of(self.root, self.manifest)}"

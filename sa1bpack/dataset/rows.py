@@ -1,4 +1,4 @@
-"""Which rows of a pack a dataset holds, how ids find them, and what identifies them.
+"""The rows of a pack that a dataset holds, how ids find them, and what identifies them.
 
 Rows are a range where that is possible, else an array. They are identified by their fingerprint: an
 XXH3-64 of the digests of the shards that have them, and of the rows in these, as docs/format.md
@@ -171,7 +171,7 @@ def _stretches(edges: np.ndarray, rows: Rows) -> tuple[np.ndarray, ...]:
 
 @dataclass(frozen=True)
 class IdLookup:
-    """Where image ids are among n samples.
+    """The positions of image ids among n samples.
 
     ids     int64 (n,)
     stored  int64 (n,): stable argsort of the ids, as it was read; need not be right

@@ -1,4 +1,4 @@
-"""What a sample is: read-only views of one row of a pack, converted as the options ask."""
+"""A sample: read-only views of one row of a pack, converted as the options ask."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -15,14 +15,7 @@ from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.shards import OpenShard
 from sa1bpack.dataset.sides import side_paths
-from sa1bpack.dataset.specs import (
-    AS_STORED,
-    RGB_OF_YUV,
-    ImageSpec,
-    MaskSpec,
-    image_spec,
-    mask_spec,
-)
+from sa1bpack.dataset.specs import AS_STORED, RGB_OF_YUV, ImageSpec, MaskSpec, image_spec, mask_spec
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
 from sa1bpack.format.array_reader import map_array
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
@@ -60,7 +53,7 @@ class SampleKeywords(ThresholdKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions(Thresholds):
-    """How a dataset's samples look and what happens to them; see `sa1bpack.open`."""
+    """Form and treatment of a dataset's samples; see `sa1bpack.open`."""
 
     masks: str = option(
         "bits", "packed bits, unpacked bits, or runs", choices=("bits", "bool", "runs")
@@ -98,13 +91,13 @@ class SampleOptions(Thresholds):
 
     @cached_property
     def rule(self) -> kernels.MaskRule | None:
-        """Which masks a sample has; None for all."""
+        """The rule for the masks that a sample has; None for all."""
         return None if self.keeps_all else kernels.MaskRule(**self._given())
 
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """How the images and masks of a pack's samples look (see `specs`), and their coordinates."""
+    """The form of images and masks of a pack's samples (see `specs`), and their coordinates."""
 
     image: ImageSpec
     masks: MaskSpec
@@ -113,13 +106,9 @@ class SampleSpec:
 
     @classmethod
     def of(
-        cls,
-        layout: Layout,
-        sampling: str,
-        options: SampleOptions,
-        sides: tuple[SideSpec, ...] = (),
+        cls, layout: Layout, sampling: str, options: SampleOptions, sides: tuple[SideSpec, ...] = ()
     ) -> "SampleSpec":
-        """What the options ask for, of packs with this layout and sampling of stored masks.
+        """The form that the options ask for, of packs with this layout and sampling of masks.
 
         Raises OptionError if such a pack cannot provide it.
         """

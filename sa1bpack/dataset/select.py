@@ -1,4 +1,4 @@
-"""Which samples a selection holds: by shards, a condition, ids, a hash of the image id, or a file.
+"""Selections of samples: by shards, a condition, ids, a hash of the image id, or a file.
 
 A condition as text, "mask_count >= 10" or "max(area) > 100000", compares a number of each sample
 with a constant. Nothing in it is evaluated as code: names and signs are looked up in tables.
@@ -71,7 +71,8 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
     chosen = np.array([getattr(entry, field) in wanted for entry in entries])
     if pack.is_whole(rows):
         spans = np.array([*pairwise(pack.first_row)])[chosen]
-        return as_rows(np.concatenate([[], *(np.arange(*span) for span in spans)]).astype(np.int64))
+        parts = [np.arange(first, stop) for first, stop in spans.tolist()]
+        return as_rows(np.concatenate([np.empty(0, np.int64), *parts]))
     rows = row_array(rows)
     return as_rows(rows[chosen[pack.shard_numbers(rows)]])
 

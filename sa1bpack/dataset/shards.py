@@ -242,7 +242,7 @@ def wrong_span(shard: Shard, row: int, start: int, stop: int, expected: int) -> 
 
 
 def mapping_limit() -> int:
-    """How many memory maps this process may have: vm.max_map_count."""
+    """The memory maps that this process may have: vm.max_map_count."""
     try:
         return int(_MAPPINGS_LIMIT.read_text())
     except (OSError, ValueError):  # not Linux, or no descriptor is left to read it
@@ -250,7 +250,7 @@ def mapping_limit() -> int:
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether the system refused a memory map or an open file for lack of resources."""
+    """True if the system refused a memory map or an open file for lack of resources."""
     return error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 

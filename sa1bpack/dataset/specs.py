@@ -1,4 +1,4 @@
-"""How the pixels and masks of samples look: what was asked for, and what the pack has."""
+"""The form of pixels and masks of samples: by what was asked for, and what the pack has."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ RGB_OF_YUV = 3  # yuv420, native or on a canvas, converted
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """How the masks of a sample are made.
+    """The way in which the masks of a sample are made.
 
     source    "bits": from the stored bits. "drawn": from the exact runs, on a grid of `size`.
               "runs": not at all, a sample has the runs
@@ -88,7 +88,7 @@ def pack_sampling(manifest: Manifest) -> str:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How an image is put onto its canvas in a batch.
+    """The way in which an image is put onto its canvas in a batch.
 
     how    AS_STORED, RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV
     shape  of the canvas: (S, S, 3), or I420 (S * 3 / 2, S)

@@ -89,19 +89,6 @@ def test_no_side_array_has_a_key_of_samples_or_of_batches_before_and_after_a_pip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.fit}-{layout.pixels}")
-def test_fields_are_arrays_of_the_format(layout):
-    arrays = {spec.name: spec for spec in layout.arrays}
-    for axis, fields in (("sample", SAMPLE_FIELDS), ("mask", MASK_FIELDS)):
-        for field in fields:
-            if field.array in ("", "image"):
-                continue
-            spec = arrays[field.array]
-            assert spec.axis == axis
-            if field.columns:
-                assert spec.row_shape == field.row_shape
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.fit}-{layout.pixels}")
 def test_every_array_of_the_format_is_a_field_or_a_column_or_serves_one(layout):
     inner = {"mask_offset", "image_offset", "run_offset", "run_ends"}
     named = {field.array for field in FIELDS} | set(SAMPLE_COLUMNS) | set(MASK_COLUMNS)

@@ -23,7 +23,6 @@ from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import batch_views, finish
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.reading import SampleReader
-from sa1bpack.masks.rle import parse_counts
 
 SIDE, GRID = 64, 16
 SIZES = {1: (64, 96), 2: (96, 64), 3: (63, 95), 4: (40, 40), 5: (96, 31)}  # source height, width
@@ -113,22 +112,6 @@ def test_masks_of_another_size_are_drawn_from_the_runs_exactly(packs, fit, size)
         assert np.array_equal(np.packbits(expected, -1, bitorder="little"), bits["masks"])
 
 
-def test_runs_are_those_of_the_json(packs):
-    for sample in sa1bpack.open(packs(masks="runs"), masks="runs"):
-        assert "masks" not in sample
-        counts = [
-            one["segmentation"]["counts"].encode()
-            for one in record(sample["image_id"], MASKS[sample["image_id"]],
-                              *SIZES[sample["image_id"]])["annotations"]
-        ]  # fmt: skip
-        offset = np.cumsum([0, *map(len, counts)])
-        height, width = sample["size"][:2].tolist()
-        text = np.frombuffer(b"".join(counts), np.uint8)
-        ends, offset, _ = parse_counts(text, offset, height * width)
-        assert np.array_equal(sample["run_ends"], ends)
-        assert np.array_equal(sample["run_offset"], offset)
-
-
 def test_stored_planes_are_returned_unchanged(packs):
     for fit in ("pad", "native"):
         ds = sa1bpack.open(packs(fit, "yuv420"), pixels="stored")
@@ -180,9 +163,9 @@ READING = [
 ]
 # Every layout with two ways of reading, and every way of reading with four layouts.
 CASES = [
-    (*layout, READING[(k + turn) % len(READING)])
+    (*layout, READING[(k + shift) % len(READING)])
     for k, layout in enumerate(LAYOUTS)
-    for turn in (k // 6, k // 6 + 3)
+    for shift in (k // 6, k // 6 + 3)
 ]
 
 

@@ -1,13 +1,12 @@
 """An option that a call does not have: one answer everywhere, which says what is meant."""
 
 import inspect
-import re
 
 import pytest
 
 import sa1bpack
 from sa1bpack import arguments
-from sa1bpack.errors import OptionError, Sa1bpackError, UnknownName
+from sa1bpack.errors import OptionError
 
 TAR = "tests/samples/sa_000000.tar"
 
@@ -19,10 +18,7 @@ TAR = "tests/samples/sa_000000.tar"
         (lambda pack: sa1bpack.open(pack, mask=3), "'mask': is masks meant"),
         (lambda pack: sa1bpack.open(pack).with_options(chek="read"), "'chek': is check meant"),
         (lambda pack: sa1bpack.TarDataset(TAR, cache_size=1), "'cache_size': is cache_bytes meant"),
-        (
-            lambda pack: sa1bpack.IterableTarDataset(TAR, shuffle=8),
-            "'shuffle': use shuffle_buffer",
-        ),
+        (lambda pack: sa1bpack.IterableTarDataset(TAR, shuffle=8), "'shuffle': use shuffle_buffer"),
         (lambda pack: sa1bpack.Collate(max_mask=3), "'max_mask': is max_masks meant"),
         (lambda pack: sa1bpack.PackOptions(image_sze=3), "'image_sze': is image_size meant"),
         (lambda pack: sa1bpack.pack(TAR, "out", num_workers=2), "'num_workers': is workers meant"),
@@ -53,27 +49,6 @@ def _options_of(place: str) -> set[str]:
         else:
             found.add(each.name)
     return found
-
-
-@pytest.mark.parametrize(
-    "look_up",
-    [
-        lambda ds: ds.by_id(1), lambda ds: ds.index_of([1, 2]), lambda ds: ds.column("x"),
-        lambda ds: ds.column("area"), lambda ds: ds.mask_column("size"), lambda ds: ds.source("x"),
-        lambda ds: ds.shard("x"), lambda ds: ds.shards[0]["x"], lambda ds: ds.source(99),
-        lambda ds: ds.shard(99), lambda ds: ds.source(["sa_000000", None]),
-    ],
-)  # fmt: skip
-def test_a_name_that_a_dataset_does_not_have_is_an_error_of_sa1bpack_with_a_readable_text(
-    packed, look_up
-):
-    with pytest.raises(UnknownName) as caught:
-        look_up(sa1bpack.open(packed.root))
-    assert isinstance(caught.value, KeyError) and isinstance(caught.value, Sa1bpackError)
-    assert str(caught.value) == caught.value.args[0]
-    assert re.match(
-        r"no (image_id|column|source|shard|array) |'\w+' has one value", str(caught.value)
-    )
 
 
 def test_a_share_without_a_name_is_refused(packed):

@@ -1,1 +1,1 @@
-"""Which samples come next? Orders of an epoch, cut into batches for a rank."""
+"""The samples that come next: orders of an epoch, cut into batches for a rank."""

@@ -124,7 +124,7 @@ class OrderedBatches:
 
     @property
     def last(self) -> str:
-        """What becomes of the samples that do not fill a batch: "short", "drop" or "pad"."""
+        """The treatment of samples that do not fill a batch: "short", "drop" or "pad"."""
         return self.cursor.batches.last
 
     @property
@@ -156,7 +156,7 @@ class OrderedBatches:
 
     @property
     def buckets(self) -> Buckets | None:
-        """What samples are sorted by within a window of batches."""
+        """The buckets that sort samples within a window of batches; None: there are none."""
         return self.cursor.batches.buckets
 
     def padding(self, kept: Kept | None = None) -> tuple[float, float]:
@@ -318,7 +318,7 @@ class BatchIndices(list):
 
 
 class DealtBatches:
-    """The batches of all ranks in turn: a batch sampler for a library that deals them out itself.
+    """A batch sampler of the parts of all ranks, for a library that deals them out itself.
 
     Hugging Face Accelerate assigns batch i of a batch sampler to process i % n of n. Of batches
     that are cut for a rank already, each process would get a part of its part. Here batch k * n + r
@@ -375,7 +375,7 @@ class DealtBatches:
 
 
 def _parts(batches: EpochBatches, k: int) -> list[tuple[int, int]]:
-    """Where the parts of batch k begin and end: full ones of a rank, and what is left over."""
+    """The bounds of the parts of batch k: full ones of a rank, and what is left over."""
     first, stop = batches.span(k)
     size = batches.cut.size(batches.epoch, batches.number(k)) // batches.world_size
     return [(low, min(low + size, stop - first)) for low in range(0, stop - first, size)]

@@ -16,7 +16,7 @@ MAX_WINDOW = 2**20
 
 @checks_options
 class Buckets:
-    """What samples are sorted by, and how many batches are sorted together.
+    """The key by which samples are sorted, and the number of batches that are sorted together.
 
     A window of `batches` successive batches of the order is sorted, and cut into batches again,
     which come in random order. So a sample moves by less than a window, and the batches of an
@@ -82,7 +82,7 @@ class Buckets:
         return (self._shapes[:, 0] / self._shapes[:, 1]).astype(np.float32)
 
     def as_text(self) -> str:
-        """What decides the batches: "mask_count, windows of 64 batches"."""
+        """The key and the window, which decide the batches: "mask_count, windows of 64 batches"."""
         return f"{self.by}, windows of {self.batches} batches"
 
     def __repr__(self) -> str:
@@ -92,21 +92,21 @@ class Buckets:
         """int64 (k,): the positions that sort int64 (k,) samples; equal ones keep their order."""
         return np.lexsort((self.counts[samples], self.keys[samples]))
 
-    def arranged(self, samples: np.ndarray, turn: int) -> np.ndarray:
+    def arranged(self, samples: np.ndarray, word: int) -> np.ndarray:
         """The samples of a batch, int64 (k,), in an order whose contiguous parts are alike.
 
-        turn  a random word: which part is the fullest, if they are not equal
+        word  random: decides which part is the fullest, if they are not equal
         """
         ranked = samples[np.argsort(self.counts[samples], kind="stable")]
         count = len(ranked)
-        pairs = np.roll(_spread(count // 2), int(turn % max(1, count // 2)))
+        pairs = np.roll(_spread(count // 2), int(word % max(1, count // 2)))
         places = np.stack([pairs, count - 1 - pairs], 1).ravel()
         if count % 2:
             places = np.append(places, count // 2)
         return ranked[places]
 
     def waste(self, samples: np.ndarray, most: int | None, capacity: int | None) -> "Waste":
-        """What padding these samples, int64 (k,), to one shape wastes.
+        """The waste of padding these samples, int64 (k,), to one shape.
 
         most      masks that are kept per sample; None for all
         capacity  masks per sample in padded arrays; None: those of the fullest one
@@ -122,12 +122,12 @@ class Buckets:
 
     @property
     def of_masks(self) -> bool:
-        """Whether it is mask rows that are wasted, not pixels."""
+        """True if it is mask rows that are wasted, False if pixels."""
         return self._shapes is None
 
     @property
     def wasted(self) -> str:
-        """What it is that padding takes."""
+        """The name of what padding takes."""
         return "mask rows" if self.of_masks else "pixels of images cropped to their batch"
 
 

@@ -40,7 +40,7 @@ def _unchanged(batches: EpochBatches) -> EpochBatches:
 
 
 class EpochCursor:
-    """Where a loader is in its order: the state of its iterations, one at a time.
+    """The place of a loader in its order: the state of its iterations, one at a time.
 
     Every iteration is an epoch. The next one is the next epoch if any batch of the latest one came
     out, whether or not all did; otherwise the same epoch begins again, from the same batch. An
@@ -56,9 +56,7 @@ class EpochCursor:
     """
 
     def __init__(
-        self,
-        batches: EpochBatches,
-        join: Callable[[EpochBatches], EpochBatches] = _unchanged,
+        self, batches: EpochBatches, join: Callable[[EpochBatches], EpochBatches] = _unchanged
     ):
         """
         Args:

@@ -285,7 +285,7 @@ class EpochBatches:
 
     @property
     def padded(self) -> int:
-        """How many samples at the end of the last global batch have come before in the epoch."""
+        """The number of samples at the end of the last global batch that have come before."""
         if self.last != "pad" or not self._left_over:
             return 0
         return self.cut.size(self.epoch, self._first + self._full) - self._left_over
@@ -370,9 +370,9 @@ class EpochBatches:
         low, high = cut.position(epoch, numbers[0]), cut.position(epoch, numbers[-1] + 1)
         samples = self._take(low, high)
         samples = samples[self.buckets.order(samples)]
-        turns, words = pure.bucket_words(key, window, len(numbers))
+        places, words = pure.bucket_words(key, window, len(numbers))
         batches, low = [np.empty(0, np.int64)] * len(numbers), 0
-        for place in turns.tolist():
+        for place in places.tolist():
             high = low + cut.size(epoch, numbers[place])
             batches[place] = self.buckets.arranged(samples[low:high], int(words[place]))
             low = high

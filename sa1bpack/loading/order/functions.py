@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Key:
-    """What an order is a pure function of.
+    """The arguments that an order is a pure function of.
 
     Attributes:
         seed: 0 to 2**64 - 1.

@@ -20,7 +20,7 @@ from sa1bpack.schedules import Schedule, as_schedule
 
 
 class Ordered(Protocol):
-    """What an order requires of a dataset."""
+    """The members of a dataset that an order requires."""
 
     @property
     def fingerprint(self) -> str:

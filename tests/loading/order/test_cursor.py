@@ -166,17 +166,6 @@ def test_the_end_of_an_iteration_is_reported_once_and_outside_the_lock():
     assert found == [(4, 0)]
 
 
-def test_a_count_that_only_a_library_has_is_not_guessed():
-    cursor = new_cursor()
-    generation, _ = cursor.begin()
-    cursor.took(generation, None)
-    with pytest.raises(LoaderError, match=r"another library .*skip_first_batches"):
-        cursor.state_dict()
-    assert cursor.begin()[1].epoch == 1
-    cursor.set_epoch(3)
-    assert place(cursor) == (3, 0)
-
-
 def test_a_forked_child_has_a_cursor_even_if_a_thread_held_its_lock_at_the_fork():
     parent, begun, forked = os.getpid(), threading.Event(), threading.Event()
 

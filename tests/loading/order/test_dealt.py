@@ -40,21 +40,6 @@ def test_the_short_end_of_an_epoch_is_full_batches_and_one_short_one():
     assert sorted(chain(*dealt(2))) == list(range(44))
 
 
-def test_epochs_come_one_after_the_other_or_as_they_are_set():
-    batches = dealt(2)
-    epochs = [list(chain(*batches)) for _ in range(2)]
-    assert epochs == [ORDER.take(epoch, 0, 44).tolist() for epoch in range(2)]
-    batches.set_epoch(0)
-    assert list(chain(*batches)) == epochs[0]
-    old = iter(batches)
-    next(old)
-    batches.set_epoch(5)
-    with pytest.raises(LoaderError, match="ended by a new one"):
-        next(old)
-    assert len(batches) == 8
-    assert next(iter(batches)) == ORDER.take(5, 0, 6).tolist()
-
-
 def test_a_state_saved_while_a_library_takes_the_batches_is_refused():
     batches = dealt(1)
     ordered = batches.batches

@@ -60,19 +60,7 @@ def test_a_node_opens_its_part_of_the_shards_and_two_more_at_most():
 def test_homes_are_shuffled_in_every_epoch_and_pinned():
     assert home_shards(7).tolist() == [2, 1, 4, 3, 6, 0, 5]
     found = home_shuffle(Key(7, 3, FINGERPRINT), 11, 3).tolist()
-    assert found == [
-        1,
-        5,
-        8,
-        3,
-        4,
-        9,
-        0,
-        6,
-        10,
-        2,
-        7,
-    ]
+    assert found == [1, 5, 8, 3, 4, 9, 0, 6, 10, 2, 7]
     first, second = (home_shuffle(Key(0, epoch, FINGERPRINT), 1000, 4) for epoch in (0, 1))
     assert np.mean(first == second) < 0.02
     assert all(np.array_equal(np.sort(first[k::4]), np.sort(second[k::4])) for k in range(4))

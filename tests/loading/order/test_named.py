@@ -43,20 +43,11 @@ def test_a_name_stands_for_an_order_with_the_seed(name, kind):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (
-            {"order": "random"},
-            f"order is 'random': choose one of {ORDERS}, or an",
-        ),
-        (
-            {"order": None},
-            f"order is None: choose one of {ORDERS}, or an Order",
-        ),
+        ({"order": "random"}, f"order is 'random': choose one of {ORDERS}, or an"),
+        ({"order": None}, f"order is None: choose one of {ORDERS}, or an Order"),
         ({"order": OrderedBatches(ShuffleOrder(DS), 4)}, "order=batches.order"),
         ({"order": ShuffleOrder(Extent(19, "0" * 16))}, "has 19 samples .* make the order from"),
-        (
-            {"order": ShuffleOrder(Extent(20, "0" * 16))},
-            "fingerprint 0{16}, but the dataset",
-        ),
+        ({"order": ShuffleOrder(Extent(20, "0" * 16))}, "fingerprint 0{16}, but the dataset"),
         ({"order": ShuffleOrder(DS, seed=1), "seed": 3}, "seed is 3, but the order has the seed 1"),
         ({"seed": -1}, "seed is -1"),
         ({"batch_size": None}, "no batch size given: choose batch_size, .* or global_batch_size"),

@@ -86,10 +86,7 @@ def test_an_order_with_impossible_values_is_refused(make, named):
             {"global_batch_size": 6, "world_size": 4},
             "global_batch_size 6 .* multiple of world_size 4",
         ),
-        (
-            {"batch_size": 6, "rank": 2, "world_size": 2},
-            "rank is 2: .* from 0 to 1",
-        ),
+        ({"batch_size": 6, "rank": 2, "world_size": 2}, "rank is 2: .* from 0 to 1"),
         ({"batch_size": 6, "world_size": 0}, "world_size is"),
         ({"batch_size": 6, "last": "fill"}, "last is 'fill': choose one of short, drop, pad"),
         ({"batch_size": 21, "last": "drop"}, "20 samples has no full batch of 21"),

@@ -145,16 +145,6 @@ def test_a_run_resumed_after_any_batch_yields_the_rest_on_any_number_of_ranks(ma
             assert on_all_ranks(make(), ranks, state, last=last) == rest
 
 
-@pytest.mark.parametrize("name", ONCE)
-@pytest.mark.parametrize("done", range(4))
-def test_another_batch_size_in_mid_epoch_still_yields_every_sample_once(name, done):
-    first = OrderedBatches(ORDERS[name](), BATCH)
-    given = list(first)[:done]
-    rest = on_all_ranks(ORDERS[name](), 2, first.state_after(done), batch_size=50)
-    assert sorted(flat(given + rest)) == list(range(SIZE))
-    assert all(len(batch) == 50 for batch in rest[:-1])
-
-
 def test_where_too_few_samples_remain_for_a_batch_the_next_epoch_follows():
     state = OrderedBatches(ORDERS["shuffle"](), BATCH, last="drop").state_after(2)
     assert state["samples"] == 1680
