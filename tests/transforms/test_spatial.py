@@ -59,23 +59,6 @@ def by_pil(rows: torch.Tensor, maps: torch.Tensor, side: int, canvas: int, out: 
     return np.stack(planes)
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("mirror", [False, True])
-def test_a_window_is_what_pil_makes_of_it(seed, mirror):
-    rng = np.random.default_rng(seed)
-    rows = torch.from_numpy(rng.random((3, 2, 32, 32), np.float32))
-    low, high = rng.uniform(0, 20, (3, 2)), rng.uniform(30, 64, (3, 2))
-    scale, offset = (high - low) / 48, low.copy()
-    if mirror:
-        scale[:, 0], offset[:, 0] = -scale[:, 0], high[:, 0]
-    maps = AxisMaps(torch.from_numpy(scale), torch.from_numpy(offset))
-    found = move_spatial(rows, frame_of(maps), 64, mirror)
-    assert found.shape == (3, 2, 24, 24)
-    for k in range(3):
-        expected = by_pil(rows[k], maps.matrix()[k], 64, 48, 24)
-        np.testing.assert_allclose(found[k], expected, atol=2e-5)
-
-
 @pytest.mark.parametrize(
     "steps", [STEPS, [T.RandomFlip(1.0)], [T.ScaleJitter()]], ids=["crop", "flip", "scale"]
 )

@@ -10,7 +10,7 @@ from mask_oracle import decode
 from pycocotools import mask as coco
 
 from sa1bpack.masks import parse_counts, window_map
-from sa1bpack.transforms import Frame, RunBatch, backends, draw_runs
+from sa1bpack.transforms import RunBatch, backends, draw_runs
 from sa1bpack.transforms.masks.run_batch import Drawing
 
 SAMPLINGS = ("area", "center")
@@ -19,13 +19,12 @@ few = settings(
 )
 
 
-def drawn(runs: RunBatch, maps, size, sampling, device, **options):
+def drawn(runs: RunBatch, maps, size, sampling, device):
     """Masks of all rows, and their counts, on the CPU; never by another backend."""
     runs = runs.to(device)
-    place = options.get("place", torch.arange(runs.masks)).to(device)
-    owner = options.get("owner", runs.owner).to(device)
-    drawing = Drawing(runs, maps, place, owner, tuple(size), sampling, options.get("frame"))
-    found = backends.launch(device, "masks.draw_masks", drawing, options.get("dtype", torch.bool))
+    place = torch.arange(runs.masks, device=device)
+    drawing = Drawing(runs, maps, place, runs.owner, tuple(size), sampling)
+    found = backends.launch(device, "masks.draw_masks", drawing, torch.bool)
     assert found is not None
     return [tensor.cpu() for tensor in found]
 
@@ -85,31 +84,6 @@ def test_masks_at_the_size_of_the_image_are_those_of_pycocotools(triton_device, 
     masks = decoded[:, :, ::-1] if mirrored else decoded
     np.testing.assert_array_equal(found.numpy(), masks)
     assert counts.tolist() == masks.sum((1, 2)).tolist()
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16])
-def test_rows_have_their_mask_or_none_and_are_cropped_and_cast(triton_device, dtype):
-    ends, offset = flat_runs([[0, 30], [3, 9, 30], [], [10, 30]])
-    runs = RunBatch(
-        torch.from_numpy(ends),
-        torch.from_numpy(offset),
-        torch.tensor([0, 1, 4]),
-        torch.tensor([[5, 6], [6, 5]]),
-        torch.from_numpy(offset),
-    )
-    maps = np.stack([window_map(0, 0, 6, 6, (6, 6)), window_map(6, 0, 0, 6, (6, 6))])
-    whole, _ = drawn(runs, axes_of(maps), (6, 6), "area", triton_device)
-    keep = torch.tensor([[6, 6], [4, 3]])
-    place, owner = torch.tensor([2, 3, 4, 0]), torch.tensor([1, 0, 0, 1, 1])
-    frame = Frame(axes_of(maps), keep.flip(1).double().to(triton_device), (6, 6))
-    options = {"place": place, "owner": owner, "frame": frame, "dtype": dtype}
-    found, counts = drawn(runs, axes_of(maps), (6, 6), "area", triton_device, **options)
-    assert found.dtype == dtype
-    expected = torch.zeros((5, 6, 6), dtype=torch.bool)
-    expected[2] = whole[0]
-    expected[0, :4, :3], expected[3, :4, :3] = whole[3, :4, :3], whole[1, :4, :3]
-    assert torch.equal(found, expected.to(dtype))
-    assert counts.tolist() == expected.sum((1, 2)).tolist() and min(counts[[0, 2]]) > 0
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
