@@ -245,8 +245,8 @@ def remove_published(folder: Path) -> None:
     remove_entry(doomed)
 
 
-def map_bytes(path: Path, nbytes: int, *, writable: bool = False) -> np.ndarray:
-    """The first `nbytes` bytes of a file as a (nbytes,) uint8 memory map, read-only by default.
+def map_bytes(path: Path, nbytes: int) -> np.ndarray:
+    """The first `nbytes` bytes of a file as a (nbytes,) uint8 memory map, read-only.
 
     Unlike `np.memmap` it holds no file descriptor: all arrays of a thousand shards can be mapped
     under the usual limit of 1024 open files. The map is released with the last view of it.
@@ -258,11 +258,11 @@ def map_bytes(path: Path, nbytes: int, *, writable: bool = False) -> np.ndarray:
         empty = np.empty(0, np.uint8)
         empty.flags.writeable = False
         return empty
-    with opened(path, os.O_RDWR if writable else os.O_RDONLY) as fd:
+    with opened(path, os.O_RDONLY) as fd:
         size = os.fstat(fd).st_size
         if size < nbytes:
             raise FormatError(f"{path}: {size} bytes, but {nbytes} are to be mapped; restore it")
-        return np.asarray(_Mapping(fd, nbytes, path, writable))
+        return np.asarray(_Mapping(fd, nbytes, path))
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -281,15 +281,14 @@ class _Mapping:
 
     _address = None  # also where Ctrl-C comes before the first line of __init__
 
-    def __init__(self, fd: int, nbytes: int, path: Path, writable: bool):
+    def __init__(self, fd: int, nbytes: int, path: Path):
         self._nbytes = nbytes
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        address = _libc.mmap(None, nbytes, access, mmap.MAP_SHARED, fd, 0)
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
         if address == _MAP_FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(path))
         self._address = address
-        place = {"shape": (nbytes,), "typestr": "|u1", "data": (address, not writable)}
+        place = {"shape": (nbytes,), "typestr": "|u1", "data": (address, True)}
         self.__array_interface__ = {"version": 3, **place}
 
     def __del__(self):

@@ -218,12 +218,23 @@ def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
     folder = Path(root) / manifest.index
     sizes = {spec.name: (spec, rows) for spec, rows in index_arrays(manifest).items()}
     ids, order = (map_array(folder, *sizes[name]) for name in ("image_id", "id_order"))
+    return _rises(ids, order, distinct=True)
+
+
+def _rises(ids: np.ndarray, order: np.ndarray, distinct: bool) -> bool:
+    """Whether ids rise along an order of their rows, a block at a time.
+
+    distinct  equal ids are no rise; otherwise they are one if their rows rise
+    """
     for first in range(0, len(order), _BLOCK):
-        try:
-            found = ids[order[max(first - 1, 0) : first + _BLOCK]]
-        except IndexError:  # numpy's word for a row that does not exist
+        rows = np.asarray(order[max(first - 1, 0) : first + _BLOCK])
+        if rows.min() < 0 or rows.max() >= len(ids):
             return False
-        if not (found[1:] > found[:-1]).all():
+        found = ids[rows]
+        rising = found[1:] > found[:-1]
+        if not distinct:
+            rising |= (found[1:] == found[:-1]) & (rows[1:] > rows[:-1])
+        if not rising.all():
             return False
     return True
 
@@ -273,17 +284,9 @@ def check_whole_index(root: Path, manifest: Manifest, index: Index, named: bool 
         )
     check_offsets_rise(folder / "shard_offset", index.shard_offset)
     check_offsets_rise(folder / "mask_offset", index.mask_offset)
-    ids, count = index.image_id, len(index.image_id)
-    for first in range(0, count, _BLOCK):
-        rows = np.asarray(index.id_order[first : first + _BLOCK + 1])
-        inside = rows.min() >= 0 and rows.max() < count
-        found = ids[rows] if inside else rows
-        rising = (found[1:] > found[:-1]) | ((found[1:] == found[:-1]) & (rows[1:] > rows[:-1]))
-        # (id, row) pairs strictly increase: no row occurs twice, so every row occurs.
-        if not (inside and rising.all()):
-            raise FormatError(
-                f"{folder / 'id_order'}: not the stable argsort of image_id; {REMEDY}"
-            )
+    # (id, row) pairs strictly increase: no row occurs twice, so every row occurs.
+    if not _rises(index.image_id, index.id_order, distinct=False):
+        raise FormatError(f"{folder / 'id_order'}: not the stable argsort of image_id; {REMEDY}")
 
 
 def check_against_shards(root: Path, manifest: Manifest, index: Index, names: Set[str]) -> None:

@@ -165,16 +165,6 @@ def test_a_queue_that_cannot_be_waited_for_is_an_error_and_can_be_closed(file, m
 # ------------------------------------------------------------------------------------ the contexts
 
 
-def test_a_context_is_used_again():
-    contexts = aio.Contexts()
-    first, second = contexts.take(), contexts.take()
-    assert first.value != second.value
-    contexts.give_back(first)
-    assert contexts.take() is first
-    first.close()
-    second.close()
-
-
 def test_a_forked_child_makes_its_own_contexts(file, path):
     inherited = aio.CONTEXTS.take()
     kept = Context()
@@ -190,13 +180,6 @@ def test_a_forked_child_makes_its_own_contexts(file, path):
     assert aio.CONTEXTS.take() is inherited
     aio.CONTEXTS.give_back(inherited)
     kept.close()
-
-
-def test_a_context_that_the_system_refuses_is_an_error_with_its_number(monkeypatch):
-    monkeypatch.setattr(aio, "set_up", lambda depth: -errno.EPERM)
-    with pytest.raises(OSError) as found:
-        aio.Contexts().take()
-    assert found.value.errno == errno.EPERM
 
 
 def test_when_all_contexts_of_the_system_are_taken_the_error_names_limit_and_remedy(monkeypatch):

@@ -67,7 +67,7 @@ def test_a_file_of_a_terabyte_of_zeros_is_refused_unread(pack, name):
 
 
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"attributes":' * 100_000, b"\xff" * 1000])
+@pytest.mark.parametrize("text", [b'{"attributes":' * 100_000, b"\xff" * 1000])
 def test_nonsense_of_any_depth_is_refused_with_a_short_message(pack, name, text):
     reader = READERS[name]
     path = file_of(pack, name)
@@ -83,7 +83,7 @@ def test_attributes_of_any_depth_are_not_descended_into(pack):
     metadata = json.loads(path.read_text())
     metadata["attributes"]["sa1bpack"]["own"] = "@"
     opened = 0
-    for depth in (100, *range(800, 1000, 7)):
+    for depth in (100, *range(800, 1000, 40)):
         text = json.dumps(metadata).replace('"@"', "[" * depth + "]" * depth)
         path.write_text(text)
         try:
@@ -139,13 +139,6 @@ def test_a_manifest_of_very_many_repeated_shards_is_refused_at_once(pack):
 def test_no_name_leads_out_of_the_folder(pack, name):
     edit(pack, lambda d: d["shards"][0].update(name=name))
     with pytest.raises(FormatError, match=r"cannot be the name of a shard|not JSON"):
-        read_manifest(pack)
-
-
-@pytest.mark.parametrize("index", ["..", "../index-00000000", "index-0000000/", "shards", "/etc"])
-def test_no_index_leads_out_of_the_folder(pack, index):
-    edit(pack, lambda d: d.update(index=index))
-    with pytest.raises(FormatError, match="index is"):
         read_manifest(pack)
 
 

@@ -1,10 +1,8 @@
 """The manifest, the index, and the order in which a pack is published."""
 
 import json
-import os
 import shutil
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -60,6 +58,7 @@ def test_another_major_version_names_the_release_to_install(pack, major):
     (lambda d: d["shards"][0].pop("bytes"), "bytes"),
     (lambda d: d["shards"].append(d["shards"][1]), "listed twice: sa_000000-001"),
     (lambda d: d.update(index="index-0000000g"), "index is"),
+    (lambda d: d.update(index="../index-00000000"), "index is"),
     (lambda d: d["layout"].update(mask_size=9), "mask_size is 9"),
     (lambda d: d.update(layout=None), "layout has the keys"),
     (lambda d: d.update(options=[]), "options"),
@@ -129,13 +128,6 @@ def test_index_with_wrong_ends_is_refused(pack, name, row, value):
         open_index(pack, manifest)
 
 
-def test_index_of_another_length_is_refused(pack):
-    manifest = read_manifest(pack)
-    os.truncate(pack / manifest.index / "image_id" / "c.0", 70)
-    with pytest.raises(FormatError, match=r"image_id/c.0: cut short"):
-        open_index(pack, manifest)
-
-
 def test_publishing_again_gives_the_same_bytes(pack, contents):
     before = contents(pack)
     publish(pack, read_manifest(pack))
@@ -155,16 +147,6 @@ def test_more_shards_create_a_new_index_and_remove_the_old_one(pack, shard_of):
     assert list(open_index(pack, published).image_id)[-1] == 7
     assert list(old.shard_offset) == [0, 4, 4, 7]  # memory maps of the old one stay valid
     assert verify(pack).ok
-
-
-def test_a_shard_packed_again_under_its_name_creates_a_new_index(pack, shard_of):
-    manifest = read_manifest(pack)
-    shutil.rmtree(pack / "shards" / "sa_000001-000")
-    entry = shard_of(pack / "shards", "sa_000001-000", (0, 3, 4), 500)
-    shards = [*manifest.shards[:2], entry]
-    published = publish(pack, msgspec.structs.replace(manifest, shards=tuple(shards)))
-    assert published.index != manifest.index
-    assert list(open_index(pack, published).image_id)[-3:] == [500, 499, 498]
 
 
 def test_pack_without_shards_has_no_index(tmp_path):

@@ -307,12 +307,3 @@ def test_planes_cover_each_byte_of_an_image_once(fit, pixels, height, width, mar
         assert image.size == stored
     else:
         assert image.size == layout.array("image").row_bytes
-
-
-def test_bytes_of_many_images_are_counted_at_once():
-    heights, widths = np.array([3, 16, 1]), np.array([16, 5, 1])
-    for layout in LAYOUTS.values():
-        one_by_one = [
-            image_nbytes(layout, *size) for size in zip(heights.tolist(), widths, strict=True)
-        ]
-        np.testing.assert_array_equal(image_nbytes(layout, heights, widths), one_by_one)

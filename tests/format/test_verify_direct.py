@@ -33,14 +33,13 @@ def test_direct_leaves_the_images_out_of_the_page_cache_and_cached_reads_them_in
         assert all(resident(path).all() == found for path in paths)
 
 
-@pytest.mark.parametrize("io", ["cached", "direct"])
-def test_damage_of_any_block_is_found_and_named_alike(cold_pack, io):
+def test_damage_of_any_block_is_found_and_named_past_the_page_cache(cold_pack):
     [path, *_] = [path for path in images(cold_pack) if path.is_file()]
     sound = path.read_bytes()
     for at in (0, len(sound) // 2, len(sound) - 1):
         path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
-        problems = [str(problem) for problem in verify(cold_pack, io=io).problems]
-        assert problems and problems == [str(p) for p in verify(cold_pack, io="cached").problems]
+        problems = verify(cold_pack, io="direct").problems
+        assert problems and problems == verify(cold_pack, io="cached").problems
 
 
 def test_auto_goes_past_the_page_cache_from_half_of_the_memory_on(cold_pack, monkeypatch):
