@@ -227,3 +227,26 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_run(tars, tmp_path, tortur
         check_whole(root)
     ends = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
     torture.record(f"{sent.name} as it starts", rounds, f"none lost (exit codes {ends})")
+
+
+def test_of_two_packers_of_one_folder_one_works_and_one_is_refused(
+    runs, expected, tmp_path, torture
+):
+    rounds = torture.rounds(2, 20)
+    refused = 0
+    for number in range(rounds):
+        runs.root = tmp_path / f"pack{number}"
+        (tmp_path / "a").mkdir(exist_ok=True)
+        first = runs.start(1)
+        time.sleep(torture.rng.choice((0, torture.rng.uniform(0, 0.2))))
+        second = Forked(*first.arguments, log=tmp_path / "a" / "log")
+        ended = [first.wait(), second.wait()]
+        codes = sorted(code for code, _ in ended)
+        assert codes in ([0, 3], [0, 0]), (
+            ended
+        )  # both if the second started after the first had ended
+        refusals = [said for code, said in ended if code == 3]
+        assert all(f"{runs.root}: another process packs into this folder" in s for s in refusals)
+        refused += len(refusals)
+        assert contents(runs.root) == expected
+    torture.record("two packers at once", rounds, f"{refused} refused, no pack damaged")
