@@ -95,7 +95,7 @@ CASES = {
         record_with(lambda record: record["annotations"][1].pop("bbox")),
         "sa_2.json", "bad-annotation", "bbox",
     ),
-    "NaN": (mask_with(predicted_iou=float("nan")), "sa_2.json", "bad-annotation", "NaN"),
+    "NaN": (mask_with(predicted_iou=float("nan")), "sa_2.json", "bad-annotation", "byte"),
     "text for a number": (mask_with(area="7"), "sa_2.json", "bad-annotation", "area"),
     "JPEG of another size": (
         member(JPEG, photo(2, HEIGHT, WIDTH + 2)), "sa_2.jpg", "size-mismatch", "98",
