@@ -99,7 +99,7 @@ class Ahead:
                 numbers = np.unique(numbers).tolist()
                 new = [n for n in numbers if n not in begun]
                 nbytes = sum(self._ds.manifest.shards[n].bytes for n in new)
-                if not self._wait_for_turn(number, nbytes):
+                if not self._wait_until_allowed(number, nbytes):
                     break
                 with self._changed:
                     self._ahead[number] = nbytes
@@ -114,7 +114,7 @@ class Ahead:
             _log.info("shards are not opened in advance any longer: %s", error)
             self.end()
 
-    def _wait_for_turn(self, number: int, nbytes: int) -> bool:
+    def _wait_until_allowed(self, number: int, nbytes: int) -> bool:
         """Wait until a batch may be asked for; False if the epoch is over."""
 
         def may() -> bool:

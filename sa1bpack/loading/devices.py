@@ -261,7 +261,7 @@ class Cuda:
     def __init__(self, index: int):
         self.device, self._index = torch.device("cuda", index), index
         self._stream = CUDA.stream(index)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         in_use.add(self)
 
     def enter_thread(self) -> None:
@@ -302,7 +302,7 @@ class Cuda:
 
     def send(self, buffer: Buffer, copy: BatchCopy) -> Staged:
         """A single copy of all bytes has begun; the buffer's event is recorded after it."""
-        with self._turn, CUDA.queuing_on(self._stream):
+        with self._lock, CUDA.queuing_on(self._stream):
             data = CUDA.empty(copy.nbytes, self._index)
             _keep_in_children(data)
             event = CUDA.event()

@@ -62,12 +62,6 @@ def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monk
     assert least <= plan.device_bytes < least + 2 * 6000 + 100 * 512
 
 
-def test_the_plan_counts_the_samples_of_one_rank(ds):
-    ranks = {"rank": 0, "world_size": 2}
-    loaders = Loader(ds, 4), Loader(ds, 4, **ranks), Loader(ds, global_batch_size=4, **ranks)
-    assert [loader.plan().samples for loader in loaders] == [4, 4, 2]
-
-
 @pytest.mark.parametrize(("options", "named"), [
     ({"batch_size": None}, "no batch size given"),
     ({"batch_size": 0}, "batch_size"),

@@ -5,10 +5,8 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from open_files import open_files
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading import batch_queue
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool
 from sa1bpack.loading.loader import Loader
@@ -98,35 +95,6 @@ def test_an_interrupt_while_a_batch_changes_hands_costs_the_next_epochs_no_buffe
                     next(iter(loader))
         assert sum(1 for _ in loader) == len(ds)
         assert pools[0].free == loader.plan().batches
-
-
-def test_close_wakes_a_consumer_that_waits(ds, monkeypatch):
-    found, waiting, ended = [], threading.Event(), threading.Event()
-
-    class Condition(threading.Condition):
-        def wait(self, timeout=None):
-            if threading.current_thread().name == "consumer":
-                waiting.set()  # under the lock: close() wakes only threads that already wait
-            return super().wait(timeout)
-
-    monkeypatch.setattr(batch_queue, "threading", SimpleNamespace(Condition=Condition))
-    monkeypatch.setattr(BatchCopy, "copy", lambda *arguments: ended.wait(60))
-    monkeypatch.setattr("sa1bpack.loading.loader.CLOSE_SECONDS", 0.0)
-    loader = Loader(ds, 2)
-
-    def wait():
-        try:
-            next(iter(loader))
-        except LoaderError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=wait, name="consumer")
-    thread.start()
-    assert waiting.wait(30)
-    loader.close()
-    thread.join(30)
-    ended.set()
-    assert not thread.is_alive() and "close()" in found[0]
 
 
 def test_a_closed_loader_reports_it(ds):

@@ -129,35 +129,6 @@ def test_a_pack_that_is_gone_is_named_and_not_said_to_be_damaged(root, tmp_path)
 # -------------------------------------------------------------------------------------- versions
 
 
-def edit(path: Path, change) -> None:
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data, indent=1, sort_keys=True))
-
-
-def make_version(root: Path, major: int, minor: int) -> None:
-    """What a release of another format version might have written."""
-
-    def of_shard(data):
-        data["attributes"]["sa1bpack"] |= {"format": [major, minor], "more": {"key": 1}}
-
-    def of_manifest(data):
-        data |= {"version": [major, minor], "more": [1, 2]}
-
-    for path in (root / "shards").glob("*/zarr.json"):
-        edit(path, of_shard)
-    edit(root / "manifest.json", of_manifest)
-
-
-def test_a_newer_minor_version_is_read(root, expected):
-    """Keys and groups that this release does not know are ignored."""
-    make_version(root, 1, 99)
-    (root / "derived").mkdir()
-    (root / "derived" / "zarr.json").write_text("{}")
-    for check in ("open", "read"):
-        assert everything(open_pack(root, check=check)) == expected
-
-
 # ------------------------------------------------------------------------------ few files, many
 
 

@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -269,7 +269,12 @@ class MaskSchedule:
         counts = as_schedule("max_masks", max_masks).map(lambda most: MaskChoice(most).max_masks)
         counts.map(lambda most: fixed_capacity(pads, MaskChoice(most), layout))
         found = cls(counts, as_schedule("choose", choose, functions=False), seed, pads)
-        found.choose.map(lambda each: MaskChoice(None, _known(each), seed))
+
+        def check(each: Any) -> None:
+            known = "random" if isinstance(each, np.ndarray) else each  # weights of some dataset
+            MaskChoice(None, known, seed)
+
+        found.choose.map(check)
         return found
 
     def over(self, ds: Dataset, seed: int) -> "MaskSchedule":
@@ -279,8 +284,11 @@ class MaskSchedule:
         """
         if self.unlimited and self.choose != as_schedule("choose", "largest"):
             _log.warning("choose has no effect: max_masks is None, so all masks are kept")
-        weigh = partial(_weighing, ds)
-        return MaskSchedule(self.max_masks, self.choose.map(weigh), seed, self.pads)
+
+        def weigh(choose: Any) -> Choose:
+            return MaskWeights(ds, choose) if isinstance(choose, np.ndarray) else choose
+
+        return replace(self, choose=self.choose.map(weigh), seed=seed)
 
     def at(self, epoch: int, step: int | None) -> MaskChoice:
         """The choice in an epoch, at a step of it."""
@@ -333,15 +341,6 @@ class MaskSchedule:
             largest[most] = max(size, largest.get(most, 0))
         for most, size in largest.items():
             yield size, MaskChoice(most)
-
-
-def _known(choose: Any) -> Choose:
-    """What stands for an array of weights where the dataset is not known yet."""
-    return "random" if isinstance(choose, np.ndarray) else choose
-
-
-def _weighing(ds: Dataset, choose: Any) -> Choose:
-    return MaskWeights(ds, choose) if isinstance(choose, np.ndarray) else choose
 
 
 def fixed_capacity(pad_to_max: bool, choice: MaskChoice, layout: MaskLayout) -> int | None:
