@@ -75,11 +75,13 @@ class BatchSource:
 
     spec   their layout in a buffer
     masks  which masks are kept, at any time
+    direct  what is not in the page cache is read past it
     """
 
     ds: Dataset
     spec: BatchSpec
     masks: MaskSchedule
+    direct: bool = False
 
     @property
     def checked(self) -> bool:

@@ -265,7 +265,7 @@ class Loader(BatchReader):
             allocate = partial(_allocated, device, plan)
             self._pool = BufferPool(allocate, plan.batches, self._threads)
         self._pool.refill()
-        source = BatchSource(self._dataset, self._spec, self._masks)
+        source = BatchSource(self._dataset, self._spec, self._masks, self._mode.direct)
         planner, counts = Planner(source), iteration.counts
         counts.reads_known = not source.checked
         counts.count_store(self._dataset.pack.fetched)
@@ -276,7 +276,6 @@ class Loader(BatchReader):
             planner,
             batches,
             self._options,
-            self._mode,
             counts,
             count=self._threads,
             ahead=self._ahead,
@@ -352,7 +351,7 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
 
 def _direct_ahead(threads: int, samples: int) -> int:
     """Batches of so many samples, as many as let each thread read OPEN_SAMPLES of one at once,
-    also while one is ready and waits for its turn.
+    also while one is ready and waits until it is taken.
 
     A disk is faster the more is asked for at once, and smaller parts wait more often.
     """

@@ -8,7 +8,6 @@ from itertools import takewhile
 
 import numpy as np
 
-from sa1bpack.disk.reading_mode import ReadingMode
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import Ahead
 from sa1bpack.loading.batch.mask_choice import MaskChoice
@@ -61,7 +60,6 @@ class ReaderThreads:
         planner: Planner,
         batches: EpochBatches,
         options: ReadingOptions,
-        mode: ReadingMode,
         counts: EpochCounts,
         *,
         count: int,
@@ -71,8 +69,7 @@ class ReaderThreads:
         self._asking = Ahead(ds, batches) if ds.pack.sources else None
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
-        self._direct, self._counts = mode.direct, counts
-        counts.threads = count
+        self._counts, counts.threads = counts, count
         self._queue, self._pid = BatchQueue(pool, len(batches), ahead), os.getpid()
         self._changed = threading.Condition()  # guards the following; nothing slow happens under it
         self._parts: deque[tuple[_Job, int, int]] = deque()
@@ -112,7 +109,9 @@ class ReaderThreads:
             begin = self._counts.clock()
             self._doing[name] = (job.copy, time.monotonic())
             try:
-                reader = reader or SampleReader(self._direct, self._pool.take_scratch())
+                if reader is None:
+                    scratch = self._pool.take_scratch()
+                    reader = SampleReader(self._planner.source.direct, scratch)
                 if not self._queue.closed:
                     job.copy.copy(first, stop, job.ticket.buffer.bytes, reader)
             except BaseException as error:

@@ -80,7 +80,7 @@ def test_a_mask_as_indices_of_a_subset_is_a_mask(ds, make):
     [batch] = make(part, 3, order=SequentialOrder(part))
     assert batch["image_ids"].tolist() == ds.column("image_id")[[0, 2]].tolist()
     for order in ("sequential", ShuffleOrder):
-        with pytest.raises(IndexError, match="this is float64"):
+        with pytest.raises(IndexError, match="integer"):
             part = torch.utils.data.Subset(ds, [1.9])
             make(part, 1, order=order if isinstance(order, str) else order(part))
 

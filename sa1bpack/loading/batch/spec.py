@@ -1,6 +1,7 @@
 """How the masks of a batch are laid out, and where its arrays lie in one buffer."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -161,7 +162,7 @@ class BatchSpec:
         """Bytes of a mask's bits."""
         return self.masks.size**2 // 8
 
-    @property
+    @cached_property
     def arrays(self) -> tuple[str, ...]:
         """The arrays of a shard whose addresses `load_samples` takes, in this order."""
         masks = "mask_bits" if self.masks.source == "bits" else "run_ends"
@@ -210,7 +211,7 @@ class BatchSpec:
             wanted["masks"] = ((*rows, grid, grid // 8), _UINT8)
         return _regions(wanted | sides, self._large)
 
-    @property
+    @cached_property
     def _large(self) -> frozenset[str]:
         """Names of the large arrays: LARGE_ARRAYS, and side arrays whose rows fill a block."""
         return LARGE_ARRAYS | {side.name for side in self.sides if side.row_bytes >= BLOCK}
