@@ -1,5 +1,6 @@
 """`TarDataset`: the samples of tars and folders, in any order, without a pack."""
 
+import copy
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -23,14 +24,14 @@ from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import as_position, take
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec
 from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
+from sa1bpack.errors import OptionError, ReadError, UnknownName
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows, Tars, no_pairs, sources_of
 from sa1bpack.raw.sample_cache import DiskCache, MemoryCache
 from sa1bpack.raw.tar_index import TarIndex, open_index
-from sa1bpack.source.find import Source, find_sources
+from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import counted, printable
 
@@ -106,37 +107,32 @@ class TarDataset:
             MissingPackage: a gzip stream must be indexed without indexed_gzip, or there is no PIL.
         """
         sources = sources_of(tars)
-        decoder = Decoder.of(options, on_error, samples)
-        folder = None if index_folder is None else _outside("index_folder", index_folder)
-        caches = _caches(cache_bytes, cache_folder, cache_folder_bytes)
-        self._begin(sources, decoder, folder, caches)
-        _warn_of_shared_names(self._indices)
-
-    def _begin(
-        self,
-        sources: list[Source],
-        decoder: Decoder,
-        index_folder: Path | None,
-        caches: tuple[int, Path | None, int],
-        rows: RowNumbers | None = None,
-    ) -> None:
-        self._decoder = decoder
-        if decoder.pack_options.empty == "drop":
+        self._decoder = Decoder.of(options, on_error, samples)
+        if self.pack_options.empty == "drop":
             raise OptionError(
                 "options have empty='drop', but which images have no masks left is not known "
                 "before they are decoded: use 'keep' and look at the masks, or IterableTarDataset"
             )
-        self._index_folder = index_folder
-        self._indices = [open_index(source, index_folder) for source in sources]
+        folder = None if index_folder is None else _outside("index_folder", index_folder)
+        memory = bytes_of("cache_bytes", cache_bytes) if cache_bytes != 0 else 0
+        limit = cache_folder_bytes
+        limit = bytes_of("cache_folder_bytes", limit) if limit != 0 else 0
+        if (cache_folder is None) != (limit == 0):
+            raise OptionError(
+                f"cache_folder is {cache_folder!r} and cache_folder_bytes is {limit}: give both, "
+                "or neither"
+            )
+        self._memory = MemoryCache(memory) if memory else None
+        self._disk = None
+        if cache_folder is not None:
+            self._disk = DiskCache(_outside("cache_folder", cache_folder), limit)
+        self._indices = [open_index(source, folder) for source in sources]
         for index in self._indices:
             if not len(index):
                 raise no_pairs(index.source, index.rejects)
         self._first_row = np.cumsum([0, *map(len, self._indices)])
-        self._rows = range(int(self._first_row[-1])) if rows is None else rows
-        self._cache_options = caches
-        memory, folder, limit = caches
-        self._memory = MemoryCache(memory) if memory else None
-        self._disk = None if folder is None else DiskCache(folder, limit)
+        self._rows: RowNumbers = range(int(self._first_row[-1]))
+        _warn_of_shared_names(self._indices)
 
     # ------------------------------------------------------------------------------------- samples
 
@@ -194,8 +190,7 @@ class TarDataset:
         return int(places[0])
 
     def _over(self, rows: RowNumbers) -> "TarDataset":
-        part = object.__new__(TarDataset)
-        part.__dict__ |= self.__dict__
+        part = copy.copy(self)
         part._rows = rows
         return part
 
@@ -315,36 +310,6 @@ class TarDataset:
         part = "" if len(self) == whole else f" of {whole}"
         names = counted(len(self._indices), "source")
         return f"<TarDataset of {names}: {len(self)}{part} samples, {self.spec_text}>"
-
-    def __reduce__(self):
-        paths = [(index.source.path, index.digest) for index in self._indices]
-        arguments = self._decoder, self._index_folder, self._cache_options
-        whole = isinstance(self._rows, range) and self._rows == range(int(self._first_row[-1]))
-        return _reopened, (paths, arguments, None if whole else self._rows)
-
-
-def _reopened(
-    paths: list[tuple[Path, str]], arguments: tuple, rows: RowNumbers | None
-) -> TarDataset:
-    """A dataset that was pickled: the same tars, or an error."""
-    found = object.__new__(TarDataset)
-    sources = find_sources([path for path, _ in paths])
-    found._begin(sources, *arguments, rows=rows)
-    for index, (path, digest) in zip(found._indices, paths, strict=True):
-        if index.digest != digest:
-            raise SourceError(f"{path}: has changed since the dataset was pickled; make it again")
-    return found
-
-
-def _caches(memory: Any, folder: Any, limit: Any) -> tuple[int, Path | None, int]:
-    """The options of both caches, checked."""
-    memory = bytes_of("cache_bytes", memory) if memory != 0 else 0
-    limit = bytes_of("cache_folder_bytes", limit) if limit != 0 else 0
-    if (folder is None) != (limit == 0):
-        raise OptionError(
-            f"cache_folder is {folder!r} and cache_folder_bytes is {limit}: give both, or neither"
-        )
-    return memory, None if folder is None else _outside("cache_folder", folder), limit
 
 
 def _outside(name: str, folder: str | os.PathLike[str]) -> Path:

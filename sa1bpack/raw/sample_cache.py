@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from math import prod
 from pathlib import Path
 
 import msgspec
@@ -21,9 +20,8 @@ from sa1bpack.raw.decoding import Rows
 _EVICT_TO = 0.9  # of the limit of a folder, so that not every sample needs its list of files
 
 _SUFFIX = ".sample"
-_ALIGNED = 64  # bytes, of the beginning of each array in a file
 _DIGEST = 16  # bytes of an XXH3-128
-_HEAD = 1 << 16  # bytes that are more than the list of arrays of a file takes
+_decode = msgspec.msgpack.Decoder(dict[str, tuple[str, tuple[int, ...], bytes]]).decode
 
 _log = logging.getLogger("sa1bpack")
 
@@ -43,6 +41,9 @@ class MemoryCache:
         self._lock = threading.Lock()  # one that was held during a fork would never be released
         self._rows: OrderedDict[int, Rows] = OrderedDict()
         self.nbytes = 0
+
+    def __reduce__(self):
+        return MemoryCache, (self.limit,)
 
     def get(self, key: int) -> Rows | None:
         """The rows of a sample, which becomes the most recently used, or None."""
@@ -94,8 +95,7 @@ class DiskCache:
         """The rows of a sample, which becomes the most recently used, or None."""
         path = self._path(key)
         try:
-            with path.open("rb") as file:
-                rows = _decoded(np.fromfile(file, np.uint8))
+            rows = _decoded(path.read_bytes())
             if rows is not None:
                 with suppress(OSError):  # the folder may be another user's
                     os.utime(path)
@@ -170,31 +170,26 @@ def _locked(path: Path) -> Iterator:
         yield file
 
 
-def _encoded(rows: Rows) -> list[bytes | memoryview]:
-    """The parts of a file: the digest of all others, a list of arrays, and their bytes."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in rows.items()}
-    listed = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
-    head = msgspec.json.encode(listed) + b"\n"
-    parts = [head, bytes(-(_DIGEST + len(head)) % _ALIGNED)]
-    for array in arrays.values():
-        parts += [array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % _ALIGNED)]
-    digest = xxhash.xxh3_128()
-    for part in parts:
-        digest.update(part)
-    return [digest.digest(), *parts]
+def _encoded(rows: Rows) -> list[bytes]:
+    """The parts of a file: the digest of the rest, and dtype, shape and bytes of each array."""
+    listed = {name: (each.dtype.str, each.shape, each.tobytes()) for name, each in rows.items()}
+    body = msgspec.msgpack.encode(listed)
+    return [xxhash.xxh3_128_digest(body), body]
 
 
-def _decoded(data: np.ndarray) -> Rows | None:
-    """The rows in the bytes of a file, uint8 (n,), or None if these are not as written."""
-    if xxhash.xxh3_128_digest(data[_DIGEST:]) != data[:_DIGEST].tobytes():
+def _decoded(data: bytes) -> Rows | None:
+    """The rows in a file, or None if it is not as written."""
+    body = memoryview(data)[_DIGEST:]
+    if xxhash.xxh3_128_digest(body) != data[:_DIGEST]:
         return None
-    head = data[_DIGEST : _DIGEST + _HEAD].tobytes().partition(b"\n")[0]
-    at, rows = -(-(_DIGEST + len(head) + 1) // _ALIGNED) * _ALIGNED, {}
-    for name, dtype, shape in msgspec.json.decode(head):
-        array = data[at : at + prod(shape) * np.dtype(dtype).itemsize]
-        rows[name] = array.view(dtype).reshape(shape)
-        at += -(-array.nbytes // _ALIGNED) * _ALIGNED
-    return rows
+    try:
+        listed = _decode(body)
+    except msgspec.MsgspecError:  # of an earlier release
+        return None
+    return {
+        name: np.frombuffer(content, dtype).reshape(shape)
+        for name, (dtype, shape, content) in listed.items()
+    }
 
 
 def _nbytes(rows: Rows) -> int:

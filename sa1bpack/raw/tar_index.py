@@ -32,7 +32,7 @@ from sa1bpack.errors import (
 )
 from sa1bpack.format.files import map_bytes, temporary_beside
 from sa1bpack.raw.seek_points import POINT, SPACING, WINDOW, SeekPoints
-from sa1bpack.source.find import Source
+from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.inflate import ByteStream, RawFile, open_stream, remedy
 from sa1bpack.source.pairs import FolderStream, PairReader, Reject
 from sa1bpack.source.tar import MAX_NAME_BYTES, TarStream
@@ -88,6 +88,7 @@ class TarIndex:
     digest   XXH3-128 of the pairs, and of a tar also of its size and its first and last 64 KiB
     stamp    of a tar: bytes and time of the last change (ns); None for folders
     files    of a folder: the paths of its files; empty for a tar
+    folder   where its file is, see `open_index`
 
     A file is opened for each half and closed again, which is a thousandth of the decoding: there is
     nothing that threads or a fork could share, and no limit of open files to keep.
@@ -100,6 +101,10 @@ class TarIndex:
     digest: str
     stamp: tuple[int, int] | None
     files: list[str]
+    folder: Path | None
+
+    def __reduce__(self):
+        return _reopened, (self.source.path, self.folder, self.digest)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -176,22 +181,30 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
     """
     if source.kind == "folder":
         pairs, rejects, files = locate_pairs(source)
-        return TarIndex(source, pairs, None, rejects, _digest(pairs), None, files)
+        return TarIndex(source, pairs, None, rejects, _digest(pairs), None, files, folder)
     path = index_path(source, folder)
-    if (found := _read_if_sound(path, source)) is not None:
+    if (found := _read_if_sound(path, source, folder)) is not None:
         return found
     with source.path.open("rb") as tar:
         with suppress(OSError):  # the file system may have no locks for files opened for reading
             fcntl.flock(tar, fcntl.LOCK_EX)
-        if (found := _read_if_sound(path, source, warn=True)) is not None:
+        if (found := _read_if_sound(path, source, folder, warn=True)) is not None:
             return found  # made while this process waited
         start = time.monotonic()
         write_index(path, source)
-        found = _read(path, source)
+        found = _read(path, source, folder)
         took = time.monotonic() - start
         pairs = counted(len(found), "pair")
         _log.info("%s: indexed %s in %.1f s: %s", source.path, pairs, took, path)
         return found
+
+
+def _reopened(path: Path, folder: Path | None, digest: str) -> TarIndex:
+    """An index that was pickled: that of the same tar, or an error."""
+    found = open_index(open_source(path), folder)
+    if found.digest != digest:
+        raise SourceError(f"{path}: has changed since the dataset was pickled; make it again")
+    return found
 
 
 def index_path(source: Source, folder: Path | None) -> Path:
@@ -217,10 +230,12 @@ def _bound(source: Source) -> _Bound:
 # -------------------------------------------------------------------------------------- reading
 
 
-def _read_if_sound(path: Path, source: Source, warn: bool = False) -> TarIndex | None:
+def _read_if_sound(
+    path: Path, source: Source, folder: Path | None, warn: bool = False
+) -> TarIndex | None:
     """The index in a file, or None if it must be made, which `warn` logs the reason of."""
     try:
-        return _read(path, source)
+        return _read(path, source, folder)
     except FileNotFoundError:
         return None
     except (FormatError, OSError) as error:
@@ -229,7 +244,7 @@ def _read_if_sound(path: Path, source: Source, warn: bool = False) -> TarIndex |
         return None
 
 
-def _read(path: Path, source: Source) -> TarIndex:
+def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
     """Raises FormatError if it is damaged or is not that of the tar as it is, OSError."""
     with path.open("rb") as file:
         line = file.readline(_HEAD_BYTES)
@@ -259,6 +274,7 @@ def _read(path: Path, source: Source) -> TarIndex:
         _digest(pairs, _as_bytes(f"{head.bound.size} {head.bound.ends}")),
         (head.bound.size, head.bound.mtime_ns),
         [],
+        folder,
     )
 
 

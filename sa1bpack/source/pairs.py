@@ -132,16 +132,13 @@ class Spool:
             self.memory_used -= len(ticket)
             return ticket
         pieces, left = [], ticket.size
-        try:
-            for block in ticket.blocks:
-                at = block * BLOCK_BYTES
-                pieces.append(os.pread(self._file.fileno(), min(left, BLOCK_BYTES), at))
-                left -= len(pieces[-1])
-            if left:
-                read = f"only {ticket.size - left} of {ticket.size} bytes of the spool file"
-                raise OSError(errno.EIO, f"{read} were read back")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.folder)) from error
+        for block in ticket.blocks:
+            at = block * BLOCK_BYTES
+            pieces.append(os.pread(self._file.fileno(), min(left, BLOCK_BYTES), at))
+            left -= len(pieces[-1])
+        if left:
+            read = f"only {ticket.size - left} of {ticket.size} bytes of the spool file"
+            raise OSError(errno.EIO, f"{read} were read back", str(self.folder))
         self._free.extend(ticket.blocks)
         self.spilled -= ticket.size
         return b"".join(pieces)
