@@ -8,7 +8,7 @@ import example_runs
 import numpy as np
 import pytest
 import torch
-from example_runs import BATCH, TORCHRUN, finish, lines, same_as, start, weights
+from example_runs import BATCH, TORCHRUN, finish, lines, same_as, start
 from small_tars import members, write_tar
 
 import sa1bpack
@@ -135,22 +135,6 @@ def deterministic(monkeypatch):
 
 def parsed(script, argv):
     return script.arguments(script.make_parser(script.__file__, script.__doc__), argv)
-
-
-def test_a_checkpoint_of_any_device_leaves_step_counts_on_the_cpu(script, deterministic, pack,
-                                                                  undisturbed):  # fmt: skip
-    """Where the optimizer reads them without waiting for a device; weights go to the model's."""
-    args = parsed(script, [str(pack), "--checkpoint", str(undisturbed / "run.pt"), "--resume"])
-    trainer = script.Trainer(args, torch.device("cpu"))
-    trainer.device = torch.device("meta")  # in place of a GPU
-    trainer.load()
-    states = list(trainer.optimizer.state.values())
-    assert len(states) == len(list(trainer.model.parameters()))
-    assert all(state["step"].device.type == "cpu" and state["step"] == 7 for state in states)
-    expected = weights(undisturbed)
-    assert all(torch.equal(part, expected[name])
-               for name, part in trainer.model.state_dict().items())  # fmt: skip
-    assert trainer.step == 7
 
 
 @pytest.mark.cuda

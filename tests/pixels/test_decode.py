@@ -230,15 +230,6 @@ def test_other_sizes_and_formats_are_refused_with_a_code():
     assert caught.value.code == "not-jpeg"
 
 
-@pytest.mark.parametrize("resample", RESAMPLES)
-def test_any_buffer_of_bytes_is_accepted(resample):
-    """For example a memoryview into a tar, read-only or not."""
-    data = jpeg()
-    expected = decoded(data, 64, resample=resample)[0]
-    for view in (memoryview(data), memoryview(b"abc" + data)[3:], memoryview(bytearray(data))):
-        np.testing.assert_array_equal(decoded(view, 64, resample=resample)[0], expected)
-
-
 def test_threads_do_not_share_their_buffers():
     """Images of several sizes decoded at once are the same as decoded one by one."""
     images = [(h, w, jpeg(picture(h, w))) for h, w in [(90, 40), (301, 200), (64, 500), (222, 222)]]

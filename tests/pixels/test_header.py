@@ -91,11 +91,6 @@ def test_each_defect_has_its_code(data, code, message):
     assert caught.value.code == code
 
 
-def test_the_limit_itself_is_allowed():
-    """8192 x 8192 is exactly MAX_PIXELS."""
-    assert read_header(SOI + frame(8192, 8192) + SOS).height == 8192
-
-
 # ----------------------------------------------------------------------------------- stored sizes
 
 

@@ -44,11 +44,6 @@ def test_an_image_of_60000_x_60000_is_refused_by_its_header(height, width):
     assert error.code == "too-large" and str(MAX_PIXELS) in str(error)
 
 
-def test_a_size_other_than_the_records_is_refused_before_decoding():
-    error = refused(claiming(encoded(), 63, 96))
-    assert error.code == "size-mismatch" and "96 x 63" in str(error)
-
-
 @pytest.mark.parametrize(("height", "width"), [(640, 96), (64, 960), (8192, 8192)])
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_header_with_the_same_false_size_as_the_record_is_refused_by_the_data(

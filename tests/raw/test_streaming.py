@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import sa1bpack
 from sa1bpack.errors import LoaderError, OptionError, ReadError, SourceTruncated
 from sa1bpack.raw import streaming
-from sa1bpack.raw.streaming import IterableTarDataset, shares
+from sa1bpack.raw.streaming import IterableTarDataset
 
 OPTIONS = sa1bpack.PackOptions(**SMALL)
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
@@ -34,19 +34,6 @@ ALL = [10 * number + k for number in range(3) for k in range(5)]
 
 def ids(samples) -> list[int]:
     return [sample["image_id"] for sample in samples]
-
-
-@pytest.mark.parametrize("tars", [1, 3, 8])
-@pytest.mark.parametrize("consumers", [1, 2, 3, 5, 8])
-def test_shares_are_every_pair_once(tars, consumers):
-    taken = [
-        (share.number, pair)
-        for consumer in range(consumers)
-        for share in shares(tars, consumer, consumers)
-        for pair in range(20)
-        if pair % share.of == share.part
-    ]
-    assert sorted(taken) == [(number, pair) for number in range(tars) for pair in range(20)]
 
 
 def test_samples_are_those_of_the_map_style_dataset_in_its_order(tmp_path):

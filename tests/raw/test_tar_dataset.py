@@ -11,9 +11,8 @@ import tarfile
 import numpy as np
 import pytest
 from layout_packs import GRID, LAYOUTS, SIDE
-from pycocotools import mask as coco
 from same_samples import same_samples
-from small_tars import HEIGHT, SMALL, WIDTH, mask_of, members, photo, record, write_tar
+from small_tars import SMALL, members, photo, record, write_tar
 from torch.utils.data import DataLoader
 
 import sa1bpack
@@ -71,19 +70,7 @@ def _good(ds) -> list[int]:
     return [index for index in range(len(ds)) if ds.info(index).image_id != 4]
 
 
-def test_boxes_and_areas_are_those_of_pycocotools(source):
-    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS, masks="runs", coordinates="source")
-    for sample in ds[_good(ds)]:
-        number = sample["image_id"]
-        for index in range(number):
-            rle = coco.encode(np.asfortranarray(mask_of(number, index)))
-            x, y, w, h = coco.toBbox(rle)
-            assert sample["areas"][index] == coco.area(rle)
-            assert sample["bboxes"][index].tolist() == [x, y, w - 1, h - 1]
-        assert sample["size"][:2].tolist() == [HEIGHT, WIDTH]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gzip-tar", "folder"])
 def test_one_bad_image_is_named_and_loses_no_other(source, kind):
     path = source(kind)
     ds = sa1bpack.TarDataset(path, options=OPTIONS, on_error="return")
@@ -299,7 +286,7 @@ def test_a_folder_in_which_a_file_changed_says_so(source):
         ds[0]
 
 
-@pytest.mark.parametrize("place", ["first", "in the middle", "last", "many"])
+@pytest.mark.parametrize("place", ["first", "many"])
 def test_a_tar_in_gzip_members_of_which_some_are_empty_is_read_as_the_packer_reads_it(
     tmp_path, place
 ):
@@ -307,10 +294,8 @@ def test_a_tar_in_gzip_members_of_which_some_are_empty_is_read_as_the_packer_rea
     tar = write_tar(tmp_path / "sa_000000.tar", members(range(4)))
     stream, empty = gzip.decompress(tar.read_bytes()), gzip.compress(b"")
     one, two = gzip.compress(stream[:5000]), gzip.compress(stream[5000:])
-    data = {
-        "first": empty + one + two, "in the middle": one + empty + two,
-        "last": one + two + empty, "many": 20 * empty + one + 20 * empty + two + 20 * empty,
-    }[place]  # fmt: skip
+    several = 20 * empty
+    data = {"first": empty + one + two, "many": several + one + several + two + several}[place]
     tar.write_bytes(data)
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     packed = sa1bpack.open(tmp_path / "pack")

@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import re
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,7 @@ from unprivileged import without_privileges
 import sa1bpack
 from sa1bpack.errors import MissingPackage, OptionError, SourceError, SourceTruncated
 from sa1bpack.raw import tar_index
-from sa1bpack.raw.seek_points import EMPTY_BLOCKS, SeekPoints
+from sa1bpack.raw.seek_points import SeekPoints
 from sa1bpack.raw.tar_index import index_path, open_index
 from sa1bpack.source.find import open_source
 
@@ -223,15 +222,3 @@ def test_damage_to_stream_or_window_is_named(stream, tmp_path):
         for start in range(int(found.points["stream"][3]), len(stream) - 100_000, 50_000):
             read = found.read(file.fileno(), path, start, 100_000)
             assert read == stream[start : start + 100_000]
-
-
-def test_inflating_begins_at_any_bit_without_a_window_of_its_own():
-    """The blocks that stand before the first one, by zlib itself."""
-    packer = zlib.compressobj(6, zlib.DEFLATED, -15)
-    text = b"some words, and the same words again" * 20
-    raw = packer.compress(text) + packer.flush()
-    for bits, (blocks, length) in enumerate(EMPTY_BLOCKS):
-        assert length % 8 == bits
-        shifted = blocks | int.from_bytes(raw, "little") << length
-        data = shifted.to_bytes(len(raw) + length // 8 + 1, "little")
-        assert zlib.decompressobj(-15).decompress(data) == text

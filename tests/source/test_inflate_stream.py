@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.errors import SourceCorrupt, SourceTruncated
 from sa1bpack.source import inflate
 
 PAYLOAD = random.Random(5).randbytes(300_000) + bytes(200_000)
@@ -44,16 +44,6 @@ def test_members_and_padding_inflate_with_the_digests_of_the_complete_file(
 ):
     monkeypatch.setattr(inflate, "READ_BYTES", 4096)
     assert read_all(write(data)) == (PAYLOAD * times, *digests(data))
-
-
-def test_the_md5_may_be_asked_for_at_any_time(write, monkeypatch):
-    monkeypatch.setattr(inflate, "READ_BYTES", 1000)
-    raw = inflate.open_stream(write(PACKED), gzip=False, md5=True).raw
-    read = b""
-    while chunk := raw.read_chunk():
-        read += chunk
-        assert (raw.md5(), raw.xxh128()) == digests(read)
-    raw.close()
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -133,8 +123,3 @@ def test_no_flipped_bit_after_the_gzip_header_changes_the_data_silently(
     path.write_bytes(data)
     with contextlib.suppress(SourceCorrupt, SourceTruncated):
         assert read_all(path)[0] == PAYLOAD  # padding bits of deflate carry no data
-
-
-def test_a_missing_file_is_a_source_error(tmp_path):
-    with pytest.raises(SourceError, match=r"gone.tar: cannot be opened"):
-        inflate.open_stream(tmp_path / "gone.tar", gzip=True)

@@ -159,7 +159,6 @@ def test_keys_that_sa1b_does_not_have_are_reported_and_the_rest_is_kept(record):
     ("fields", "message"),
     [
         ({"bbox": [1, 2, 3]}, "bbox: Expected `array` of length 4, found [1, 2, 3]"),
-        ({"crop_box": [1, 2, 3, 4, 5]}, "crop_box: Expected `array` of length 4"),
         ({"bbox": [1, 2, "3", 4]}, "bbox[2]: Expected `int | float`, got `str`, found '3'"),
         (
             {"predicted_iou": None},
@@ -171,18 +170,14 @@ def test_keys_that_sa1b_does_not_have_are_reported_and_the_rest_is_kept(record):
         ),
         ({"point_coords": []}, "point_coords: Expected `array` of length 1, found []"),
         ({"point_coords": [[1, 2], [3, 4]]}, "point_coords: Expected `array` of length 1"),
-        ({"point_coords": [[1]]}, "point_coords[0]: Expected `array` of length 2"),
         ({"area": -1}, "area is -1, not a whole number"),
         ({"area": 5.5}, "area is 5.5, not a whole number"),
-        ({"area": 1e300}, "area is 1e+300, not a whole number"),
         ({"area": 2**53}, "area is the integer 9007199254740992, beyond 2^53 - 1"),
         ({"bbox": [1, 2**53 + 1, 3, 4]}, "bbox[1] is the integer 9007199254740993, beyond"),
-        ({"crop_box": [1, 2, 3, -(10**40)]}, "crop_box[3] is the integer -1000000000"),
         ({"point_coords": [[1, 10**400]]}, "point_coords[0][1] is the integer 1000"),
         ({"id": 2**63}, "id: Expected `int` <= 9223372036854775807"),
         ({"id": 5.0}, "id: Expected `int`, got `float`, found 5.0"),
         ({"segmentation": {"size": [20, 10], "counts": "a"}}, "size is [20, 10], but the image"),
-        ({"segmentation": {"size": [10], "counts": "a"}}, "size: Expected `array` of length 2"),
         ({"segmentation": {"size": [10, 20]}}, "missing required field `counts`"),
         (
             {"segmentation": {"size": [10, 20], "counts": [3, 4]}},
@@ -204,23 +199,13 @@ def test_a_bad_field_is_named_with_its_annotation_and_value(record, fields, mess
     assert f"annotation 1 (id {mask_id!r}): " in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["bbox", "area", "segmentation", "id", "point_coords"])
-def test_a_missing_field_of_a_mask_is_named(record, field):
-    bad = record()
-    del bad["annotations"][0][field]
-    with pytest.raises(AnnotationError, match=f"annotation 0.*missing required field `{field}`"):
-        parse(bad)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"width": 0}, "image.width: Expected `int` >= 1, found 0"),
         ({"height": 2**31}, "image.height: Expected `int` <= 2147483647"),
-        ({"width": 20.0}, "image.width: Expected `int`, got `float`, found 20.0"),
         ({"width": 65536, "height": 32768}, "65536 x height 32768 is more than 2147483647"),
         ({"image_id": 2**63}, "image.image_id: Expected `int` <= 9223372036854775807"),
-        ({"image_id": "1"}, "image.image_id: Expected `int`, got `str`, found '1'"),
         ({"file_name": None}, "image.file_name: Expected `str`, got `null`, found None"),
     ],
 )

@@ -229,11 +229,6 @@ def test_checksums_of_signed_bytes_are_accepted_as_in_old_tars(make_tar, write):
     assert walk(write(bytes(data))) == [("é.jpg", "file", b"x")]
 
 
-def test_pax_records_are_parsed_by_their_length():
-    assert parse_pax(b"") == {}
-    assert parse_pax(b"12 key=a\n=b\n8 k=abc\n") == {b"key": b"a\n=b", b"k": b"abc"}
-
-
 @pytest.mark.parametrize(
     "data", [b"x", b"8 k=ab\n", b"7 k=abc\n", b"0 k=a\n", b"99 k=a\n", b"6 kab\n", b"-6 k=\n"]
 )
