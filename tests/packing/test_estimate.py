@@ -1,6 +1,5 @@
 """`--dry-run` tells what packing takes, and writes nothing."""
 
-import json
 import shutil
 from collections import namedtuple
 
@@ -15,7 +14,6 @@ from sa1bpack.errors import (
     OptionError,
     OutputRefused,
     TooManyRejects,
-    VersionError,
 )
 from sa1bpack.wording import size_text
 
@@ -139,17 +137,6 @@ def another_tar_of_the_name(tar, root):
     return {"sources": write_tar(root.parent / "other" / tar.name, members([900]))}
 
 
-def a_newer_version(tar, root):
-    manifest = json.loads((root / "manifest.json").read_text())
-    (root / "manifest.json").write_text(json.dumps(manifest | {"version": [1, 7]}))
-    return {}
-
-
-def a_damaged_manifest(tar, root):
-    (root / "manifest.json").write_text('{"a":1')
-    return {}
-
-
 def a_damaged_shard(tar, root):
     next((root / "shards").glob("sa_*/zarr.json")).write_text("{}")
     (root / "shards" / ".tmp-sa_000001-000-0").mkdir()
@@ -163,8 +150,6 @@ def a_file_in_its_place(tar, root):
 REFUSED = {
     something_else: OutputRefused,
     another_tar_of_the_name: OutputRefused,
-    a_newer_version: VersionError,
-    a_damaged_manifest: FormatError,
     a_damaged_shard: FormatError,
     a_file_in_its_place: OptionError,
 }

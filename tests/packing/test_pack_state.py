@@ -18,7 +18,6 @@ from sa1bpack.errors import (
 )
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
-from sa1bpack.source.pairs import PairReader
 
 
 @pytest.fixture
@@ -61,19 +60,6 @@ def test_a_folder_of_something_else_is_refused_untouched(tar, root, name):
     before = contents(root)
     with pytest.raises(PackError, match="not empty"):
         sa1bpack.pack(tar, root, workers=1, **SMALL)
-    assert contents(root) == before
-
-
-def test_a_packed_source_is_not_read_again(tar, root, monkeypatch):
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
-    before = contents(root)
-
-    def refuse(*_):
-        raise AssertionError("it was read")
-
-    monkeypatch.setattr(PairReader, "__iter__", refuse)
-    result = sa1bpack.pack(tar, root, workers=1, **SMALL)
-    assert (result.complete, result.images, result.new_images) == (True, 6, 0)
     assert contents(root) == before
 
 

@@ -12,7 +12,7 @@ from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers, make_sample
 
 LAYOUTS = [
-    {}, {"fit": "native"}, {"pixels": "yuv420"}, {"masks": "runs"}, {"masks": "bits"},
+    {}, {"masks": "bits"},
     {"fit": "native", "pixels": "yuv420", "masks": "runs", "max_masks": None},
 ]  # fmt: skip
 
