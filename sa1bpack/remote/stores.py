@@ -49,7 +49,7 @@ _secrets: set[str] = set()
 # Credentials are asked for again after so long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
 # The library repeats requests by itself after 5xx, refused connections and bodies that break off.
-# What fails even so, such as a time-out, is tried again after so many seconds, then twice as many.
+# What fails even so, such as a time-out, is tried again after this time (s), then twice as long.
 PAUSE = 0.5
 # How long the end of the process waits at most for threads of the library: they need milliseconds,
 # but for one that asks for credentials.
