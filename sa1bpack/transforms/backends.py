@@ -45,17 +45,13 @@ def uses_compiled(device: torch.device) -> bool:
     return device.type in COMPILED_ON
 
 
-def uses_triton(device: torch.device, kernel: str | None = None) -> bool:
-    """Whether Triton kernels make the arrays of batches on a device.
-
-    kernel  the function in question, as for `launch`; None for any
-    """
-    return (
-        device.type in TRITON_ON
-        and kernel not in failed
-        and os.environ.get(VARIABLE) != "0"
-        and find_spec("triton") is not None
-    )
+def _without_triton(device: torch.device) -> str | None:
+    """Why no Triton kernel runs on a device, as a supplement; None if they do."""
+    if device.type not in TRITON_ON:
+        return ""
+    if os.environ.get(VARIABLE) == "0":
+        return f" ({VARIABLE}=0)"
+    return " (Triton is not installed)" if find_spec("triton") is None else None
 
 
 @checks_options
@@ -69,12 +65,8 @@ def describe_kernels(device: torch.device | str) -> str:
     device = torch.device(device)
     if device.type == "cpu":
         return "compiled kernels"
-    if device.type not in TRITON_ON:
-        return "torch operations"
-    if os.environ.get(VARIABLE) == "0":
-        return f"torch operations ({VARIABLE}=0)"
-    if find_spec("triton") is None:
-        return "torch operations (Triton is not installed)"
+    if (reason := _without_triton(device)) is not None:
+        return f"torch operations{reason}"
     without = ", ".join(f"{kernel}: {reason}" for kernel, reason in failed.items())
     return f"Triton kernels, but torch operations for {without}" if without else "Triton kernels"
 
@@ -89,7 +81,7 @@ def launch(device: torch.device, kernel: str, *arguments: Any) -> Any:
     that a kernel cannot be run, there is a KernelWarning. An error that earlier work on the device
     caused, or that the memory does not suffice, is raised as it is.
     """
-    if not uses_triton(device, kernel):
+    if kernel in failed or _without_triton(device) is not None:
         return None
     module, _, function = kernel.partition(".")
     on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -13,8 +13,6 @@ from sa1bpack.arguments import MAX_WORD, torch_subset, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
-BOX_REACH = 1.1  # how far boxes may extend, relative to the size of their image
-
 _REMEDY = "pass a batch as Loader, DataLoader and Collate make it"
 
 
@@ -80,22 +78,22 @@ def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
     Raises OptionError if there is neither and one is needed, if both are given and differ, or for a
     value that is not a whole number from 0 to 2**64 - 1.
     """
-    given = None if epoch is None else whole_number("epoch", epoch, 0, MAX_WORD)
-    own = batch.get("epoch")
-    if own is None:
-        if needed and given is None:
-            raise OptionError(
-                "the pipeline has random steps or sizes by epoch, and the batch has no 'epoch': "
-                "call it as pipeline(batch, epoch=...)"
-            )
-        return given
-    own = whole_number("batch['epoch']", own, 0, MAX_WORD)
-    if given is not None and given != own:
+    numbers = [
+        None if number is None else whole_number(name, number, 0, MAX_WORD)
+        for name, number in (("epoch", epoch), ("batch['epoch']", batch.get("epoch")))
+    ]
+    given, own = numbers
+    if needed and numbers == [None, None]:
+        raise OptionError(
+            "the pipeline has random steps or sizes by epoch, and the batch has no 'epoch': "
+            "call it as pipeline(batch, epoch=...)"
+        )
+    if None not in numbers and given != own:
         raise OptionError(
             f"epoch is {given}, but the batch is from epoch {own}: call pipeline(batch), which "
             "takes the epoch from the batch"
         )
-    return own
+    return given if own is None else own
 
 
 def _kind(value: Any) -> str:
@@ -142,32 +140,6 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
             f"sizes of sample {bad[0]} of the batch are {found[bad[0]].tolist()} (source height "
             f"and width, stored height and width): this pipeline's dataset has fit {fit!r}, stored "
             f"images with {expected}; pass batches of that dataset"
-        )
-
-
-def check_boxes(
-    bboxes: torch.Tensor, owner: torch.Tensor, sizes: torch.Tensor, coordinates: str
-) -> None:
-    """Raise OptionError on a CPU if boxes extend far outside their images: they are in other
-    coordinates. (Boxes of derived collections may extend a few pixels over the edge.)
-
-    bboxes       (..., 4), T in total: x, y, w, h; 0 for padding
-    owner        int64 (T,), the sample of each box
-    sizes        (B, 4), pixels: source height and width, stored height and width
-    coordinates  "source" or "stored", the dataset's
-    """
-    if bboxes.device.type != "cpu":
-        return
-    extent = sizes[:, 2:] if coordinates == "stored" else sizes[:, :2]
-    boxes = bboxes.reshape(-1, 4).double().numpy()
-    limits = extent.flip(1).numpy()[owner.numpy()]
-    beyond = np.flatnonzero((boxes[:, :2] + boxes[:, 2:] > BOX_REACH * limits).any(1))
-    if beyond.size:
-        box, (width, height) = boxes[beyond[0]].tolist(), limits[beyond[0]].tolist()
-        raise OptionError(
-            f"a box of sample {int(owner[beyond[0]])} of the batch is {box} (x, y, w, h), but its "
-            f"image has {width:g} x {height:g} pixels in this pipeline's coordinates, "
-            f"{coordinates!r}: create the pipeline with the dataset that the batches come from"
         )
 
 

@@ -62,43 +62,35 @@ Size = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
 class Sizes:
     """Schedules of the canvas and of the mask grid, (height, width) each.
 
-    grid  None: as many pixels per cell as in the batch, whose images have `side` pixels and whose
-          masks have `cells` cells per side
+    proportional  whether the grid has as many pixels per cell as in the batch
     """
 
     canvas: Schedule
-    grid: Schedule | None
-    side: int
-    cells: int
+    grid: Schedule
+    proportional: bool
 
     @classmethod
     def of(cls, size: Size, mask_size: Size, side: int, cells: int) -> "Sizes":
-        """Of a pipeline's options. Raises OptionError for a value that cannot be used."""
+        """Of a pipeline's options. Raises OptionError for a value that cannot be used.
+
+        side, cells  of the images and of the masks of a batch
+        """
         canvas = as_schedule("size", side if size is None else size)
         canvas = canvas.map(lambda each: check_sides("size", each, MAX_CANVAS))
-        grid = None
-        if mask_size is not None:
+        if mask_size is None:
+            grid = canvas.map(lambda each: [max(1, length * cells // side) for length in each])
+        else:
             grid = as_schedule("mask_size", mask_size)
-            grid = grid.map(lambda each: check_sides("mask_size", each, MAX_MASK_SIZE))
-        found = cls(canvas, grid, side, cells)
-        if grid is None:  # of a large canvas the grid may be too large
-            canvas.map(lambda each: check_sides("mask_size", found.grid_of(each), MAX_MASK_SIZE))
-        return found
-
-    def grid_of(self, canvas: Sides) -> Sides:
-        """The grid that has as many pixels per cell as the batch."""
-        height, width = (max(1, length * self.cells // self.side) for length in canvas)
-        return height, width
+        grid = grid.map(lambda each: check_sides("mask_size", each, MAX_MASK_SIZE))
+        return cls(canvas, grid, mask_size is None)
 
     def at(self, epoch: int | None, step: int | None) -> tuple[Sides, Sides]:
         """Canvas and grid in an epoch, at a step; only what they depend on is needed."""
-        canvas = self.canvas.at(epoch, step)
-        return canvas, self.grid_of(canvas) if self.grid is None else self.grid.at(epoch, step)
+        return self.canvas.at(epoch, step), self.grid.at(epoch, step)
 
     def change_by(self, by: str) -> bool:
         """Whether any size depends on the epoch, or on the step."""
-        both = (self.canvas, self.grid)
-        return any(each is not None and not each.constant and each.by == by for each in both)
+        return any(not each.constant and each.by == by for each in (self.canvas, self.grid))
 
     def step_of(self, batch: Mapping) -> int | None:
         """The step of a batch, if any size depends on it.
@@ -115,11 +107,10 @@ class Sizes:
         return whole_number("batch['step']", batch["step"], 0, MAX_WORD)
 
     def __str__(self) -> str:
-        if self.grid is None and self.canvas.constant:
-            return f"size={self.canvas.values[0]}, mask_size={self.at(0, 0)[1]}"
-        grid = "in proportion" if self.grid is None else _text(self.grid)
-        return f"size={_text(self.canvas)}, mask_size={grid}"
-
-
-def _text(sides: Schedule) -> str:
-    return str(sides.values[0]) if sides.constant else repr(sides)
+        canvas, grid = (
+            str(sides.values[0]) if sides.constant else repr(sides)
+            for sides in (self.canvas, self.grid)
+        )
+        if self.proportional and not self.grid.constant:
+            grid = "in proportion"
+        return f"size={canvas}, mask_size={grid}"

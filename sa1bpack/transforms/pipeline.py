@@ -11,7 +11,6 @@ from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.checks import (
-    check_boxes,
     check_dataset,
     check_epoch,
     check_grids,
@@ -116,7 +115,7 @@ class Pipeline:
     `epoch`, `number` and `step` of a batch are passed through, `spec` is not: it describes the
     stored images. A batch whose `spec` differs from that of `ds` is refused. A batch without one,
     from a Collate without `sample_spec`, is taken to come from `ds`: its shapes are checked, and on
-    a CPU its sizes and boxes, but source coordinates cannot always be told from stored ones.
+    a CPU its sizes, but not in which coordinates its boxes are.
 
     Examples:
         >>> ds = sa1bpack.open("packed", masks="runs")
@@ -251,8 +250,8 @@ class Pipeline:
         Raises:
             OptionError: `batch` is not a batch of tensors, does not come from this dataset, or has
                 runs that do not fit its masks; or its epoch is missing though there are random
-                steps, or differs from `epoch`. On a device the contents of sizes, counts and boxes
-                are not checked: that would wait for the device.
+                steps, or differs from `epoch`. On a device the contents of sizes and counts are not
+                checked: that would wait for the device.
             MaskError: runs on the CPU are damaged.
         """
         self._check(batch)
@@ -328,7 +327,6 @@ class Pipeline:
         to_canvas = frame.maps.inverse().of(owner)
         source_pixel, to_stored = self._scales(batch)
         if "bboxes" in batch:
-            check_boxes(batch["bboxes"], owner, batch["sizes"], self.coordinates)
             edges = box_edges(done.pop("bboxes").reshape(-1, 4), source_pixel[owner])
             boxes = move_boxes(edges * to_stored[owner].repeat(1, 2), to_canvas, extent)
             valid &= (boxes[:, 2:] > boxes[:, :2]).all(1)

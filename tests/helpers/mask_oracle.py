@@ -1,6 +1,7 @@
 """Mask grids from full-size masks, in whole numbers: the reference for stored bits."""
 
 import warnings
+from collections.abc import Iterable
 
 import numpy as np
 from pycocotools import mask as coco
@@ -19,9 +20,10 @@ def grid(mask: np.ndarray, cells: int, fit: str, sampling: str) -> np.ndarray:
     if sampling == "center":
         centers = 2 * np.arange(cells) + 1
         rows, columns = centers * height // (2 * cells), centers * width // (2 * cells)
-        canvas = np.zeros((height, width), bool)
-        canvas[: mask.shape[0], : mask.shape[1]] = mask
-        return canvas[np.ix_(rows, columns)]
+        rows, columns = rows[rows < mask.shape[0]], columns[columns < mask.shape[1]]
+        out = np.zeros((cells, cells), bool)
+        out[: len(rows), : len(columns)] = mask[np.ix_(rows, columns)]
+        return out
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if len(rows) == 0:
         return np.zeros((cells, cells), bool)
@@ -39,3 +41,14 @@ def _overlap(pixels: int, length: int, cells: int) -> np.ndarray:
     return np.clip(
         np.minimum(pixel + cells, cell + length) - np.maximum(pixel, cell), 0, None
     ).astype(float)
+
+
+def runs_of(masks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Run ends (int32) and offsets (int64) of full-size masks."""
+    ends, offset = [np.empty(0, int)], [0]
+    for mask in masks:
+        line = mask.ravel(order="F")
+        changes = np.flatnonzero(line[1:] != line[:-1]) + 1
+        ends.append(np.concatenate([[0] if line[0] else [], changes, [line.size]]))
+        offset.append(offset[-1] + len(ends[-1]))
+    return np.concatenate(ends).astype(np.int32), np.array(offset)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from mask_oracle import runs_of
 from pycocotools import mask as coco
 
 from sa1bpack import masks
@@ -13,14 +14,7 @@ from sa1bpack.errors import MaskError, OptionError
 
 def runs(given: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Run ends, offsets, height and width of full-size masks."""
-    ends: list[int] = []
-    offset = [0]
-    for mask in given:
-        column_major = mask.ravel(order="F")
-        changes = np.flatnonzero(column_major[1:] != column_major[:-1]) + 1
-        ends += [0] * bool(column_major[0]) + [*changes.tolist(), mask.size]
-        offset.append(len(ends))
-    return np.array(ends, np.int32), np.array(offset), *given.shape[1:]
+    return *runs_of(given), *given.shape[1:]
 
 
 def both(given: np.ndarray, **options) -> list[masks.Relations]:

@@ -42,18 +42,6 @@ def test_anything_but_a_dataset_is_refused_by_name():
             Pipeline(wrong)
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat"])
-def test_boxes_in_other_coordinates_than_the_datasets_are_refused(layout):
-    """Source pixels where stored ones are expected, of images that are stored smaller."""
-    batch = ragged(layout)
-    pipeline = Pipeline(dataset(LAYOUT, coordinates="stored"))
-    with pytest.raises(OptionError, match=r"sample 0 .*x, y, w, h.*96 x 64 pixels.*'stored'"):
-        pipeline(batch)
-    reaching = (*batch["bboxes"].shape[:-1], 4)
-    batch["bboxes"] = torch.tensor([90.0, 0, 15, 70]).expand(reaching)  # as in inaccurate records
-    assert pipeline(batch)["valid"].any()
-
-
 def test_anything_but_a_batch_of_tensors_is_refused_by_name():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
+from mask_oracle import runs_of
 
 from sa1bpack import masks, transforms
 from sa1bpack.errors import OptionError
@@ -170,15 +171,6 @@ def test_relations_of_runs_are_in_source_pixels(padded):
     of_runs = {key: batch[key] for key in batch.keys() - {"masks"}} | {"runs": runs}
     check(Relate(NAMES)(of_runs | {"annotation_ids": ids}), samples, padded)
     check(Relate(NAMES)(of_runs), samples, padded)  # without another array of masks
-
-
-def runs_of(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    ends, offset = [], [0]
-    for mask in sample:
-        line = mask.ravel(order="F")
-        ends += [0] * bool(line[0]) + (np.flatnonzero(np.diff(line)) + 1).tolist() + [line.size]
-        offset.append(len(ends))
-    return np.array(ends, np.int32), np.array(offset)
 
 
 def test_a_batch_that_cannot_be_related_is_refused():

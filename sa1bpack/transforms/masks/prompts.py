@@ -87,10 +87,6 @@ def _boundary_of(runs: RunBatch) -> _Stretches:
     )
 
 
-def _stretches_of(runs: RunBatch, region: str) -> _Stretches:
-    return _boundary_of(runs) if region == "boundary" else _runs_of(runs, int(region == "inside"))
-
-
 class _Boxes(NamedTuple):
     """The part of a box inside the image, for each mask or stretch; all int64 (n,).
 
@@ -105,9 +101,6 @@ class _Boxes(NamedTuple):
     rows: torch.Tensor
     top: torch.Tensor
     bottom: torch.Tensor
-
-    def of(self, mask: torch.Tensor) -> "_Boxes":
-        return _Boxes(*(numbers[mask] for numbers in self))
 
     def before(self, position: torch.Tensor) -> torch.Tensor:
         """The number of the box's pixels before a position, column by column."""
@@ -157,22 +150,17 @@ def regions(
     Yields the masks of each part and their region; at least one part, which may have no masks. Use
     one before the next. Nothing waits for the device.
     """
-    start = 0
+    start, offset = 0, runs.host_offset
     while True:
-        stop = _part_stop(runs.host_offset, start)
+        # A part has one mask, or few enough ends.
+        fits = int(torch.searchsorted(offset, int(offset[start]) + PART_ENDS, right=True)) - 1
+        stop = min(max(fits, start + 1), runs.masks)
         masks = slice(start, stop)
         part = runs if stop - start == runs.masks else runs.part(start, stop)
         yield masks, Region(part, region, None if boxes is None else boxes[masks])
         start = stop
         if start >= runs.masks:
             return
-
-
-def _part_stop(offset: torch.Tensor, start: int) -> int:
-    """The mask after a part that begins with mask `start`: it has one mask, or few enough ends."""
-    most = int(offset[start]) + PART_ENDS
-    stop = int(torch.searchsorted(offset, most, right=True)) - 1
-    return min(max(stop, start + 1), len(offset) - 1)
 
 
 class Region:
@@ -184,8 +172,9 @@ class Region:
     def __init__(self, runs: RunBatch, region: str, boxes: torch.Tensor | None):
         """region: one of `masks.prompts.REGIONS`. boxes: int64 (T, 4) or None."""
         self.boxes = _clip_boxes(runs, boxes)
-        found = _stretches_of(runs, region)
-        box = self.boxes.of(found.mask)
+        inside = int(region == "inside")
+        found = _boundary_of(runs) if region == "boundary" else _runs_of(runs, inside)
+        box = _Boxes(*(numbers[found.mask] for numbers in self.boxes))
         begin, end = box.before(found.begin), box.before(found.end)
         self.rim = found.rim
         self.begin = torch.where(found.rim, box.on_rim(begin), begin)

@@ -7,7 +7,9 @@ use. Whole numbers are the same; of the others, the last bit may differ.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,7 @@ def _type(relation: Relation) -> torch.dtype:
 
 
 @checks_options
+@dataclass(frozen=True)
 class Relate:
     """Computes relations of the masks of batches: `Relate(["ious", "parents"])(batch)`.
 
@@ -68,6 +71,14 @@ class Relate:
     Padding is 0, but -1 in `parents` and `levels`. Units are pixels of the source with `runs`, and
     otherwise cells of the masks' grid. For flat masks on a device, M waits for the device.
 
+    Args:
+        names: of relations; one may stand alone.
+        share: of its area, by which a mask lies in its parent; above 0, at most 1.
+        neighbors: 8 or 4, which cells touch.
+
+    Raises:
+        OptionError: an unknown name, or a value that cannot be used.
+
     Examples:
         >>> ds = sa1bpack.open("packed")
         >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
@@ -76,41 +87,27 @@ class Relate:
         (torch.Size([2, 8, 8]), torch.Size([2, 8]))
     """
 
-    def __init__(self, names: Iterable[str], *, share: float = SHARE, neighbors: int = NEIGHBORS):
-        """
-        Args:
-            names: of relations.
-            share: of its area, by which a mask lies in its parent; above 0, at most 1.
-            neighbors: 8 or 4, which cells touch.
+    names: Iterable[str]
+    _: KW_ONLY
+    share: float = SHARE
+    neighbors: int = NEIGHBORS
 
-        Raises:
-            OptionError: an unknown name, or a value that cannot be used.
-        """
-        given = (names,) if isinstance(names, str) else names
-        try:
-            self.names = tuple(dict.fromkeys(choice("relation", name, RELATIONS) for name in given))
-        except TypeError:
+    def __post_init__(self):
+        given = (self.names,) if isinstance(self.names, str) else self.names
+        if not isinstance(given, Iterable):
             raise OptionError(
-                f"relations is {names!r}: give names of {', '.join(RELATIONS)}, or a Relate"
-            ) from None
-        self.share, self.neighbors = check_rule(share, neighbors)
+                f"relations is {given!r}: give names of {', '.join(RELATIONS)}, or a Relate"
+            )
+        names = tuple(dict.fromkeys(choice("relation", name, RELATIONS) for name in given))
+        share, neighbors = check_rule(self.share, self.neighbors)
+        for name, value in (("names", names), ("share", share), ("neighbors", neighbors)):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, value: Any) -> "Relate | None":
         """What the option `relations` means: a Relate, names, or nothing. Raises OptionError."""
-        if isinstance(value, Relate):
-            return value if value.names else None
-        found = cls(value)
+        found = value if isinstance(value, Relate) else cls(value)
         return found if found.names else None
-
-    def __repr__(self) -> str:
-        return f"Relate({list(self.names)}, share={self.share}, neighbors={self.neighbors})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Relate) and self.__dict__ == other.__dict__
-
-    def __hash__(self) -> int:
-        return hash((self.names, self.share, self.neighbors))
 
     def nbytes(self, rows: int, most: int) -> int:
         """Bytes of the relations of so many masks, padding included, at most `most` per sample."""
@@ -188,16 +185,15 @@ class Relate:
         if not uses_compiled(masks.device):
             return self._with_torch(masks, counts, padded, most)
         found = masks.flatten(0, 1).numpy() if padded else masks.numpy()
-        relate = partial(relate_bits, share=self.share, neighbors=self.neighbors)
 
-        def samples() -> Iterator[tuple[np.ndarray, Callable[[], Relations]]]:
+        def samples() -> Iterator[tuple[np.ndarray, tuple]]:
             first = 0
             for k, count in enumerate(counts.tolist()):
                 first = k * most if padded else first
-                yield np.arange(first, first + count), partial(relate, found[first : first + count])
+                yield np.arange(first, first + count), (found[first : first + count],)
                 first += count
 
-        return self._compiled(samples(), len(found), most, len(counts) if padded else None)
+        return self._compiled(relate_bits, samples(), masks.shape[: 1 + padded], most)
 
     def _of_runs(
         self, runs: RunBatch, counts: torch.Tensor, padded: bool, most: int | None
@@ -209,51 +205,45 @@ class Relate:
             )
         if most is None:
             most = int(counts.max()) if len(counts) else 0
-        rows = len(counts) * most if padded else runs.masks
-        places = torch.arange(runs.masks, device="cpu")
-        if padded and runs.masks != rows:
-            places = runs.padded_rows(most)
-        relate = partial(relate_runs, share=self.share, neighbors=self.neighbors)
-        samples = ((at, partial(relate, *found)) for _, at, found in compiled_samples(runs, places))
-        return self._compiled(samples, rows, most, len(counts) if padded else None)
+        leading = (len(counts), most) if padded else (runs.masks,)
+        places = runs.padded_rows(most) if runs.masks != prod(leading) else None
+        samples = ((at, image) for _, at, image in compiled_samples(runs, places))
+        return self._compiled(relate_runs, samples, leading, most)
 
     # -------------------------------------------------------------------------------- on a CPU
 
     def _compiled(
         self,
-        samples: Iterable[tuple[np.ndarray, Callable[[], Relations]]],
-        rows: int,
+        relate: Callable[..., Relations],
+        samples: Iterable[tuple[np.ndarray, tuple]],
+        leading: tuple[int, ...],
         most: int,
-        padded: int | None,
     ) -> dict[str, torch.Tensor]:
-        """Relations by the kernels: per sample its rows in the result, and how to relate them.
+        """Relations by the kernels.
 
-        rows, most  masks of the result, padding included; those of the fullest sample
-        padded      samples of a padded batch, None for a flat one
+        samples  the rows of each in the result, and the arguments of `relate` for it
+        leading  (B, M) or (T,), the first axes of the result
+        most     masks of the fullest sample
         """
         out = {}
         for name in self.names:
             relation = RELATIONS[name]
             columns = most if relation.pairs else relation.columns
-            shape = (rows, columns) if relation.pairs or columns > 1 else (rows,)
+            shape = (*leading, columns) if relation.pairs or columns > 1 else leading
             out[name] = torch.full(shape, relation.none, dtype=_type(relation), device="cpu")
-        arrays = {name: tensor.numpy() for name, tensor in out.items()}
+        arrays = {name: value.flatten(0, len(leading) - 1).numpy() for name, value in out.items()}
 
-        def write(at: np.ndarray, relate: Callable[[], Relations]) -> None:
-            if len(at) == 0:
-                return
-            found = relate()
+        def write(at: np.ndarray, given: tuple) -> None:
+            found = relate(*given, share=self.share, neighbors=self.neighbors)
             for name, array in arrays.items():
                 place = (at, slice(len(at))) if RELATIONS[name].pairs else at
                 array[place] = getattr(found, name)
 
         # One alone first: threads that compile kernels would hold up a fork meanwhile.
-        jobs = [partial(write, at, relate) for at, relate in samples]
+        jobs = [partial(write, *sample) for sample in samples if len(sample[0])]
         for job in jobs[:1]:
             job()
         run_jobs(jobs[1:])
-        if padded is not None:
-            out = {name: value.view(padded, most, *value.shape[1:]) for name, value in out.items()}
         return out
 
     # ------------------------------------------------------------------------------- on a device
