@@ -224,6 +224,18 @@ def restore_set_aside(folder: Path) -> None:
             flush_folder(folder)
 
 
+def claim_name(folder: Path, final: Path) -> bool:
+    """Give a complete, flushed folder its final name; False if another process has made one."""
+    try:
+        folder.rename(final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    flush_folder(final.parent)
+    return True
+
+
 def remove_entry(path: Path) -> None:
     """Remove a folder with its contents, or a file; of a symbolic link only the link."""
     if path.is_dir() and not path.is_symlink():

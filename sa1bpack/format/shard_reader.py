@@ -127,13 +127,12 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     try:
         attributes = read_metadata(path)["attributes"]["sa1bpack"]
         own = {**attributes, "name": folder.name, "bytes": 0}
+        check_version(path, own.get("format"))
+        entry = msgspec.convert(own, ShardEntry)
     except (KeyError, TypeError):
         raise FormatError(
             f"{path}: not a Zarr group with sa1bpack's attributes; {REMEDY}"
         ) from None
-    check_version(path, own.get("format"))
-    try:
-        entry = msgspec.convert(own, ShardEntry)
     except msgspec.ValidationError as error:
         raise FormatError(f"{path}: attributes: {error}; {REMEDY}") from None
     found = Layout.from_json(own.get("layout"), f"{path}: layout")

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from edited_packs import edit
 from memory import peak_growth
 
 from sa1bpack.errors import FormatError
@@ -29,12 +30,6 @@ READERS = {
 
 def file_of(root: Path, name: str) -> Path:
     return root / read_manifest(root).index / "zarr.json" if name == "index" else root / name
-
-
-def edit(root: Path, change) -> None:
-    data = json.loads((root / MANIFEST_NAME).read_text())
-    change(data)
-    (root / MANIFEST_NAME).write_text(json.dumps(data))
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -115,7 +110,7 @@ def test_attributes_of_any_depth_are_not_descended_into(pack):
     ],
 )
 def test_values_of_any_size_are_refused_with_a_short_message(pack, change):
-    edit(pack, change)
+    edit(pack / MANIFEST_NAME, change)
     with pytest.raises(FormatError) as caught:
         read_manifest(pack)
     message = str(caught.value)
@@ -124,7 +119,7 @@ def test_values_of_any_size_are_refused_with_a_short_message(pack, change):
 
 def test_a_manifest_of_very_many_repeated_shards_is_refused_at_once(pack):
     """Searching all names for each of them took quadratic time."""
-    edit(pack, lambda d: d.update(shards=[d["shards"][0] | {"name": f"s{n // 2}"}
+    edit(pack / MANIFEST_NAME, lambda d: d.update(shards=[d["shards"][0] | {"name": f"s{n // 2}"}
                                           for n in range(40_000)]))  # fmt: skip
     with pytest.raises(FormatError, match="listed twice: s0, s1") as caught:
         read_manifest(pack)
@@ -137,7 +132,7 @@ def test_a_manifest_of_very_many_repeated_shards_is_refused_at_once(pack):
      "a\nb", "\u202egpj"],
 )  # fmt: skip
 def test_no_name_leads_out_of_the_folder(pack, name):
-    edit(pack, lambda d: d["shards"][0].update(name=name))
+    edit(pack / MANIFEST_NAME, lambda d: d["shards"][0].update(name=name))
     with pytest.raises(FormatError, match=r"cannot be the name of a shard|not JSON"):
         read_manifest(pack)
 

@@ -1,10 +1,10 @@
 """The manifest, the index, and the order in which a pack is published."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
+from edited_packs import edit
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format.index import open_index
@@ -12,14 +12,6 @@ from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import MANIFEST_NAME, make_manifest, read_manifest, write_manifest
 from sa1bpack.format.publish import publish, remove_stale
 from sa1bpack.format.verify import verify
-
-
-def edit(root, change):
-    """Change the decoded manifest in place."""
-    path = root / MANIFEST_NAME
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
 
 
 def test_manifest_reads_back_as_it_was_written(pack, small_layout):
@@ -35,14 +27,14 @@ def test_manifest_reads_back_as_it_was_written(pack, small_layout):
 
 
 def test_keys_of_a_newer_minor_version_are_ignored(pack):
-    edit(pack, lambda data: data.update(version=[1, 9], invented={"a": 1}))
-    edit(pack, lambda data: data["shards"][0].update(invented=3))
+    edit(pack / MANIFEST_NAME, lambda data: data.update(version=[1, 9], invented={"a": 1}))
+    edit(pack / MANIFEST_NAME, lambda data: data["shards"][0].update(invented=3))
     assert read_manifest(pack).version == (1, 9)
 
 
 @pytest.mark.parametrize("major", [0, 2])
 def test_another_major_version_names_the_release_to_install(pack, major):
-    edit(pack, lambda data: data.update(version=[major, 0], shards="unknown form"))
+    edit(pack / MANIFEST_NAME, lambda data: data.update(version=[major, 0], shards="unknown form"))
     with pytest.raises(VersionError, match=rf"{major}\.0.*install"):
         read_manifest(pack)
 
@@ -64,7 +56,7 @@ def test_another_major_version_names_the_release_to_install(pack, major):
     (lambda d: d.update(options=[]), "options"),
 ])  # fmt: skip
 def test_an_impossible_manifest_is_refused_as_a_whole(pack, change, message):
-    edit(pack, change)
+    edit(pack / MANIFEST_NAME, change)
     with pytest.raises(FormatError, match=message):
         read_manifest(pack)
 

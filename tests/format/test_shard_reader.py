@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edited_packs import edit
 
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.files import map_bytes
@@ -21,13 +22,6 @@ SHARD = "sa_000000-000"
 @pytest.fixture
 def folder(pack) -> Path:
     return pack / "shards" / SHARD
-
-
-def edit(path: Path, change) -> None:
-    """Change decoded JSON in place."""
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
 
 
 def own(key, value):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from edited_packs import edit, flip, rewrite_checksums
 from verify_script import SCRIPT, script, script_finds
 
 from sa1bpack.errors import FormatError, VersionError
@@ -30,25 +31,6 @@ def run_script(root, *options):
     return subprocess.run(
         [sys.executable, "-I", str(SCRIPT), str(root), *options], capture_output=True, text=True
     )
-
-
-def flip(path: Path, at: int) -> None:
-    """Flip one bit."""
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
-def rewrite_checksums(root: Path) -> None:
-    """Recompute all digests, as somebody who edits a pack might."""
-    for shard in (root / "shards").iterdir():
-        if shard.is_dir():
-            files = [p for p in shard.rglob("*") if p.is_file() and p.name != "checksums.xxh128"]
-            (shard / "checksums.xxh128").write_bytes(format_checksums({
-                str(path.relative_to(shard)): xxhash.xxh128_hexdigest(path.read_bytes())
-                for path in files
-            }))  # fmt: skip
-    publish(root, read_manifest(root))
 
 
 def test_sound_pack_passes_both_checkers_full_and_quick(pristine_pack):
@@ -194,10 +176,7 @@ def test_an_extra_file_of_a_shard_is_found_even_if_the_checksums_list_it(pack):
 
 
 def test_shard_that_differs_from_its_manifest_entry_is_found(pack):
-    path = pack / "manifest.json"
-    data = json.loads(path.read_text())
-    data["shards"][0]["annotations"] += 1
-    path.write_text(json.dumps(data))
+    edit(pack / "manifest.json", lambda data: data["shards"][0].update(annotations=13))
     publish(pack, read_manifest(pack))
     (problem,) = verify(pack).problems
     assert "annotations is 12, but the manifest says 13" in problem.what
@@ -281,17 +260,10 @@ def test_xxhsum_checks_a_pack(pack):
 def make_minor(pack, minor: int) -> None:
     """Make a pack one of a newer minor version, with a group beside `shards` and new keys."""
     for path in (pack / "shards").glob("*/zarr.json"):
-        data = json.loads(path.read_text())
-        data["attributes"]["sa1bpack"] |= {"format": [1, minor], "more": 5}
-        path.write_text(json.dumps(data))
+        edit(path, lambda d: d["attributes"]["sa1bpack"].update(format=[1, minor], more=5))
     rewrite_checksums(pack)
-    for name, change in (
-        ("zarr.json", lambda data: data["attributes"]["sa1bpack"].update(format=[1, minor])),
-        ("manifest.json", lambda data: data.update(version=[1, minor], more=[7])),
-    ):
-        data = json.loads((pack / name).read_text())
-        change(data)
-        (pack / name).write_text(json.dumps(data))
+    edit(pack / "zarr.json", lambda d: d["attributes"]["sa1bpack"].update(format=[1, minor]))
+    edit(pack / "manifest.json", lambda d: d.update(version=[1, minor], more=[7]))
     (pack / "derived").mkdir()
     (pack / "derived" / "zarr.json").write_text("{}")
     listed = [line[34:] for line in (pack / "checksums.xxh128").read_text().splitlines()]

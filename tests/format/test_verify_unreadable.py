@@ -2,10 +2,10 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import msgspec
 import pytest
+from edited_packs import flip
 from unprivileged import without_privileges
 from verify_script import script_finds
 
@@ -14,13 +14,6 @@ from sa1bpack.format.publish import publish
 from sa1bpack.format.verify import verify
 
 SHARD = "sa_000000-000"
-
-
-def flip(path: Path, at: int) -> None:
-    """Flip one bit."""
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("quick", [False, True])

@@ -1,6 +1,7 @@
 """A disk that is full, broken, or writes less than requested, at any call of a run."""
 
 import errno
+import functools
 import os
 import subprocess
 from collections import Counter
@@ -31,6 +32,13 @@ def stage(tmp_path_factory) -> Stage:
     return Stage(tmp_path_factory.mktemp("stage"))
 
 
+@pytest.fixture(scope="module")
+def total_of(stage, tmp_path_factory):
+    """total_of(scenario, calls): the number of these calls of the undisturbed run."""
+    folder = tmp_path_factory.mktemp("counted") / "case"
+    return functools.cache(lambda scenario, calls: Case(stage, folder, scenario).calls(calls=calls))
+
+
 @pytest.fixture
 def case_of(stage, tmp_path):
     """case_of(scenario): a new Case that replaces the previous one."""
@@ -39,12 +47,12 @@ def case_of(stage, tmp_path):
 
 @pytest.mark.parametrize(("name", "code", "calls", "count"), ERRORS, ids=[e[0] for e in ERRORS])
 def test_an_error_at_any_call_ends_the_run_and_the_next_one_completes_it(
-    case_of, torture, name, code, calls, count
+    case_of, total_of, torture, name, code, calls, count
 ):
     found = Counter()
     for scenario, short, full in (("fresh", 1, 20), ("added", 1, 60), ("withdrawn", 1, 20)):
         # The additional calls of a new folder come first, before it is a pack.
-        total = 60 if scenario == "fresh" else case_of(scenario).calls(calls=calls)
+        total = 60 if scenario == "fresh" else total_of(scenario, calls)
         every = code == errno.ENOSPC and scenario != "withdrawn"
         rounds = torture.rounds(short, total if every else full)
         for at in torture.rng.sample(range(total), min(rounds, total)):
@@ -65,7 +73,7 @@ def test_an_error_at_any_call_ends_the_run_and_the_next_one_completes_it(
 
 
 def test_an_error_at_a_call_of_a_run_with_workers_is_handled_the_same(case_of, torture):
-    rounds = torture.rounds(1, 40)
+    rounds = torture.rounds(2, 40)
     found = 0
     for _ in range(rounds):
         case = case_of("fresh")
@@ -83,17 +91,16 @@ def test_an_error_at_a_call_of_a_run_with_workers_is_handled_the_same(case_of, t
     torture.record("a full disk, with workers: error at a call", found, "all said so, resumed")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_short_writes_are_completed(case_of, stage, torture, workers):
+def test_short_writes_are_completed(case_of, stage, torture):
     rounds = torture.rounds(1, 10)
     for _ in range(rounds):
         case = case_of("fresh")
         plan = case.plan("short", calls=("pwrite",))
-        ended, said = case.run(plan.apply, workers=workers)
+        ended, said = case.run(plan.apply)
         assert ended == 0, said
         assert len(case.hits()) > 50
         assert contents(case.root) == stage.expected
-    torture.record(f"every write ends short, --workers {workers}", rounds, "packs as undisturbed")
+    torture.record("every write ends short", rounds, "packs as undisturbed")
 
 
 @pytest.fixture

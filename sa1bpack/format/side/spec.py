@@ -1,6 +1,5 @@
 """What a side array holds, and its manifest, which is written once, before the first part."""
 
-import errno
 import re
 import shutil
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +15,13 @@ from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused
 from sa1bpack.format.array_reader import check_version, read_json
 from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums
-from sa1bpack.format.files import flush_folder, make_folder, temporary_beside, write_durably
+from sa1bpack.format.files import (
+    claim_name,
+    flush_folder,
+    make_folder,
+    temporary_beside,
+    write_durably,
+)
 from sa1bpack.format.layout import ArraySpec, Extent, array_spec
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, group_metadata
@@ -207,12 +212,8 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
         staging = temporary_beside(folder.with_name(mark + folder.name))
         try:
             _write_top(staging, manifest)
-            staging.rename(folder)
-            flush_folder(folder.parent)
-            return manifest
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
+            if claim_name(staging, folder):
+                return manifest
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     if not is_side(folder):

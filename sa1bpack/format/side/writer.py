@@ -1,6 +1,5 @@
 """Writing a part of a side array: rows are appended in the order of the shard, then published."""
 
-import errno
 import fcntl
 import os
 import shutil
@@ -15,6 +14,7 @@ from sa1bpack.format.append_file import AppendFile, complete_group
 from sa1bpack.format.files import (
     TEMPORARY_PREFIX,
     byte_view,
+    claim_name,
     flush_folder,
     naming,
     opened,
@@ -138,22 +138,11 @@ class PartWriter:
         counts  whole numbers (k,): how many of them each of the k samples has; 1 for a row per
                 sample
 
-        Raises OptionError for rows of another kind or number, OSError if the disk fails.
+        Raises OSError if the disk fails.
         """
-        spec = self.spec
-        if rows.dtype != spec.stored or rows.shape[1:] != spec.row_shape:
-            raise OptionError(
-                f"rows of {spec.name} are {rows.dtype} {rows.shape[1:]}, but must be "
-                f"{spec.dtype} {spec.row_shape}"
-            )
-        if len(rows) != int(np.sum(counts)):
-            raise OptionError(
-                f"{len(rows)} rows of {spec.name} for {len(counts)} samples, but they must be "
-                f"{int(np.sum(counts))}"
-            )
         data, checksums, first = byte_view(rows), np.empty(len(counts), "<u8"), 0
         for k, count in enumerate(counts):
-            end = first + int(count) * spec.row_bytes
+            end = first + int(count) * self.spec.row_bytes
             checksums[k] = xxhash.xxh3_64_intdigest(data[first:end])
             first = end
         for name, added in (("values", data), ("checksum", byte_view(checksums))):
@@ -182,14 +171,9 @@ class PartWriter:
         if self._origin is not None:
             (self._folder / _ORIGIN_NAME).unlink()
             flush_folder(self._folder)
-        try:
-            self._folder.rename(self._final)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
+        if not claim_name(self._folder, self._final):
             self.discard()
             return False
-        flush_folder(self._final.parent)
         self.leave()
         return True
 
