@@ -86,17 +86,6 @@ def test_a_repeated_call_keeps_the_same_rows_and_refuses_others(ds, given):
         attach(ds, "a", rows + 1, ids)
 
 
-def test_nan_and_infinities_are_refused_with_the_name_of_the_image(ds, pack, given, monkeypatch):
-    monkeypatch.setattr("sa1bpack.deriving.attach.PIECE_BYTES", 16)  # two rows at a time
-    ids, rows = given
-    image = int(ds.column("image_id")[3])
-    rows[ids == image, 1] = np.inf
-    with pytest.raises(OptionError, match=f"a of image {image}, shard sa_000000-000, has NaN or"):
-        attach(ds, "a", rows, ids)
-    assert attach(ds, "a", rows, ids, allow_nonfinite=True).missing == ()
-    assert np.isinf(stored(pack / "side" / "a", pack)[3, 1])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

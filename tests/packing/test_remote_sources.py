@@ -1,6 +1,5 @@
 """Tars are packed from the web and from object stores as from files, and no link is kept."""
 
-import hashlib
 import json
 import random
 import signal
@@ -137,18 +136,6 @@ def test_bytes_that_arrive_wrong_are_noticed_and_nothing_of_the_tar_stays(
     assert not list(root.glob("shards/sa_000010*"))
     assert sa1bpack.pack((), root, links=links, workers=1, **SMALL).complete
     assert contents(root) == long_pack
-
-
-def test_md5_sums_are_compared_on_the_way(served, links, long_tars, tmp_path):
-    sums = {tar.name: hashlib.md5(tar.read_bytes()).hexdigest() for tar in long_tars}
-    listed = tmp_path / "sums.txt"
-    listed.write_text("".join(f"{md5}  {name}\n" for name, md5 in sums.items()))
-    result = sa1bpack.pack((), tmp_path / "one", links=links, md5sums=listed, workers=1, **SMALL)
-    assert result.complete and "md5" in result.identity
-    sums[TARS[0]] = "0" * 32
-    listed.write_text("".join(f"{md5}  {name}\n" for name, md5 in sums.items()))
-    result = sa1bpack.pack((), tmp_path / "two", links=links, md5sums=listed, workers=1, **SMALL)
-    assert "but the list says 000" in str(result.failed["sa_000010"])
 
 
 def test_an_estimate_reads_the_beginning_alone_and_names_what_cannot_be_read(

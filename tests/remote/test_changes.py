@@ -105,16 +105,6 @@ def test_a_dataset_whose_pack_was_replaced_says_so_and_reads_nothing_of_the_othe
     assert_same(opened(tmp_path), tmp_path / "pack")
 
 
-def test_a_loader_ends_its_epoch_and_drops_nothing(origin, tmp_path):
-    ds = opened(tmp_path)
-    list(ds[:1])
-    write(tmp_path / "pack", first_id=900)
-    with sa1bpack.Loader(ds, 1, order="sequential", on_error="drop") as loader:
-        with pytest.raises(StoreError, match=CHANGED):
-            list(loader)
-        assert loader.dropped == []
-
-
 def test_a_pack_that_is_replaced_while_it_is_opened_is_the_new_one(origin, tmp_path):
     real, changes = origin.read, []
 

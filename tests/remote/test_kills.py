@@ -197,21 +197,6 @@ def test_after_a_start_of_the_machine_everything_is_checked_before_it_counts(
     assert len(origin.ranges) == count
 
 
-def test_bytes_that_were_changed_on_the_way_are_fetched_again(pack, tmp_path, driven):
-    origin, own = driven(pack), sa1bpack.open(pack)
-    seen = set()
-
-    def flip(path, first, data):
-        if (path, first) not in seen and len(data):
-            seen.add((path, first))
-            data[len(data) // 2] ^= 4
-        return data
-
-    origin.change = flip
-    ds = open_cached(pack, tmp_path / "cache")
-    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
-
-
 def test_a_shard_that_is_damaged_in_the_origin_is_an_error_of_its_samples(pack, tmp_path):
     own = sa1bpack.open(pack)
     with (pack / "shards/sa_000000-000/bbox/c.0.0").open("r+b") as file:

@@ -1,9 +1,7 @@
 """Packs that are read through a cache give what they give without one."""
 
-import pickle
 import shutil
 import time
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from unflushed import unflushed
 import sa1bpack
 from sa1bpack.errors import NotAPack, OptionError
 from sa1bpack.remote.cache import Cache
-from sa1bpack.report.subject import read_subject
 
 
 def same_batches(one, other) -> bool:
@@ -126,12 +123,6 @@ def test_packs_of_different_places_are_one_dataset(layout_packs, tmp_path):
     assert ds.fingerprint == own.fingerprint
 
 
-def test_a_dataset_pickles_to_its_place_in_the_cache(layout_packs, tmp_path):
-    ds = open_cached(layout_packs(), tmp_path, masks="bool")[::2]
-    again = pickle.loads(pickle.dumps(ds))
-    assert all(same_samples(again[k], ds[k]) for k in range(len(ds)))
-
-
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_worker_processes_share_the_cache(layout_packs, tmp_path, context, driven):
     root = shutil.copytree(layout_packs(), tmp_path / "pack")
@@ -189,12 +180,3 @@ def test_saved_selections_name_the_url(layout_packs, tmp_path):
     assert (
         url_of(layout_packs()) in (tmp_path / "some.sel").read_bytes().partition(b"\n")[0].decode()
     )
-
-
-@pytest.mark.parametrize("layout", [("pad", "rgb", "bits"), ("native", "yuv420", "runs")])
-def test_samples_are_drawn_as_those_of_the_pack(layout_packs, tmp_path, layout):
-    own, ds = sa1bpack.open(layout_packs(*layout)), open_cached(layout_packs(*layout), tmp_path)
-    assert sa1bpack.show(ds, samples=3).size == sa1bpack.show(own, samples=3).size
-    for k in range(len(own)):
-        one, other = (asdict(read_subject(each, k, 400)) for each in (own, ds))
-        assert same_samples(one, other)

@@ -80,18 +80,6 @@ def test_expired_credentials_are_named_at_once_and_not_shown(proxy, packs, tmp_p
     assert same_samples(ds[0], sa1bpack.open(packs["pack"])[0])
 
 
-def test_an_epoch_ends_with_the_error_of_a_store_that_stays_away(
-    proxy, packs, tmp_path, monkeypatch
-):
-    ds = open_s3(tmp_path)
-    monkeypatch.setattr(stores, "TRIES", 2)
-    proxy.rule = lambda method, path, number: "truncate" if "/mask_bits/c" in path else None
-    with sa1bpack.Loader(ds, 2, on_error="drop", max_dropped=1) as loader:
-        with pytest.raises(StoreError, match="mask_bits"):
-            list(loader)
-        assert loader.dropped == []
-
-
 @pytest.mark.parametrize("url", ["s3://packs/pack?X-Sig=SECRET", "s3://me:SECRET@packs/pack"])
 def test_a_signed_url_is_refused_and_written_nowhere(proxy, tmp_path, url):
     for options in ({"cache": tmp_path}, {}):
