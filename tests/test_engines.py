@@ -4,7 +4,6 @@ That of `pack`: tests/packing/test_engines.py.
 """
 
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -237,16 +236,11 @@ def second_task_dies(monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed: make ray")
     from sa1bpack.cluster.tasks import Died
 
-    class Lossy:
-        def run(self, function, tasks, needs, *more):
-            for number, (name, arguments) in enumerate(tasks.items()):
-                yield name, Died("a signal") if number == 1 else function(**arguments)
+    def run_tasks(address, function, tasks, needs, **more):
+        for number, (name, arguments) in enumerate(tasks.items()):
+            yield name, Died("a signal") if number == 1 else function(**arguments)
 
-    @contextmanager
-    def connected(address):
-        yield Lossy()
-
-    return lambda module: monkeypatch.setattr(f"{module}.connected", connected)
+    return lambda module: monkeypatch.setattr(f"{module}.run_tasks", run_tasks)
 
 
 def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(second_task_dies, pack):

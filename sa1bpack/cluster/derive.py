@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from sa1bpack.arguments import checks_options, choice
-from sa1bpack.cluster.tasks import Died, Needs, connected, once_unlocked
+from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_tasks
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.run import (
     DeriveKeywords,
@@ -78,14 +78,13 @@ def derive_on_ray(
         with maker.loader(next(iter(todo.values()))) as loader:
             memory = BASE_BYTES + loader.plan().host_bytes
         needs = Needs(cores, memory, gpus=int(device == "cuda"))
-        with connected(address) as cluster:
-            for shard, found in cluster.run(_make, tasks, needs, check):
-                if isinstance(found, Died):
-                    died[shard] = found
-                    continue
-                done += images[shard]
-                if progress is not None:
-                    progress(done, sum(images.values()))
+        for shard, found in run_tasks(address, _make, tasks, needs, check=check):
+            if isinstance(found, Died):
+                died[shard] = found
+                continue
+            done += images[shard]
+            if progress is not None:
+                progress(done, sum(images.values()))
     if died:  # once all others are done
         first = min(died)
         raise ClusterError(

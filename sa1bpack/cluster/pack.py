@@ -12,7 +12,7 @@ from typing import Unpack
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import checks_options
-from sa1bpack.cluster.tasks import Cluster, Died, Needs, connected, once_unlocked
+from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_tasks
 from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import RunKeywords
@@ -64,8 +64,7 @@ def pack_on_ray(
     show = Progress(sum(source.nbytes for source in todo), limit, progress)
     failed: dict[str, SourceError] = dict(unreadable)
     try:
-        with connected(address) as cluster:
-            failed |= _run(cluster, request, plan, todo, show)
+        failed |= _run(address, request, plan, todo, show)
     finally:
         show.close()
     interrupts.check()
@@ -114,7 +113,7 @@ def _look(
 
 
 def _run(
-    cluster: Cluster, request: Request, plan: Plan, todo: list[Source], progress: Progress
+    address: str | None, request: Request, plan: Plan, todo: list[Source], progress: Progress
 ) -> dict[str, SourceError]:
     """Run a task for each source; returns name → error of those that were given up."""
     needs = Needs(request.workers, memory_bytes(request.workers, 1))
@@ -132,7 +131,8 @@ def _run(
         )
         tasks[name] = {"request": one, "plan": plan, "progress": False}
     failed: dict[str, SourceError] = {}
-    for name, packed in cluster.run(run_part, tasks, needs, interrupts.check, progress.note):
+    options = {"check": interrupts.check, "say": progress.note}
+    for name, packed in run_tasks(address, run_part, tasks, needs, **options):
         source = sources[name]
         progress.source_done(source)
         if isinstance(packed, Died):

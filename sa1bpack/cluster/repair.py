@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import checks_options, local_path
-from sa1bpack.cluster.tasks import Died, Needs, connected, once_unlocked
+from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_tasks
 from sa1bpack.format.problems import Problem
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import memory_bytes
@@ -60,8 +60,8 @@ def repair_on_ray(
     found: dict[str, RepairResult] = {}
     died: dict[str, str] = {}
     needs = Needs(workers, memory_bytes(workers, 1))
-    with connected(address) as cluster, step_bar(progress) as advance:
-        for name, part in cluster.run(repair, tasks, needs, interrupts.check):
+    with step_bar(progress) as advance:
+        for name, part in run_tasks(address, repair, tasks, needs, check=interrupts.check):
             if isinstance(part, Died):
                 died[name] = f"not checked: {part}; repeat the command"
             else:

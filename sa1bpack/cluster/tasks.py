@@ -70,15 +70,10 @@ class Died:
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator["Cluster"]:
+def _connected(address: str | None) -> Iterator[None]:
     """Be connected to a cluster; in the end, tasks that still run are ended.
 
-    address
-        As in `ray.init`. None: RAY_ADDRESS, or this machine alone.
-
     Meanwhile what is printed goes to stderr. The handlers of signals stay those of this program.
-    Raises ClusterError if no cluster can be reached, OptionError if ray is initialized in this
-    process.
     """
     if ray.is_initialized():
         raise OptionError(
@@ -96,11 +91,11 @@ def connected(address: str | None) -> Iterator["Cluster"]:
         with suppress(ValueError):  # not the main thread: its handlers have not changed
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-    try:
-        with redirect_stdout(sys.stderr):  # where ray reports processes that died
-            yield Cluster()
-    finally:
-        ray.shutdown()
+    with redirect_stdout(sys.stderr):  # where ray reports processes that died, also in the end
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:
@@ -127,43 +122,44 @@ def _shortage(needs: Needs) -> str | None:
     )
 
 
-class Cluster:
-    """A cluster that this process is connected to, by `connected`."""
+def run_tasks(
+    address: str | None,
+    function: Callable,
+    tasks: Mapping[str, Mapping[str, Any]],
+    needs: Needs,
+    *,
+    check: Callable[[], None] = lambda: None,
+    say: Callable[[str], object] = report,
+) -> Iterator[tuple[str, Any]]:
+    """Run tasks on a cluster: yields (name, what the function returned, or Died) as each ends.
 
-    def run(
-        self,
-        function: Callable,
-        tasks: Mapping[str, Mapping[str, Any]],
-        needs: Needs,
-        check: Callable[[], None] = lambda: None,
-        say: Callable[[str], object] = report,
-    ) -> Iterator[tuple[str, Any]]:
-        """Run tasks: yields (name, what the function returned, or Died) of each as it ends.
+    Who leaves the loop early ends those that still run.
 
-        function
-            Of a module of this package, which every node has.
-        tasks
-            Name of each task → the keyword arguments of its call.
-        check
-            Called at least twice a second.
-        say
-            Called with a message if no node can take such a task now: Ray waits for one, perhaps in
-            vain. Default: it is printed on stderr.
+    address
+        As in `ray.init`. None: RAY_ADDRESS, or this machine alone.
+    function
+        Of a module of this package, which every node has.
+    tasks
+        Name of each task → the keyword arguments of its call.
+    check
+        Called at least twice a second.
+    say
+        Called with a message if no node can take such a task now: Ray waits for one, perhaps in
+        vain. Default: it is printed on stderr.
 
-        Raises what a task raises.
-        """
+    Raises what a task raises, ClusterError if no cluster can be reached, OptionError if ray is
+    initialized in this process.
+    """
+    with _connected(address):
         if tasks and (shortage := _shortage(needs)):
             say(shortage)
         task = ray.remote(function)
-        options = {
-            "num_cpus": needs.cores,
-            "memory": needs.memory,
-            "num_gpus": needs.gpus,
-            "max_retries": RETRIES,
-        }
+        options = {"num_cpus": needs.cores, "memory": needs.memory, "num_gpus": needs.gpus}
         running = {
-            task.options(name=f"sa1bpack {name}", **options).remote(**arguments): name
-            for name, arguments in tasks.items()
+            task.options(name=f"sa1bpack {name}", max_retries=RETRIES, **options).remote(
+                **call
+            ): name
+            for name, call in tasks.items()
         }
         while running:
             check()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sa1bpack.arguments import checks_options, choice, local_path
-from sa1bpack.cluster.tasks import Died, Needs, connected
+from sa1bpack.cluster.tasks import Died, Needs, run_tasks
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError
 from sa1bpack.format.manifest import read_manifest
@@ -48,15 +48,13 @@ def verify_on_ray(
         for k, name in enumerate(names, 1)
     }
     reports: dict[str, Report] = {}
-    with connected(address) as cluster:
-        for name, report in cluster.run(verify, tasks, NEEDS, check):
-            if isinstance(report, Died):
-                shard = name if len(names) > 1 else None
-                problem = Problem(f"not checked: {report}", shard=shard, denied=True)
-                report = Report((problem,))
-            reports[name] = report
-            if progress is not None:
-                progress(len(reports), len(names))
+    for name, report in run_tasks(address, verify, tasks, NEEDS, check=check):
+        if isinstance(report, Died):
+            shard = name if len(names) > 1 else None
+            report = Report((Problem(f"not checked: {report}", shard=shard, denied=True),))
+        reports[name] = report
+        if progress is not None:
+            progress(len(reports), len(names))
     return joined([reports[name] for name in names])
 
 

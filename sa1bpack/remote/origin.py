@@ -186,11 +186,9 @@ def fetch_group(
             if rows:
                 files[spec.chunk_path] = chunk_file(spec, rows).file_bytes, listed[spec.chunk_path]
         fetch_files(origin, path, folder, files, beat)
-    except (FormatError, FileNotFoundError, EndsEarly) as error:
+    except (FormatError, EndsEarly):
         if is_replaced(origin, f"{path}/{CHECKSUMS_NAME}", digest):
             raise changed(origin, path) from None
-        if isinstance(error, FileNotFoundError):
-            raise FormatError(f"{error.filename}: missing; upload the pack again") from None
         raise
 
 
@@ -234,8 +232,8 @@ def fetch_files(
 
     path  of the folder in the origin
 
-    Raises FormatError naming a file that does not have its digest, FileNotFoundError for one that
-    is not there, StoreError, OSError.
+    Raises FormatError naming a file that does not have its digest, or is missing; StoreError,
+    OSError.
     """
     for _ in range(TRIES):
         given_up = threading.Event()  # from then on, no request is begun
@@ -247,6 +245,8 @@ def fetch_files(
             for part in itertools.chain.from_iterable(fetches):
                 part.result()
                 beat()
+        except FileNotFoundError as error:
+            raise FormatError(f"{error.filename}: missing; upload the pack again") from None
         finally:
             given_up.set()
         files = {

@@ -181,12 +181,10 @@ def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
 
         try:
             lease = cache.hold(name, nbytes, fetch, lambda _: False)
-        except (FormatError, FileNotFoundError) as error:
-            if origin.read(MANIFEST_NAME) != heads[MANIFEST_NAME]:
-                continue  # it was replaced meanwhile
-            if isinstance(error, FileNotFoundError):
-                raise FormatError(f"{error.filename}: missing; upload the pack again") from None
-            raise
+        except FormatError:
+            if origin.read(MANIFEST_NAME) == heads[MANIFEST_NAME]:
+                raise
+            continue  # it was replaced meanwhile
         return RemotePack(origin, cache, name, lease)
     raise FormatError(
         f"{url}: it was replaced {TRIES} times while it was being opened; open it again"

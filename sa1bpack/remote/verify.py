@@ -143,10 +143,7 @@ class _Mirror(PackFiles):
             else:  # also what is foreign, of which only the name is looked at
                 (self.root / path).parent.mkdir(parents=True, exist_ok=True)
                 _make_hole(self.root / path, self._sizes[path])
-        try:
-            fetch_files(self._origin, "", self.root, wanted)
-        except FileNotFoundError as error:
-            raise _gone(error) from None
+        fetch_files(self._origin, "", self.root, wanted)
 
 
 def _is_streamed(path: str) -> bool:
@@ -158,13 +155,6 @@ def _is_streamed(path: str) -> bool:
 def _make_hole(path: Path, nbytes: int) -> None:
     with path.open("wb") as file:
         file.truncate(nbytes)
-
-
-def _gone(error: FileNotFoundError) -> StoreError:
-    return StoreError(
-        f"{error.filename or error} is gone: the pack was changed while it was checked; repeat the "
-        "command"
-    )
 
 
 class _RangeStream:
@@ -197,7 +187,10 @@ class _RangeStream:
         try:
             found = self._pending.popleft().result()
         except FileNotFoundError as error:
-            raise _gone(error) from None
+            raise StoreError(
+                f"{error.filename} is gone: the pack was changed while it was checked; repeat the "
+                "command"
+            ) from None
         self._data = np.concatenate([self._data, np.frombuffer(found, np.uint8)])
         return True
 
