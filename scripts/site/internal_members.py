@@ -4,7 +4,7 @@ They are in neither the API reference nor tests/public_api.txt, and may change i
 """
 
 INTERNAL = {
-    "Buckets": ("arranged", "as_text", "of_masks", "order", "waste", "wasted"),
+    "Buckets": ("arranged", "as_text", "of_masks", "order", "rows", "wasted"),
     "ColorJitter": ("factors", "used"),
     "CutMix": ("draw",),
     "Dataset": ("locate", "locate_many", "rows_at", "shard_bounds"),

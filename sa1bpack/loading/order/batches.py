@@ -166,7 +166,7 @@ class OrderedBatches:
         Of this rank's first batches of the epoch, of up to 65,536 samples.
 
         Args:
-            kept: see `EpochBatches.waste`; None: all masks are kept.
+            kept: see `EpochBatches.padding`; None: all masks are kept.
 
         Raises:
             OptionError: there are no buckets.
@@ -175,7 +175,7 @@ class OrderedBatches:
             raise OptionError("the batches have no buckets: pass buckets=Buckets(ds)")
         current = self.current
         plain = replace(current, buckets=None)
-        return current.waste(self.buckets, kept).share, plain.waste(self.buckets, kept).share
+        return current.padding(self.buckets, kept), plain.padding(self.buckets, kept)
 
     @property
     def most_samples(self) -> int:

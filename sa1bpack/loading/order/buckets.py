@@ -1,6 +1,5 @@
 """Batches of samples that are alike, so that padding them to one shape wastes less."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -105,20 +104,20 @@ class Buckets:
             places = np.append(places, count // 2)
         return ranked[places]
 
-    def waste(self, samples: np.ndarray, most: int | None, capacity: int | None) -> "Waste":
-        """The waste of padding these samples, int64 (k,), to one shape.
+    def rows(self, samples: np.ndarray, most: int | None, capacity: int | None) -> tuple[int, int]:
+        """Mask rows, or pixels, of a batch of samples, int64 (k,): those used, and with padding.
 
         most      masks that are kept per sample; None for all
         capacity  masks per sample in padded arrays; None: those of the fullest one
         """
         if self._shapes is not None:
             shapes = self._shapes[samples].astype(np.int64)
-            return Waste(int(shapes.prod(1).sum()), len(samples) * int(shapes.max(0).prod()))
+            return int(shapes.prod(1).sum()), len(samples) * int(shapes.max(0).prod())
         counts = self.counts[samples].astype(np.int64)
         if most is not None:
             counts = np.minimum(counts, most)
         rows = int(counts.max(initial=0)) if capacity is None else capacity
-        return Waste(int(counts.sum()), len(samples) * rows)
+        return int(counts.sum()), len(samples) * rows
 
     @property
     def of_masks(self) -> bool:
@@ -129,22 +128,6 @@ class Buckets:
     def wasted(self) -> str:
         """The name of what padding takes."""
         return "mask rows" if self.of_masks else "pixels of images cropped to their batch"
-
-
-@dataclass(frozen=True)
-class Waste:
-    """Rows or pixels of batches: those that are used, and all, with padding."""
-
-    used: int = 0
-    total: int = 0
-
-    def __add__(self, other: "Waste") -> "Waste":
-        return Waste(self.used + other.used, self.total + other.total)
-
-    @property
-    def share(self) -> float:
-        """The part of the total that is padding, 0 to 1."""
-        return 1 - self.used / self.total if self.total else 0.0
 
 
 def _numbers(by: Any, size: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order import functions as pure
-from sa1bpack.loading.order.buckets import Buckets, Waste
+from sa1bpack.loading.order.buckets import Buckets
 from sa1bpack.loading.order.orders import Latest, Order, order_seed
 from sa1bpack.schedules import Schedule, whole_numbers
 from sa1bpack.wording import counted
@@ -388,23 +388,24 @@ class EpochBatches:
             low = stop
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def waste(self, buckets: Buckets, kept: Kept | None = None) -> Waste:
-        """Return what padding wastes in the first batches, of up to 65,536 samples of this rank.
+    def padding(self, buckets: Buckets, kept: Kept | None = None) -> float:
+        """Return the part of the first batches, of up to 65,536 samples of this rank, that is
+        padding, 0 to 1.
 
         Args:
             buckets: of the dataset: what is padded, and the masks of its samples.
             kept: step → the masks that are kept per sample, None for all; and the masks per sample
                 in padded arrays, None for those of the batch's fullest sample. None: all are kept.
         """
-        found, samples = Waste(), 0
+        used = total = samples = 0
         for k in range(len(self)):
             most, capacity = (None, None) if kept is None else kept(self.step(k))
             batch = self[k]
-            found += buckets.waste(batch, most, capacity)
-            samples += len(batch)
+            found = buckets.rows(batch, most, capacity)
+            used, total, samples = used + found[0], total + found[1], samples + len(batch)
             if samples >= _REPORTED_SAMPLES:
                 break
-        return found
+        return 1 - used / total if total else 0.0
 
     def after(self, k: int) -> "EpochBatches":
         """Return what remains once the first k batches are done: the next epoch if k is all.

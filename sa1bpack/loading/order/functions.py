@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 
 MAX_SAMPLES = 2**32
@@ -30,19 +29,11 @@ class Key:
         seed: 0 to 2**64 - 1.
         epoch: 0 to 2**64 - 1.
         fingerprint: of the data, 16 hexadecimal digits.
-
-    Raises:
-        OptionError: a value is out of range or malformed.
     """
 
     seed: int
     epoch: int
     fingerprint: str
-
-    def __post_init__(self):
-        whole_number("seed", self.seed, 0, MAX_WORD)
-        whole_number("epoch", self.epoch, 0, MAX_WORD)
-        check_fingerprint(self.fingerprint)
 
     def words(self, purpose: int, number: int, count: int, first: int = 0) -> np.ndarray:
         """Return uint64 (count,), random words `first`... of the stream (purpose, number).

@@ -87,6 +87,7 @@ class Order(ABC):
         kind: name of the rule.
         size: samples in the dataset.
         fingerprint: of the dataset.
+        shards_at_once: how many shards are mixed at any time, by a node at least; None: not known.
 
     Raises:
         OptionError: the dataset has no samples or at least 2**32, or a value is out of range.
@@ -95,6 +96,7 @@ class Order(ABC):
     kind: ClassVar[str]
     # Whether `arranged` changes anything.
     arranges: ClassVar[bool] = False
+    shards_at_once: int | None = None
 
     def __init__(self, dataset: Ordered):
         found = described(dataset)
@@ -119,11 +121,6 @@ class Order(ABC):
                 f"positions {start} to {stop} are not in an epoch of {len(self)} samples"
             )
         return self._take(whole_number("epoch", epoch, 0, MAX_WORD), start, stop)
-
-    @property
-    def shards_at_once(self) -> int | None:
-        """Return of how many shards samples are mixed at any time; None: that is not known."""
-        return None
 
     @abstractmethod
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray: ...
@@ -175,11 +172,7 @@ class SequentialOrder(Order):
     """
 
     kind = "sequential"
-
-    @property
-    def shards_at_once(self) -> int:
-        """Return of how many shards samples are mixed at any time."""
-        return 1
+    shards_at_once = 1
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         return np.arange(start, stop, dtype=np.int64)
@@ -217,11 +210,7 @@ class ShuffleOrder(SeededOrder):
 
     def __init__(self, dataset: Ordered, *, seed: int = 0):
         super().__init__(dataset, seed)
-
-    @property
-    def shards_at_once(self) -> int:
-        """Return of how many shards samples are mixed at any time."""
-        return self.size  # all
+        self.shards_at_once = self.size  # all
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         whole = self._latest.get(epoch, lambda: pure.shuffle(self._key(epoch), self.size))
@@ -253,7 +242,7 @@ class LocalShuffleOrder(SeededOrder):
 
     def __init__(self, dataset: Ordered, *, window: int = 8, block: int = 1, seed: int = 0):
         super().__init__(dataset, seed)
-        self.window = whole_number("window", window, 1, 2**32 - 1)
+        self.window = self.shards_at_once = whole_number("window", window, 1, 2**32 - 1)
         self.block = whole_number("block", block, 1, 2**32 - 1)
         self._bounds = checked_bounds(described(dataset).shard_bounds(), self.size)
         self._digest = bounds_digest(self._bounds)
@@ -262,11 +251,6 @@ class LocalShuffleOrder(SeededOrder):
     def identity(self) -> dict[str, int | str]:
         rule = {"window": self.window, "block": self.block, "shards": self._digest}
         return super().identity() | rule
-
-    @property
-    def shards_at_once(self) -> int:
-        """Return of how many shards samples are mixed at any time."""
-        return self.window
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)
@@ -332,7 +316,7 @@ class WeightedOrder(SeededOrder):
         seed: int = 0,
     ):
         super().__init__(dataset, seed)
-        self.samples = self.size
+        self.samples = self.shards_at_once = self.size
         if samples is not None:
             self.samples = whole_number("samples", samples, 1, 2**63 - 1)
         if isinstance(weights, list) and weights and np.ndim(weights[0]) > 0:
@@ -358,11 +342,6 @@ class WeightedOrder(SeededOrder):
 
     def identity(self) -> dict[str, int | str]:
         return super().identity() | {"samples": self.samples, "weights": self._digest}
-
-    @property
-    def shards_at_once(self) -> int:
-        """Return of how many shards samples are mixed at any time."""
-        return self.size  # all
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         return pure.weighted_draws(self._key(epoch), self._cumulative(epoch), start, stop)
@@ -428,6 +407,7 @@ class HomeShuffleOrder(SeededOrder):
         self._bounds = checked_bounds(described(dataset).shard_bounds(), self.size)
         self._digest = bounds_digest(self._bounds)
         self._shards = pure.home_shards(len(self._bounds) - 1).astype(np.int64)
+        self.shards_at_once = -(-len(self._shards) // self.homes)  # of a node that has one home
         # Places are samples, counted in the order in which homes have the shards.
         sizes = np.diff(self._bounds)[self._shards]
         self._edges = np.concatenate([[0], np.cumsum(sizes)])
@@ -436,11 +416,6 @@ class HomeShuffleOrder(SeededOrder):
 
     def identity(self) -> dict[str, int | str]:
         return super().identity() | {"homes": self.homes, "shards": self._digest}
-
-    @property
-    def shards_at_once(self) -> int:
-        """Return of how many shards samples are mixed at any time, by a node at least."""
-        return -(-len(self._shards) // self.homes)  # of a node that has one home
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)
