@@ -57,7 +57,7 @@ def test_a_state_of_another_schedule_is_refused_by_name(ds, make):
             OPTIONS | {"choose": "largest"},
             r"choose was \"Steps\('largest', \{1: 'random'\}\)\", is",
         ),
-        (OPTIONS | {"max_masks": None}, "max_masks was .*, is no schedule"),
+        (OPTIONS | {"max_masks": None}, "max_masks was .*, is none"),
     ):
         with pytest.raises(OptionError, match=named):
             make(ds, SIZES, **options).load_state_dict(state)

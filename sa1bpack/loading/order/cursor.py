@@ -242,22 +242,12 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
 def _differences(saved: dict, own: dict[str, int | str]) -> dict[str, str]:
     """Option → what it was and is, of those in which a saved order differs."""
     names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
-    # A batch size that does not change and `last` are recorded for the sake of buckets or of a
-    # schedule by step, which are named instead.
-    named = [name for name in names if not _is_beside(name, saved, own)] or names
-    return {name: f"{name} was {_shown(name, saved)}, is {_shown(name, own)}" for name in named}
-
-
-def _is_beside(name: str, saved: dict, own: dict) -> bool:
-    if name in saved and name in own:
-        return False
-    found = saved if name in saved else own
-    return name == "last" or (name == "global_batch_size" and _shown(name, found).isdigit())
+    return {name: f"{name} was {_shown(name, saved)}, is {_shown(name, own)}" for name in names}
 
 
 def _shown(name: str, order: dict) -> str:
     """The value of an option in an order, for a message."""
     if name not in order:
-        return "none" if name == "buckets" else "no schedule" if name in _SCHEDULES else "None"
+        return "none"
     value = str(order[name]).removeprefix("Steps(").removesuffix(")")
     return value if name == "global_batch_size" and value.isdigit() else repr(order[name])

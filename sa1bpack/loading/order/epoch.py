@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
@@ -41,7 +42,6 @@ class Cut:
         )
         self._before = list(accumulate(spans, initial=0))
         self._first_steps = [0]  # by step: of the first epochs
-        self._latest = (0, 0)  # by epoch: one epoch, and its first step
 
     def size(self, epoch: int, number: int) -> int:
         """Samples of a batch, all ranks together."""
@@ -72,12 +72,8 @@ class Cut:
         """Batches of all earlier epochs together: the step at which an epoch begins."""
         sizes = self.sizes
         if sizes.by == "epoch":
-            known, step = self._latest
-            if known != epoch:
-                edges = [start for start in sizes.starts if start < epoch] + [epoch]
-                step = sum((stop - start) * self.length(start) for start, stop in pairwise(edges))
-                self._latest = (epoch, step)  # as one object: another thread may do the same
-            return step
+            edges = [start for start in sizes.starts if start < epoch] + [epoch]
+            return sum((stop - start) * self.length(start) for start, stop in pairwise(edges))
         known = self._first_steps
         if epoch < len(known):
             return known[epoch]
@@ -311,7 +307,11 @@ class EpochBatches:
         Raises:
             IndexError: batch k does not exist.
         """
-        return self.cut.first_step(self.epoch) + self.number(k)
+        return self._first_step + self.number(k)
+
+    @cached_property
+    def _first_step(self) -> int:
+        return self.cut.first_step(self.epoch)
 
     def __getitem__(self, k: int) -> np.ndarray:
         """Return int64 (n,), the samples of this rank's part of batch k.

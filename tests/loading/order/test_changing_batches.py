@@ -113,7 +113,7 @@ def test_a_state_of_another_schedule_is_refused_by_name():
         with pytest.raises(OptionError, match=r"batch_size was 'Steps\(12, \{1: 18, 2: 24\}\)', i"):
             OrderedBatches(ORDER, sizes).load_state_dict(state)
     OrderedBatches(ORDER, [12, 18, 24]).load_state_dict(state)
-    with pytest.raises(OptionError, match=r"batch_size was no schedule, is .*set_epoch"):
+    with pytest.raises(OptionError, match=r"batch_size was none, is .*set_epoch"):
         own.load_state_dict(OrderedBatches(ORDER, 12).state_after(0))
     by_step = (("max_masks", Steps(1, {5: 2}, by="step")),)
     state = OrderedBatches(ORDER, 12, schedules=by_step).state_after(1)
