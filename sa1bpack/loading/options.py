@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.collate import ON_ERROR
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledChoose
 from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
-from sa1bpack.loading.order.batches import OrderedBatches, RankBatches
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets
 from sa1bpack.loading.order.orders import (
     HomeShuffleOrder,
@@ -185,14 +185,19 @@ class ReadingOptions:
                 f"rank is {self.rank} and world_size is {self.world_size}: give both or neither, "
                 "for those of torch.distributed"
             )
-        more: dict[str, Any] = {"buckets": self.buckets, "schedules": self.choices.schedules}
-        if self.buckets is not None and not isinstance(self.buckets, Buckets):
-            more["buckets"] = Buckets(ds, self.buckets)
-        kind = RankBatches
-        if self.rank is not None:
-            kind, more["rank"], more["world_size"] = OrderedBatches, self.rank, self.world_size
-        order, size = self._order_of(ds), self.global_batch_size
-        return kind(order, batch_size, global_batch_size=size, last=self.last, **more)
+        buckets = self.buckets
+        if buckets is not None and not isinstance(buckets, Buckets):
+            buckets = Buckets(ds, buckets)
+        return OrderedBatches(
+            self._order_of(ds),
+            batch_size,
+            global_batch_size=self.global_batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            last=self.last,
+            buckets=buckets,
+            schedules=self.choices.schedules,
+        )
 
     def _order_of(self, ds: Ordered) -> Order:
         """The order of a dataset that has the name, or that is given."""

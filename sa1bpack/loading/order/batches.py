@@ -10,9 +10,8 @@
         checkpoint = batches.state_after(done)         # a few numbers and strings
 
 `EpochBatches` describes the batches of one epoch and has no state; an `EpochCursor` keeps the place
-in the order; `OrderedBatches` puts both into a batch sampler for one rank, `RankBatches` for the
-rank that torch.distributed says, and `DealtBatches` into one for libraries that deal batches out to
-the ranks themselves.
+in the order; `OrderedBatches` puts both into a batch sampler for one rank, and `DealtBatches` into
+one for libraries that deal batches out to the ranks themselves.
 """
 
 import os
@@ -53,7 +52,9 @@ class OrderedBatches:
             `Steps`, `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function
             of the epoch. The order of the samples stays the same.
         rank: 0 to world_size - 1, `torch.distributed.get_rank()`.
-        world_size: ranks that share each batch, `torch.distributed.get_world_size()`.
+        world_size: ranks that share each batch, `torch.distributed.get_world_size()`. With None for
+            both, those that torch.distributed has when an iteration begins, 0 of 1 if it is not
+            initialized: so batches may be made before the process group is.
         last: what becomes of the samples at the end that do not fill a batch. "short": the last
             batch is short. "drop": they are dropped. "pad": the last batch is filled with the
             epoch's first samples. `EpochBatches` has the exact rules.
@@ -84,30 +85,27 @@ class OrderedBatches:
         batch_size: WholeNumbers | None = None,
         *,
         global_batch_size: WholeNumbers | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = 0,
+        world_size: int | None = 1,
         last: str = "short",
         buckets: Buckets | None = None,
         schedules: Sequence[tuple[str, Schedule]] = (),
     ):
         if buckets is not None and not isinstance(buckets, Buckets):
             raise OptionError(f"buckets is {buckets!r}: pass Buckets(ds, {buckets!r})")
+        self._by_group = rank is None and world_size is None
         batches = EpochBatches(
             order,
             batch_size,
-            rank,
-            world_size,
+            0 if self._by_group else rank,
+            1 if self._by_group else world_size,
             last,
             buckets=buckets,
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
-        )
-        self.cursor = EpochCursor(batches.check_epochs(), self._join)
-
-    @staticmethod
-    def _join(batches: EpochBatches) -> EpochBatches:
-        """Return the batches of an iteration that begins now."""
-        return batches
+        ).check_epochs()
+        self.cursor = EpochCursor(batches, _of_this_process if self._by_group else None)
+        self.current  # noqa: B018 - raises where they cannot be cut
 
     @property
     def order(self) -> Order:
@@ -197,8 +195,9 @@ class OrderedBatches:
 
     @property
     def current(self) -> EpochBatches:
-        """The batches of the latest iteration; before it has begun, of the one to come."""
-        return self.cursor.batches
+        """The batches of the latest iteration, of the rank that this process has now; before it has
+        begun, of the one to come."""
+        return _with_rank(self.cursor.batches) if self._by_group else self.cursor.batches
 
     @property
     def epoch(self) -> int:
@@ -259,37 +258,20 @@ class OrderedBatches:
         self.cursor.load_state_dict(state)
 
 
-class RankBatches(OrderedBatches):
-    """OrderedBatches for the rank that this process has when an iteration begins.
+def _of_this_process(batches: EpochBatches) -> EpochBatches:
+    """The batches of the rank that this process has now, for an iteration that begins.
 
-    So a loader may be made before the process group is. Rank and world size are those of
-    torch.distributed, or 0 of 1 until it is initialized.
-
-    Beginning an iteration raises LoaderError where the environment announces several ranks but
-    there is no process group: each would get all samples. It raises OptionError if the batches
-    cannot be cut for so many ranks.
+    Raises LoaderError where the environment announces several ranks but there is no process group:
+    each would get all samples. Raises OptionError if the batches cannot be cut for so many ranks.
     """
-
-    def __init__(self, order: Order, batch_size: WholeNumbers | None = None, **options: Any):
-        """As OrderedBatches, without rank and world_size."""
-        super().__init__(order, batch_size, **options)
-        _with_rank(self.cursor.batches)  # raises where they cannot be cut
-
-    @staticmethod
-    def _join(batches: EpochBatches) -> EpochBatches:
-        announced = os.environ.get("WORLD_SIZE", "1")
-        if announced not in ("", "1") and process_group() is None:
-            raise LoaderError(
-                f"WORLD_SIZE is {announced}, but torch.distributed is not initialized: every rank "
-                "would get all samples. Call init_process_group before the first batch, or pass "
-                "rank and world_size: 0 and 1 if each process is to have all samples"
-            )
-        return _with_rank(batches)
-
-    @property
-    def current(self) -> EpochBatches:
-        """Like OrderedBatches.current, for the rank that this process has now."""
-        return _with_rank(self.cursor.batches)
+    announced = os.environ.get("WORLD_SIZE", "1")
+    if announced not in ("", "1") and process_group() is None:
+        raise LoaderError(
+            f"WORLD_SIZE is {announced}, but torch.distributed is not initialized: every rank "
+            "would get all samples. Call init_process_group before the first batch, or pass "
+            "rank and world_size: 0 and 1 if each process is to have all samples"
+        )
+    return _with_rank(batches)
 
 
 def _with_rank(batches: EpochBatches) -> EpochBatches:

@@ -35,10 +35,6 @@ class _Position:
     running: bool = False
 
 
-def _unchanged(batches: EpochBatches) -> EpochBatches:
-    return batches
-
-
 class EpochCursor:
     """The place of a loader in its order: the state of its iterations, one at a time.
 
@@ -56,7 +52,9 @@ class EpochCursor:
     """
 
     def __init__(
-        self, batches: EpochBatches, join: Callable[[EpochBatches], EpochBatches] = _unchanged
+        self,
+        batches: EpochBatches,
+        join: Callable[[EpochBatches], EpochBatches] | None = None,
     ):
         """
         Args:
@@ -103,7 +101,9 @@ class EpochCursor:
             batches = before.batches
             if before.done != 0:
                 batches = batches.after(len(batches))
-            self._position = _Position(self._join(batches), 0, before.generation + 1, running=True)
+            if self._join is not None:
+                batches = self._join(batches)
+            self._position = _Position(batches, 0, before.generation + 1, running=True)
             begun = self._position
         self._report_end(before)
         return begun.generation, begun.batches

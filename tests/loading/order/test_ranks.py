@@ -10,10 +10,11 @@ import pytest
 
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.loading.order.batches import OrderedBatches, RankBatches
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 from sa1bpack.loading.plans import cores
 
+OF_GROUP = {"rank": None, "world_size": None}
 ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
 
 
@@ -30,7 +31,7 @@ def group(monkeypatch):
 
 
 def test_batches_made_before_the_process_group_are_those_of_its_rank(group):
-    batches = RankBatches(ORDER, global_batch_size=8)
+    batches = OrderedBatches(ORDER, global_batch_size=8, **OF_GROUP)
     assert (batches.rank, batches.world_size, batches.most_samples) == (0, 1, 8)
     group.ready, group.rank, group.world_size = True, 1, 2
     assert (batches.rank, batches.world_size, batches.most_samples) == (1, 2, 4)
@@ -42,16 +43,17 @@ def test_batches_made_before_the_process_group_are_those_of_its_rank(group):
 
 
 def test_a_batch_size_that_the_ranks_cannot_share_is_refused(group):
-    batches = RankBatches(ORDER, global_batch_size=3)
+    batches = OrderedBatches(ORDER, global_batch_size=3, **OF_GROUP)
     group.ready, group.world_size = True, 2
-    for refused in (lambda: next(iter(batches)), lambda: RankBatches(ORDER, global_batch_size=3)):
-        with pytest.raises(OptionError, match=r"batch_size 3 .* multiple of world_size 2"):
-            refused()
+    with pytest.raises(OptionError, match=r"batch_size 3 .* multiple of world_size 2"):
+        next(iter(batches))
+    with pytest.raises(OptionError, match=r"batch_size 3 .* multiple of world_size 2"):
+        OrderedBatches(ORDER, global_batch_size=3, **OF_GROUP)
 
 
 def test_ranks_that_are_announced_but_have_no_process_group_are_refused(group, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    batches = RankBatches(ORDER, global_batch_size=8)
+    batches = OrderedBatches(ORDER, global_batch_size=8, **OF_GROUP)
     with pytest.raises(LoaderError, match=r"WORLD_SIZE is 2, but .*init_process_group before"):
         next(iter(batches))
     assert len(list(OrderedBatches(ORDER, 8, rank=0, world_size=1))) == 3
@@ -64,8 +66,9 @@ def test_a_process_that_never_imported_torch_is_rank_0_of_1():
     program = (
         "import sys\n"
         "from sa1bpack.loading.order.orders import Extent, SequentialOrder\n"
-        "from sa1bpack.loading.order.batches import RankBatches\n"
-        "print([*RankBatches(SequentialOrder(Extent(3, '0' * 16)), 2)])\n"
+        "from sa1bpack.loading.order.batches import OrderedBatches\n"
+        "order = SequentialOrder(Extent(3, '0' * 16))\n"
+        "print([*OrderedBatches(order, 2, rank=None, world_size=None)])\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run(
