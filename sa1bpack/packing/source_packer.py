@@ -144,9 +144,9 @@ class ShardBuilder:
             release()
         self._early.clear()
         if self._thread is not None:
-            self._thread.submit(self._discard)
-            self._thread.shutdown()
-            self._thread = None
+            self._thread.submit(self._discard).result()
+            thread, self._thread = self._thread, None  # first: Ctrl-C may come while it ends
+            thread.shutdown()
         self._error = None  # its traceback keeps this object and rows alive
 
     # What the thread does, one after the other

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from mask_oracle import decode, grid
+from sample_views import sample_views
 from small_tars import SMALL, changed, members, record, write_tar
 
 import sa1bpack
@@ -33,7 +34,7 @@ def pack_with(tar, tmp_path):
         shard = open_shard(root / "shards" / "sa_000000-000")
         kept = {}
         for row in range(len(shard)):
-            sample = shard.sample(row)
+            sample = sample_views(shard, row)
             number = int(sample["image_id"])
             annotations = {a["id"]: a for a in record(number, number - 1)["annotations"]}
             kept[number] = sample["annotation_id"].tolist()

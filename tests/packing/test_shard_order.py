@@ -1,5 +1,6 @@
 """The order in a shard is that of the tar, whoever was faster."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import BoundedSemaphore
 
@@ -112,3 +113,24 @@ def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(tmp_pat
     assert packer.finished
     assert [line["member"] for line in state.rejects()] == [f"m{index}" for index in range(6)]
     state.release()
+
+
+def test_a_shard_whose_end_is_interrupted_is_ended_again(builder_of, monkeypatch):
+    builder, did = builder_of()
+    builder.begin(b"8 bytes.")
+    builder.closed = True
+    builder.resolve(FIRST, packed(0), lambda: None)
+    builder.publish({})
+    builder.publication.result(30)
+
+    def interrupt(self):
+        real(self)
+        raise KeyboardInterrupt
+
+    real = ThreadPoolExecutor.shutdown
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "shutdown", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            builder.end()
+    builder.end()
+    assert did == [0, "publish", "discard"]
