@@ -32,9 +32,9 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def write_pack(folder: Path) -> Path:
-    """Seven images in two shards; the third has no masks. Returns its folder."""
-    tar = write_tar(folder / "sa_000000.tar", members(IDS, masks=lambda number: (number - 102) % 5))
+def write_pack(folder: Path, masks=lambda number: (number - 102) % 5) -> Path:
+    """Seven images in two shards; by default the third has no masks. Returns its folder."""
+    tar = write_tar(folder / "sa_000000.tar", members(IDS, masks=masks))
     with unflushed():
         sa1bpack.pack(tar, folder / "pack", workers=1, image_size=64, mask_size=16,
                       samples_per_shard=4)  # fmt: skip
