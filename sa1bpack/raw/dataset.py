@@ -213,7 +213,7 @@ class TarDataset:
         number, local = self._locate(row)
         index = self._indices[number]
         if self._disk is not None:
-            key = f"{self._samples_key}-{index.digest}-{local}{index.changed(local)}"
+            key = f"{self._samples_key}-{index.key(local)}"
             rows = self._disk.get(key)
         if rows is None:
             halves = index.jpeg(local), index.json(local)

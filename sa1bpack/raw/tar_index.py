@@ -87,7 +87,7 @@ class TarIndex:
     rejects  members that are named like half of a pair and are none
     digest   XXH3-128 of the pairs, and of a tar also of its size and its first and last 64 KiB
     stamp    of a tar: bytes and time of the last change (ns); None for folders
-    files    of a folder: the paths of its files; empty for a tar
+    files    of a folder: path and time of the last change (ns) of each file; empty for a tar
     folder   where its file is, see `open_index`
 
     A file is opened for each half and closed again, which is a thousandth of the decoding: there is
@@ -100,7 +100,7 @@ class TarIndex:
     rejects: list[Reject]
     digest: str
     stamp: tuple[int, int] | None
-    files: list[str]
+    files: list[tuple[str, int]]
     folder: Path | None
 
     def __reduce__(self):
@@ -125,35 +125,30 @@ class TarIndex:
         """
         return self._half(row, "json")
 
-    def changed(self, row: int) -> str:
-        """Time of the last change of a pair's files, as text; empty in a tar, whose digest tells.
-
-        Raises SourceError if a file of the folder cannot be read.
-        """
-        if not self.files:
-            return ""
-        paths = [Path(self.files[self.pairs[row][at]]) for at in ("jpeg_at", "json_at")]
-        try:
-            return "".join(f"-{path.stat().st_mtime_ns:x}" for path in paths)
-        except OSError as error:
-            raise SourceError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    def key(self, row: int) -> str:
+        """A text that is the same only for the same bytes; of a folder, with the times of files."""
+        pair = self.pairs[row]
+        times = [self.files[pair[at]][1] for at in ("jpeg_at", "json_at")] if self.files else ()
+        return "-".join([self.digest, str(row), *(f"{time:x}" for time in times)])
 
     def _half(self, row: int, half: str) -> bytes:
         pair = self.pairs[row]
         at, count = int(pair[f"{half}_at"]), int(pair[f"{half}_bytes"])
-        path = Path(self.files[at]) if self.files else self.source.path
+        path, expected = self.source.path, self.stamp
+        if self.files:
+            path, changed = self.files[at]
+            at, expected = 0, (count, changed)
         try:
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - often a text
                 status = os.fstat(file.fileno())
-                found = (status.st_size, status.st_mtime_ns)
-                if found[0] != count if self.files else found != self.stamp:
+                if (status.st_size, status.st_mtime_ns) != expected:
                     raise SourceError(
                         f"{path}: has changed since the dataset was made; make the dataset again "
                         "when nothing writes there any more"
                     )
                 if self.points is not None:
                     return self.points.read(file.fileno(), path, at, count)
-                file.seek(0 if self.files else at)
+                file.seek(at)
                 data = b""
                 while len(data) < count and (piece := file.read(count - len(data))):
                     data += piece
@@ -370,7 +365,7 @@ def _seek_points(source: Source) -> SeekPoints:
 # -------------------------------------------------------------------------------------- places
 
 
-def locate_pairs(source: Source) -> tuple[np.ndarray, list[Reject], list[str]]:
+def locate_pairs(source: Source) -> tuple[np.ndarray, list[Reject], list[tuple[str, int]]]:
     """The pairs of a source, PAIR (n,), as `PairReader` finds them, its rejects, and its files.
 
     Data of a plain tar are skipped and not read. Raises SourceTruncated, SourceCorrupt or
@@ -388,7 +383,7 @@ class _Places(PairReader):
     """Pairs whose bytes are places: all rules about members are those of the packer."""
 
     def _open(self):
-        self.files: list[str] = []
+        self.files: list[tuple[str, int]] = []
         if self.source.kind == "folder":
             stream = _FolderPlaces(self.source.path)
             self.files = stream.files
@@ -407,11 +402,11 @@ class _TarPlaces(TarStream):
 class _FolderPlaces(FolderStream):
     def __init__(self, folder: Path):
         super().__init__(folder)
-        self.files: list[str] = []
+        self.files: list[tuple[str, int]] = []
 
     def read(self) -> bytes:
         """The place of the current file."""
-        self.files.append(self._path)
+        self.files.append((self._path, os.stat(self._path).st_mtime_ns))  # noqa: PTH116
         return _PLACE.pack(len(self.files) - 1, self._size)
 
 
