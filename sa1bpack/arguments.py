@@ -3,7 +3,7 @@
 Options are declared once: type, default, bounds and help of each are those of a field. A group of
 options is a dataclass that inherits from `Options`, with fields made by `option`. From them come
 the keyword arguments, the checks, what `help()` shows, the flags of the command line
-(`cli/arguments.py`) and the tables of the documents (`table`).
+(`cli/arguments.py`) and the tables of the documents.
 """
 
 import dataclasses
@@ -27,7 +27,6 @@ from typing import Any, TypeVar, get_args, overload
 import numpy as np
 
 from sa1bpack.errors import OptionError
-from sa1bpack.wording import counted
 
 # Seeds, epochs and image ids of random choices: what 64 bits hold.
 MAX_WORD = 2**64 - 1
@@ -268,9 +267,9 @@ def checks_options(**elsewhere: str) -> Callable[[_Call], _Call]: ...
 def checks_options(call: Any = None, /, **elsewhere: str) -> Any:
     """A decorator of what users call: an option that it does not have is an OptionError.
 
-    The message says what is meant, or where the option belongs. So is an argument without a name
-    too many, which names the options. Of `**options: Unpack[Keywords]` the keys of Keywords are
-    options. Of a class it holds for `__init__`, `__call__` and the public methods.
+    The message says what is meant, or where the option belongs. Of `**options: Unpack[Keywords]`
+    the keys of Keywords are options. Of a class it holds for `__init__`, `__call__` and the public
+    methods.
 
     elsewhere  options of other libraries → what to use here
     """
@@ -294,46 +293,31 @@ def _checks_options(elsewhere: Mapping[str, str], call: Any) -> Any:
 
 def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Callable:
     code = call.__code__
-    most = code.co_argcount
-    names = code.co_varnames[: most + code.co_kwonlyargcount]
-    several = bool(code.co_flags & inspect.CO_VARARGS)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     known = {*names[code.co_posonlyargcount + method :]}
     if code.co_flags & inspect.CO_VARKEYWORDS:
+        several = bool(code.co_flags & inspect.CO_VARARGS)
         (keywords,) = get_args(call.__annotations__[code.co_varnames[len(names) + several]])
         known |= keywords.__annotations__.keys()
 
     @functools.wraps(call)
     def checked(*args, **options):
-        if known.issuperset(options) and (len(args) <= most or several):
+        if known.issuperset(options):
             return call(*args, **options)
-        owner = call.__name__
+        owner, name = call.__name__, min(options.keys() - known)
         if method:
             cls = args[0] if isinstance(args[0], type) else type(args[0])
             owner = cls.__name__ if owner == "__init__" else f"{cls.__name__}.{owner}"
-        _refuse_unknown(owner, options.keys() - known, known, elsewhere)
-        named = ", ".join(f"{name}=" for name in names[most:]) or "it has no more"
-        raise OptionError(
-            f"{owner} takes {counted(most - method, 'argument')} without a name, and got "
-            f"{len(args) - method}: name the others ({named})"
-        )
+        near = get_close_matches(name, known, 1)
+        hint = f"{f': is {near[0]} meant?' if near else ';'} valid options: "
+        hint += ", ".join(sorted(known)) or "none"
+        if place := _PLACE_OF.get(name):
+            hint = f": it is an option of {place}"
+        if meant := elsewhere.get(name):
+            hint = f": use {meant}"
+        raise OptionError(f"{owner} has no option {name!r}{hint}")
 
     return checked
-
-
-def _refuse_unknown(
-    owner: str, unknown: Collection[str], known: Collection[str], elsewhere: Mapping[str, str]
-) -> None:
-    """Raise OptionError for the first option of those that `owner` does not have."""
-    for name in sorted(unknown):
-        if (meant := elsewhere.get(name)) is not None:
-            raise OptionError(f"{owner} has no option {name!r}: use {meant}")
-        if (place := _PLACE_OF.get(name)) is not None:
-            raise OptionError(f"{owner} has no option {name!r}: it is an option of {place}")
-        near = get_close_matches(name, known, 1)
-        raise OptionError(
-            f"{owner} has no option {name!r}{f': is {near[0]} meant?' if near else ';'} valid "
-            f"options: {', '.join(sorted(known)) or 'none'}"
-        )
 
 
 def refuse_dataset(name: str, value: Any) -> None:
@@ -464,30 +448,10 @@ def text_of(declared: Declaration, default: Any) -> str:
     shown = declared.none if default is None else default
     if shown is False or shown == "":
         return declared.help
-    return f"{declared.help} ({_bounds(declared, '{}, ')}default: {shown})"
+    return f"{declared.help} ({bounds(declared, '{}, ')}default: {shown})"
 
 
-def table(cls: type[Options]) -> str:
-    """Options as a table in Markdown: flag, values, default, help."""
-    lines = ["| option | values | default | |", "|---|---|---|---|"]
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for name, (declared, kind, optional) in declarations(cls).items():
-        default = fields[name].default
-        shown = declared.none if default is None else default
-        word = f", or `{declared.none}`" if optional and declared.none == shown else ""
-        values = _values(declared, kind) + (word if len(word) < 12 else "")
-        flag = f"--{name.replace('_', '-')}"
-        lines.append(f"| `{flag}` | {values} | {shown} | {declared.help} |")
-    return "\n".join(lines)
-
-
-def _values(declared: Declaration, kind: type) -> str:
-    if declared.choices:
-        return ", ".join(f"`{each}`" for each in declared.choices)
-    return f"{'a whole number' if kind is int else 'a number'}{_bounds(declared, ', {}')}"
-
-
-def _bounds(declared: Declaration, form: str) -> str:
+def bounds(declared: Declaration, form: str) -> str:
     """The bounds in words, in this form; none where only files set the upper one."""
     low, high = declared.low, declared.high
     if declared.choices or high is None or high >= 1 << 24:

@@ -1,11 +1,9 @@
 """The environment: processors, memory, and which PIL is active.
 
 Pillow and pillow-simd install into the same folder, `PIL`, and the one installed last wins,
-whatever the package manager lists. The compiled core tells which one it is: its hash is looked up
-in the records that each package installed.
+whatever the package manager lists. The files tell which one it is: post-releases are pillow-simd's.
 """
 
-import base64
 import hashlib
 import importlib.util
 import json
@@ -13,7 +11,6 @@ import os
 import re
 import sys
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from sa1bpack.errors import MissingPackage
@@ -92,11 +89,8 @@ def pil_in_force() -> PilInForce | None:
     # Read, not imported: set-up asks again after replacing the package.
     written = (cores[0].parent / "_version.py").read_text()
     release = re.search(r'__version__ = "([^"]+)"', written)[1]
-    digest = hashlib.sha256(cores[0].read_bytes())
-    owners = [name for name in PIL_PACKAGES if digest.digest() in _recorded_cores(name)]
-    if len(owners) != 1:  # some package managers record no hashes; post-releases are simd's
-        owners = ["pillow-simd" if ".post" in release else "pillow"]
-    return PilInForce(owners[0], release, digest.hexdigest())
+    package = "pillow-simd" if ".post" in release else "pillow"  # only releases of simd have it
+    return PilInForce(package, release, hashlib.sha256(cores[0].read_bytes()).hexdigest())
 
 
 def missing_pil(error: ImportError) -> MissingPackage:
@@ -124,19 +118,6 @@ def read_pil_record() -> PilRecord | None:
 def write_pil_record(record: PilRecord) -> None:
     """Record which PIL set-up installed."""
     pil_record_path().write_text(json.dumps(asdict(record), indent=1) + "\n")
-
-
-def _recorded_cores(package: str) -> set[bytes]:
-    """SHA-256 digests of the compiled cores that `package` recorded on installation."""
-    try:
-        files = distribution(package).files or []
-    except PackageNotFoundError:
-        return set()
-    return {
-        base64.urlsafe_b64decode(file.hash.value + "=")
-        for file in files
-        if file.parent.name == "PIL" and file.name.startswith("_imaging.") and file.hash
-    }
 
 
 def cpu_flags() -> set[str]:

@@ -31,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number, (options, forms) in enumerate(PACKS):
             root = Path(folder, str(number))
-            sa1bpack.pack(TAR, root, workers=1, **options)
+            sa1bpack.pack(TAR, root, workers=1, image_size=256, mask_size=64, **options)
             for masks in forms:
                 ds = sa1bpack.open(root, masks=masks)
                 for read in READ if masks == "bits" else READ[:1] if masks == "bool" else ({},):

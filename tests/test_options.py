@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sa1bpack.arguments import Options, declarations, option, table
+from sa1bpack.arguments import Declaration, Options, bounds, declarations, option
 from sa1bpack.cli.arguments import command_parser
 from sa1bpack.dataset.sample import SampleKeywords
 from sa1bpack.errors import OptionError
@@ -19,6 +19,26 @@ from sa1bpack.packing.options import PackKeywords, PackOptions, RunOptions
 from sa1bpack.raw.decoding import RawKeywords
 
 REPOSITORY = Path(__file__).parent.parent
+
+
+def table(cls: type[Options]) -> str:
+    """Options as a table in Markdown: flag, values, default, help."""
+    lines = ["| option | values | default | |", "|---|---|---|---|"]
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name, (declared, kind, optional) in declarations(cls).items():
+        default = fields[name].default
+        shown = declared.none if default is None else default
+        word = f", or `{declared.none}`" if optional and declared.none == shown else ""
+        values = values_of(declared, kind) + (word if len(word) < 12 else "")
+        flag = f"--{name.replace('_', '-')}"
+        lines.append(f"| `{flag}` | {values} | {shown} | {declared.help} |")
+    return "\n".join(lines)
+
+
+def values_of(declared: Declaration, kind: type) -> str:
+    if declared.choices:
+        return ", ".join(f"`{each}`" for each in declared.choices)
+    return f"{'a whole number' if kind is int else 'a number'}{bounds(declared, ', {}')}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -131,9 +131,6 @@ def test_an_option_that_a_call_does_not_have_is_refused_with_those_that_it_has(o
     if len(meant := max(known, key=len)) > 4:
         with pytest.raises(OptionError, match=rf"^{owner} has no .*: is {meant} meant\? valid "):
             call(*first, **{meant + "_": 1})
-    if all(each.kind is not each.VAR_POSITIONAL for each in parameters):
-        with pytest.raises(OptionError, match=rf"^{owner} takes \d+ arguments? without a name"):
-            call(*first, *range(30))
 
 
 def annotations_of(value):
