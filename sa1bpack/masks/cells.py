@@ -114,9 +114,7 @@ def fill_cells(
         out: bool (k, h, w), C-contiguous; the masks at `places` are overwritten completely.
         counts: int64 (k,); gets the number of cells of each mask, at its place.
     """
-    _check(places, keep, out, counts)
-    if bits.shape != (len(places), out.shape[1], -(-out.shape[2] // 8)):
-        raise ValueError(f"bits of {bits.shape} do not fit {len(places)} masks of {out.shape}")
+    _check(bits, places, keep, out, counts, bits.shape[1:] == (out.shape[1], -(-out.shape[2] // 8)))
     words = np.empty(bits.shape[2], np.uint64)
     cells = words.view(np.uint8)
     _fill(_read(bits), places, keep, _CELLS, words, cells, out.view(np.uint8), counts)
@@ -139,14 +137,14 @@ def take_cells(
         columns: int64 (w,), 0 to t - 1.
         places, keep, out, counts: see `fill_cells`.
     """
-    _check(places, keep, out, counts)
     packed = masks.dtype == np.uint8
     sides = masks.shape[1], masks.shape[2] * (8 if packed else 1)
-    if len(masks) != len(places) or (len(rows), len(columns)) != out.shape[1:]:
-        raise ValueError(f"masks of {masks.shape} do not fit {len(places)} of {out.shape}")
-    for index, side in zip((rows, columns), sides, strict=True):
-        if index.min() < 0 or index.max() >= side:
-            raise ValueError(f"cells {index.min()} to {index.max()} of a grid of {sides}")
+    inside = all(
+        index.min() >= 0 and index.max() < side
+        for index, side in zip((rows, columns), sides, strict=True)
+    )
+    fits = inside and (len(rows), len(columns)) == out.shape[1:]
+    _check(masks, places, keep, out, counts, fits)
     masks = _read(masks.view(np.uint8))
     _take(masks, packed, places, rows, columns, keep, out.view(np.uint8), counts)
 
@@ -169,23 +167,22 @@ def take_affine(
         visible: bool (h, w): False makes a cell of the output False.
         places, out, counts: see `fill_cells`.
     """
-    _check(places, out.shape[1:], out, counts)
-    side = masks.shape[1]
-    packed = masks.dtype == np.uint8
-    if len(masks) != len(places) or masks.shape[2] * (8 if packed else 1) != side:
-        raise ValueError(f"masks of {masks.shape} do not fit {len(places)} of {out.shape}")
-    if visible.shape != out.shape[1:]:
-        raise ValueError(f"{visible.shape} is visible of masks of {out.shape}")
+    side, packed = masks.shape[1], masks.dtype == np.uint8
+    square = masks.shape[2] * (8 if packed else 1) == side
+    _check(masks, places, out.shape[1:], out, counts, square and visible.shape == out.shape[1:])
     masks, visible = _read(masks.view(np.uint8)), _read(visible.view(np.uint8))
     _take_affine(masks, packed, places, steps, side, visible, out.view(np.uint8), counts)
 
 
-def _check(places, keep, out, counts) -> None:
+def _check(masks, places, keep, out, counts, fits: bool) -> None:
     """Callers have checked their arguments; this keeps a mistake from writing elsewhere."""
     inside = not len(places) or (places.min() >= 0 and places.max() < len(out))
     kept = all(0 <= n <= side for n, side in zip(keep, out.shape[1:], strict=True))
-    if not (inside and kept and out.flags.carray and len(counts) == len(out)):
-        raise ValueError(f"cannot place {len(places)} masks, {keep} cells of each, in {out.shape}")
+    counted = len(masks) == len(places) and len(counts) == len(out)
+    if not (fits and inside and kept and counted and out.flags.carray):
+        raise ValueError(
+            f"cannot place masks of {masks.shape} in {out.shape}, {keep} cells of each"
+        )
 
 
 def _read(array: np.ndarray) -> np.ndarray:

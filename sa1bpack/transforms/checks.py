@@ -170,3 +170,18 @@ def check_runs(runs: RunBatch, counts: torch.Tensor, shape: tuple[int, ...]) -> 
             f"sample {wrong[0]} of the batch has {expected[wrong[0]]} masks, but runs of "
             f"{found[wrong[0]]}: {remedy}"
         )
+
+
+def spatial_sides(ds: Any) -> dict[str, tuple[int, ...]]:
+    """Name → (C, h, w) of the spatial side arrays of a dataset."""
+    sides = getattr(getattr(ds, "spec", None), "sides", ())
+    return {side.name: side.row_shape for side in sides if side.spatial}
+
+
+def check_spatial(rows: Any, name: str, samples: int, shape: tuple[int, ...]) -> None:
+    """Raise OptionError unless `rows` is a tensor (B, C, h, w) of the dataset's shape."""
+    if not isinstance(rows, torch.Tensor) or tuple(rows.shape) != (samples, *shape):
+        found = tuple(rows.shape) if isinstance(rows, torch.Tensor) else type(rows).__name__
+        raise OptionError(
+            f"{name} is {found}, but that of this dataset is a tensor {(samples, *shape)}"
+        )

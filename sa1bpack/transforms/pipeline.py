@@ -18,8 +18,10 @@ from sa1bpack.transforms.checks import (
     check_relations,
     check_runs,
     check_sizes,
+    check_spatial,
     check_spec,
     check_tensors,
+    spatial_sides,
 )
 from sa1bpack.transforms.geometry.frame import (
     Frame,
@@ -34,7 +36,7 @@ from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.mix import MixStep
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
-from sa1bpack.transforms.images.resample import check_spatial, move_spatial, spatial_sides
+from sa1bpack.transforms.images.resample import move_spatial
 from sa1bpack.transforms.masks.make import MaskMaker
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.memory import Table

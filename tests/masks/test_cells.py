@@ -73,13 +73,13 @@ def test_nothing_is_written_outside_the_array():
         ([0], (4, 9)),
         ([0], (-1, 8)),
     ):
-        with pytest.raises(ValueError, match="cannot place 1 masks"):
+        with pytest.raises(ValueError, match="cannot place masks"):
             fill_cells(bits, np.array(place), keep, out, counts)
-    with pytest.raises(ValueError, match="do not fit 1 masks"):
+    with pytest.raises(ValueError, match="cannot place masks"):
         fill_cells(bits[:, :3], np.array([0]), (4, 8), out, counts)
     with pytest.raises(ValueError, match="cannot place"):
         fill_cells(bits, np.array([0]), (4, 8), out[:, :, ::-1], counts)
     for rows, columns in (([0, 1, 2, 4], range(8)), (range(4), [0, 1, 2, 3, 4, 5, 6, 8])):
-        with pytest.raises(ValueError, match="of a grid of"):
+        with pytest.raises(ValueError, match="cannot place masks"):
             take_cells(bits, np.array([0]), np.array(rows), np.array(columns), (4, 8), out, counts)
     assert not out.any()

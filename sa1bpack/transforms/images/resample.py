@@ -9,16 +9,19 @@ image is reduced, cut off at the edges of the image, and normalised. There are t
 
 Where both can be used, the results are the same, but for the rounding of sums. On a CPU a pipeline
 uses neither for images: see `sa1bpack.pixels.resample`.
+
+Spatial side arrays, (C, h, w) over the canvas of the stored image, are moved by the same functions,
+on every device: cell (i, j) covers the pixels from row i * S / h and column j * S / w on, so such an
+array moves as an image of h x w pixels would. The complete canvas counts, also what lies beyond the
+image: a teacher has seen it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import torch
 
-from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.frame import (
     FRACTION,
     AffineMaps,
@@ -181,21 +184,6 @@ def _taps(
     total = torch.where(total > 0, total, 1.0)
     for pixel, weight in zip(pixels, weights, strict=True):
         yield pixel, (weight / total).float()
-
-
-def spatial_sides(ds: Any) -> dict[str, tuple[int, ...]]:
-    """Name → (C, h, w) of the spatial side arrays of a dataset."""
-    sides = getattr(getattr(ds, "spec", None), "sides", ())
-    return {side.name: side.row_shape for side in sides if side.spatial}
-
-
-def check_spatial(rows: Any, name: str, samples: int, shape: tuple[int, ...]) -> None:
-    """Raise OptionError unless `rows` is a tensor (B, C, h, w) of the dataset's shape."""
-    if not isinstance(rows, torch.Tensor) or tuple(rows.shape) != (samples, *shape):
-        found = tuple(rows.shape) if isinstance(rows, torch.Tensor) else type(rows).__name__
-        raise OptionError(
-            f"{name} is {found}, but that of this dataset is a tensor {(samples, *shape)}"
-        )
 
 
 def move_spatial(
