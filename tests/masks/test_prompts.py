@@ -60,7 +60,7 @@ def scenes(draw):
     return masks, boxes, random
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(scenes(), st.sampled_from(REGIONS), st.booleans(), st.booleans())
 def test_the_numbers_of_a_region_are_its_pixels_once_each(
     reference, scene, region, in_boxes, empty_runs
@@ -90,7 +90,7 @@ def test_regions_of_the_sample_tar_match_pycocotools(reference, sample_tar, regi
     for height, width, texts in reference.records(sample_tar):
         run_ends, run_offset, _ = parse_counts(*reference.joined(texts), height * width)
         count = count_pixels(run_ends, run_offset, height, width, region)
-        for m, text in enumerate(texts[:2]):
+        for m, text in enumerate(texts[:1]):
             pixels = region_of(reference.coco_mask(text, height, width), region)
             x, y = np.nonzero(pixels.T)
             assert count[m] == len(x)

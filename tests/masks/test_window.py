@@ -136,7 +136,7 @@ def test_the_maps_of_stored_grids_draw_the_stored_bits(reference, sample_tar):
 def test_crops_of_the_sample_tar_equal_pycocotools_and_numpy(reference, sample_tar):
     random = np.random.default_rng(5)
     for height, width, texts in reference.records(sample_tar):
-        texts = texts[:4]
+        texts = texts[:2]
         runs = parse_counts(*reference.joined(texts), height * width)[:2]
         masks = [reference.coco_mask(text, height, width) for text in texts]
         x, y = np.sort(random.random((2, 2)) * [[width], [height]], axis=1)

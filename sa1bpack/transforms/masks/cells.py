@@ -48,14 +48,6 @@ def count_along(cells: torch.Tensor, dim: int) -> torch.Tensor:
     return cells.view(torch.uint8).sum(dim, dtype=torch.int64)
 
 
-def within(keep: torch.Tensor, size: tuple[int, int]) -> list[torch.Tensor]:
-    """Bool (B, h) and (B, w): the first keep[b, 0] rows and keep[b, 1] columns of a grid."""
-    return [
-        torch.arange(side, device=keep.device) < keep[:, axis, None]
-        for axis, side in enumerate(size)
-    ]
-
-
 @dataclass(frozen=True)
 class Taking:
     """How masks are taken from their grids: the arguments of everything that does it.
@@ -108,10 +100,9 @@ def take_cells(taking: Taking) -> torch.Tensor:
     cells = taken.gather(2, at[:, None, :].expand(-1, y.shape[1], -1))
     if bits:
         cells.bitwise_right_shift_((x & 7).to(torch.uint8)[:, None, :]).bitwise_and_(1)
-    keep_y, keep_x = (
-        inside[owner].view(torch.uint8) for inside in within(taking.keep, taking.size)
-    )
-    cells.mul_(keep_x[:, None, :]).mul_(keep_y[:, :, None])
+    if taking.frame is not None:
+        keep = [flags[owner].view(torch.uint8) for flags in taking.frame.covered(taking.size)]
+        cells.mul_(keep[0][:, None, :]).mul_(keep[1][:, :, None])
     return cells.view(torch.bool)
 
 

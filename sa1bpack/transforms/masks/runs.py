@@ -22,7 +22,6 @@ import torch
 
 from sa1bpack.masks.window import FRACTION, LEVELS, REACH, UNIT
 from sa1bpack.transforms.geometry.frame import fixed_steps
-from sa1bpack.transforms.masks.cells import within
 from sa1bpack.transforms.masks.run_batch import Drawing
 from sa1bpack.transforms.memory import chunk_bytes
 
@@ -182,8 +181,8 @@ class AffineDrawer:
 def draw_masks(drawing: Drawing) -> torch.Tensor:
     """Masks drawn from their runs under upright maps: bool (n, h, w)."""
     masks, owner = _placed(_drawn(UprightDrawer(drawing)), drawing), drawing.owner
-    if (keep := drawing.keep) is not None:
-        rows, columns = within(keep, drawing.size)
+    if drawing.frame is not None:
+        columns, rows = drawing.frame.covered(drawing.size)
         masks &= columns[owner][:, None, :]
         masks &= rows[owner][:, :, None]
     return masks

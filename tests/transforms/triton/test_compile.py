@@ -47,11 +47,11 @@ def test_every_kernel_compiles_rounds_as_on_a_cpu_and_suits_the_device(tmp_path,
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     made = {(kernel["kernel"], kernel["variant"], kernel["generation"]) for kernel in kernels}
     last = int(generations[-1])
-    assert made == {
-        *((name, "aligned", int(generation)) for name in ALL for generation in generations),
-        *((name, "any", last) for name in ALL),
-        *((name, "ones", last) for name in WRITING | {"_sum_gray"}),
-    }
+    expected = {(name, "aligned", int(generation)) for name in ALL for generation in generations}
+    if len(generations) > 1:
+        expected |= {(name, "any", last) for name in ALL}
+        expected |= {(name, "ones", last) for name in WRITING | {"_sum_gray"}}
+    assert made == expected
     assert all(kernel["code"] > 1000 for kernel in kernels)
     assert [kernel["name"] for kernel in kernels if kernel["fused"]] == []
     assert [kernel for kernel in kernels if kernel["spilled"] > 16] == []
