@@ -193,7 +193,8 @@ class Layout:
                 f"{where}: a layout has the keys {sorted(names)}, found {found}; {remedy}"
             )
         for name, value in data.items():
-            if brief(value) != repr(value):  # too long for a message, and no layout has it
+            # Nested too deeply for `repr`, or too long for a message.
+            if not isinstance(value, int | str) or brief(value) != repr(value):
                 raise FormatError(f"{where}: {name} is {brief(value)}; {remedy}")
         try:
             return msgspec.convert(data, cls)

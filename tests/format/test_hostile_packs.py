@@ -1,5 +1,6 @@
 """Malicious packs: nothing hangs, leads out of the folder, or fills memory."""
 
+import functools
 import json
 import os
 import shutil
@@ -103,6 +104,7 @@ def test_attributes_of_any_depth_are_not_descended_into(pack):
         lambda d: d.update(version=[[[[[]]]]] * 10_000),
         lambda d: d["layout"].update(image_size=10**4000),
         lambda d: d["layout"].update(fit=["x" * 100_000]),
+        lambda d: d["layout"].update(fit=functools.reduce(lambda x, _: [x], range(900), [])),
         lambda d: d["layout"].update({"x" * 100_000: 1}),
         lambda d: d["shards"][0].update(name="x" * 100_000),
         lambda d: d["shards"][0].update(name="\x1b[2J"),
