@@ -83,6 +83,8 @@ def ray_address():
 def signals_restored():
     """The command handles signals its own way, and a test calls it within this process."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    hook = sys.unraisablehook
     yield
+    sys.unraisablehook = hook
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The parsers of the commands: each is made of the signature and the docstring of its `run`.
+"""The parsers of the commands: each is made of the signature and the docstring of a function.
 
 A parameter before `*` is an argument, one after it is an option; its annotation is the type, its
 default the default. The docstring has the description, a section `Args:` with the help of each
@@ -10,37 +10,36 @@ are declared options (`sa1bpack.arguments`), with them.
 import argparse
 import dataclasses
 import inspect
-import os
 import re
-import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any, Literal, NoReturn
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
 
-# Command, which is also the name of its module → its line in the help.
+# Command, which is also the name of its function → module of this package, line in the help.
 COMMANDS = {
-    "pack": "decode tars into shards",
-    "finalize": "make one pack of what the parts of a job have packed",
-    "verify": "check a pack against its checksums",
-    "repair": "rebuild the damaged parts of a pack from its tars",
-    "merge": "merge packs into one, by links where possible",
-    "export": "write the annotations of a pack as SA-1B JSON or COCO JSON",
-    "subset": "select samples of a pack, and save their ids in a small file",
-    "info": "show what is in a pack, or what this machine has",
-    "show": "draw samples of a pack with their masks, as a PNG",
-    "report": "write a report on a pack, as an HTML page",
-    "derive": "compute an array per image or per mask, such as embeddings",
-    "bench": "measure this machine with a pack: memory, disk, device, loaders",
+    "pack": ("making", "decode tars into shards"),
+    "finalize": ("making", "make one pack of what the parts of a job have packed"),
+    "verify": ("checking", "check a pack against its checksums"),
+    "repair": ("checking", "rebuild the damaged parts of a pack from its tars"),
+    "merge": ("making", "merge packs into one, by links where possible"),
+    "export": ("using", "write the annotations of a pack as SA-1B JSON or COCO JSON"),
+    "subset": ("using", "select samples of a pack, and save their ids in a small file"),
+    "info": ("looking", "show what is in a pack, or what this machine has"),
+    "show": ("looking", "draw samples of a pack with their masks, as a PNG"),
+    "report": ("looking", "write a report on a pack, as an HTML page"),
+    "derive": ("using", "compute an array per image or per mask, such as embeddings"),
+    "bench": ("looking", "measure this machine with a pack: memory, disk, device, loaders"),
 }
 
 # What the functions behind the commands call what they are given, where names differ.
 _NAMES_OF_PACKS = ("pack", "path", "root")
-_OTHER_NAMES = {"seconds": "duration"}
+_OTHER_NAMES = {"duration": "--seconds"}
 
 _FIRST_STEPS = """\
 first steps:
@@ -67,76 +66,54 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if name not in COMMANDS:
         main.refuse_unknown([name])
         main.parse_args([name])  # --help and --version end here
-        _refuse_command(main, name)
-    command = command_parser(name)
-    command.refuse_unknown(words)
+        near = get_close_matches(name.lower(), COMMANDS, 1)
+        meant = f"is {near[0]} meant?" if near else f"the commands are {', '.join(COMMANDS)}"
+        main.error(f"there is no command {name!r}: {meant}")
+    parser = command_parser(name)
+    parser.refuse_unknown(words)
     # Only plain parsing treats what follows "--" as arguments.
-    options = (command.parse_args if "--" in words else command.parse_intermixed_args)(words)
-    options.run = partial(_run, import_module(f"sa1bpack.cli.{name}").run, vars(options).copy())
-    options.shown_names = {
+    options = (parser.parse_args if "--" in words else parser.parse_intermixed_args)(words)
+    shown = {
         action.dest: action.option_strings[-1] if action.option_strings else action.metavar
-        for action in command._actions  # argparse has no public list of them
+        for action in parser._actions  # argparse has no public list of them
     }
-    for name, shown in tuple(options.shown_names.items()):
-        others = _NAMES_OF_PACKS if shown == "PACK" else (f"{name}s", _OTHER_NAMES.get(name, name))
-        for other in others:
-            options.shown_names.setdefault(other, shown)
+    others = {f"{name}s": flag for name, flag in shown.items()}
+    if "PACK" in shown.values():
+        others |= dict.fromkeys(_NAMES_OF_PACKS, "PACK")
+    options.run = partial(_run, _function(name), vars(options).copy())
+    options.shown_names = {**_OTHER_NAMES, **others, **shown}
     return options
 
 
-def _run(run: Callable[..., int], values: Mapping[str, Any]) -> int:
+def _function(command: str) -> Callable[..., int]:
+    return getattr(import_module(f"sa1bpack.cli.{COMMANDS[command][0]}"), command)
+
+
+def _run(function: Callable[..., int], values: Mapping[str, Any]) -> int:
     """Call a command with what was parsed; raises OptionError for declared options, too."""
     given = {}
-    for name, kind in typing.get_type_hints(run).items():
-        if name != "return":
-            if dataclasses.is_dataclass(kind):
-                fields = {field.name: values[field.name] for field in dataclasses.fields(kind)}
-                given[name] = kind(**fields)
-            else:
-                given[name] = values[name]
-    return run(**given)
+    for name, kind in get_type_hints(function).items():
+        if dataclasses.is_dataclass(kind):
+            fields = {field.name: values[field.name] for field in dataclasses.fields(kind)}
+            given[name] = kind(**fields)
+        elif name in values:
+            given[name] = values[name]
+    return function(**given)
 
 
 # ------------------------------------------------------------------------------ types of arguments
 
 
-def _user_path(text: str) -> str:
-    """Expands `~`, and refuses URLs."""
+def one_or_several(paths: list[str]) -> str | list[str]:
+    """The argument of `sa1bpack.open`: one path alone, which may be a selection, or a list.
+
+    Raises OptionError for a URL, which Python's call takes if there is a cache.
+    """
     from sa1bpack.arguments import refuse_url
 
-    try:
-        refuse_url("the path", text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a trailing slash
-
-
-UserPath = Annotated[str, _user_path]  # of this machine, where Python's call takes URLs as well
-
-
-def one_or_several(paths: list[str]) -> str | list[str]:
-    """The argument of `sa1bpack.open`: one path alone, which may be a selection, or a list."""
+    for path in paths:
+        refuse_url("pack", path)
     return paths[0] if len(paths) == 1 else paths
-
-
-_NUMBERS = {int: "a whole number", float: "a number"}
-
-
-def _converter(kind: type, more: str = "", none: str | None = None) -> Callable[[str], Any]:
-    """The type of an argument of this kind.
-
-    more  follows, in messages, what the text is not
-    none  the word that stands for None
-    """
-
-    def converted(text: str) -> Any:
-        try:
-            return None if text == none is not None else kind(text)
-        except ValueError:
-            what = f"{text!r} is not {_NUMBERS[kind]}{more}"
-            raise argparse.ArgumentTypeError(what) from None
-
-    return converted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +167,12 @@ def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
         "--max-masks", or "name" → "NAME" for one without a flag.
     """
     choices = "|".join(map(re.escape, shown_names))
-    message = re.sub(
-        rf"(^|\n  )({choices})(?= is | must be |: the pack has | has the same )",
-        lambda found: found[1] + shown_names[found[2]],
+    says = "(?= is | must be |: the pack has | has the same )"
+    return re.sub(
+        rf"(^|\n  )({choices}){says}|`({choices})`",
+        lambda found: (found[1] or "") + shown_names[found[2] or found[3]],
         message,
     )
-    return re.sub(rf"`({choices})`", lambda found: shown_names[found[1]], message)
 
 
 class Parser(argparse.ArgumentParser):
@@ -230,30 +207,20 @@ class Parser(argparse.ArgumentParser):
 
     def _meant(self, name: str) -> str:
         """The options nearest to an unknown one; also the arguments, which have no flag."""
-        known = {
-            flag.removeprefix("--"): flag
-            for flag in self._option_string_actions
-            if flag.startswith("--")
-        }
+        known = {}
         for action in self._actions:
-            if not action.option_strings:
-                known |= dict.fromkeys((action.dest, str(action.metavar).lower()), action)
+            for word in action.option_strings or (action.dest, str(action.metavar).lower()):
+                known[word.lstrip("-")] = (action.option_strings or [f"{action.metavar}"])[-1]
         word = name.lstrip("-").lower()
         near = [each for each in known if each.startswith(word)]
         near = near or get_close_matches(word, known, 1)
-        if not near:
+        found = [known[each] for each in near]
+        if not found:
             return ""
-        if isinstance(action := known[near[0]], argparse.Action):
-            return f": {action.metavar} is given without a flag"
-        flags = [flag for flag in map(known.get, near) if isinstance(flag, str)]
+        if not found[0].startswith("-"):
+            return f": {found[0]} is given without a flag"
+        flags = [flag for flag in found if flag.startswith("-")]
         return f": is {' or '.join(flags[:4])} meant?"
-
-
-def _refuse_command(main: Parser, name: str) -> NoReturn:
-    """Leave with exits.USAGE, and name the command that is nearest to what was typed."""
-    near = get_close_matches(name.lower(), COMMANDS, 1)
-    meant = f"is {near[0]} meant?" if near else f"the commands are {', '.join(COMMANDS)}"
-    main.error(f"there is no command {name!r}: {meant}")
 
 
 # ----------------------------------------------------------------------------------------- parsers
@@ -269,7 +236,7 @@ def _main_parser() -> Parser:
         epilog=_FIRST_STEPS + exits.EXPLAINED,
     )
     parser.add_argument("--version", action="version", version=f"sa1bpack {__version__}")
-    listed = "\n".join(f"  {name:<8} {summary}" for name, summary in COMMANDS.items())
+    listed = "\n".join(f"  {name:<8} {summary}" for name, (_, summary) in COMMANDS.items())
     commands = parser.add_argument_group("commands", listed)
     commands.add_argument(
         "command", nargs="?", metavar="COMMAND", help="one of these; see `sa1bpack COMMAND --help`"
@@ -279,33 +246,35 @@ def _main_parser() -> Parser:
 
 def command_parser(name: str) -> Parser:
     """The parser of one command, a key of COMMANDS."""
-    run = import_module(f"sa1bpack.cli.{name}").run
-    description, helps, epilog = _sections(inspect.getdoc(run) or "")
+    from sa1bpack.arguments import Declaration, declarations
+
+    function = _function(name)
+    description, helps, epilog = _sections(inspect.getdoc(function))
     parser = Parser(
         prog=f"sa1bpack {name}",
         description=description,
         epilog=f"{epilog}\n\n{exits.SUMMARY}".lstrip(),
     )
-    for parameter, kind in _parameters(run, helps):
-        metavar, text = helps[parameter.name]
-        if dataclasses.is_dataclass(kind):
-            _add_declared(parser.add_argument_group(text), kind)
-        else:
-            _add(parser, parameter, kind, metavar, text)
+
+    def add(owner: Callable, is_option: bool) -> None:
+        """Add the parameters of a command, or the fields of a record in it."""
+        kinds = get_type_hints(owner)
+        for each in inspect.signature(owner).parameters.values():
+            kind = kinds[each.name]
+            if not dataclasses.is_dataclass(kind):
+                declared = Declaration(helps[each.name][1], none="", metavar=helps[each.name][0])
+                option = is_option or each.kind is each.KEYWORD_ONLY
+                _add(parser, each.name, kind, each.default, declared, option)
+            elif each.name in helps:
+                group = parser.add_argument_group(helps[each.name][1])
+                for field, (declared, own, optional) in declarations(kind).items():
+                    own = own | None if optional else own
+                    _add(group, field, own, getattr(kind, field), declared, True)
+            else:
+                add(kind, True)
+
+    add(function, False)
     return parser
-
-
-def _parameters(run: Callable, helps: Mapping) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """The parameters of a command, each with its type; of a record without help, its fields."""
-    kinds = typing.get_type_hints(run, include_extras=True)
-    for parameter in inspect.signature(run).parameters.values():
-        kind = kinds[parameter.name]
-        if parameter.name in helps:
-            yield parameter, kind
-        else:
-            kinds_of_fields = typing.get_type_hints(kind, include_extras=True)
-            for name, field in inspect.signature(kind).parameters.items():
-                yield field.replace(kind=field.KEYWORD_ONLY), kinds_of_fields[name]
 
 
 def _sections(documentation: str) -> tuple[str, dict[str, tuple[str | None, str]], str]:
@@ -319,70 +288,59 @@ def _sections(documentation: str) -> tuple[str, dict[str, tuple[str | None, str]
     return description, helps, epilog
 
 
-def _add_declared(group: argparse._ArgumentGroup, options: type) -> None:
-    """Add the flags of declared options; their bounds are checked when the group is made."""
-    from sa1bpack.arguments import declarations, text_of
-
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}
-    for name, (declared, kind, optional) in declarations(options).items():
-        is_word = optional and declared.none.isalpha()  # else it only describes the default
-        none = (f", nor {declared.none!r}", declared.none) if is_word else ()
-        kind = str if issubclass(kind, os.PathLike) else kind  # a Path would lose slashes of URLs
-        flag = f"--{name.replace('_', '-')}"
-        if kind is bool:
-            group.add_argument(flag, action="store_true", help=_escaped(declared.help))
-            continue
-        group.add_argument(
-            flag,
-            type=_converter(kind, *none),
-            default=defaults[name],
-            choices=declared.choices or None,
-            metavar=declared.metavar,
-            help=_escaped(text_of(declared, defaults[name])),
-        )
-
-
 def _add(
-    parser: Parser, parameter: inspect.Parameter, kind: Any, metavar: str | None, text: str
+    group: argparse._ActionsContainer,
+    name: str,
+    kind: Any,
+    default: Any,
+    declared: Any,
+    is_option: bool,
 ) -> None:
-    """Add one argument, or one option, of a command."""
-    default = None if parameter.default is parameter.empty else parameter.default
-    details: dict[str, Any] = {"help": _escaped(text)}
-    if type(None) in (kinds := typing.get_args(kind)):
-        (kind,) = (each for each in kinds if each is not type(None))
-    several = typing.get_origin(kind)
-    if several in (list, tuple):
-        kind = typing.get_args(kind)[0]
-    else:
-        several = None
-    if parameter.kind is parameter.KEYWORD_ONLY:
-        flags = [f"--{parameter.name.replace('_', '-')}"]
-        names = ["-o", *flags] if parameter.name == "out" else flags
-        details["required"] = parameter.default is parameter.empty
-        details["default"] = list(default) if several is list else default
-    else:
-        names = [parameter.name]
+    """Add one argument, or one option, of a command; bounds are checked when the command runs."""
+    from sa1bpack.arguments import text_of
+
+    required = default is inspect.Parameter.empty
+    if optional := NoneType in get_args(kind):
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+    several = get_origin(kind) if get_origin(kind) in (list, tuple) else None
+    kind = get_args(kind)[0] if several else kind
+    words, details = [name], {}
+    if is_option:
+        words = [f"--{name.replace('_', '-')}"]
+        words = ["-o", *words] if name == "out" else words
+        details = {"required": required, "default": None if required else default}
+    text = text_of(declared, None if required or several else default)
+    details["help"] = text.replace("%", "%%")  # argparse would expand it
     if kind is bool:
-        parser.add_argument(*names, action="store_true", help=details["help"])
+        group.add_argument(*words, action="store_true", help=details["help"])
         return
-    if typing.get_origin(kind) is Literal:
-        details["choices"] = typing.get_args(kind)
-    else:
-        details["metavar"] = metavar
-        details["type"] = (
-            kind.__metadata__[0] if hasattr(kind, "__metadata__") else _converter(kind)
-        )
-    if parameter.kind is not parameter.KEYWORD_ONLY:
-        details["nargs"] = None if several is not list else "+" if default is None else "*"
-    elif several is tuple:
-        first = "; if it is an argument of its own, put it first"
-        details |= {"nargs": "+", "type": _converter(kind, first)}
-    elif several is list:
-        details["action"] = "append"
-    if several is None and default is not None:
-        details["help"] += f" (default: {default})"
-    parser.add_argument(*names, **details)
+    more, none = "", None
+    if several is tuple:
+        details["nargs"], more = "+", "; if it is an argument of its own, put it first"
+    elif several and is_option:
+        details |= {"action": "append", "default": list(default)}
+    elif several:
+        details["nargs"] = "+" if required else "*"
+    elif optional and declared.none.isalpha():  # else it only describes the default
+        more, none = f", nor {declared.none!r}", declared.none
+    choices = get_args(kind) if get_origin(kind) is Literal else declared.choices
+    details |= {"choices": choices or None, "metavar": declared.metavar}
+    group.add_argument(*words, type=partial(_converted, kind, more, none), **details)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("%", "%%")  # argparse would expand it
+_NUMBERS = {int: "a whole number", float: "a number"}
+
+
+def _converted(kind: type, more: str, none: str | None, text: str) -> Any:
+    """A word of the command line as a value; all but numbers stay as they are.
+
+    more  follows, in messages, what the text is not
+    none  the word that stands for None
+    """
+    if kind not in _NUMBERS:
+        return text
+    try:
+        return None if text == none else kind(text)
+    except ValueError:
+        what = f"{text!r} is not {_NUMBERS[kind]}{more}"
+        raise argparse.ArgumentTypeError(what) from None

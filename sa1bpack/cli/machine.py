@@ -1,9 +1,9 @@
 """Facts on a machine that decide how fast packing and loading are, for `sa1bpack info`."""
 
 import ctypes
-import os
 import platform
 import resource
+import subprocess
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,6 @@ from sa1bpack.environment import (
 )
 from sa1bpack.wording import counted, size_text
 
-_MOUNTS = Path("/proc/self/mountinfo")
 _AIO = (Path("/proc/sys/fs/aio-nr"), Path("/proc/sys/fs/aio-max-nr"))
 _DRIVER = "libcuda.so.1"
 _NAMES = {"pillow-simd": "pillow-simd", "pillow": "Pillow"}
@@ -58,10 +57,8 @@ def _pil_state(now: PilInForce | None, record: PilRecord | None) -> str:
     if record is None:
         return "not by `make setup`, which installs the faster one that works here"
     if now is None or now.core_sha256 != record.core_sha256:
-        return (
-            f"CHANGED: set-up installed {_NAMES[record.package]} {record.version}; "
-            "`make setup` restores it"
-        )
+        was = f"{_NAMES[record.package]} {record.version}"
+        return f"CHANGED: set-up installed {was}; `make setup` restores it"
     return f"unchanged since `make setup`{record.reason and f' ({record.reason})'}"
 
 
@@ -114,15 +111,12 @@ def cuda_devices(driver: str = _DRIVER) -> str:
 
 def file_system(folder: Path) -> str:
     """The type of the file system that a folder is on, such as ext4; or "unknown"."""
-    device = folder.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
+    command = ["df", "--output=fstype", folder]
     try:
-        lines = os.fsdecode(_MOUNTS.read_bytes()).strip().split("\n")
-    except OSError:  # not Linux
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # not GNU's
         return "unknown"
-    # The third field is the device; the type is the first after a lone hyphen (proc(5)).
-    kinds = [line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number]
-    return kinds[-1] if kinds else "unknown"
+    return done.stdout.split()[-1]
 
 
 def direct_state(folder: Path) -> str:
@@ -140,11 +134,10 @@ def direct_state(folder: Path) -> str:
 def _limits() -> str:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     unlimited = files == resource.RLIM_INFINITY
-    parts = ["open files: no limit" if unlimited else counted(files, "open file")]
-    parts.append(f"{mapping_limit():,} memory maps")
+    opened = "open files: no limit" if unlimited else counted(files, "open file")
     try:
         used, most = (int(path.read_text()) for path in _AIO)
-        parts.append(f"{used:,} of {most:,} AIO requests in use")
+        requests = f"{used:,} of {most:,} AIO requests in use"
     except (OSError, ValueError):  # not Linux
-        parts.append("no Linux AIO")
-    return ", ".join(parts)
+        requests = "no Linux AIO"
+    return f"{opened}, {mapping_limit():,} memory maps, {requests}"

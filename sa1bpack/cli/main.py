@@ -4,7 +4,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
 
 from sa1bpack import interrupts
@@ -17,9 +17,7 @@ from sa1bpack.errors import OptionError, PackError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = argparse.Namespace(shown_names={})
-    show = sys.unraisablehook
     try:
-        sys.unraisablehook = lambda lost: _show_unless_recorded(lost, show)
         _open_closed_streams()
         _handle_signals()
         if isinstance(sys.stdout, TextIOWrapper):
@@ -33,16 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         discard_output()
         return exits.FAILED
     except exits.ERRORS as error:
-        _complain(error, options)
+        what = {KeyboardInterrupt: "interrupted", exits.Terminated: "terminated"}.get(type(error))
+        if isinstance(error, OptionError | PackError):
+            what = in_flags(str(error), options.shown_names)
+        remedy = [] if (found := exits.remedy(error)) is None else [found]
+        for line in (what or error, *remedy, *getattr(error, "__notes__", ())):
+            warn(line)
         return exits.code_of(error)
-    finally:
-        sys.unraisablehook = show
-
-
-def _show_unless_recorded(lost: "sys.UnraisableHookArgs", show: Callable) -> None:
-    """Leave out an interruption that Python lost in a finalizer: `interrupts.check` raises it."""
-    if not issubclass(lost.exc_type, (KeyboardInterrupt, exits.Terminated)):
-        show(lost)
 
 
 def _open_closed_streams() -> None:
@@ -53,15 +48,14 @@ def _open_closed_streams() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _handle_signals() -> None:
     """Let SIGINT and SIGTERM end the command, unless the caller had them ignored (nohup)."""
     interrupts.forget()
+    sys.unraisablehook = _show_unless_recorded
     for number in interrupts.SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _on_signal)
@@ -72,17 +66,7 @@ def _on_signal(number, frame):
     raise KeyboardInterrupt if number == signal.SIGINT else exits.Terminated
 
 
-def _complain(error: BaseException, options: argparse.Namespace) -> None:
-    """Print to stderr what happened, the remedy, and the notes added to the error."""
-    match error:
-        case KeyboardInterrupt():
-            what = "interrupted"
-        case exits.Terminated():
-            what = "terminated"
-        case OptionError() | PackError():
-            what = in_flags(str(error), options.shown_names)
-        case _:
-            what = error
-    for line in (what, exits.remedy(error), *getattr(error, "__notes__", ())):
-        if line is not None:
-            warn(line)
+def _show_unless_recorded(lost: "sys.UnraisableHookArgs") -> None:
+    """Leave out an interruption that Python lost in a callback: `interrupts.check` raises it."""
+    if not issubclass(lost.exc_type, (KeyboardInterrupt, exits.Terminated)):
+        sys.__unraisablehook__(lost)

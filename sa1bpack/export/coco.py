@@ -10,7 +10,7 @@ import numpy as np
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
-from sa1bpack.export.output import check_file, replacing
+from sa1bpack.export.output import check_file, writing
 from sa1bpack.export.records import annotations_of, image_of, runs_of
 from sa1bpack.export.selection import ExportResult, Selection, count_shard
 from sa1bpack.format.shard_reader import Shard
@@ -20,6 +20,8 @@ from sa1bpack.progress import image_steps
 # SA-1B's masks have no classes.
 CATEGORIES = [{"id": 1, "name": "object", "supercategory": "object"}]
 INFO = {"description": "SA-1B annotations, exported by sa1bpack"}
+
+_SA1B = ("predicted_iou", "stability_score", "point_coords", "crop_box")
 
 # Annotation ids sorted at once to find those that occur twice (256 MB).
 IDS_AT_ONCE = 1 << 25
@@ -72,18 +74,23 @@ def export_coco(
     for shard, rows in selection.shards(check=True):
         images.append(shard["image_id"][rows])
         count_shard(result, shard, rows)
-    _check_image_ids(np.concatenate([np.empty(0, np.int64), *images]))
+    if (double := _first_double(np.concatenate([np.empty(0, np.int64), *images]))) is not None:
+        raise OptionError(
+            f"image id {double} occurs twice, and COCO's tools would lose all but one; export the "
+            "sources one by one (--source)"
+        )
     if not renumber:
         _check_annotation_ids(selection, result.masks)
-    with image_steps(2 * result.images, progress) as advance, replacing(result.path) as file:
+    result.unchanged = int(result.path.exists())
+    result.files = 1 - result.unchanged
+    with image_steps(2 * result.images, progress) as advance, writing(result.path) as write:
         head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
-        file.write(json.dumps(head)[:-1].encode())
-        file.write(b', "images": ')
-        _write_list(file.write, _images(selection, advance))
-        file.write(b', "annotations": ')
-        _write_list(file.write, _annotations(selection, renumber, advance))
-        file.write(b"}\n")
-    result.files, result.unchanged = int(not file.same), int(file.same)
+        write(json.dumps(head)[:-1].encode())
+        write(b', "images": ')
+        _write_list(write, _images(selection, advance))
+        write(b', "annotations": ')
+        _write_list(write, _annotations(selection, renumber, advance))
+        write(b"}\n")
     result.seconds = time.perf_counter() - started
     return result
 
@@ -112,20 +119,10 @@ def _annotations(
         for row in rows.tolist():
             for found, box in zip(annotations_of(shard, row), _boxes(shard, row), strict=True):
                 number += 1
-                ids = {"id": number, "sa1b_id": found["id"]} if renumber else {"id": found["id"]}
-                yield {
-                    **ids,
-                    "image_id": int(shard["image_id"][row]),
-                    "category_id": CATEGORIES[0]["id"],
-                    "segmentation": found["segmentation"],
-                    "area": found["area"],
-                    "bbox": box,
-                    "iscrowd": 0,
-                    "predicted_iou": found["predicted_iou"],
-                    "stability_score": found["stability_score"],
-                    "point_coords": found["point_coords"],
-                    "crop_box": found["crop_box"],
-                }
+                own = {"id": number, "sa1b_id": found["id"]} if renumber else {"id": found["id"]}
+                own |= {"image_id": int(shard["image_id"][row]), "category_id": 1}
+                own |= {"segmentation": found["segmentation"], "area": found["area"]}
+                yield own | {"bbox": box, "iscrowd": 0} | {key: found[key] for key in _SA1B}
             advance(1)
 
 
@@ -135,24 +132,14 @@ def _boxes(shard: Shard, row: int) -> list[list[int]]:
     return mask_bbox(*runs, height, width).tolist()
 
 
-def _check_image_ids(ids: np.ndarray) -> None:
-    if (double := _first_double(ids)) is not None:
-        raise OptionError(
-            f"image id {double} occurs twice, and COCO's tools would lose all but one; export the "
-            "sources one by one (--source)"
-        )
-
-
 def _check_annotation_ids(selection: Selection, masks: int) -> None:
     """Check that no id is 0 or occurs twice, one part of the ids at a time."""
     parts = max(1, -(-masks // IDS_AT_ONCE))
     for part in range(parts):
         found = [np.empty(0, np.int64)]
         for shard, rows in selection.shards(check=False):
-            of_row = np.diff(shard["mask_offset"])
-            wanted = np.zeros(len(shard), bool)
-            wanted[rows] = True
-            ids = shard["annotation_id"][np.repeat(wanted, of_row)]
+            wanted = np.isin(np.arange(len(shard)), rows)
+            ids = shard["annotation_id"][np.repeat(wanted, np.diff(shard["mask_offset"]))]
             found.append(ids[ids % parts == part])
         ids = np.concatenate(found)
         double = _first_double(ids)

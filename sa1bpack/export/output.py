@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,74 +29,34 @@ def check_file(out: str | Path) -> Path:
     return path
 
 
-class NewFile:
-    """A file being written, under a temporary name."""
-
-    same = False
-
-    def __init__(self, path: Path):
-        for left in path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(path.name)}-*"):
-            left.unlink()  # by an export that was killed
-        self._path = path
-        self._temporary = temporary_beside(path)
-        self._file = self._temporary.open("xb")
-
-    def write(self, data: bytes) -> None:
-        """Append bytes."""
-        self._file.write(data)
-
-    def finish(self) -> None:
-        """Flush the file to disk and give it its name."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._temporary.rename(self._path)
-        flush_folder(self._path.parent)
-
-    def discard(self) -> None:
-        """Leave nothing behind."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-
-class SameFile:
-    """A file that exists already, and must hold the bytes that would be written."""
-
-    same = True
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._file = path.open("rb")
-
-    def write(self, data: bytes) -> None:
-        """Compare bytes. Raises OutputRefused if they differ."""
-        if self._file.read(len(data)) != data:
-            self._refuse()
-
-    def finish(self) -> None:
-        """Check that the file ends here."""
-        if self._file.read(1):
-            self._refuse()
-        self._file.close()
-
-    def discard(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _refuse(self) -> None:
-        raise OutputRefused(
-            f"{self._path}: exists already with other contents; remove it, or export to another "
-            "file"
-        )
-
-
 @contextmanager
-def replacing(path: Path) -> Iterator[NewFile | SameFile]:
-    """A file to write to, which gets its name once the block ends without an error."""
-    file = SameFile(path) if path.exists() else NewFile(path)
+def writing(path: Path) -> Iterator[Callable[[bytes], object]]:
+    """Yields the function that appends bytes to a file, which has its name once it is complete.
+
+    An existing file must hold the same bytes. Raises OutputRefused as soon as it does not.
+    """
+    if path.exists():
+        with path.open("rb") as there:
+            yield lambda data: require_same(path, there.read(len(data)) == data)
+            require_same(path, not there.read(1))
+        return
+    for left in path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(path.name)}-*"):
+        left.unlink()  # by an export that was killed
+    temporary = temporary_beside(path)
     try:
-        yield file
-        file.finish()
-    except BaseException:
-        file.discard()
-        raise
+        with temporary.open("xb") as file:
+            yield file.write
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        flush_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def require_same(path: Path, same: bool) -> None:
+    """Raise OutputRefused unless an existing file holds what is written."""
+    if not same:
+        raise OutputRefused(
+            f"{path}: exists already with other contents; remove it, or export to another place"
+        )

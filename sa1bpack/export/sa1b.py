@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.errors import OutputRefused
-from sa1bpack.export.output import check_folder
+from sa1bpack.export.output import check_folder, require_same
 from sa1bpack.export.records import annotations_of, image_of
 from sa1bpack.export.selection import ExportResult, Selection, count_shard
 from sa1bpack.format.files import remove_temporaries, temporary_beside
@@ -93,8 +92,5 @@ def _write(path: Path, data: bytes) -> bool:
             temporary.unlink(missing_ok=True)
             raise
         return True
-    if there != data:
-        raise OutputRefused(
-            f"{path}: exists already with other contents; remove it, or export to another folder"
-        )
+    require_same(path, there == data)
     return False

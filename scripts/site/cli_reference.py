@@ -10,7 +10,7 @@ from sa1bpack.cli.arguments import COMMANDS, command_parser
 def page() -> str:
     """The page as Markdown."""
     parts = ["# Commands", "Made from the parsers: the same text as `sa1bpack COMMAND --help`."]
-    listed = [f"- [`{name}`](#sa1bpack-{name}): {text}" for name, text in COMMANDS.items()]
+    listed = [f"- [`{name}`](#sa1bpack-{name}): {text}" for name, (_, text) in COMMANDS.items()]
     parts.append("\n".join(listed))
     for name in COMMANDS:
         parts.append(f"## sa1bpack {name}")

@@ -95,11 +95,8 @@ def test_an_export_and_a_report_of_a_pack_that_is_not_complete_say_so(tmp_path, 
     tars.append(write_tar(tmp_path / "sa_9.tar", bad))
     with pytest.raises(TooManyRejects):
         sa1bpack.pack(tars, root, workers=1, max_rejects=0, **SMALL)
-    for arguments in (
-        ("export", root, tmp_path / "json"),
-        ("export", root, tmp_path / "a.json", "--format", "coco"),
-        ("report", root, "-o", tmp_path / "a.html"),
-    ):
+    exports = (("export", root, tmp_path / "json"),) if sound else ()
+    for arguments in (*exports, ("report", root, "-o", tmp_path / "a.html")):
         code, out, error = run(*arguments)
         assert code == 0 and out.splitlines()[0].endswith(", NOT COMPLETE"), out
         assert f": {4 * sound} images, " in out

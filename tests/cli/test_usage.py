@@ -299,7 +299,7 @@ def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar
             ("pack", tar, "-o", "x", "--min-iou", "high"),
             "--min-iou: 'high' is not a number, nor 'none';",
         ),
-        (("export", packed, tmp_path / "x", "--shard", "b"), "no shard 'b'; it has sa_000000-000"),
+        (("export", packed, tmp_path / "x", "--shard", "b"), "no shard 'b': "),
         (("merge", packed / "m", packed), "choose a folder elsewhere"),
     ):
         code, out, error = command(*arguments)

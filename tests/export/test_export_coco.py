@@ -143,14 +143,6 @@ def test_an_export_that_fails_or_was_killed_leaves_no_file(pack, tmp_path, monke
     ]  # fmt: skip
 
 
-def test_a_pack_without_images_yields_a_file_without_images(tmp_path, load):
-    tar = write_tar(tmp_path / "a.tar", {"./readme.txt": b"hello"})
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
-    sa1bpack.export_coco(tmp_path / "pack", tmp_path / "coco.json")
-    loaded = load(tmp_path / "coco.json")
-    assert (loaded.imgs, loaded.anns) == ({}, {})
-
-
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
     tar = write_tar(tmp_path / "a.tar", members(range(80), masks=15))
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, image_size=16, mask_size=8, max_masks=None)

@@ -1,0 +1,265 @@
+"""`sa1bpack verify` and `repair`: check a pack, and rebuild what is damaged."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import Literal
+
+import sa1bpack
+from sa1bpack import interrupts
+from sa1bpack.arguments import paths_of
+from sa1bpack.cli import exits
+from sa1bpack.cli.arguments import Job
+from sa1bpack.cli.output import say, say_json, warn
+from sa1bpack.disk.reading_mode import IO
+from sa1bpack.errors import OptionError
+from sa1bpack.format.completeness import remedy_of
+from sa1bpack.format.problems import Problem, Report
+from sa1bpack.progress import byte_bar, step_bar
+from sa1bpack.urls import is_pack_url, pack_url
+from sa1bpack.wording import counted
+
+
+def verify(
+    packs: list[str],
+    *,
+    quick: bool = False,
+    io: Literal[IO] = "auto",
+    job: Job,
+    json: bool = False,
+) -> int:
+    """Check a pack: that no file is missing and none is foreign, that structure and
+    offsets are valid, and that the bytes are those that were written. A damaged
+    sample is named by shard, row and image. Several packs are checked one after
+    the other; the exit code is that of the worst.
+
+    Exit code 0 means that each pack is sound and complete, 1 that damage was
+    found, 5 that a pack is sound, but not complete or without any image.
+
+    Args:
+        packs (PACK): folders of packs, whose side arrays in PACK/side are checked too; of
+            side arrays elsewhere; quoted globs; or URLs of either in an object store, s3://
+            or gs://
+        quick: structure, sizes and small files only: seconds per tar, not a full read
+        io: direct reads past the page cache, cached through it; auto reads past it if the
+            pack takes more than half of the memory
+        part (K/N): check every N-th shard only, from the K-th on, such as 3/8; the first
+            part also checks the pack's own files
+        engine: where the work is done: on this machine, or on a Ray cluster whose nodes
+            share all folders: each shard is a task
+        address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
+        json: print an object on one line in place of the text: pack, part, ok, complete,
+            counts, problems, notes; a line per pack
+
+    examples:
+      sa1bpack verify /data/packed
+      sa1bpack verify '/data/packs/*' --quick
+      sa1bpack verify /home/teacher    # a side array outside its pack
+      sa1bpack verify s3://bucket/packed
+    a job array of 20; the pack is sound if no part fails:
+      sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
+    on a Ray cluster (pip install 'sa1bpack[ray]'):
+      sa1bpack verify /data/packed --engine ray --address auto
+    """
+    named: list[str | Path] = []
+    for pack in packs:
+        named += [pack_url("pack", pack)] if is_pack_url(pack) else paths_of("pack", pack)
+    if job.on_ray() and (urls := list(filter(is_pack_url, named))):
+        raise OptionError(
+            f"--engine ray checks folders that all nodes share, not {urls[0]}: use --part K/N"
+        )
+    codes = []
+    for pack in named:
+        report = _report(pack, quick, io, job)
+        code, verdict = _verdict(report, quick, whole=job.part is None)
+        codes.append(code)
+        if json:
+            say_json({"pack": str(pack), "part": job.part, "ok": report.ok, **asdict(report)})
+            continue
+        for line in (*report.problems, *report.notes):
+            say(line)
+        if report.complete is False:
+            say(f"NOT COMPLETE: {remedy_of(Path(pack))}")
+        for line in advice(str(pack), report.problems):
+            say(line)
+        say(f"{pack}: {job.prefix}{verdict}")
+    if len(named) > 1 and not json:
+        counts = {exits.FAILED: "with problems", exits.INCOMPLETE: "not complete"}
+        found = [f"{codes.count(code):,} {what}" for code, what in counts.items() if code in codes]
+        say(f"{len(named):,} checked: {', '.join(found) or 'no problem found'}")
+    return next((code for code in (exits.FAILED, exits.INCOMPLETE) if code in codes), exits.OK)
+
+
+def _report(pack: str | Path, quick: bool, io: str, job: Job) -> Report:
+    if job.engine != "ray":
+        with byte_bar() as advance:
+            return sa1bpack.verify(pack, quick=quick, progress=advance, io=io, part=job.share)
+    with interrupts.interrupts_held():
+        from sa1bpack.cluster.verify import verify_on_ray
+
+    options = {"address": job.address, "quick": quick, "io": io, "check": interrupts.check}
+    with step_bar() as advance:
+        return verify_on_ray(pack, **options, progress=advance)
+
+
+def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:
+    """The exit code of a report, and its result in words.
+
+    whole  it is on all of a pack, not on a part, which may have no shard
+    """
+    counts, problems = report.counts, counted(len(report.problems), "problem")
+    empty = whole and counts.get("samples") == 0  # a side array does not count samples
+    code, verdict = exits.OK, "sound"
+    if not report.ok:
+        code, verdict = exits.FAILED, f"DAMAGED: {problems}"
+    elif empty or report.complete is False:
+        code = exits.INCOMPLETE
+    depth = "quick check" if quick else "every byte read"
+    if "parts" in counts:
+        return code, f"side array, {verdict}; {counted(counts['parts'], 'part')}, {depth}"
+    if report.complete is None:
+        return code, f"{verdict}; without its manifest nothing else can be checked"
+    if denied := [problem for problem in report.problems if problem.denied]:
+        depth += ", except what may not be read"
+        if len(denied) == len(report.problems):
+            verdict = f"NOT ALL CHECKED: {problems}"
+    if not report.complete:
+        verdict += ", NOT COMPLETE"
+    elif code == exits.INCOMPLETE:
+        verdict += ", NO IMAGE"
+    images, shards = counted(counts["samples"], "image"), counted(counts["shards"], "shard")
+    return code, f"{verdict}; {images} in {shards}, {depth}"
+
+
+def advice(pack: str, problems: Iterable[Problem]) -> list[str]:
+    """Remedies for these problems of a pack; that of a foreign file is in its own message."""
+    lines = []
+    if any(problem.denied for problem in problems):
+        lines.append(
+            "what may not be read need not be damaged: check owner and mode (ls -ld), or verify "
+            "as another user"
+        )
+    damaged = [problem for problem in problems if not (problem.extra or problem.denied)]
+    if any(problem.side is not None for problem in damaged):
+        lines.append(
+            "to make a damaged part of a side array again: remove its folder, and repeat "
+            "sa1bpack derive or sa1bpack.attach"
+        )
+    if any(problem.side is None for problem in damaged):
+        lines.append(
+            f"to repair it: copy it to a disk (aws s3 sync {quote(pack)} DIR, or gsutil rsync), "
+            "sa1bpack repair DIR TARS, and copy it back"
+            if is_pack_url(pack)
+            else f"to repair it, keeping what is sound: sa1bpack repair {quote(pack)} TARS"
+        )
+    return lines
+
+
+def repair(
+    pack: str,
+    sources: list[str] = (),
+    *,
+    links: str | None = None,
+    shard: list[str] = (),
+    quick: bool = False,
+    job: Job,
+    workers: int | None = None,
+    dry_run: bool = False,
+) -> int:
+    """Check a pack as `verify` does, and rebuild what is damaged or missing: shards
+    from the tars that they were packed from, and the pack's own files (manifest,
+    index, checksums, ...) from the shards. The result has the same bytes as an
+    undamaged pack. Sound shards are neither decoded nor changed.
+
+    Give all tars of the pack; those that are not needed are not read. A tar must
+    be the very file that was packed: its size, digest and images are compared. A
+    damaged shard stays in place until its replacement is complete. Interrupted?
+    Repeat the command.
+
+    Args:
+        pack (PACK): folder of the pack
+        sources (TAR): tars and folders that the pack was made from, quoted globs, or URLs
+            of tars
+        links (FILE): tars at URLs as well, in a list as for `sa1bpack pack --links`; only
+            those that are needed are downloaded
+        shard (NAME): read only this shard in full, and check the others quickly; may be
+            repeated (default: read all)
+        quick: check structure, sizes and small files only, and read in full what --shard
+            names
+        part (K/N): check and rebuild the shards of every N-th tar only, from the K-th on,
+            such as 3/8; other parts may work in the same folder at the same time
+        engine: where the work is done: on this machine, or on a Ray cluster whose nodes
+            share all folders: the shards of each tar are a task, and --workers is per task,
+            by default 1
+        address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
+        workers (N): worker processes (default: all processors; per task of a Ray cluster 1)
+        dry_run: check, and print what would be done; write nothing
+
+    examples:
+      sa1bpack repair /data/packed '/data/sa_*.tar' --workers 16
+    which tars are needed:
+      sa1bpack repair /data/packed '/data/sa_*.tar' --dry-run
+    one shard, named by verify:
+      sa1bpack repair /data/packed '/data/sa_*.tar' --shard sa_000012-001
+    manifest, index and checksums only:
+      sa1bpack repair /data/packed --quick
+    a job array of 100, each for the shards of every 100th tar:
+      sa1bpack repair /data/packed '/data/sa_*.tar' --part 7/100
+    on a Ray cluster (pip install 'sa1bpack[ray]'):
+      sa1bpack repair /data/packed '/data/sa_*.tar' --engine ray --address auto
+
+    A part names what concerns the whole pack, such as a damaged index, with the
+    command that repairs it once all parts have ended.
+
+    Files that do not belong to the pack are listed and never touched: move or
+    remove them yourself.
+
+    Exit code 0 means that the pack is sound now (with --dry-run: that all can be
+    repaired), 1 that something is still damaged, or does not belong to the pack;
+    each is named, with the remedy.
+    """
+    if job.share is not None and shard:
+        raise OptionError("--part has the shards of its tars: leave out --shard")
+    ray = job.on_ray(dry_run=dry_run, shard=shard)
+    with interrupts.interrupts_held():
+        if ray:
+            from sa1bpack.cluster.repair import repair_on_ray as call
+
+            more = {"address": job.address}
+        else:
+            call = sa1bpack.repair
+            more = {"shards": shard, "part": job.share, "dry_run": dry_run}
+    with exits.advising("nothing sound was touched; repeat the same command to continue from here"):
+        result = call(pack, sources, quick=quick, links=links, workers=workers, **more)
+    for problem in result.problems:
+        say(problem)
+    would = "would " if result.dry_run else ""
+    if result.repaired:
+        names = ", ".join(result.repaired)
+        done = "rebuild" if would else "rebuilt"
+        say(f"{would}{done} {counted(len(result.repaired), 'shard')}: {names}")
+    if result.rewritten:
+        say(f"{would}{'rewrite' if would else 'rewrote'} the pack's own files")
+    for name, reason in result.left.items():
+        warn(f"{name} is still damaged: {reason}")
+    if not result.complete:
+        say(f"NOT COMPLETE: {remedy_of(result.root)}")
+    say(f"{result.root}: {job.prefix}{_outcome(result)}")
+    return exits.OK if result.ok else exits.FAILED
+
+
+def _outcome(result: "sa1bpack.RepairResult") -> str:
+    verdicts = []
+    if damage := len(result.problems) - len(result.extra):
+        if result.left:
+            outcome = "STILL DAMAGED"
+        else:
+            outcome = "nothing was written" if result.dry_run else "repaired"
+        verdicts.append(f"{counted(damage, 'problem')} found, {outcome}")
+    if count := len(result.extra):
+        does, it = ("does", "it") if count == 1 else ("do", "them")
+        verdicts.append(
+            f"{count:,} found that {does} not belong to the pack: move or remove {it}, see above"
+        )
+    return "; ".join(verdicts) or "sound, nothing to repair"
