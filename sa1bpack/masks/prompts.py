@@ -269,7 +269,10 @@ BOX_NOISE = 0.1
 BOX_SHIFT = 20.0
 
 # `draw` for the words of each kind of prompt; the caller's draw is added.
-DRAWS = {kind: number << 32 for number, kind in enumerate((*REGIONS, "boxes"), 1)}
+DRAWS = {
+    kind: number << 32
+    for number, kind in enumerate((*REGIONS, "boxes", "clicks", "points", "kinds"), 1)
+}
 
 
 @checks_options

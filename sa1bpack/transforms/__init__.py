@@ -8,7 +8,8 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
     pipeline    all of these in the right order; its arguments are checked in options and checks
     geometry/   maps, the place of an image on the canvas, the steps that move it, and its boxes
     images/     images under these maps, pixels, colours, mixup
-    masks/      masks under these maps, from runs or a grid; prompts and relations
+    masks/      masks under these maps, from runs or a grid; prompts, clicks and relations
+    prompts     a prompt for each mask of what a pipeline made
     triton/     images and masks on CUDA
     backends    what makes images and masks on a device; threads for compiled kernels
     random      random numbers as a function of (seed, epoch, id)
@@ -29,6 +30,7 @@ from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.mix import CutMix, Mixup
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
+from sa1bpack.transforms.masks.clicks import correction_clicks
 from sa1bpack.transforms.masks.make import draw_runs
 from sa1bpack.transforms.masks.prompts import (
     count_pixels,
@@ -40,6 +42,7 @@ from sa1bpack.transforms.masks.prompts import (
 from sa1bpack.transforms.masks.relations import Relate, relation
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.pipeline import Pipeline
+from sa1bpack.transforms.prompts import Prompts, sam_points
 
 __all__ = [
     "SAM_MEAN",
@@ -54,12 +57,14 @@ __all__ = [
     "KernelWarning",
     "Mixup",
     "Pipeline",
+    "Prompts",
     "RandomAffine",
     "RandomFlip",
     "RandomResizedCrop",
     "Relate",
     "RunBatch",
     "ScaleJitter",
+    "correction_clicks",
     "count_pixels",
     "describe_kernels",
     "draw_points",
@@ -68,6 +73,7 @@ __all__ = [
     "mask_boxes",
     "nth_pixels",
     "relation",
+    "sam_points",
     "unpack_bits",
     "yuv420_to_rgb",
 ]

@@ -118,6 +118,11 @@ def transform(ds: sa1bpack.Dataset, batch: dict[str, Any]) -> dict[str, Any]:
     runs: T.RunBatch = batch["runs"]
     assert_type(T.mask_boxes(runs), torch.Tensor)
     assert_type(T.Relate(["ious"])(batch), dict[str, torch.Tensor])
+    clicks, _ = T.correction_clicks(
+        batch["masks"], batch["masks"], batch["annotation_ids"], where="interior", seed=0, epoch=0
+    )
+    assert_type(clicks, torch.Tensor)
+    assert_type(T.sam_points(T.Prompts("box")(batch)), tuple[torch.Tensor, torch.Tensor])
     return pipeline(batch)
 
 
