@@ -140,64 +140,53 @@ class LoadingStats:
         "bursts"       neither: batches come in time on average, but not one by one
         "unknown"      this loader does not know
         """
-        if not self.batches:
-            return "nothing yet"
-        if self.waited_share < _LITTLE:
-            return "consumer"
-        if self.first_batch_seconds > self.waited_seconds / 2:
-            return "first batch"
-        if self.deliver_seconds is not None and self.deliver_seconds > self.waited_seconds / 2:
-            return "tensors"
-        if self.fetch_seconds is not None and self.fetch_seconds >= _BUSY * self.seconds:
-            return "network"
-        if self.disk_seconds is not None and self.disk_seconds >= _BUSY * self.seconds:
-            return "disk"
-        if self.threads is None:
-            return "unknown"
-        if self._busy_share >= _BUSY:
-            return "threads"
-        return "small batches" if self.seconds < _SHORT * self.batches else "bursts"
+        return self._found[0]
 
     @property
-    def _busy_share(self) -> float:
-        """The share of their time that the threads were at work."""
+    def _found(self) -> tuple[str, str]:
+        """The cause, and why the epoch waited; "" for the first two, of which it did not."""
+        waited, seconds = self.waited_seconds, self.seconds
+        if not self.batches:
+            return "nothing yet", ""
+        if self.waited_share < _LITTLE:
+            return "consumer", ""
+        if self.first_batch_seconds > waited / 2:
+            return (
+                "first batch",
+                f"most of it for the first batch, {self.first_batch_seconds:.2g} s",
+            )
+        if self.deliver_seconds is not None and self.deliver_seconds > waited / 2:
+            return "tensors", "most of it while the tensors of batches were made"
+        if self.fetch_seconds is not None and self.fetch_seconds >= _BUSY * seconds:
+            share = _percent(self.fetch_seconds / seconds)
+            rate = size_text(self.fetched_bytes / seconds)
+            return "network", f"batches waited for shards {share} of the time, {rate}/s"
+        if self.disk_seconds is not None and self.disk_seconds >= _BUSY * seconds:
+            share = _percent(self.disk_seconds / seconds)
+            rate = size_text(self.disk_bytes_per_second)
+            return "disk", f"the disk delivers {rate}/s, read {share} of the time"
+        if self.threads is None:
+            return "unknown", "what torch and its workers waited for is not known here"
         parts = (self.plan_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
-        return sum(part or 0.0 for part in parts) / (self.threads * max(self.seconds, 1e-9))
+        busy = sum(part or 0.0 for part in parts) / (self.threads * max(seconds, 1e-9))
+        if busy >= _BUSY:
+            worked = f"{counted(self.threads, 'thread')} worked {_percent(busy)} of the time"
+            return "threads", f"{worked}, mostly copying"
+        if seconds < _SHORT * self.batches:
+            each = 1e3 * seconds / self.batches
+            return "small batches", f"a batch takes {each:.2g} ms, mostly to hand it over"
+        return "bursts", f"the threads worked only {_percent(busy)} of the time"
 
     @property
     def verdict(self) -> str:
         """One sentence on what the epoch waited for, and where the remedy is."""
+        cause, why = self._found
+        if cause == "nothing yet":
+            return "no batch was taken yet"
         waited = f"{_percent(self.waited_share)} of the epoch waited for data"
-        match self.cause:
-            case "nothing yet":
-                return "no batch was taken yet"
-            case "consumer":
-                return f"not input-bound: {waited}"
-            case "first batch":
-                why = f"most of it for the first batch, {self.first_batch_seconds:.2g} s"
-            case "tensors":
-                why = "most of it while the tensors of batches were made"
-            case "network":
-                rate = size_text(self.fetched_bytes / self.seconds)
-                share = _percent(self.fetch_seconds / self.seconds)
-                why = f"batches waited for shards {share} of the time, {rate}/s"
-            case "disk":
-                speed = size_text(self.disk_bytes_per_second)
-                share = _percent(self.disk_seconds / self.seconds)
-                why = f"the disk delivers {speed}/s, read {share} of the time"
-            case "threads":
-                why = (
-                    f"{counted(self.threads, 'thread')} worked {_percent(self._busy_share)} of the "
-                    "time, mostly copying"
-                )
-            case "small batches":
-                each = 1e3 * self.seconds / self.batches
-                why = f"a batch takes {each:.2g} ms, mostly to hand it over"
-            case "bursts":
-                why = f"the threads worked only {_percent(self._busy_share)} of the time"
-            case _:
-                why = "what torch and its workers waited for is not known here"
-        return f"input-bound: {waited}; {why} ({_GUIDE}, {self.cause})"
+        if cause == "consumer":
+            return f"not input-bound: {waited}"
+        return f"input-bound: {waited}; {why} ({_GUIDE}, {cause})"
 
     def scalars(self) -> dict[str, float]:
         """Name → number of all that is known, for TensorBoard, W&B and the like."""
