@@ -2,7 +2,14 @@
 
 import threading
 
+import pytest
 import torch
+
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+
+# What both loaders do.
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 # What batches of a loader have and those of a plain Collate do not.
 OF_LOADERS = {"epoch", "number", "spec", "step"}
@@ -13,6 +20,11 @@ def tensors_of(batch: dict) -> dict[str, torch.Tensor]:
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
     assert set(batch) - set(tensors) == OF_LOADERS, set(batch) - set(tensors)
     return tensors
+
+
+def rows_of(batches) -> list[list[int]]:
+    """The rows of the samples of each batch."""
+    return [batch["indices"].tolist() for batch in batches]
 
 
 def clone(batch: dict) -> dict[str, torch.Tensor]:

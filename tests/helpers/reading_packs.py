@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from unflushed import unflushed
 
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import make_manifest
 from sa1bpack.format.publish import publish
@@ -96,3 +97,22 @@ def pack_writer(monkeypatch):
     """The function that writes a pack: (root, shards, layout, first_id) → its samples."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     return write_pack
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+@pytest.fixture
+def root(pack_writer, tmp_path):
+    """A pack of the test's own."""
+    pack_writer(tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+@pytest.fixture
+def damaged(root):
+    """A pack whose samples 4 to 6 cannot be read."""
+    os.truncate(root / "shards/sa_000001-000/image/c.0.0.0.0", 100)
+    return open_pack(root)

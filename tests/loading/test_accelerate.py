@@ -28,6 +28,7 @@ import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import BatchSamplerShard
+from batches import BOTH
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
@@ -39,7 +40,6 @@ from sa1bpack.schedules import Steps
 
 EPOCHS, BATCH = 3, 4
 OPTIONS = {"seed": 3, "max_masks": 2, "choose": "random"}
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 
 def content(batch) -> list:
@@ -77,7 +77,7 @@ LOOPS = {"accelerate": train, "trainer": train_as_trainer}
 # One of two processes, by their own environment. It prints what it saw.
 SCRIPT = """
 import json, os, sys
-sys.path.insert(0, sys.argv[3])
+sys.path[:0] = sys.argv[3], os.path.join(sys.argv[3], "..", "helpers")
 import torch
 import test_accelerate as test
 root, meeting = sys.argv[1:3]
@@ -116,11 +116,6 @@ def one_of_two(root, rank) -> dict:
     except LoaderError as error:
         found["cut twice"] = str(error)
     return found
-
-
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from batches import clone, same
+from batches import BOTH, clone, same
 from reading_packs import overwrite_scores
 
 from sa1bpack.dataset.fields import MASK_FIELDS
@@ -10,20 +10,12 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.dataloader import make_dataloader
-from sa1bpack.loading.loader import Loader
 
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 RANDOM = np.random.default_rng(1)
 DAMAGED = {
     "mixed": lambda values: RANDOM.permutation(np.linspace(-3, 3, len(values))),
     "random bytes": lambda values: np.frombuffer(RANDOM.bytes(values.nbytes), values.dtype),
 }
-
-
-@pytest.fixture
-def root(pack_writer, tmp_path):
-    pack_writer(tmp_path / "pack")
-    return tmp_path / "pack"
 
 
 @BOTH

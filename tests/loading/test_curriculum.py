@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from batches import clone
+from batches import BOTH, clone
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
@@ -14,15 +14,9 @@ from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
 from sa1bpack.schedules import Linear, Steps
 
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 # Batches of 6, then 4 and 2; 1 mask, then 3 and 5; by size, then drawn.
 OPTIONS = {"max_masks": Linear(1, 5, epochs=2), "choose": ["largest", "random"], "seed": 5}
 SIZES = Steps(6, {1: 4, 2: 2})
-
-
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
 
 
 def epochs_of(loader, count):

@@ -1,14 +1,13 @@
 """make_dataloader: the Loader's batches from a torch DataLoader, with a state and a plan."""
 
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from batches import same, tensors_of
+from batches import rows_of, same, tensors_of
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -21,18 +20,9 @@ from sa1bpack.loading.loader import Loader
 OPTIONS = {"masks": "flat", "max_masks": 3, "choose": "random", "seed": 4}
 
 
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
-
-
 def stop(loader: DataLoader) -> None:
     if loader._iterator is not None:
         loader._iterator._shutdown_workers()
-
-
-def rows_of(batches) -> list[list[int]]:
-    return [batch["indices"].tolist() for batch in batches]
 
 
 def halve(sample):
@@ -113,14 +103,6 @@ def test_a_value_that_cannot_be_used_by_a_dataloader_is_named(ds, options, named
 def test_only_a_dataset_is_taken(packed):
     with pytest.raises(OptionError, match=r"is a path, .* sa1bpack\.open"):
         make_dataloader(str(packed.root), 2)
-
-
-@pytest.fixture
-def damaged(pack_writer, tmp_path):
-    """A pack whose samples 4 to 6 cannot be read."""
-    pack_writer(tmp_path / "pack")
-    os.truncate(tmp_path / "pack/shards/sa_000001-000/image/c.0.0.0.0", 100)
-    return open_pack(tmp_path / "pack")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

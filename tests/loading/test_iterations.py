@@ -5,25 +5,13 @@ import pickle
 import threading
 
 import pytest
-from batches import readers
+from batches import BOTH, readers, rows_of
 
-from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.order.cursor import EpochCursor
 from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
-
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
-
-
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
-
-
-def rows_of(batches) -> list[list[int]]:
-    return [batch["indices"].tolist() for batch in batches]
 
 
 @BOTH
@@ -67,14 +55,6 @@ def test_set_epoch_ends_an_iteration_so_that_the_state_describes_what_comes_next
     expected = make(ds, 4, seed=1)
     expected.set_epoch(epoch)
     assert rows_of(loader) == rows_of(expected)
-
-
-@pytest.fixture
-def damaged(pack_writer, tmp_path):
-    """A pack whose samples 4 to 6 cannot be read."""
-    pack_writer(tmp_path / "pack")
-    (tmp_path / "pack/shards/sa_000001-000/image/c.0.0.0.0").write_bytes(bytes(100))
-    return open_pack(tmp_path / "pack")
 
 
 @BOTH

@@ -4,7 +4,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from batches import clone, join_readers
+from batches import clone, join_readers, rows_of
 from page_cache import drop, why_not_direct
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -54,10 +54,6 @@ def slow_copies(monkeypatch):
         yield gate
     finally:
         gate.opened.set()
-
-
-def rows_of(batches) -> list[list[int]]:
-    return [batch["indices"].tolist() for batch in batches]
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,6 @@ from sa1bpack.loading.order.orders import LocalShuffleOrder, WeightedOrder
 from sa1bpack.wording import size_text
 
 
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
-
-
 def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
     loader = Loader(ds, 4, ahead=3, threads=2, masks="padded_bits")
     monkeypatch.setattr(Host, "allocate", lambda self, nbytes: pytest.fail("allocated"))

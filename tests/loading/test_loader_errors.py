@@ -7,24 +7,17 @@ import threading
 import numpy as np
 import pytest
 import torch
-from batches import clone, join_readers, readers
+from batches import BOTH, clone, join_readers, readers
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.iteration import most_dropped
 from sa1bpack.loading.loader import Loader
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
-
-
-@pytest.fixture
-def root(pack_writer, tmp_path):
-    pack_writer(tmp_path / "pack")
-    return tmp_path / "pack"
 
 
 def cut(root, array: str, shard: str = LAST_SHARD) -> None:
@@ -85,7 +78,6 @@ def test_dropped_samples_are_counted_and_named(root, when, caplog):
 
 
 DROPS = {"order": "sequential", "on_error": "drop"}
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 
 @BOTH

@@ -21,11 +21,6 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import size_text
 
 
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
-
-
 def run(script: str, root: Path) -> str:
     """Run a script in a process of its own; a hang prints all stacks and fails."""
     # Not dump_traceback_later, whose lock a forked child would wait for forever at exit.

@@ -5,15 +5,13 @@ import os
 import threading
 
 import pytest
+from batches import BOTH
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.errors import ResourceShortage
 from sa1bpack.loading import reading as files_module
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from batches import OF_LOADERS
+from batches import BOTH, OF_LOADERS
 
-from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
@@ -15,13 +14,6 @@ from sa1bpack.loading.order.orders import (
     SequentialOrder,
     ShuffleOrder,
 )
-
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
-
-
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
 
 
 @BOTH

@@ -5,13 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from batches import BOTH
 
-from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 # Two processes; everything is made before there is a process group, as under Lightning.
 SCRIPT = """
@@ -44,11 +41,6 @@ if child:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     print(json.dumps(every))
 """
-
-
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
 
 
 def test_loaders_made_before_the_process_group_give_each_rank_its_part(ds, packed, tmp_path):

@@ -1,7 +1,7 @@
 """Relations as keys of a loader's batches."""
 
 import pytest
-from batches import same
+from batches import BOTH, same
 
 import sa1bpack
 from sa1bpack import masks
@@ -11,7 +11,6 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms import Pipeline
 
 NAMES = tuple(masks.RELATIONS)
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 
 @pytest.fixture(params=["bits", "runs"])

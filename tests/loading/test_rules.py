@@ -2,22 +2,14 @@
 
 import numpy as np
 import pytest
-from batches import clone, same
+from batches import BOTH, clone, same
 from reading_packs import overwrite_scores
 
 import sa1bpack
 from sa1bpack.errors import OptionError, ReadError
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 RULE = {"min_area": 12, "max_area_frac": 0.0013, "min_iou": 0.8, "min_stability": 0.05}
-
-
-@pytest.fixture
-def root(pack_writer, tmp_path):
-    pack_writer(tmp_path / "pack")
-    return tmp_path / "pack"
 
 
 @BOTH

@@ -10,7 +10,6 @@ import torch
 from simulated_cuda import SimulatedCuda
 from simulated_loading import Consumer, scheduled
 
-from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout
 from sa1bpack.loading import devices, loader
 from sa1bpack.loading.batch.collate import Collate
@@ -19,11 +18,6 @@ from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.loader import Loader
 
 SEEDS = 12  # of each kind
-
-
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
 
 
 def run_epochs(ds, monkeypatch, seed: int, **options) -> SimpleNamespace:

@@ -16,12 +16,6 @@ from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.loader import Loader
 
-
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
-
-
 # ------------------------------------------------------------------------------------ which device
 
 

@@ -6,15 +6,9 @@ import pytest
 from forked_child import forked_child
 from simulated_cuda import SimulatedCuda
 
-from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
 from sa1bpack.loading import devices
 from sa1bpack.loading.loader import Loader
-
-
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
 
 
 def test_a_batch_taken_while_its_stream_is_captured_is_refused_by_name(ds, cuda):

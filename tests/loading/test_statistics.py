@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import BOTH
 from page_cache import drop
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.stats import BusyTime, EpochCounts, LoadingStats, Read
-
-BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 
 class Clock:
@@ -25,11 +23,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
 
 
 # -------------------------------------------------------------------------------------- busy time

@@ -13,11 +13,6 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms import Pipeline
 
 
-@pytest.fixture
-def ds(packed):
-    return open_pack(packed.root)
-
-
 def of_every_second(key, change):
     """A transform that changes one key of samples 0, 2, 4..."""
 
