@@ -304,7 +304,7 @@ class Cuda:
         """A single copy of all bytes has begun; the buffer's event is recorded after it."""
         with self._lock, CUDA.queuing_on(self._stream):
             data = CUDA.empty(copy.nbytes, self._index)
-            _keep_in_children(data)
+            _memory[data.untyped_storage()] = None
             event = CUDA.event()
             buffer.streams[:] = [self._stream]  # of another device in an earlier epoch
             try:
@@ -428,10 +428,6 @@ def open_device(name: str | torch.device) -> Host | CudaChoice:
 # A plain weak reference does not own what it returns once only torch holds the storage.
 _memory = WeakIdKeyDictionary()
 in_use = weakref.WeakSet[Cuda]()
-
-
-def _keep_in_children(tensor: torch.Tensor) -> None:
-    _memory[tensor.untyped_storage()] = None
 
 
 def _keep_forever() -> None:

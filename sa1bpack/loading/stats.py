@@ -391,16 +391,23 @@ class EpochCounts:
                     if not sums["batches"]:
                         self._first = end - self._begun
                     samples, nbytes, dropped, ready = batch
-                    sums.update(batches=1, samples=samples, bytes=nbytes, dropped=dropped)
+                    sums["batches"] += 1
+                    sums["samples"] += samples
+                    sums["bytes"] += nbytes
+                    sums["dropped"] += dropped
                     if ready is not None:
-                        sums.update(asked=1, ready=ready)
+                        sums["asked"] += 1
+                        sums["ready"] += ready
             self._disk.add(busy)
 
     def _add_read(self, kind: str, read: Read, following: float, busy: list[Span]) -> None:
         """Add a part of a piece of work; `following`: the end of the copy after it."""
         sums, seconds = self._sums, read.end - read.begin
         sums[kind] -= seconds
-        sums.update(read=seconds, cached=read.cached, past=read.past, through=read.through)
+        sums["read"] += seconds
+        sums["cached"] += read.cached
+        sums["past"] += read.past
+        sums["through"] += read.through
         if read.past:
             sums["in_flight"] += min(read.requests, DEPTH) * seconds
             busy.append((read.begin, read.end))

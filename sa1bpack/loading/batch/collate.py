@@ -301,8 +301,10 @@ class Collate:
         self._sides = () if sample_spec is None else sample_spec.sides
         if self._relate is not None:
             check_relations(self._relate.names, self._sides)
-        self._as_bool = sample_spec is not None and gives_bool(sample_spec)
-        self._spec_text = None if sample_spec is None else sample_spec.as_text()
+        self._as_bool, self._spec_text = False, None
+        if sample_spec is not None:
+            spec, self._spec_text = sample_spec.masks, sample_spec.as_text()
+            self._as_bool = spec.as_bool and spec.source != "runs"
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
 
@@ -438,11 +440,6 @@ def warn_of_dropped(errors: list[ReadError], warned: set[str]) -> None:
                 error,
                 error.shard,
             )
-
-
-def gives_bool(spec: SampleSpec) -> bool:
-    """Whether samples of this spec have unpacked masks."""
-    return spec.masks.as_bool and spec.masks.source != "runs"
 
 
 def _joined_runs(samples: Sequence[Sample], chosen: Sequence[np.ndarray | None]) -> RunBatch:
