@@ -30,15 +30,6 @@ def lent(pool: BufferPool, queue: BatchQueue) -> Buffer:
     return ticket.buffer
 
 
-def test_a_batch_that_does_not_arrive_is_an_error_that_names_its_owner_and_the_remedy():
-    queue = BatchQueue(pool_of(2), total=5, ahead=1)
-    queue.begin(1)
-    with pytest.raises(
-        LoaderTimeout, match=r"batch 0 of 5 .* 0\.05 s; reader-0 .*sa_7\.jpg.*raise"
-    ):
-        queue.take(0.05, doing)
-
-
 def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(caplog):
     pool, kept = pool_of(2), 9
     queue = BatchQueue(pool, total=20, ahead=1)

@@ -125,14 +125,3 @@ print(os.waitstatus_to_exitcode(status), sum(1 for _ in loader))
     done = subprocess.run([sys.executable, "-c", script, packed.root], capture_output=True,
                           text=True, timeout=120, check=False)  # fmt: skip
     assert done.stdout.split() == ["0", "12"], done.stderr
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_side_arrays_on_cuda_are_those_of_the_cpu(with_sides, layout):  # noqa: F811
-    ds = open_pack(with_sides.root, side=list(SPECS))
-    options = {"masks": layout, "max_masks": 3, "seed": 1}
-    with Loader(ds, 5, **options) as cpu, Loader(ds, 5, device="cuda", **options) as cuda:
-        for one, other in zip(cpu, cuda, strict=True):
-            for name in SPECS:
-                assert other[name].is_cuda
-                assert torch.equal(one[name], other[name].cpu()), name

@@ -247,13 +247,6 @@ def test_past_the_page_cache_batches_ahead_are_as_many_as_let_each_thread_read_e
         assert loader.plan().batches == 3
 
 
-def test_an_empty_first_shard_is_no_obstacle(pack_writer, direct_folder):
-    root = direct_folder / "empty-first"
-    pack_writer(root, {"sa_000000-000": (), "sa_000001-000": (2, 1)})
-    expected = batches_of(root, {}, io="cached")
-    equal(batches_of(root, {}, io="direct"), expected)
-
-
 def test_a_shard_whose_file_system_cannot_is_read_through_the_page_cache_with_one_warning(
     root, layout_packs, monkeypatch, caplog
 ):

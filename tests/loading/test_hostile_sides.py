@@ -1,6 +1,6 @@
 """Side arrays of packs whose metadata is random: an error with a name, or the rows of the sample.
 
-In a process that any read before or after an array would kill.
+In a process that any read after an array would kill.
 """
 
 import subprocess
@@ -99,9 +99,8 @@ print("alive")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
-@pytest.mark.parametrize("side", ["end", "start"])
-def test_nothing_outside_a_side_array_is_read(tmp_path, side):
+def test_nothing_outside_a_side_array_is_read(tmp_path):
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(HELPERS),
-               str(Path(__file__).parent), str(tmp_path), side]  # fmt: skip
+               str(Path(__file__).parent), str(tmp_path), "end"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

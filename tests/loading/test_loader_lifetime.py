@@ -189,17 +189,6 @@ def test_a_read_error_that_is_kept_keeps_no_buffers(
     assert found.value.row >= 1 and pool() is None
 
 
-def test_tensors_of_a_batch_other_than_images_and_masks_hold_no_buffer(ds):
-    with Loader(ds, 1, ahead=1, order="sequential") as loader:
-        kept = [
-            {key: value for key, value in batch.items() if key not in ("images", "masks")}
-            for batch in loader
-        ]
-    assert [batch["indices"].item() for batch in kept] == list(range(len(ds)))
-    ids = [ds[row]["annotation_ids"].tolist() for row in range(len(ds))]
-    assert [batch["annotation_ids"][0].tolist() for batch in kept] == ids
-
-
 def test_many_epochs_leave_threads_files_and_shared_memory_as_they_were(ds, packed):
     def state() -> tuple[list, list[str], list[str]]:
         gc.collect()
