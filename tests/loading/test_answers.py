@@ -3,7 +3,8 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+
+from page_cache import why_not_direct
 
 # The system's answers come from here: of `preadv2` that it would have to wait, and of `mincore`
 # that a page is not in memory, to the first questions about a byte, and the opposite to the others.
@@ -13,7 +14,7 @@ import collections, ctypes, sys
 import llvmlite.binding
 
 RWF_NOWAIT = 8
-io, roots = sys.argv[1], sys.argv[2:]
+packs = [argument.split("=", 1) for argument in sys.argv[1:]]
 asked = collections.Counter()
 
 
@@ -42,10 +43,10 @@ for name, function in (("preadv2", preadv2), ("mincore", mincore)):
 import torch
 import sa1bpack
 
-cases = [(root, given) for root in roots for given in ({}, {"masks": "bool"})]
+cases = [(*pack, given) for pack in packs for given in ({}, {"masks": "bool"})]
 for later in (0, 1):
-    for root, given in cases:
-        print(later, root, given, file=sys.stderr, flush=True)
+    for io, root, given in cases:
+        print(later, io, root, given, file=sys.stderr, flush=True)
         ds = sa1bpack.open(root, **given)
         expected = sa1bpack.make_dataloader(ds, 3, order="sequential", num_workers=0)
         asked.clear()
@@ -65,18 +66,11 @@ LAYOUTS = [
 ]
 
 
-def test_samples_whose_bytes_arrive_while_they_are_read_are_read_whole(layout_packs):
-    run("cached", [layout_packs(*layout) for layout in LAYOUTS])
-
-
-def test_past_the_page_cache_as_well(layout_packs, direct_folder):
-    root = direct_folder / "answers"
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(layout_packs("native", "yuv420", "bits+runs"), root)
-    run("direct", [root])
-
-
-def run(io: str, roots: list[Path]) -> None:
-    command = [sys.executable, "-c", PROGRAM, io, *map(str, roots)]
+def test_samples_whose_bytes_arrive_while_they_are_read_are_read_whole(layout_packs, tmp_path):
+    packs = [f"cached={layout_packs(*layout)}" for layout in LAYOUTS]
+    if not why_not_direct(tmp_path):
+        root = shutil.copytree(layout_packs("native", "yuv420", "bits+runs"), tmp_path / "pack")
+        packs.append(f"direct={root}")
+    command = [sys.executable, "-c", PROGRAM, *packs]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr)

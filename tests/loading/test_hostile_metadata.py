@@ -167,10 +167,11 @@ from guard_pages import guard_maps
 from hostile_packs import LAYOUTS, Hostile, targets
 from test_hostile_metadata import CHOICES, LAYOUT_NAMES, load_or_refuse, ways_to_read
 
-folder, name, side = sys.argv[3:]
+folder, side, *names = sys.argv[3:]
 hostile, ios = Hostile(Path(folder)), ways_to_read(Path(folder))
 maps, loaded = guard_maps(side), 0
-for number, target in enumerate([None, *targets(LAYOUTS[name])]):
+cases = [(name, target) for name in names for target in (None, *targets(LAYOUTS[name]))]
+for number, (name, target) in enumerate(cases):
     masks, choose = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 7]
     for seed, check in enumerate(("open", "read")):
         root = hostile.pack(name, target, seed)
@@ -182,13 +183,15 @@ print("alive")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
-@pytest.mark.parametrize("name, side", [*zip(LAYOUTS, ("end", "start", "end"), strict=True)])
-def test_nothing_outside_an_array_is_read(tmp_path, name, side):
+@pytest.mark.parametrize(
+    "side, names", [("end", ("pad", "squash")), ("start", ("native",))], ids=["end", "start"]
+)
+def test_nothing_outside_an_array_is_read(tmp_path, side, names):
     """In a process that a read past that side of any array would kill.
 
     The tests of datasets take the other sides.
     """
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(HELPERS),
-               str(Path(__file__).parent), str(tmp_path), name, side]  # fmt: skip
+               str(Path(__file__).parent), str(tmp_path), side, *names]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

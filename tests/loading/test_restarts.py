@@ -11,19 +11,20 @@ import sa1bpack
 RUNS = [[2, 1], [4, 1], [1, 4]]
 
 
-def check(found, packed, order):
+def check(found, packed, order, runs=RUNS):
     """Compare the global batches with those of one process that is not interrupted."""
     with loader_of(sa1bpack.open(packed.root), order, rank=0, world_size=1) as loader:
-        expected = read(loader, sum(batches for _, batches in RUNS))
+        expected = read(loader, sum(batches for _, batches in runs))
     joined = [list(chain(*parts)) for run in found for parts in run["parts"]]
     assert joined == expected
-    for (ranks, _), run in zip(RUNS, found, strict=True):
+    for (ranks, _), run in zip(runs, found, strict=True):
         assert all(len(parts) == ranks and all(parts) for parts in run["parts"])
         assert all(state == run["states"][0] for state in run["states"])
 
 
 def test_global_batches_of_a_local_pack_are_the_same_on_any_number_of_ranks(packed, tmp_path):
-    check(restarted(tmp_path, packed.root, "shuffle", RUNS), packed, "shuffle")
+    runs = [[2, 1], [1, 4]]
+    check(restarted(tmp_path, packed.root, "shuffle", runs), packed, "shuffle", runs)
 
 
 @pytest.fixture
