@@ -237,25 +237,25 @@ def fetch_files(
     """
     for _ in range(TRIES):
         given_up = threading.Event()  # from then on, no request is begun
+        wrong: dict[str, tuple[int | None, str | None]] = {}
         try:
             fetches = [
                 _fetch(origin, f"{path}/{name}" if path else name, folder / name, nbytes, given_up)
                 for name, (nbytes, _) in files.items()
             ]
-            for part in itertools.chain.from_iterable(fetches):
-                part.result()
-                beat()
+            for (name, expected), parts in zip(files.items(), fetches, strict=True):
+                for part in parts:
+                    part.result()
+                    beat()
+                if expected[1] is not None and file_digest(folder / name) != expected[1]:
+                    wrong[name] = expected
         except FileNotFoundError as error:
             raise FormatError(f"{error.filename}: missing; upload the pack again") from None
         finally:
             given_up.set()
-        files = {
-            name: (nbytes, digest)
-            for name, (nbytes, digest) in files.items()
-            if digest is not None and file_digest(folder / name) != digest
-        }
-        if not files:
+        if not wrong:
             return
+        files = wrong
     raise FormatError(
         f"{origin.url}/{path}: {', '.join(files)} came {TRIES} times with other bytes than its "
         "checksum file says; run `sa1bpack verify` on the pack where it was made, and upload it "

@@ -245,17 +245,6 @@ def test_nan_and_infinities_are_refused_with_the_name_of_the_image(ds, pack, axi
     assert result.missing == () and len(result.made) == 1 and verify(pack).ok
 
 
-def test_parts_of_a_job_share_the_shards_and_make_the_same_bytes(ds, pack, tmp_path):
-    whole = derive(ds, "teacher", embed, out=tmp_path / "whole").folder
-    for number in (3, 1, 2):
-        result = derive(ds, "teacher", embed, part=(number, 3))
-    assert result.missing == ()
-    assert part_names(whole) == part_names(result.folder)
-    for name in part_names(whole):
-        for path in ("values/c.0.0.0.0", "checksum/c.0", "zarr.json", "checksums.xxh128"):
-            assert (whole / name / path).read_bytes() == (result.folder / name / path).read_bytes()
-
-
 def test_ranks_share_the_shards_by_the_environment(ds, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     made = []
@@ -365,17 +354,6 @@ def test_a_damaged_part_is_named_and_made_again_once_removed(ds, pack):
     part.rmdir()
     assert derive(ds, "a", embed).made == ("sa_000000-000",)
     assert verify(pack).ok
-
-
-def test_relations_of_exact_masks_are_stored_once(layout_packs, tmp_path):
-    ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), masks="runs")
-    call = {"axis": "mask", "batch_size": 4}
-    for name in ("parents", "mask_boxes", "centroids"):
-        call |= {"options": {"name": name}, "out": tmp_path / name}
-        result = derive(ds, name, sa1bpack.transforms.relation, **call)
-        found = [getattr(sa1bpack.masks.relate(sample), name) for sample in ds]
-        expected = np.concatenate(found).astype("f4" if name == "centroids" else "i8")
-        np.testing.assert_array_equal(rows_of(result.folder, ds.root), expected)
 
 
 def test_a_dataset_with_thresholds_has_no_side_array(ds, tmp_path):

@@ -42,12 +42,6 @@ def read_all(address, **options) -> bytes:
     return found
 
 
-def test_a_file_is_one_request_without_a_range(served):
-    server, address = served
-    assert read_all(address) == DATA
-    assert server.requests == [("/t/sa_0.tar", "", "")]
-
-
 def test_a_body_that_is_cut_is_continued_at_its_byte_of_the_same_version(served):
     server, address = served
     server.faults["/t/sa_0.tar"] = [cut(1_000_001), cut(500_000), dropped, cut(0)]
@@ -196,12 +190,6 @@ def test_redirects_are_followed_with_the_range_and_no_further_than_five(served):
     server.faults["/loop"] = [status(301, {"Location": "ftp://host/SECRET?SECRET"})]
     with pytest.raises(SourceError, match="what is no address of the web, which is not fol"):
         read_all(parse_address("source", f"{server.url}/loop"))
-
-
-def test_a_host_that_is_not_there_is_given_up_with_the_reason(web):
-    address = parse_address("source", "http://127.0.0.1:9/sa_0.tar?SECRET")
-    with pytest.raises(SourceError, match=r"at byte 0 after 3 attempts.*refused; check the net"):
-        read_all(address, attempts=3)
 
 
 @pytest.mark.parametrize("fault", [stalled(100_000), stalled(0)])
