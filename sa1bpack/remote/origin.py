@@ -55,7 +55,7 @@ class Origin:
 
     url     of the folder, without credentials
     forks   whether it can be read in a child that was forked
-    counts  of requests and bytes; what opens shards adds hits and misses
+    counts  of what was fetched, and of hits and misses
     """
 
     forks = True
@@ -71,25 +71,10 @@ class Origin:
 
     def read(self, path: str) -> bytes:
         """The bytes of a small file. Raises FormatError if it is no file, or a large one."""
-        data = self._read(path)
-        self.count(Counts(requests=1, nbytes=len(data)))
-        return data
+        return read_metadata_file(self._at(path))
 
     def read_range(self, path: str, first: int, stop: int) -> Any:
         """Bytes `first` to `stop` of a file, exactly so many: an object with a buffer."""
-        data = self._read_range(path, first, stop)
-        self.count(Counts(requests=1, nbytes=stop - first))
-        return data
-
-    def folders(self, path: str) -> list[str]:
-        """Names of the folders right below a folder, sorted; empty if there is none."""
-        self.count(Counts(requests=1))
-        return self._folders(path)
-
-    def _read(self, path: str) -> bytes:
-        return read_metadata_file(self._at(path))
-
-    def _read_range(self, path: str, first: int, stop: int) -> Any:
         place, data, done = self._at(path), bytearray(stop - first), 0
         with naming(place), os.fdopen(open_file(place), "rb", 0) as file:
             file.seek(first)
@@ -99,7 +84,8 @@ class Origin:
             raise EndsEarly(str(cut_short(place, first + done, stop)))
         return data
 
-    def _folders(self, path: str) -> list[str]:
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders right below a folder, sorted; empty if there is none."""
         try:
             return sorted(entry.name for entry in os.scandir(self._at(path)) if entry.is_dir())
         except (FileNotFoundError, NotADirectoryError):
@@ -279,6 +265,7 @@ def _fetch(
             raise
         except OSError as error:  # which is not one of the disk of the cache
             raise StoreError(f"{origin.url}: {error}") from error
+        origin.count(Counts(requests=1, nbytes=len(data)))
         write_at(file.fileno(), data, first, target)
 
     if not nbytes:

@@ -169,72 +169,58 @@ def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
     StoreError, CacheFull, OSError.
     """
     cache, origin = Cache(folder, limit), open_origin(url)
-    for _ in range(TRIES):
-        heads, manifest, files = _read_heads(origin)
-        name = _name("packs/", url, b"".join(heads.values()))
-        nbytes = folder_bytes(index_arrays(manifest)) + sum(map(len, heads.values()))
-
-        def fetch(target: Path, beat, heads=heads, files=files) -> None:
-            for each, data in heads.items():
-                (target / each).write_bytes(data)
-            fetch_files(origin, "", target, files, beat)
-
+    for left in reversed(range(TRIES)):
         try:
-            lease = cache.hold(name, nbytes, fetch, lambda _: False)
+            return _open_pack(origin, cache)
         except FormatError:
-            if origin.read(MANIFEST_NAME) == heads[MANIFEST_NAME]:
+            if not left:  # else it may have been replaced while it was opened
                 raise
-            continue  # it was replaced meanwhile
-        return RemotePack(origin, cache, name, lease)
-    raise FormatError(
-        f"{url}: it was replaced {TRIES} times while it was being opened; open it again"
-    )
+    raise AssertionError
+
+
+def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
+    url, heads = origin.url, {}
+    with TemporaryDirectory() as staging:
+        for name in (MANIFEST_NAME, CHECKSUMS_NAME):
+            try:
+                heads[name] = origin.read(name)
+            except FileNotFoundError:
+                raise NotAPack(
+                    f"{url}: not a pack: it has no {name}; name the folder that a pack was "
+                    "uploaded to"
+                ) from None
+            Path(staging, name).write_bytes(heads[name])
+        try:
+            manifest = read_manifest(Path(staging))
+            listed = read_checksums(Path(staging, CHECKSUMS_NAME))
+        except FormatError as error:
+            raise type(error)(str(error).replace(staging, url)) from None
+    if not manifest.shards:
+        raise FormatError(f"{url}: it holds no complete shard yet")
+    marks = (f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards)
+    digests = [listed.get(mark, "") for mark in marks]
+    if index_name_of(manifest.shards, digests) != manifest.index or (
+        manifest.complete and digest_of(heads[MANIFEST_NAME]) != listed.get(MANIFEST_NAME)
+    ):
+        raise FormatError(
+            f"{url}: {CHECKSUMS_NAME} is not that of {MANIFEST_NAME}: the pack is being uploaded, "
+            "or was uploaded in part; upload both again"
+        )
+
+    def fetch(target: Path, beat) -> None:
+        for name, data in heads.items():
+            (target / name).write_bytes(data)
+        fetch_files(origin, "", target, _index_files(manifest, listed), beat)
+
+    name = _name("packs/", url, b"".join(heads.values()))
+    nbytes = folder_bytes(index_arrays(manifest)) + sum(map(len, heads.values()))
+    return RemotePack(origin, cache, name, cache.hold(name, nbytes, fetch, lambda _: False))
 
 
 def _name(prefix: str, url: str, data: bytes) -> str:
     """What a folder of `packs` is called: like the last part of a URL, and what tells it apart."""
     last = url.rpartition("/")[2][:100]
     return f"{prefix}{last}-{xxhash.xxh32_hexdigest(url.encode())}-{digest_of(data)[:16]}"
-
-
-def _read_heads(origin: Origin) -> tuple[dict[str, bytes], Manifest, Files]:
-    """Manifest and checksums of a pack, which fit: their bytes, and the files of its index.
-
-    Raises as `open_pack` does.
-    """
-    url, found = origin.url, None
-    for _ in range(TRIES):
-        heads: dict[str, bytes] = {}
-        with TemporaryDirectory() as staging:
-            for name in (MANIFEST_NAME, CHECKSUMS_NAME):
-                try:
-                    heads[name] = origin.read(name)
-                except FileNotFoundError:
-                    raise NotAPack(
-                        f"{url}: not a pack: it has no {name}; name the folder that a pack was "
-                        "uploaded to"
-                    ) from None
-                Path(staging, name).write_bytes(heads[name])
-            try:
-                manifest = read_manifest(Path(staging))
-                listed = read_checksums(Path(staging, CHECKSUMS_NAME))
-            except FormatError as error:
-                found = type(error)(str(error).replace(staging, url))
-                continue
-        if not manifest.shards:
-            raise FormatError(f"{url}: it holds no complete shard yet")
-        digests = [
-            listed.get(f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}", "")
-            for shard in manifest.shards
-        ]
-        if index_name_of(manifest.shards, digests) == manifest.index and (
-            not manifest.complete or digest_of(heads[MANIFEST_NAME]) == listed.get(MANIFEST_NAME)
-        ):
-            return heads, manifest, _index_files(manifest, listed)
-    raise found or FormatError(
-        f"{url}: {CHECKSUMS_NAME} is not that of {MANIFEST_NAME}: the pack is being uploaded, or "
-        "was uploaded in part; upload both again"
-    )
 
 
 def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:

@@ -399,7 +399,9 @@ class Bucket(Origin):
 
     # ----------------------------------------------------------------------------------- reading
 
-    def _read(self, path: str) -> bytes:
+    def read(self, path: str) -> bytes:
+        """See Origin."""
+
         async def get(key: str) -> bytes:
             answer = await self.library.get_async(self.store, key)
             if (nbytes := answer.meta["size"]) > MAX_METADATA_BYTES:
@@ -411,7 +413,9 @@ class Bucket(Origin):
 
         return self._ask(path, get)
 
-    def _read_range(self, path: str, first: int, stop: int) -> Any:
+    def read_range(self, path: str, first: int, stop: int) -> Any:
+        """See Origin."""
+
         async def get(key: str) -> Any:
             found = await self.library.get_range_async(self.store, key, start=first, end=stop)
             if len(found) != stop - first:
@@ -422,7 +426,9 @@ class Bucket(Origin):
 
         return self._ask(path, get)
 
-    def _folders(self, path: str) -> list[str]:
+    def folders(self, path: str) -> list[str]:
+        """See Origin."""
+
         async def listed(key: str) -> list[str]:
             found = await self.library.list_with_delimiter_async(self.store, prefix=key)
             return sorted(name.rpartition("/")[2] for name in found["common_prefixes"])

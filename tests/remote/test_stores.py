@@ -186,7 +186,7 @@ def test_a_manifest_in_a_bucket_has_a_limit_and_is_not_read_before(web, monkeypa
 
     use_s3(web.url, monkeypatch)
     path = f"/large-{web.url[-5:]}/pack/manifest.json"
-    web.files[path], web.faults[path] = b"", [answer]
+    web.files[path], web.faults[path] = b"", [answer] * 3
     with pytest.raises(FormatError, match=rf"s3:/{path}: {3 << 30} bytes, but .* at most"):
         sa1bpack.open(f"s3:/{path.removesuffix('/manifest.json')}", cache=tmp_path)
 
