@@ -164,7 +164,8 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
     # 4.2: exact for 31-bit numerators, and the product stays below 2**63.
     shift = 31 + (y.pixels - 1).bit_length()
     magic = -(-(1 << shift) // y.pixels)
-    edge_row, above = np.divmod(_on_axis(y, np.arange(y.pixels + 1)), y.cell)
+    lines = _on_axis(y, np.arange(y.pixels + 1))
+    edge_row = lines // y.cell
     edges = _on_axis(x, np.arange(x.pixels + 1))
     column = edges[:-1] // x.cell
     part = np.minimum((column + 1) * x.cell, edges[1:]) - edges[:-1]
@@ -182,7 +183,7 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
         magic=magic,
         shift=shift,
         edge_row=_table(edge_row, np.int32),
-        edge_below=_table(y.cell - above, np.int32),
+        edge_below=_table((edge_row + 1) * y.cell - lines, np.int32),
         column_cell=_table(first + column, np.int32),
         column_part=_table(part, np.int32),
         column_rest=_table(np.diff(edges) - part, np.int32),

@@ -6,6 +6,7 @@ here keeps its memory for as long as it, or a view of it, lives; only then may a
 
 from collections import deque
 from contextlib import suppress
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -62,8 +63,11 @@ class Memory:
         count = int(np.prod(shape)) * dtype.itemsize
         if count < LEAST:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        data = torch.from_numpy(np.asarray(_Lent(self._block(count), count, self._free)))
-        return data.view(dtype).view(shape)
+        block = self._block(count)
+        used = block[:count]
+        # Tensors and their views keep `used` alive, and nothing else does.
+        finalize(used, self._free.append, block).atexit = False
+        return torch.from_numpy(used).view(dtype).view(shape)
 
     def _block(self, count: int) -> np.ndarray:
         """A block of at least `count` bytes; one that is too small or far too large goes."""
@@ -72,17 +76,6 @@ class Memory:
             if count <= len(block) <= 2 * count:
                 return block
         return np.empty(count, np.uint8)  # in large pages, where the system has them
-
-
-class _Lent:
-    """A block in use: the base of an array, and thus of all tensors that share its memory."""
-
-    def __init__(self, block: np.ndarray, count: int, free: deque[np.ndarray]):
-        self._block, self._free = block, free
-        self.__array_interface__ = block[:count].__array_interface__
-
-    def __del__(self):
-        self._free.append(self._block)
 
 
 class Table:

@@ -1,6 +1,6 @@
 """Options of steps and pipelines: numbers, sequences of numbers, sizes and their schedules."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,9 @@ def check_sides(name: str, size: Any, most: int) -> tuple[int, int]:
 
     Raises OptionError, with the option's name, unless the sides are whole numbers from 1 to `most`.
     """
-    try:
-        iter(size)
-    except TypeError:
-        return (whole_number(name, size, 1, most),) * 2
-    return check_size(size, name, most)
+    if isinstance(size, Iterable):
+        return check_size(size, name, most)
+    return (whole_number(name, size, 1, most),) * 2
 
 
 Sides = tuple[int, int]

@@ -186,12 +186,10 @@ class Frame:
     def covered(self, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """bool (B, width) and (B, height): the columns and rows of a grid over the canvas whose
         centre the image covers; always the first ones."""
-        height, width = grid
+        sides = zip(grid[::-1], self.canvas[::-1], strict=True)
         return tuple(
             cell_centers(count, self.extent.device) * (side / count) < self.extent[:, axis, None]
-            for axis, (count, side) in enumerate(
-                zip((width, height), self.canvas[::-1], strict=True)
-            )
+            for axis, (count, side) in enumerate(sides)
         )
 
     def kept(self, grid: tuple[int, int]) -> torch.Tensor:
