@@ -63,11 +63,3 @@ def test_counts_that_would_overflow_32_or_64_bits_are_refused(value, repeats):
 def test_the_longest_possible_run_is_parsed_and_written():
     text, offset = encode_counts(np.array([2**31 - 1], np.int32), np.array([0, 1]))
     assert parse_counts(text, offset, 2**31 - 1)[0].tolist() == [2**31 - 1]
-
-
-@pytest.mark.parametrize("ends", [[5, 3, 12], [-1, 12], [3, 11], [3, 13], [2**31 - 1], []])
-def test_invalid_run_ends_are_not_drawn(ends):
-    ends = np.array(ends, np.int32)
-    for sampling in ("area", "center"):
-        with pytest.raises(MaskError, match="mask 0 of 1"):
-            rasterize(ends, np.array([0, len(ends)]), 3, 4, 8, sampling=sampling)

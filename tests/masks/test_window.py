@@ -162,17 +162,6 @@ def test_the_largest_numbers_do_not_overflow(reference):
     assert cells.tolist() == [[True, False], [True, False]]
 
 
-@pytest.mark.parametrize("turn", [0.0, 0.3])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_reused_buffer_is_overwritten_completely(reference, sampling, turn):
-    runs = reference.flat([[30, 40, 20 * 24], [20 * 24]])
-    affine = np.array([[1.2, turn, 0], [0, 1.2, 0]])
-    fresh = draw_window(*runs, 20, 24, affine, (16, 21), sampling)
-    used = np.full(fresh.shape, 255, np.uint8)
-    assert draw_window(*runs, 20, 24, affine, (16, 21), sampling, out=used) is used
-    np.testing.assert_array_equal(used, fresh)
-
-
 def test_threads_do_not_interfere(reference, sample_tar):
     height, width, texts = reference.records(sample_tar)[0]
     runs = parse_counts(*reference.joined(texts), height * width)[:2]

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from sa1bpack.pixels import yuv420
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
@@ -40,19 +39,6 @@ def test_planes_convert_to_the_bytes_of_the_reference_whatever_the_padding(sizes
     assert found.shape == (len(sizes), 12, 12, 3) and found.dtype == torch.uint8
     for k, (h, w) in enumerate(sizes):
         assert np.array_equal(found[k, :h, :w].numpy(), yuv420.yuv420_to_rgb(*planes[k]))
-
-
-def test_constant_chroma_has_the_colours_of_pil():
-    """With constant chroma nothing is interpolated, and PIL is a reference."""
-    for cb, cr in ((128, 128), (30, 200), (255, 0), (90, 90)):
-        luma = np.arange(256, dtype=np.uint8).reshape(16, 16)
-        chroma = [np.full((8, 8), value, np.uint8) for value in (cb, cr)]
-        canvas = torch.from_numpy(canvas_of((luma, *chroma), 16, 0))[None]
-        found = yuv420_to_rgb(canvas, torch.tensor([[16, 16]]))[0].numpy().astype(int)
-        planes = [luma, np.full_like(luma, cb), np.full_like(luma, cr)]
-        ycc = Image.merge("YCbCr", [Image.fromarray(plane) for plane in planes])
-        expected = np.asarray(ycc.convert("RGB")).astype(int)
-        assert np.abs(found - expected).max() <= 1
 
 
 def test_normalising_matches_sam_and_padding_is_zero(device):

@@ -151,15 +151,6 @@ def test_the_epoch_is_that_of_the_batch(device):
             pipeline({**batch, "epoch": wrong})
 
 
-def test_without_steps_an_epoch_is_not_needed_but_checked():
-    batch = rectangle_batch(LAYOUT, RECTANGLES)
-    pipeline = Pipeline(dataset(LAYOUT))
-    assert "epoch" not in pipeline(batch)
-    assert pipeline({**batch, "epoch": 5})["epoch"] == 5
-    with pytest.raises(OptionError, match=r"^epoch is 4, but the batch is from epoch 5"):
-        pipeline({**batch, "epoch": 5}, 4)
-
-
 def test_a_batch_of_another_spec_is_refused_by_name():
     """Same sizes throughout: only the spec distinguishes source and stored coordinates."""
     batch = rectangle_batch(LAYOUT, RECTANGLES)
