@@ -8,7 +8,7 @@ begins, and equal schedules are equal however they were written.
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,6 @@ class Schedule:
         return found
 
     _text: str | None = None  # as it was written
-    _canonical: str | None = None
 
     def __repr__(self) -> str:
         return self._text or self.as_text()
@@ -93,11 +92,10 @@ class Schedule:
 
         Of more than 16 changes it has the first, and a digest of all.
         """
-        if self._canonical is None:
-            self._canonical = self._made_text()
         return self._canonical
 
-    def _made_text(self) -> str:
+    @cached_property
+    def _canonical(self) -> str:
         first, *values = map(_value_text, self.values)
         changes = [f"{at}: {text}" for at, text in zip(self.starts[1:], values, strict=True)]
         if len(changes) > _SHOWN_CHANGES:

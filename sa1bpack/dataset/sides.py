@@ -111,10 +111,9 @@ def _side(pack: "Pack", name: str, needed: set[int]) -> Side:
                 sources[folder] = source
             folders += [folder] if folder.is_dir() else []
         if not folders:
-            here = f"; for the folder here, say './{name}'" if Path(name).is_dir() else ""
             raise NotAPack(
                 f"side {name!r}: there is no {pack.folders[0].root / SIDES_NAME / name}; make it "
-                f"with `sa1bpack derive`, or give the path of its folder{here}"
+                f"with `sa1bpack derive`, or give the path of its folder, such as ./{name}"
             )
     spec = read_side_manifest(folders[0]).spec
     parts: dict[str, Path] = {}

@@ -160,6 +160,8 @@ def test_only_a_selection_is_replaced(several, tmp_path, no_flush):
     assert (tmp_path / "mine.py").read_text() == "print(1)\n"
     with pytest.raises(OutputRefused, match="exists, and is not a selection"):
         ds.save(tmp_path)
+    with pytest.raises(OptionError, match=r"path is .*, in the pack .*choose a place outside"):
+        ds.save(several.roots[0] / "file")  # of another pack
     ds.save(tmp_path / "file")
     with pytest.raises(NotAPack, match=r"file: not a pack, but a file; .* saved selection"):
         sa1bpack.info(tmp_path / "file")
@@ -209,6 +211,11 @@ def test_a_damaged_file_is_refused_and_named(tmp_path, changes, error, match):
     with pytest.raises(error, match=match) as caught:
         open_pack(tmp_path / "file")
     assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_a_newer_minor_version_may_have_more_keys(tmp_path):
+    written(tmp_path / "file", version=[1, 3], more={"a": [1]})
+    assert read_selection(tmp_path / "file")[0].version == (1, 3)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"format":"other"}\n', b"\xff" * 30])

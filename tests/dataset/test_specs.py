@@ -249,18 +249,16 @@ def test_a_mask_size_that_cannot_be_drawn_is_refused(packs, size):
         sa1bpack.open(packs(), mask_size=size)
 
 
+def test_runs_are_not_read_with_their_checksums_by_a_loader(packs):
+    with pytest.raises(OptionError, match="cannot yield runs with check='read'"):
+        sa1bpack.Loader(sa1bpack.open(packs(), masks="runs", check="read"), 2, device="cpu")
+
+
 def test_native_images_without_a_canvas_name_the_remedy(packs):
     ds = sa1bpack.open(packs("native"))
     with pytest.raises(OptionError, match=r"pass Collate\(sample_spec=ds\.spec\)"):
         sa1bpack.Collate()(list(ds))
     assert sa1bpack.Collate(sample_spec=ds.spec)(list(ds))["images"].shape[1:] == (SIDE, SIDE, 3)
-
-
-@pytest.mark.parametrize("form", ["padded_bits", "flat_bits"])
-def test_bits_of_runs_are_refused(packs, form):
-    ds = sa1bpack.open(packs(), masks="runs")
-    with pytest.raises(OptionError, match="the dataset yields their runs"):
-        sa1bpack.Loader(ds, 2, masks=form, device="cpu")
 
 
 @pytest.mark.parametrize("array, value", [

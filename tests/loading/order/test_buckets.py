@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets
-from sa1bpack.loading.order.orders import ShuffleOrder
+from sa1bpack.loading.order.orders import HomeShuffleOrder, ShuffleOrder
 from sa1bpack.schedules import Steps
 
 SIZE = 500
@@ -40,6 +40,9 @@ class Samples:
 
     def column(self, name):
         return self.columns[name]
+
+    def shard_bounds(self):
+        return np.array([0, len(self)])
 
 
 DS = Samples()
@@ -193,6 +196,10 @@ def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
         (lambda: Buckets(DS, np.full(SIZE, np.nan)), "finite numbers; sample 0 has nan"),
         (lambda: Buckets(DS, batches=0), "batches is 0"),
         (lambda: Buckets(2), "buckets are of a dataset, not of 2: choose one of sa1bpack.open"),
+        (
+            lambda: OrderedBatches(HomeShuffleOrder(DS), 8, buckets=Buckets(DS)),
+            "by which each rank keeps its part of the shards",
+        ),
         (lambda: OrderedBatches(ORDER, 8, buckets="mask_count"), r"pass Buckets\(ds, 'mask_count'"),
         (
             lambda: OrderedBatches(
