@@ -1,7 +1,6 @@
 """Both checkers find every kind of damage, agree, and name the sample that was hit."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import xxhash
 from edited_packs import edit, flip, rewrite_checksums
@@ -131,19 +129,6 @@ def test_a_wrong_sample_checksum_is_found_even_if_all_digests_match(pack):
     (problem,) = verify(pack).problems
     assert (problem.sample, problem.image_id) == (3, 96) and "checksum" in problem.what
     assert verify(pack, quick=True).ok
-
-
-@pytest.mark.parametrize("name, row, message", [
-    ("mask_offset", 1, "mask_offset: offset 2 is 2, below the 9"),
-    ("run_offset", 1, "run_offset: offset 2 is"),
-])  # fmt: skip
-def test_decreasing_offsets_are_found_even_if_all_digests_match(pack, name, row, message):
-    offsets = np.memmap(pack / "shards" / SHARD / name / "c.0", "<i8", "r+", shape=row + 1)
-    offsets[row] = 9 if name == "mask_offset" else 999
-    offsets.flush()
-    rewrite_checksums(pack)
-    for quick in (False, True):
-        assert message in str(verify(pack, quick=quick).problems[0])
 
 
 def test_a_wrong_shard_index_is_found_even_if_all_digests_match(pack):
@@ -288,15 +273,14 @@ def test_a_newer_minor_version_is_not_damage_and_its_known_parts_are_checked(pac
 
 
 def test_pack_of_another_major_version_is_refused_and_not_called_damaged(pack):
-    data = json.loads((pack / "manifest.json").read_text())
-    (pack / "manifest.json").write_text(json.dumps(data | {"version": [2, 0]}))
+    edit(pack / "manifest.json", lambda data: data.update(version=[2, 0]))
     with pytest.raises(VersionError, match=r"format version 2\.0, but this release reads 1\.x"):
         verify(pack)
     code, text = script_finds(pack)
     assert code == 3 and "format version 2, but this script checks 1" in text
 
 
-def test_a_sample_whose_offset_decreases_is_named(pack):
+def test_a_sample_whose_offset_decreases_is_named_even_if_all_digests_match(pack):
     """So it is clear where to look, although the shard cannot be split into samples."""
     for name, row, sample in (("mask_offset", 3, 2), ("run_offset", 3, 2)):
         path = pack / "shards" / SHARD / name / "c.0"
@@ -304,6 +288,7 @@ def test_a_sample_whose_offset_decreases_is_named(pack):
         flip_to = bytearray(whole)
         flip_to[8 * row : 8 * row + 8] = bytes(8)
         path.write_bytes(flip_to)
+        rewrite_checksums(pack)
         for quick in (False, True):
             problem = verify(pack, quick=quick).problems[0]
             assert (problem.array, problem.shard) == (name, SHARD)
@@ -336,10 +321,7 @@ def test_checksum_file_without_its_last_newline_is_found_by_both(pack):
     lambda array: array.update(codecs=[]),
 ])  # fmt: skip
 def test_script_survives_metadata_of_any_kind(pack, change):
-    path = pack / "shards" / SHARD / "bbox" / "zarr.json"
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
+    edit(pack / "shards" / SHARD / "bbox" / "zarr.json", change)
     for options in ([], ["--quick"]):
         code, text = script_finds(pack, *options)
         assert code == 1 and "bbox/zarr.json" in text

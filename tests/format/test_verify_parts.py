@@ -1,17 +1,11 @@
 """The parts of a check together find what one check finds, and each damage is one part's."""
 
-import shutil
-
 import pytest
+from edited_packs import flip
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.verify import verify
-
-
-@pytest.fixture
-def pack(pristine_pack, tmp_path):
-    return shutil.copytree(pristine_pack, tmp_path / "pack")
 
 
 def parts_of(pack, count: int) -> list:
@@ -29,10 +23,7 @@ def test_parts_read_every_shard_once(pack, count):
 @pytest.mark.parametrize("row", [0, 2])  # the other has no sample
 def test_a_damaged_shard_is_found_by_its_part_alone(pack, row):
     shard = read_manifest(pack).shards[row].name
-    path = next((pack / "shards" / shard / "image").glob("c*"))
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
+    flip(next((pack / "shards" / shard / "image").glob("c*")), 5)
     parts = parts_of(pack, 3)
     assert [part.ok for part in parts] == [number != row for number in range(3)]
     assert parts[row].problems == verify(pack).problems

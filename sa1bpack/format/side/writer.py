@@ -22,6 +22,7 @@ from sa1bpack.format.files import (
     read_metadata_file,
     write_durably,
 )
+from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.side.part import ShardIdentity, part_metadata
 from sa1bpack.format.side.spec import CHECKSUM, SideSpec, read_side_manifest
 from sa1bpack.format.zarr_metadata import canonical_json
@@ -69,7 +70,7 @@ class PartWriter:
         self._final = Path(folder) / shard.part
         self._folder = self._final.with_name(TEMPORARY_PREFIX + shard.part)
         self._lock_path = self._folder.with_name(self._folder.name + _LOCK_SUFFIX)
-        self._files: dict[str, AppendFile] = {}
+        self._files: dict[ArraySpec, AppendFile] = {}
         self._origin = origin
         # On a file: NFS supports locks between machines on these, but not on folders.
         self._lock = _locked(self._lock_path, self._final)
@@ -85,12 +86,12 @@ class PartWriter:
                 self._rows = int(np.sum(counts[: self.samples]))
             if not self.samples:
                 self._begin()
-            kept = {"values": self._rows * spec.row_bytes, "checksum": 8 * self.samples}
-            for array in spec.arrays(shard.extent):
+            kept = {spec.values: self._rows * spec.row_bytes, CHECKSUM: 8 * self.samples}
+            for array, nbytes in kept.items():
                 path = self._folder / array.chunk_path
-                if not kept[array.name]:
+                if not nbytes:
                     path.unlink(missing_ok=True)
-                self._files[array.name] = AppendFile(path, kept[array.name])
+                self._files[array] = AppendFile(path, nbytes)
         except BaseException:
             self.discard()
             raise
@@ -145,10 +146,10 @@ class PartWriter:
             end = first + int(count) * self.spec.row_bytes
             checksums[k] = xxhash.xxh3_64_intdigest(data[first:end])
             first = end
-        for name, added in (("values", data), ("checksum", byte_view(checksums))):
-            self._files[name].append(added)
+        for file, added in zip(self._files.values(), (data, byte_view(checksums)), strict=True):
+            file.append(added)
             if self._origin is not None:
-                self._files[name].write_out()
+                file.write_out()
         self.samples += len(counts)
         self._rows += len(rows)
 
@@ -166,8 +167,7 @@ class PartWriter:
                 f"{self.shard.name}, but must have {expected[1]} for {expected[0]}"
             )
         group = canonical_json(part_metadata(spec, self.shard))
-        files = {array: self._files[array.name] for array in spec.arrays(extent)}
-        complete_group(self._folder, group, files, extent)
+        complete_group(self._folder, group, self._files, extent)
         if self._origin is not None:
             (self._folder / _ORIGIN_NAME).unlink()
             flush_folder(self._folder)

@@ -1,11 +1,11 @@
 """Damage of a side array: every kind is found by a named error, by both checkers."""
 
-import json
 import os
 import shutil
 
 import numpy as np
 import pytest
+from edited_packs import edit, flip
 from side_arrays import write_side
 from verify_script import SCRIPT, script_finds
 
@@ -51,17 +51,14 @@ def test_a_manifest_that_is_not_one_is_a_named_error(pack, side, kind):
     ("key", "value"), [(key, value) for key, values in KEYS.items() for value in values], ids=str
 )
 def test_a_manifest_with_a_wrong_value_is_a_named_error(pack, side, key, value):
-    path = side / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    edit(side / "manifest.json", lambda data: data.update({key: value}))
     with pytest.raises(FormatError, match=r"manifest\.json"):
         read_side_manifest(side)
     assert [problem.side for problem in verify(pack, quick=True).problems] == ["teacher"]
 
 
 def test_another_version_and_another_folder_are_refused(pack, side, tmp_path):
-    path = side / "manifest.json"
-    data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, "version": [2, 0]}))
+    edit(side / "manifest.json", lambda data: data.update(version=[2, 0]))
     with pytest.raises(VersionError, match="format version 2"):
         read_side_manifest(side)
     with pytest.raises(NotAPack, match="not a side array"):
@@ -76,16 +73,8 @@ def grow(path):
     os.truncate(path, path.stat().st_size + 1)
 
 
-def other_rows(part):
-    data = json.loads((part / "zarr.json").read_text())
-    data["attributes"]["sa1bpack"]["masks"] += 1
-    (part / "zarr.json").write_text(json.dumps(data))
-
-
-def other_digest(part):
-    data = json.loads((part / "zarr.json").read_text())
-    data["attributes"]["sa1bpack"]["digest"] = "f" * 32
-    (part / "zarr.json").write_text(json.dumps(data))
+def edit_attributes(part, **changes):
+    edit(part / "zarr.json", lambda data: data["attributes"]["sa1bpack"].update(changes))
 
 
 DAMAGE = {
@@ -94,8 +83,8 @@ DAMAGE = {
     "values lost": lambda part: (part / "values" / "c.0.0.0").unlink(),
     "checksums cut short": lambda part: cut(part / "checksum" / "c.0"),
     "metadata lost": lambda part: (part / "zarr.json").unlink(),
-    "another extent": other_rows,
-    "another shard": other_digest,
+    "another extent": lambda part: edit_attributes(part, masks=9),
+    "another shard": lambda part: edit_attributes(part, digest="f" * 32),
 }
 
 
@@ -112,11 +101,8 @@ def test_a_part_that_does_not_fit_is_refused_before_it_is_mapped(pack, side, kin
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_a_flipped_bit_is_found_and_its_sample_named(pack, side, quick):
-    path = side / first_part(pack).part / "values" / "c.0.0.0"
-    data = bytearray(path.read_bytes())
     row = 24  # bytes; samples have 2, 0, 5 and 1 masks
-    data[row * 3] ^= 1
-    path.write_bytes(data)
+    flip(side / first_part(pack).part / "values" / "c.0.0.0", 3 * row)
     report = verify(pack, quick=quick)
     texts = [str(problem) for problem in report.problems]
     if quick:
@@ -155,8 +141,5 @@ def test_both_checkers_find_foreign_missing_and_changed_files(pack, side):
 
 def test_a_side_array_alone_is_verified_by_naming_its_folder(pack, side):
     assert verify(side).ok and verify(side).counts["parts"] == 3
-    path = side / first_part(pack).part / "values" / "c.0.0.0"
-    data = bytearray(path.read_bytes())
-    data[3] ^= 1
-    path.write_bytes(data)
+    flip(side / first_part(pack).part / "values" / "c.0.0.0", 3)
     assert "XXH3-128" in str(verify(side).problems[0])
