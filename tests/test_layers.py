@@ -12,8 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {
@@ -138,39 +136,24 @@ def test_torch_is_imported_by_what_makes_or_moves_tensors_alone():
     assert {name for name in found if name.split("/")[0] not in layers} <= {"raw/streaming.py"}
 
 
-# Framework → the module that adapts to it, if one does.
-FRAMEWORKS = {
+# Library → the modules that import it: numba is behind `kernels`, which keeps compiled code by its
+# content, a framework in its adapter, and libraries for object stores are loaded by name.
+IMPORTED_BY = {
+    "numba": {"kernels.py"},
+    "ray": {"cluster/tasks.py"},
     "torchvision": {"adapters/torchvision.py"},
     "lightning": {"adapters/lightning.py"},
     "pytorch_lightning": {"adapters/lightning.py"},
-    **{
-        name: set()
-        for name in ("training", "sam2", "transformers", "accelerate", "kornia", "albumentations")
-    },
 }
+BY_NOBODY = ("training", "sam2", "transformers", "accelerate", "kornia", "albumentations")
+BY_NOBODY += ("obstore", "botocore", "boto3", "s3fs", "fsspec")
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_framework_is_imported_by_its_adapter_alone(framework):
-    assert importers(framework) <= FRAMEWORKS[framework]
-
-
-def test_an_adapter_is_imported_by_nobody():
+def test_a_library_is_imported_by_one_module_alone_and_an_adapter_by_nobody():
+    for library, modules in IMPORTED_BY.items():
+        assert importers(library) <= modules, library
+    assert not importers(*BY_NOBODY)
     assert all(name.startswith("adapters/") for name in importers("sa1bpack.adapters"))
-
-
-def test_numba_is_imported_by_kernels_alone():
-    """It keeps compiled code by its content."""
-    assert importers("numba") == {"kernels.py"}
-
-
-def test_a_library_for_object_stores_is_imported_by_nobody():
-    """They are loaded by name, once a URL of an object store is opened."""
-    assert not importers("obstore", "botocore", "boto3", "s3fs", "fsspec")
-
-
-def test_ray_is_imported_by_one_module_alone():
-    assert len(importers("ray")) == 1
 
 
 def test_triton_is_imported_by_its_kernels_alone_and_they_by_nobody_else():

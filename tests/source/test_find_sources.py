@@ -127,12 +127,6 @@ def test_a_source_in_a_folder_without_permission_is_not_reported_missing(make_ta
     (tmp_path / "locked").chmod(0o755)
 
 
-def test_a_dangling_link_is_an_error(tmp_path):
-    (tmp_path / "sa_1.tar").symlink_to(tmp_path / "gone")
-    with pytest.raises(SourceError, match=r"sa_1.tar"):
-        find_sources([tmp_path / "sa_1.tar"])
-
-
 def test_two_sources_with_the_same_name_are_an_error(make_tar, write, tmp_path):
     data = make_tar([("sa_1.jpg", b"")])
     (tmp_path / "b").mkdir()

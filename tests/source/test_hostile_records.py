@@ -61,12 +61,6 @@ def test_a_record_of_too_many_masks_is_refused_with_image_count_and_limit(record
     assert caught.value.code == "too-many-masks"
 
 
-def test_the_last_value_of_a_repeated_key_counts_as_in_pythons_json(record):
-    text = json.dumps(record()).replace('"area": 5', '"area": 6, "area": 7')
-    assert parse_annotations(text.encode()).area.tolist() == [7]
-    assert json.loads(text)["annotations"][0]["area"] == 7
-
-
 @pytest.mark.parametrize("digits", [20, 400, 4300, 100_000])
 @pytest.mark.parametrize("field", ["id", "area", "predicted_iou", "size"])
 def test_integers_of_any_length_are_refused_with_a_short_message(record, field, digits):

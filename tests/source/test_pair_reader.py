@@ -119,54 +119,50 @@ def test_a_file_that_changes_after_it_was_listed_is_an_error(tmp_path):
             next(iter(reader))
 
 
-def test_extensions_of_any_case_and_jpeg_are_accepted(make_tar, write):
-    members = [("sa_1.JPG", b"a"), ("x/sa_1.Json", b"b"), ("sa_2.json", b"c"), ("sa_2.jpeg", b"d")]
-    pairs, _ = read(write(make_tar(members)))
-    assert [(p.name, p.file_name, p.jpeg, p.json) for p in pairs] == [
-        ("sa_1", "sa_1.JPG", b"a", b"b"),
-        ("sa_2", "sa_2.jpeg", b"d", b"c"),
-    ]
+LONGEST, LONGER = "é" * 30, "é" * 30 + "x"
 
 
-def test_orphans_are_rejected_at_the_end(make_tar, write):
-    _, reader = read(write(make_tar([("./sa_1.jpg", b""), ("./sa_2.json", b"")])))
-    assert codes(reader) == {"./sa_1.jpg": "missing-json", "./sa_2.json": "missing-jpeg"}
-    assert "no json for 'sa_1'" in reader.rejects[0].detail
-
-
-def test_the_first_of_duplicates_counts_in_whatever_folders(make_tar, write):
-    members = [
-        ("a/sa_1.jpg", b"first"), ("b/sa_1.jpg", b"second"), ("c/sa_1.jpeg", b"third"),
-        ("a/sa_1.json", b"{}"), ("b/sa_1.json", b"late"),
-    ]  # fmt: skip
-    pairs, reader = read(write(make_tar(members)))
-    assert [(p.jpeg, p.json) for p in pairs] == [(b"first", b"{}")]
-    assert codes(reader) == dict.fromkeys(["b/sa_1.jpg", "c/sa_1.jpeg", "b/sa_1.json"], "duplicate")
-
-
-def test_members_above_their_limit_are_rejected_once_and_their_other_half_dropped(
-    make_tar, write, monkeypatch
+@pytest.mark.parametrize(
+    ("members", "pairs", "rejects", "detail"),
+    [
+        (  # orphans, at the end
+            [("./sa_1.jpg", b""), ("./sa_2.json", b"")], [],
+            {"./sa_1.jpg": "missing-json", "./sa_2.json": "missing-jpeg"}, "no json for 'sa_1'",
+        ),
+        (  # duplicates, in whatever folders: the first counts
+            [("a/sa_1.jpg", b"first"), ("b/sa_1.jpg", b"2nd"), ("c/sa_1.jpeg", b"3rd"),
+             ("a/sa_1.json", b"{}"), ("b/sa_1.json", b"late")],
+            [("sa_1.jpg", b"first", b"{}")],
+            dict.fromkeys(["b/sa_1.jpg", "c/sa_1.jpeg", "b/sa_1.json"], "duplicate"), "it follows",
+        ),
+        (  # above their limits: rejected once, and the other half is dropped
+            [("sa_1.jpg", bytes(101)), ("sa_1.json", b""), ("sa_2.jpg", bytes(100)),
+             ("sa_2.json", bytes(11)), ("sa_3.jpg", bytes(100)), ("sa_3.json", bytes(10))],
+            [("sa_3.jpg", bytes(100), bytes(10))],
+            {"sa_1.jpg": "too-large", "sa_2.json": "too-large"},
+            "101 bytes, the limit for a jpeg member is 100",
+        ),
+        (  # names of more than 64 bytes
+            [(f"deep/{stem}.{e}", b"") for stem in (LONGEST, LONGER) for e in ("json", "jpg")],
+            [(LONGEST + ".jpg", b"", b"")], {f"deep/{LONGER}.json": "name-too-long"},
+            "65 bytes, the limit is 64",
+        ),
+        (  # extensions of any case
+            [("sa_1.JPG", b"a"), ("x/sa_1.Json", b"b"), ("sa_2.json", b"c"), ("sa_2.jpeg", b"d")],
+            [("sa_1.JPG", b"a", b"b"), ("sa_2.jpeg", b"d", b"c")], {}, "",
+        ),
+    ],
+    ids=["orphans", "duplicates", "large", "long names", "extensions"],
+)  # fmt: skip
+def test_a_member_that_cannot_be_half_of_a_pair_is_rejected_with_its_reason(
+    make_tar, write, monkeypatch, members, pairs, rejects, detail
 ):
     monkeypatch.setattr(pairs_module, "MAX_JPEG_BYTES", 100)
     monkeypatch.setattr(pairs_module, "MAX_JSON_BYTES", 10)
-    members = [
-        ("sa_1.jpg", bytes(101)), ("sa_1.json", b""),
-        ("sa_2.jpg", bytes(100)), ("sa_2.json", bytes(11)),
-        ("sa_3.jpg", bytes(100)), ("sa_3.json", bytes(10)),
-    ]  # fmt: skip
-    pairs, reader = read(write(make_tar(members)))
-    assert [p.name for p in pairs] == ["sa_3"]
-    assert codes(reader) == {"sa_1.jpg": "too-large", "sa_2.json": "too-large"}
-    assert "101 bytes, the limit for a jpeg member is 100" in reader.rejects[0].detail
-
-
-def test_names_of_more_than_64_bytes_are_rejected(make_tar, write):
-    longest, longer = "é" * 30, "é" * 30 + "x"
-    members = [(f"deep/{stem}.{e}", b"") for stem in (longest, longer) for e in ("json", "jpg")]
-    pairs, reader = read(write(make_tar(members)))
-    assert [p.file_name for p in pairs] == [longest + ".jpg"]
-    assert codes(reader) == {f"deep/{longer}.json": "name-too-long"}
-    assert "65 bytes, the limit is 64" in reader.rejects[0].detail
+    found, reader = read(write(make_tar(members)))
+    assert [(p.file_name, p.jpeg, p.json) for p in found] == pairs
+    assert codes(reader) == rejects
+    assert not rejects or detail in reader.rejects[0].detail
 
 
 def test_foreign_members_are_counted_and_the_first_names_kept(make_tar, write):
@@ -278,13 +274,6 @@ def test_items_can_be_taken_in_any_order(tmp_path_factory, sizes, memory, seed):
         assert spool.take(ticket) == data
     assert (spool.memory_used, spool.spilled) == (0, 0)
     spool.close()
-
-
-def test_an_unwritable_folder_is_a_disk_error_that_names_it(tmp_path):
-    spool = Spool(tmp_path / "does-not-exist", 10)
-    with pytest.raises(FileNotFoundError, match="11 bytes cannot be spooled") as caught:
-        spool.put(b"x" * 11)
-    assert caught.value.filename == str(tmp_path / "does-not-exist")
 
 
 def test_a_full_disk_is_a_disk_error_that_names_the_folder(tmp_path, monkeypatch):
