@@ -27,7 +27,7 @@ from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.loading.batch.put import put_image
-from sa1bpack.pixels import decode_into, decode_yuv420_into, yuv420_to_rgb
+from sa1bpack.pixels import decode_into, yuv420_to_rgb
 
 SA1B_IMAGES = 11_185_362
 Planes = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -108,7 +108,7 @@ def rgb(resample: str) -> Callable[[Photo], np.ndarray]:
 
     def run(photo: Photo) -> np.ndarray:
         out = np.empty((*photo.stored, 3), np.uint8)
-        decode_into(photo.jpeg, photo.height, photo.width, out, fit="native", resample=resample)
+        decode_into(photo.jpeg, photo.height, photo.width, (out,), fit="native", resample=resample)
         return out
 
     return run
@@ -119,9 +119,7 @@ def yuv420(resample: str) -> Callable[[Photo], Planes]:
 
     def run(photo: Photo) -> Planes:
         planes = empty_planes(*photo.stored)
-        decode_yuv420_into(
-            photo.jpeg, photo.height, photo.width, planes, fit="native", resample=resample
-        )
+        decode_into(photo.jpeg, photo.height, photo.width, planes, fit="native", resample=resample)
         return planes
 
     return run

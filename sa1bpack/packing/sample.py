@@ -167,12 +167,9 @@ def _decode(
     layout = options.layout
     stored = size if layout.flat else (options.image_size,) * 2
     planes = tuple(plane.view(image) for plane in image_planes(layout, *stored))
-    source = (jpeg, record.height, record.width)
-    how = {"fit": options.fit, "resample": options.resample}
-    if layout.pixels == "rgb":
-        pixels.decode_into(*source, planes[0], **how)
-    else:
-        pixels.decode_yuv420_into(*source, planes, **how)
+    pixels.decode_into(
+        jpeg, record.height, record.width, planes, fit=options.fit, resample=options.resample
+    )
 
 
 def require_decoder() -> None:

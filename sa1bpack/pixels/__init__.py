@@ -6,7 +6,6 @@ from importlib import import_module
 # RGB none of the other kernels.
 _MODULES = {
     "decode_into": "decode",
-    "decode_yuv420_into": "decode",
     "yuv420_to_rgb": "yuv420",
 }
 

@@ -76,12 +76,12 @@ def decode_into(
     jpeg: bytes | memoryview,
     height: int,
     width: int,
-    out: np.ndarray,
+    planes: tuple[np.ndarray, ...],
     *,
     fit: str = "pad",
     resample: str = "fast",
 ) -> tuple[int, int]:
-    """Decode `jpeg` into the top left of `out`, zero the rest, and return the (h, w) written.
+    """Decode `jpeg` into the top left of `planes`, zero the rest, and return the (h, w) written.
 
     Parameters
     ----------
@@ -90,58 +90,42 @@ def decode_into(
         Gray and CMYK become RGB.
     height, width
         The size in pixels according to the annotations.
-    out
-        (S, S, 3) uint8, C-contiguous, axes (row, column, RGB), for `fit` "pad" and "squash"; for
-        "native" (h, w, 3) with (h, w) = ``stored_size(height, width, S, "native")``.
+    planes
+        C-contiguous uint8. One, (S, S, 3), axes (row, column, RGB), or three, Y, Cb and Cr, with
+        chroma at half the size: (S, S), (S / 2, S / 2) and (S / 2, S / 2) with an even S. For `fit`
+        "native", in place of S x S, h x w = ``stored_size(height, width, S, "native")``, and halves
+        are rounded up.
     fit
         "pad", "squash" or "native": see `sa1bpack.pixels.header`.
     resample
-        "fast" or "exact": see the module.
+        "fast" or "exact": see the module. Y, Cb and Cr are converted from these pixels by
+        `sa1bpack.pixels.yuv420`.
 
     Raises
     ------
     ImageError
         with code `not-jpeg`, `size-mismatch` (the JPEG is not height x width), `too-large`,
-        `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage). `out` is then undefined.
+        `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage). `planes` are then undefined.
     OptionError
-        `out`, `fit` or `resample` cannot be used.
+        `planes`, `fit` or `resample` cannot be used.
 
     Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
     """
-    if out.shape[2:] != (3,):
-        raise OptionError(f"out must be of shape (rows, columns, 3), not {out.shape}")
-    h, w = _stored_within((out,), height, width, fit, resample)
-    store_image(_stored_image(jpeg, height, width, (h, w), resample), out)
-    return h, w
-
-
-def decode_yuv420_into(
-    jpeg: bytes | memoryview,
-    height: int,
-    width: int,
-    planes: tuple[np.ndarray, np.ndarray, np.ndarray],
-    *,
-    fit: str = "pad",
-    resample: str = "fast",
-) -> tuple[int, int]:
-    """Like `decode_into`, but into planes Y, Cb and Cr, with chroma at half the size.
-
-    planes
-        Three C-contiguous uint8 arrays: for "pad" and "squash", canvases (S, S), (S / 2, S / 2) and
-        (S / 2, S / 2) with an even S, zero outside the stored image; for "native", (h, w) and twice
-        (h / 2, w / 2), halves rounded up.
-    resample
-        "exact" converts the pixels of `decode_into`'s "exact" with `sa1bpack.pixels.yuv420`.
-
-    Raises ImageError and OptionError as `decode_into` does.
-    """
-    check_planes(*planes)
+    if len(planes) == 3:
+        check_planes(*planes)
+    elif planes[0].shape[2:] != (3,):
+        raise OptionError(f"RGB must be of shape (rows, columns, 3), not {planes[0].shape}")
     h, w = _stored_within(planes, height, width, fit, resample)
-    image = _stored_image(jpeg, height, width, (h, w), resample)
-    rgbx_to_yuv420(pixel_words(image), *planes)
-    _blank_beyond(planes[0], h, w)
-    for chroma in planes[1:]:
-        _blank_beyond(chroma, half(h), half(w))
+    words = pixel_words(_stored_image(jpeg, height, width, (h, w), resample))
+    if len(planes) == 3:
+        rgbx_to_yuv420(words, *planes)
+    else:
+        pack_rgb(words, planes[0])
+    for plane, rows, columns in zip(
+        planes, (h, half(h), half(h)), (w, half(w), half(w)), strict=False
+    ):
+        plane[:rows, columns:] = 0
+        plane[rows:] = 0
     return h, w
 
 
@@ -178,10 +162,10 @@ def _stored_within(arrays: tuple, height: int, width: int, fit: str, resample: s
     side = max(shape)
     h, w = stored_size(height, width, side, fit)
     expected = (h, w) if fit == "native" else (side, side)
-    if shape != expected or (arrays[0].ndim == 2 and fit != "native" and side % 2):
+    if shape != expected or (len(arrays) == 3 and fit != "native" and side % 2):
         raise OptionError(
-            f"out is {shape[0]} x {shape[1]}; for fit={fit!r} and an image of {height} x {width} "
-            f"(rows x columns) it must be {expected[0]} x {expected[1]}, and even for planes"
+            f"pixels of {shape[0]} x {shape[1]}; for fit={fit!r} and an image of {height} x {width} "
+            f"(rows x columns) they must be {expected[0]} x {expected[1]}, and even for planes"
         )
     return h, w
 
@@ -293,19 +277,6 @@ def _resized_by_pil(jpeg, header: JpegHeader, h: int, w: int) -> Image.Image:
             f"JPEG that PIL does not read ({error}); re-encode it", "bad-jpeg"
         ) from error
     return image.resize((w, h), Image.Resampling.BICUBIC)
-
-
-def store_image(image: Image.Image, out: np.ndarray) -> None:
-    """Write an RGB or RGBX image into the top left of `out` and zero the rest."""
-    w, h = image.size
-    pack_rgb(pixel_words(image), out)
-    _blank_beyond(out, h, w)
-
-
-def _blank_beyond(canvas: np.ndarray, h: int, w: int) -> None:
-    """Zero a canvas outside its first h rows and w columns."""
-    canvas[:h, w:] = 0
-    canvas[h:] = 0
 
 
 # ------------------------------------------------------------------------------- memory of PIL

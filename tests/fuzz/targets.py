@@ -179,7 +179,7 @@ def jpeg(data: bytes) -> None:
         header = read_header(data)
         if header.height * header.width <= 1 << 16:
             out = np.empty((64, 64, 3), np.uint8)
-            size = decode_into(data, header.height, header.width, out, resample="fast")
+            size = decode_into(data, header.height, header.width, (out,), resample="fast")
             assert not out[size[0] :].any() and not out[:, size[1] :].any()
 
 

@@ -84,7 +84,7 @@ def decoded(data, size, fit="pad", resample="fast", height=H, width=W):
     """Decode into a canvas filled with 7; return the canvas and the stored size."""
     h, w = stored_size(height, width, size, fit)
     out = np.full((h, w, 3) if fit == "native" else (size, size, 3), 7, np.uint8)
-    assert decode_into(data, height, width, out, fit=fit, resample=resample) == (h, w)
+    assert decode_into(data, height, width, (out,), fit=fit, resample=resample) == (h, w)
     return out, (h, w)
 
 
@@ -259,4 +259,4 @@ def test_threads_do_not_share_their_buffers():
 def test_an_unusable_out_is_refused(out, options, message):
     """Before anything is decoded."""
     with pytest.raises(OptionError, match=message):
-        decode_into(jpeg(), H, W, out, **options)
+        decode_into(jpeg(), H, W, (out,), **options)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 from sa1bpack.errors import OptionError
-from sa1bpack.pixels.decode import decode_into, decode_yuv420_into
+from sa1bpack.pixels.decode import decode_into
 from sa1bpack.pixels.header import FITS, stored_size
 from sa1bpack.pixels.yuv420 import rgbx_to_yuv420, yuv420_to_rgb
 
@@ -165,12 +165,12 @@ def test_planes_are_computed_from_the_pixels_of_rgb(kind, fit, resample):
         h, w = stored_size(H, W, size, fit)
         whole = (h, w) if fit == "native" else (size, size)
         planes = empty_planes(*whole)
-        assert decode_yuv420_into(data, H, W, planes, fit=fit, resample=resample) == (h, w)
+        assert decode_into(data, H, W, planes, fit=fit, resample=resample) == (h, w)
         if resample == "exact":
             rgb = pixels_by_pil(data, h, w)
         else:
             rgb = np.empty((h, w, 3) if fit == "native" else (size, size, 3), np.uint8)
-            decode_into(data, H, W, rgb, fit=fit, resample=resample)
+            decode_into(data, H, W, (rgb,), fit=fit, resample=resample)
         for plane, expected in zip(planes, documented_planes(rgb[:h, :w]), strict=True):
             rows, columns = expected.shape
             np.testing.assert_array_equal(plane[:rows, :columns], expected)
@@ -188,7 +188,7 @@ def test_half_the_bytes_keep_the_quality_of_the_sample_photographs(sample_tar):
         truth = pixels_by_pil(photo, h, w)
         for resample, least in (("exact", 44), ("fast", 40)):
             planes = empty_planes(h, w)
-            decode_yuv420_into(photo, height, width, planes, fit="native", resample=resample)
+            decode_into(photo, height, width, planes, fit="native", resample=resample)
             found = psnr(yuv420_to_rgb(*planes), truth)
             assert found > least, (resample, found)
 
@@ -206,7 +206,7 @@ def test_half_the_bytes_keep_the_quality_of_the_sample_photographs(sample_tar):
 )  # fmt: skip
 def test_planes_that_cannot_be_decoded_into_are_refused(planes, options, message):
     with pytest.raises(OptionError, match=message):
-        decode_yuv420_into(jpeg(), H, W, planes, **options)
+        decode_into(jpeg(), H, W, planes, **options)
 
 
 @pytest.mark.parametrize(
