@@ -164,8 +164,8 @@ def _stored_within(arrays: tuple, height: int, width: int, fit: str, resample: s
     expected = (h, w) if fit == "native" else (side, side)
     if shape != expected or (len(arrays) == 3 and fit != "native" and side % 2):
         raise OptionError(
-            f"pixels of {shape[0]} x {shape[1]}; for fit={fit!r} and an image of {height} x {width} "
-            f"(rows x columns) they must be {expected[0]} x {expected[1]}, and even for planes"
+            f"out is {shape[0]} x {shape[1]}; for fit={fit!r} and an image of {height} x {width} "
+            f"(rows x columns) it must be {expected[0]} x {expected[1]}, and even for planes"
         )
     return h, w
 

@@ -107,7 +107,7 @@ class TarDataset:
             MissingPackage: a gzip stream must be indexed without indexed_gzip, or there is no PIL.
         """
         sources = sources_of(tars)
-        self._decoder = Decoder.of(options, on_error, samples)
+        self._decoder = Decoder(options, on_error, samples)
         if self.pack_options.empty == "drop":
             raise OptionError(
                 "options have empty='drop', but which images have no masks left is not known "

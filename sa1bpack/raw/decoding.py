@@ -81,35 +81,33 @@ class RawKeywords(ThresholdKeywords, total=False):
 class Decoder:
     """Makes samples by the options of `sa1bpack.pack` and of `sa1bpack.open`.
 
-    pack_options  what a pack of the pairs would be made with
-    options       what it would be opened with
-    max_masks     at most this many of the masks that are left then, the largest; None: all
+    pack_options  what a pack of the pairs would be made with; None: as `pack`
+    on_error      as in `sa1bpack.open`
+    given         what it would be opened with. max_masks: at most this many of the masks that are
+                  left then, the largest; None: all
 
     Raises OptionError if such a pack could not be opened so, MissingPackage without PIL.
     """
 
-    def __init__(self, pack_options: PackOptions, options: SampleOptions, max_masks: int | None):
+    def __init__(self, pack_options: PackOptions | None, on_error: str, given: RawKeywords):
+        if pack_options is None:
+            pack_options = PackOptions()
         if not isinstance(pack_options, PackOptions):
             raise OptionError(f"options is {pack_options!r}: give a sa1bpack.PackOptions")
         require_decoder()
-        self.pack_options, self.options = pack_options, options
-        self.max_masks = max_masks
+        self._arguments = pack_options, on_error, given
+        of_samples = {name: value for name, value in given.items() if name != "max_masks"}
+        self.pack_options = pack_options
+        self.options = SampleOptions(**of_samples, on_error=on_error)
         self.layout = pack_options.layout
-        self.spec = SampleSpec.of(self.layout, pack_options.mask_sampling, options)
-        self.rule = options.rule
-        if max_masks is not None:
-            most = whole_number("max_masks", max_masks, 1, MAX_MASKS)
+        self.spec = SampleSpec.of(self.layout, pack_options.mask_sampling, self.options)
+        self.rule = self.options.rule
+        if (most := given.get("max_masks")) is not None:
+            most = whole_number("max_masks", most, 1, MAX_MASKS)
             self.rule = replace(self.rule or MaskRule(), max_masks=most)
 
     def __reduce__(self):
-        return Decoder, (self.pack_options, self.options, self.max_masks)
-
-    @classmethod
-    def of(cls, options: PackOptions | None, on_error: str, given: RawKeywords) -> "Decoder":
-        """A decoder by the keyword arguments of a dataset. Raises OptionError as these do."""
-        of_samples = {name: value for name, value in given.items() if name != "max_masks"}
-        chosen = SampleOptions(**of_samples, on_error=on_error)
-        return cls(PackOptions() if options is None else options, chosen, given.get("max_masks"))
+        return Decoder, self._arguments
 
     def rows(self, source: Source, file_name: str, jpeg: bytes, json: bytes) -> Rows | None:
         """Decode a pair; None if the options of packing drop it, for it has no masks.

@@ -108,7 +108,7 @@ class IterableTarDataset(IterableDataset):
             OptionError, SourceError, MissingPackage: as `TarDataset`.
         """
         self.sources = sources_of(tars)
-        self._decoder = Decoder.of(options, "raise", samples)
+        self._decoder = Decoder(options, "raise", samples)
         self._buffer = whole_number("shuffle_buffer", shuffle_buffer, 0, _MOST_BUFFERED)
         self._seed = whole_number("seed", seed, 0, MAX_WORD)
         self._on_error = choice("on_error", on_error, ON_ERROR)

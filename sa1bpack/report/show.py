@@ -15,7 +15,6 @@ import numpy as np
 from sa1bpack.arguments import MAX_WORD, checks_options, torch_subset, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.errors import FormatError, OptionError, ReadError, SourceError, UnknownName
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
@@ -291,8 +290,7 @@ def first_subjects(
 
     Raises SourceError if the tar cannot be read, OptionError if it has no pairs.
     """
-    options = SampleOptions(coordinates="source", **rule)
-    decoder = Decoder(PackOptions(max_masks=None), options, None)
+    decoder = Decoder(PackOptions(max_masks=None), "raise", {"coordinates": "source", **rule})
     found: list[Subject | Unreadable] = []
     with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
         for pair in islice(reader, samples):
