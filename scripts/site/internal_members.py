@@ -14,6 +14,6 @@ INTERNAL = {
     "PackOptions": ("as_text", "check_same", "keeps_all", "layout", "to_json"),
     "ReadingOptions": ("batches", "choices", "layout", "mask_schedule", "relate"),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),
-    "RunBatch": ("ends_of", "part"),
+    "RunBatch": ("ends", "part"),
     "Schedule": ("as_text", "at", "constant", "largest", "map", "until"),
 }

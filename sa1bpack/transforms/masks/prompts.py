@@ -57,7 +57,7 @@ class _Stretches(NamedTuple):
 
 def _runs_of(runs: RunBatch, foreground: int) -> _Stretches:
     """The runs of foreground (1) or of background (0)."""
-    end, mask, number = runs.ends_of(0, runs.masks)
+    end, mask, number = runs.ends()
     begin = torch.where(number > 0, end.roll(1), 0)
     counted = (number & 1) ^ (1 - foreground)
     return _Stretches(begin, end, mask, counted, counted < 0, runs.run_offset)
@@ -71,7 +71,7 @@ def _boundary_of(runs: RunBatch) -> _Stretches:
     the top or bottom, where the next position is in another column. (At the left and right there is
     no such position.)
     """
-    ends, mask, number = runs.ends_of(0, runs.masks)
+    ends, mask, number = runs.ends()
     height = runs.sizes[runs.owner[mask], 0]
     paired = (number | 1) < runs.run_offset.diff()[mask]
     step = (1 - 2 * (number & 1)) * paired  # 1 where foreground begins, -1 where it ends
@@ -156,7 +156,7 @@ def regions(
         fits = int(torch.searchsorted(offset, int(offset[start]) + PART_ENDS, right=True)) - 1
         stop = min(max(fits, start + 1), runs.masks)
         masks = slice(start, stop)
-        part = runs if stop - start == runs.masks else runs.part(start, stop)
+        part = runs.part(start, stop)
         yield masks, Region(part, region, None if boxes is None else boxes[masks])
         start = stop
         if start >= runs.masks:

@@ -96,6 +96,8 @@ class RunBatch:
 
     def part(self, start: int, stop: int) -> "RunBatch":
         """The masks start..stop, without waiting for the device. All samples remain."""
+        if stop - start == self.masks:
+            return self
         first, last = (int(self.host_offset[mask]) for mask in (start, stop))
         return RunBatch(
             self.run_ends[first:last],
@@ -105,15 +107,14 @@ class RunBatch:
             self.host_offset[start : stop + 1] - first,
         )
 
-    def ends_of(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The run ends of masks start..stop: three int64 (r,), position, mask minus `start`, and
-        the index of the end within its mask."""
-        first, last = (int(self.host_offset[mask]) for mask in (start, stop))
-        begin, end = self.run_offset[start:stop], self.run_offset[start + 1 : stop + 1]
-        masks = torch.arange(stop - start, device=begin.device)
-        mask = masks.repeat_interleave(end - begin, output_size=last - first)
-        number = torch.arange(first, last, device=begin.device) - begin[mask]
-        return self.run_ends[first:last].long(), mask, number
+    def ends(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The run ends of all masks: three int64 (R,), position, mask, and the index of the end
+        within its mask."""
+        total, device = int(self.host_offset[-1]), self.run_offset.device
+        masks = torch.arange(self.masks, device=device)
+        mask = masks.repeat_interleave(self.run_offset.diff(), output_size=total)
+        number = torch.arange(total, device=device) - self.run_offset[mask]
+        return self.run_ends[:total].long(), mask, number
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch
 
 from sa1bpack.masks.window import FRACTION, LEVELS, REACH, UNIT
 from sa1bpack.transforms.geometry.frame import fixed_steps
-from sa1bpack.transforms.masks.run_batch import Drawing
+from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch
 from sa1bpack.transforms.memory import chunk_bytes
 
 
@@ -90,25 +90,24 @@ class UprightDrawer:
         least = torch.ones_like(self.x.cell) if center else (self.x.cell * self.y.cell + 1) // 2
         self.least = torch.where(self.x.drawn & self.y.drawn, least, 2**62)
         self.sign = 1 - 2 * (self.x.mirrored ^ self.y.mirrored).long()
-        self.owner = runs.owner
         # Intermediate sums may overflow; the final one, the covered area, fits.
         self.dtype = torch.int32 if center else torch.int64
         self.mask_bytes = (size[0] + 2) * (size[1] + 2) * self.dtype.itemsize + size[0] * size[1]
 
-    def draw(self, start: int, stop: int) -> torch.Tensor:
-        """bool (stop - start, h, w), masks start..stop."""
+    def draw(self, runs: RunBatch) -> torch.Tensor:
+        """bool (m, h, w), m masks of the runs."""
         height, width = self.size
-        position, mask, number = self.runs.ends_of(start, stop)
-        owner = self.owner[start:stop]
+        position, mask, number = runs.ends()
+        owner = runs.owner
         sample = owner[mask]
-        rows = self.runs.sizes[sample, 0]
+        rows = runs.sizes[sample, 0]
         x = position.div(rows, rounding_mode="floor")
         y = position - x * rows
-        lines = self.runs.run_offset[start : stop + 1].diff()
-        paired = (number | 1) < lines[mask]  # not background after the last foreground
+        # Not background after the last foreground.
+        paired = (number | 1) < runs.run_offset.diff()[mask]
         sign = (1 - 2 * (number & 1)) * paired * self.sign[sample]
 
-        grid = torch.zeros((stop - start, height + 2, width + 2), dtype=self.dtype, device=x.device)
+        grid = torch.zeros((runs.masks, height + 2, width + 2), dtype=self.dtype, device=x.device)
         left, right = self.x.edges(x, sample), self.x.edges(x + 1, sample)
         place = mask * (height + 2)
         for row, below in self.y.edges(y, sample).jumps():
@@ -144,19 +143,18 @@ class AffineDrawer:
         runs, size = self.runs, self.size = drawing.runs, drawing.size
         self.level = LEVELS[drawing.sampling]
         self.steps = fixed_steps(drawing.maps, 1 << self.level).to(runs.run_ends.device)
-        self.owner = runs.owner
         self.mask_bytes = size[0] * size[1] * 32  # positions, search results, hits
 
-    def draw(self, start: int, stop: int) -> torch.Tensor:
-        """bool (stop - start, h, w), masks start..stop."""
-        ends, mask, _ = self.runs.ends_of(start, stop)
+    def draw(self, runs: RunBatch) -> torch.Tensor:
+        """bool (m, h, w), m masks of the runs."""
+        ends, mask, _ = runs.ends()
         # Ends are sorted within a mask and below 2**31, so that these are sorted throughout.
         ends += mask << 31
-        owner = self.owner[start:stop]
-        base = torch.arange(stop - start, device=ends.device)[:, None, None] << 31
-        first = (self.runs.run_offset[start:stop] - self.runs.run_offset[start])[:, None, None]
+        owner = runs.owner
+        base = torch.arange(runs.masks, device=ends.device)[:, None, None] << 31
+        first = runs.run_offset[:-1, None, None]
         points = 1 << self.level
-        hits = torch.zeros((stop - start, *self.size), dtype=torch.uint8, device=ends.device)
+        hits = torch.zeros((runs.masks, *self.size), dtype=torch.uint8, device=ends.device)
         for row in range(points):
             for column in range(points):
                 query = self._positions(row, column)[owner] + base
@@ -210,5 +208,5 @@ def _drawn(drawer: UprightDrawer | AffineDrawer) -> torch.Tensor:
     chunk = max(1, chunk_bytes(device) // drawer.mask_bytes)
     for start in range(0, runs.masks, chunk):
         stop = min(start + chunk, runs.masks)
-        out[start:stop] = drawer.draw(start, stop)
+        out[start:stop] = drawer.draw(runs.part(start, stop))
     return out
