@@ -271,11 +271,11 @@ def function_of(name: str) -> Callable:
 
     An error of the module itself passes.
     """
-    module, _, attribute = name.partition(":")
+    module, colon, attribute = name.partition(":")
+    if not (colon and all(part.isidentifier() for part in f"{module}.{attribute}".split("."))):
+        raise OptionError(f"fn is {name!r}: choose MODULE:FUNCTION, such as my_teacher:embed")
     try:
-        found = resolve_name(name) if attribute else None
-    except ValueError:
-        found = None
+        found = resolve_name(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module imports
@@ -284,8 +284,6 @@ def function_of(name: str) -> Callable:
         ) from None
     except AttributeError:
         raise OptionError(f"fn is {name!r}: the module has no {attribute!r}") from None
-    if found is None:
-        raise OptionError(f"fn is {name!r}: choose MODULE:FUNCTION, such as my_teacher:embed")
     if not callable(found):
         raise OptionError(f"fn is {name!r}: this is of type {type(found).__name__}, not a function")
     return found

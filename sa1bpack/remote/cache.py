@@ -202,8 +202,14 @@ class Cache:
             threading.Thread(target=bring, name="sa1bpack-bring", daemon=True).start()
             try:
                 outcome.result()
-            except FileNotFoundError:
-                if (self.root / "cache.json").exists():
+            except OSError as error:
+                if error.errno in _DISK_IS_FULL:
+                    raise CacheFull(
+                        f"{error.filename or self.root}: the disk of the cache is full "
+                        f"({error.strerror}), and nothing in the cache can be removed: free some "
+                        "of it, or choose another folder"
+                    ) from error
+                if not isinstance(error, FileNotFoundError) or (self.root / "cache.json").exists():
                     raise
                 raise StoreError(
                     f"{self.root}: the cache was removed while it was in use; open the pack again"
@@ -229,15 +235,9 @@ class Cache:
                     begun.rename(folder)
                     return
                 except OSError as error:
-                    if error.errno not in _DISK_IS_FULL:
-                        raise
                     self._empty(lock)
-                    if not self.make_room(nbytes):
-                        raise CacheFull(
-                            f"{error.filename or self.root}: the disk of the cache is full "
-                            f"({error.strerror}), and nothing in the cache can be removed: free "
-                            "some of it, or choose another folder"
-                        ) from error
+                    if error.errno not in _DISK_IS_FULL or not self.make_room(nbytes):
+                        raise
         except BaseException:
             self._empty(lock)
             lock.path.unlink()
