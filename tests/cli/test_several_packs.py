@@ -264,7 +264,7 @@ def test_what_several_packs_lack_is_named_and_shared_ids_are_refused(command, pa
     third = tmp_path / "packs" / "third"
     assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
     code, _, error = command("export", *packs, third, out)
-    assert code == 2 and "2 image ids occur more than once, 5, 6; 5 is in " in error
+    assert code == 2 and "2 image ids occur more than once, such as 5, in " in error
     assert not out.exists()
 
 
