@@ -82,9 +82,14 @@ def check_group(
     """
     check_metadata(folder / METADATA_NAME, metadata)
     for spec, rows in arrays.items():
-        if deep:
-            check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
-        check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
+        check_array(folder, spec, rows, deep)
+
+
+def check_array(folder: Path, spec: ArraySpec, rows: int, deep: bool = True) -> None:
+    """Check the metadata of one array, if `deep`, and the exact length of its chunk file."""
+    if deep:
+        check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
+    check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
 
 
 def check_metadata(path: Path, expected: dict[str, Any]) -> None:

@@ -4,10 +4,8 @@ Neither is damage. Both are usually a slip: a tar packed again under another nam
 overlap. Training then sees these images more often than the others.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -79,31 +77,6 @@ def find_duplicates(manifest: Manifest, index: Index | None) -> Duplicates:
     return Duplicates(_same_files(manifest), image_ids, examples)
 
 
-class SharedIds(NamedTuple):
-    """Image ids that several packs have: how many, one of them, and the numbers of two packs."""
-
-    count: int
-    example: int
-    first: int
-    second: int
-
-
-def shared_ids(packs: Sequence[np.ndarray]) -> SharedIds | None:
-    """The image ids that occur in more than one of several arrays, int64 (n,) each; None: none is.
-
-    An id that is twice in one array, and in no other, is not meant.
-    """
-    ids = np.concatenate([np.empty(0, np.int64), *packs])
-    of_pack = np.repeat(np.arange(len(packs)), [len(each) for each in packs])
-    later, first = repeated_rows(ids)
-    apart = of_pack[later] != of_pack[first]
-    later, first = later[apart], first[apart]
-    if not len(later):
-        return None
-    found = of_pack[[first[0], later[0]]].tolist()
-    return SharedIds(len(np.unique(ids[later])), int(ids[later[0]]), *found)
-
-
 def repeated_rows(ids: np.ndarray, of_pack: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
     """The rows whose id another row has before them, and the first row with that id.
 
@@ -147,10 +120,9 @@ def _sources_of(image_id: int, manifest: Manifest, index: Index) -> tuple[str, .
 
 
 def _with_counts(sources: tuple[str, ...]) -> str:
-    """The names: "a and b", or "a (twice) and b" where a source holds an id several times."""
-    counts = {name: sources.count(name) for name in sources}
-    times = {1: "", 2: " (twice)"}
-    return _names(tuple(name + times.get(n, f" ({n} times)") for name, n in counts.items()))
+    """The names: "a and b", or "a (2 times) and b" where a source holds an id several times."""
+    counts = Counter(sources)
+    return _names(tuple(name if n == 1 else f"{name} ({n} times)" for name, n in counts.items()))
 
 
 def _names(names: tuple[str, ...]) -> str:

@@ -16,9 +16,8 @@ import xxhash
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import (
     REMEDY,
+    check_array,
     check_group,
-    check_length,
-    check_metadata,
     check_offset_ends,
     check_offsets_rise,
     map_array,
@@ -172,8 +171,7 @@ def _array_of(root: Path, entry: ShardEntry, manifest: Manifest, name: str) -> n
     """An array of a shard, memory-mapped. Raises FormatError if its length or metadata is wrong."""
     folder, spec = root / SHARDS_NAME / entry.name, manifest.layout.array(name)
     rows = spec.rows(entry.extent)
-    check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
-    check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
+    check_array(folder, spec, rows)
     return map_array(folder, spec, rows)
 
 

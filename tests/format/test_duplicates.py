@@ -52,7 +52,7 @@ def test_an_id_that_a_source_holds_twice_is_counted_once_and_said_so():
     index = dataclasses.replace(index, id_order=np.array([9, -9, 1 << 60]))  # which is not trusted
     found = find_duplicates(manifest, index)
     assert (found.image_ids, found.examples) == (1, ((5, ("a", "a", "b")),))
-    assert found.lines() == ["1 image id occurs more than once: 5 in a (twice) and b" + REMEDY]
+    assert found.lines() == ["1 image id occurs more than once: 5 in a (2 times) and b" + REMEDY]
 
 
 @pytest.mark.parametrize(("key", "kind"), [("xxh128", "XXH3-128"), ("md5", "md5")])

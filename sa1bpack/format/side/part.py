@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import check_length, check_metadata, map_array
+from sa1bpack.format.array_reader import check_group, map_array
 from sa1bpack.format.checksums import CHECKSUMS_NAME
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.index import shard_digests
@@ -188,14 +188,8 @@ def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool 
     part = Path(folder) / shard.part
     if not part.is_dir():
         raise FormatError(f"{folder}: no part for shard {shard.name} ({shard.part}); {AGAIN}")
-    expected = part_metadata(spec, shard)
     try:
-        check_metadata(part / METADATA_NAME, expected)
-        for array, rows in spec.arrays(shard.extent).items():
-            if deep:
-                metadata = expected["consolidated_metadata"]["metadata"][array.name]
-                check_metadata(part / array.name / METADATA_NAME, metadata)
-            check_length(part / array.chunk_path, chunk_file(array, rows).file_bytes)
+        check_group(part, part_metadata(spec, shard), spec.arrays(shard.extent), deep)
     except FormatError as error:
         raise FormatError(f"{str(error).partition('; restore')[0]}; {REMAKE}") from None
     values = map_array(part, spec.values, spec.values.rows(shard.extent))
