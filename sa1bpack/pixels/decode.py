@@ -192,7 +192,7 @@ def _scaled(header: JpegHeader, eighths: int) -> tuple[int, int]:
 
 
 def decodes_like_pil(header: JpegHeader) -> bool:
-    """Whether simplejpeg's full decode equals PIL's bit for bit.
+    """True if simplejpeg's full decode equals PIL's bit for bit.
 
     It does if PIL uses libjpeg-turbo as well and the file has nothing that versions treat
     differently: unusual sampling, a guessed colour space, or a progressive file with missing scans

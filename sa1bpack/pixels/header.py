@@ -70,7 +70,7 @@ class JpegHeader:
     sampling: tuple[tuple[int, int], ...]
     """(horizontal, vertical) sampling factors of each component, in the order of the file."""
     jfif: bool
-    """Whether there is a JFIF marker: three components are then Y, Cb, Cr."""
+    """True if there is a JFIF marker: three components are then Y, Cb, Cr."""
     adobe_transform: int | None
     """Colour transform of the Adobe marker: 0 none, 1 YCbCr, 2 YCCK; None without that marker."""
 

@@ -88,7 +88,7 @@ class Taps(NamedTuple):
 
     @property
     def copies(self) -> bool:
-        """Whether each output pixel is one input pixel."""
+        """True if each output pixel is one input pixel."""
         return len(self.weights) == 1
 
 
@@ -247,7 +247,7 @@ def resample_rows(
 
 
 class AffinePlaces(NamedTuple):
-    """Where the pixels of an output are in an image.
+    """The places of the pixels of an output in an image.
 
     steps    int64 (2, 3): x and y of pixel (i, j), in units of 2**-32 pixels of the image, are
              [..., 0] j + [..., 1] i + [..., 2]

@@ -309,7 +309,7 @@ def write_index(path: Path, source: Source) -> None:
 
 
 def _parts(source: Source) -> list[bytes | memoryview]:
-    """What the file of an index consists of."""
+    """The parts of the file of an index."""
     bound = _bound(source)
     pairs, rejects, _ = locate_pairs(source)
     found = SeekPoints(np.empty(0, POINT), np.empty((0, WINDOW), np.uint8))

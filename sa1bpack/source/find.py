@@ -180,7 +180,7 @@ def _folder_source(path: Path) -> Source:
 
 
 def kind_of(head: bytes, path: Path | Address) -> Kind:
-    """What a file is, by its first 512 bytes (`BLOCK`); `path` is for messages.
+    """The kind of a file, by its first 512 bytes (`BLOCK`); `path` is for messages.
 
     Raises SourceError for neither a gzip stream nor a tar.
     """

@@ -34,7 +34,7 @@ OnWait = Callable[[str], object] | None
 
 
 def remedy(path: object) -> str:
-    """What to do about a tar whose bytes are wrong: a file, or at an Address."""
+    """The remedy for a tar whose bytes are wrong: a file, or at an Address."""
     if isinstance(path, Address):
         return (
             "repeat the command; if it fails again, compare the md5 there with the published list"

@@ -67,7 +67,7 @@ class Reject:
 
 
 class Spilled(NamedTuple):
-    """Where an item is in the file of a Spool."""
+    """The place of an item in the file of a Spool."""
 
     blocks: list[int]
     size: int
@@ -319,7 +319,7 @@ class PairReader:
         self.xxh128, self.md5 = self._raw.xxh128(), self._raw.md5()
 
     def _admit(self, member: Member, stem: str, half: Half) -> bool:
-        """Whether the member may be read; if not, the reason is recorded."""
+        """True if the member may be read; if not, the reason is recorded."""
         if stem in self._settled:
             if self._settled[stem]:
                 self._reject(member, "duplicate", f"it follows a pair named {stem!r}")

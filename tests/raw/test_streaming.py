@@ -45,8 +45,7 @@ def test_samples_are_those_of_the_map_style_dataset_in_its_order(tmp_path):
     assert [sample["index"] for sample in streamed] == list(range(6))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 0), (2, 2), (5, 0)])
 def test_ranks_and_workers_share_them_without_overlap(tars, world_size, workers):
     seen = []
     for rank in range(world_size):

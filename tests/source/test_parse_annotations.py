@@ -248,21 +248,3 @@ def test_every_bytes_type_yields_the_same_record_and_messages(record, kind):
         parse_annotations(kind(data.replace(b'"area": 5', b'"area": "5"')))
     with pytest.raises(AnnotationError, match=r"not UTF-8|malformed"):
         parse_annotations(kind(data.replace(b"sa_", b"\xff")))
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_damaged_records_raise_nothing_but_annotation_errors(sample_tar, data):
-    with tarfile.open(sample_tar) as tar:
-        member = next(m for m in tar if m.name.endswith(".json"))
-        text = bytearray(tar.extractfile(member).read()[:3000])
-    end = text.rindex(b"}, {")
-    text = text[:end] + b"}]}"
-    parse_annotations(bytes(text))
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(text) - 1))
-        text[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    try:
-        parse_annotations(bytes(text))
-    except AnnotationError as error:
-        assert str(error)
