@@ -218,13 +218,12 @@ class Iteration:
             begin = perf_counter()
             if errors:
                 self._note(batch, errors)
-            number, step = (at(self._done) for at in (self._batches.number, self._batches.step))
+            number, step = self._batches.number(self._done), self._batches.step(self._done)
             self._done += 1
             cursor.took(self._generation, self._done)
             if batch is None:
                 continue
-            batch["epoch"], batch["number"] = self._batches.epoch, number
-            batch["step"] = step
+            batch |= {"epoch": self._batches.epoch, "number": number, "step": step}
             batch["spec"] = reader._dataset.spec_text
             if reader._options.on_error == "drop":
                 batch["dropped"] = rows_of(errors, batch["indices"].device)

@@ -1,6 +1,5 @@
 """What an epoch waited for: counts by made-up clocks, verdicts, and what loaders report."""
 
-import pickle
 import shutil
 from pathlib import Path
 
@@ -39,17 +38,6 @@ def test_busy_time_is_that_of_the_union_of_spans_in_any_order():
     for first in range(0, 300, 7):
         busy.add(spans[first : first + 7])
     assert busy.seconds == covered.sum()
-
-
-def test_busy_time_keeps_few_spans_and_what_reaches_behind_them_counts_from_their_end():
-    busy = BusyTime()
-    for k in range(5000):
-        busy.add([(k, k + 0.5)])
-    assert busy.seconds == pytest.approx(2500)
-    busy.add([(-50.0, 1.0)])  # of this time only a sum is left
-    assert busy.seconds == pytest.approx(2500)
-    busy.add([(-50.0, 5000.0)])
-    assert 2500 < busy.seconds < 2500 + 512
 
 
 # ----------------------------------------------------------------------------------------- counts
@@ -258,12 +246,3 @@ def test_an_error_of_the_function_reaches_the_consumer(ds, make):
     with pytest.raises(KeyError, match="0"):
         taken.extend(batch["number"] for batch in loader)
     assert taken == list(range(len(loader)))
-
-
-@BOTH
-def test_a_pickle_of_a_loader_has_no_figures(ds, make):
-    loader = make(ds, 4, on_epoch_end=print)
-    next(iter(loader))
-    with pytest.raises(LoaderError, match="no epoch has begun"):
-        pickle.loads(pickle.dumps(loader)).stats()
-    assert loader.stats().batches == 1

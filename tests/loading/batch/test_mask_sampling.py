@@ -35,8 +35,9 @@ def masks_of(path: Path, **options) -> np.ndarray:
     return np.concatenate([sample["masks"] for sample in sa1bpack.open(path, **options)])
 
 
-@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
-@pytest.mark.parametrize("sampling", ["area", "center"])
+@pytest.mark.parametrize(
+    ("sampling", "fit"), [("area", "pad"), ("center", "squash"), ("area", "native")]
+)
 def test_masks_are_drawn_by_the_sampling_of_the_pack(packs, sampling, fit):
     path = packs(sampling, fit=fit)
     stored = masks_of(path, masks="bool")
