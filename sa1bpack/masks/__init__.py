@@ -36,8 +36,6 @@ _MODULES = {
 }
 # The same for the other packages of sa1bpack only: these may change in any release.
 _INTERNAL = {
-    "FITS": "raster",
-    "MAX_MASK_SIZE": "raster",
     "MaskRule": "select",
     "ORDERS": "select",
     "REGIONS": "prompts",
@@ -48,7 +46,6 @@ _INTERNAL = {
     "select_masks": "select",
     "take_masks": "rle",
     "thirds_of": "relations",
-    "warm_up": "raster",
 }
 
 __all__ = [*_MODULES]

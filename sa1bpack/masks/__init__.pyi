@@ -8,11 +8,8 @@ from sa1bpack.masks.prompts import count_pixels as count_pixels
 from sa1bpack.masks.prompts import draw_points as draw_points
 from sa1bpack.masks.prompts import jitter_boxes as jitter_boxes
 from sa1bpack.masks.prompts import nth_pixels as nth_pixels
-from sa1bpack.masks.raster import FITS as FITS
-from sa1bpack.masks.raster import MAX_MASK_SIZE as MAX_MASK_SIZE
 from sa1bpack.masks.raster import SAMPLINGS as SAMPLINGS
 from sa1bpack.masks.raster import rasterize as rasterize
-from sa1bpack.masks.raster import warm_up as warm_up
 from sa1bpack.masks.relations import LEVELS as LEVELS
 from sa1bpack.masks.relations import RELATIONS as RELATIONS
 from sa1bpack.masks.relations import Relations as Relations

@@ -28,7 +28,6 @@ from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE, bits_for, check_image_runs
-from sa1bpack.masks.rle import mask_area, parse_counts, take_masks
 
 SAMPLINGS = ("area", "center")
 MAX_MASK_SIZE = 4096  # cells along one side of a grid
@@ -472,17 +471,3 @@ def rasterize(
     choice("fit", fit, FITS)
     y, x = fit_axes(*check_image(height, width), mask_size, fit)
     return draw_grid(run_ends, run_offset, y, x, sampling, out)
-
-
-def warm_up() -> None:
-    """Compile the kernels that packing runs per image, or load them from numba's cache.
-
-    The first call after an installation takes several seconds; later ones, in a new process, a
-    fraction of a second. Call it once before several threads process images, or before timing.
-    """
-    text = np.frombuffer(b"04", np.uint8)  # one mask, all foreground, of a 2x2 image
-    run_ends, run_offset, _ = parse_counts(text, np.array([0, 2]), 4, keep=np.array([0]))
-    take_masks(run_ends, run_offset, np.array([0]))
-    mask_area(run_ends, run_offset)
-    for sampling in SAMPLINGS:
-        rasterize(run_ends, run_offset, 2, 2, 8, "pad", sampling)
