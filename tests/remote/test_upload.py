@@ -10,6 +10,7 @@ from hashlib import md5
 
 import pytest
 import xxhash
+from s3_server import use_s3
 from same_samples import same_samples
 from unflushed import unflushed
 
@@ -25,6 +26,7 @@ import botocore.session
 from sa1bpack.remote import stores
 
 OPTIONS = {"workers": 1, "image_size": 64, "mask_size": 32, "samples_per_shard": 2}
+FLAGS = ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
 ONE_SHARD = OPTIONS | {"samples_per_shard": 3}
 
 
@@ -68,23 +70,35 @@ def files(root) -> dict[str, str]:
     }
 
 
-def test_the_bucket_has_the_files_of_a_local_pack(proxy, sample_tar, tmp_path, expected, capsys):
-    words = ["pack", sample_tar, "-o", "s3://packs/one", "--staging", tmp_path / "staging"]
-    words += ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
-    assert main([str(word) for word in words]) == 0
-    assert "s3://packs/one: 3 images" in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def staging(proxy_process, sample_tar, tmp_path_factory):
+    """The staging folder of the pack `one`, which was uploaded."""
+    folder = tmp_path_factory.mktemp("one")
+    with unflushed(), pytest.MonkeyPatch.context() as patch:
+        use_s3(proxy_process.url, patch)
+        proxy_process.requests.clear()
+        assert upload(sample_tar, folder, "one").complete
+        # The manifest is the last that changes.
+        puts = [path for method, path in proxy_process.requests if method == "PUT"]
+        assert puts[-1].startswith("/packs/one/manifest.json")
+    return folder / "staging"
+
+
+def test_the_bucket_has_the_files_of_a_local_pack(
+    staging, proxy, sample_tar, tmp_path, expected, capsys
+):
     assert objects("one") == files(expected)
     own = sa1bpack.open(expected)
     ds = sa1bpack.open("s3://packs/one", cache=tmp_path / "cache")
     assert all(same_samples(ds[k], own[k]) for k in range(3))
-    images = list((tmp_path / "staging").rglob("image/c*"))
+    images = list(staging.rglob("image/c*"))
     assert len(images) == 2
     assert all(path.stat().st_blocks * 512 <= 4096 < path.stat().st_size for path in images)
-    # The manifest is the last that changes.
-    puts = [path for method, path in proxy.requests if method == "PUT"]
-    assert puts[-1].startswith("/packs/one/manifest.json")
     proxy.requests.clear()
-    assert main([str(word) for word in words]) == 0  # of a complete pack nothing is written
+    words = ["pack", sample_tar, "-o", "s3://packs/one", "--staging", staging, *FLAGS]
+    assert main([str(word) for word in words]) == 0
+    assert "s3://packs/one: 3 images" in capsys.readouterr().out
+    # Of a complete pack nothing is written.
     assert not [path for method, path in proxy.requests if method == "PUT"]
 
 
@@ -206,7 +220,7 @@ def test_a_process_killed_between_two_parts_leaves_no_pack_and_no_parts_after_th
         "stall" if "sa_000000-001/image/c" in path and "partNumber=3" in path else None
     )
     words = ["pack", sample_tar, "-o", "s3://packs/killed", "--staging", tmp_path / "staging"]
-    words += ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
+    words += FLAGS
     client, folder = stores.s3_client(), stores.Bucket("s3://packs/killed")
     first = "shards/sa_000000-000/checksums.xxh128"  # may be sent after parts of the second shard
     child = subprocess.Popen([sys.executable, "-c", CHILD, *map(str, words)])
@@ -234,23 +248,21 @@ def test_a_process_killed_between_two_parts_leaves_no_pack_and_no_parts_after_th
     assert not client.list_multipart_uploads(Bucket="packs", Prefix="killed/").get("Uploads")
 
 
-def test_a_staging_folder_is_never_taken_for_its_pack(proxy, sample_tar, tmp_path, expected):
-    upload(sample_tar, tmp_path, "apart")
-    staging, out = tmp_path / "staging", tmp_path / "out"
+def test_a_staging_folder_is_never_taken_for_its_pack(
+    staging, proxy, sample_tar, tmp_path, expected
+):
     before = files(staging)
     calls = (
         lambda: sa1bpack.open(staging),
         lambda: sa1bpack.verify(staging),
         lambda: sa1bpack.repair(staging, sample_tar, workers=1, progress=False),
-        lambda: sa1bpack.merge(out, [staging]),
+        lambda: sa1bpack.merge(tmp_path / "out", [staging]),
         lambda: sa1bpack.pack(sample_tar, staging, **OPTIONS),
     )
     for call in calls:
         with pytest.raises((NotAPack, OutputRefused), match=r"has no manifest|holds no manifest"):
             call()
     assert files(staging) == before
-    assert upload(sample_tar, tmp_path, "elsewhere").new_images == 3  # it has a folder of its own
-    assert objects("elsewhere") == files(expected)
     own = shutil.copytree(expected, tmp_path / "own")
     with pytest.raises(OutputRefused, match="holds a pack of this machine"):
         sa1bpack.pack(sample_tar, "s3://packs/own", staging=own, **OPTIONS)
@@ -258,15 +270,14 @@ def test_a_staging_folder_is_never_taken_for_its_pack(proxy, sample_tar, tmp_pat
 
 
 def test_what_was_removed_from_the_bucket_is_packed_again_and_an_older_index_removed(
-    proxy, sample_tar, tmp_path, expected
+    staging, proxy, sample_tar, expected
 ):
-    upload(sample_tar, tmp_path, "removed")
-    there = stores.Bucket("s3://packs/removed")
+    there = stores.Bucket("s3://packs/one")
     there.delete(key for key in there.files() if "sa_000000-000/" in key or "index-" in key)
-    older = {"Bucket": "packs", "Key": "removed/index-00000000/zarr.json"}
+    older = {"Bucket": "packs", "Key": "one/index-00000000/zarr.json"}
     stores.s3_client().put_object(Body=b"of an earlier state of the pack", **older)
-    assert upload(sample_tar, tmp_path, "removed").new_images == 2
-    assert objects("removed") == files(expected)
+    assert upload(sample_tar, staging.parent, "one").new_images == 2
+    assert objects("one") == files(expected)
 
 
 def test_a_folder_of_something_else_is_refused(proxy, sample_tar, tmp_path):
