@@ -12,7 +12,7 @@ from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks import rasterize
 from sa1bpack.pixels.yuv420 import yuv420_to_rgb
-from sa1bpack.report.subject import Subject, subject_of
+from sa1bpack.report.subject import Subject
 
 _GRID = 512  # cells of masks that are drawn from runs, if the batch has nothing else
 
@@ -86,7 +86,7 @@ def _subject(batch: Batch, row: int) -> Subject:
         "predicted_ious": np.zeros(valid.sum()),
         "stability_scores": np.zeros(valid.sum()),
     }
-    return subject_of(sample, count, fit="squash")  # the grid of the masks covers the canvas
+    return Subject(sample, count, fit="squash")  # the grid of the masks covers the canvas
 
 
 def _pixels(batch: Batch, row: int) -> np.ndarray:

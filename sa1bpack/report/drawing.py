@@ -68,7 +68,7 @@ def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Ima
 
 def by_size(subject: Subject) -> np.ndarray:
     """int64 (m,): the masks by descending area, in stored order if equal."""
-    return np.argsort(-subject.areas, kind="stable")
+    return np.argsort(-subject.sample["areas"], kind="stable")
 
 
 def _paint(
@@ -79,7 +79,7 @@ def _paint(
     outline = inside.copy()
     rows, columns = _cells_of_pixels(subject, *inside.shape)
     for place, mask in enumerate(order.tolist()):
-        top, left, shape = _on_screen(subject.bits[mask], rows, columns)
+        top, left, shape = _on_screen(subject.sample["masks"][mask], rows, columns)
         here = (slice(top, top + shape.shape[0]), slice(left, left + shape.shape[1]))
         inside[here][shape] = place
         outline[here][shape & ~_eroded(shape, line)] = place
@@ -97,8 +97,8 @@ def _cells_of_pixels(subject: Subject, height: int, width: int) -> tuple[np.ndar
     A cell is 1 / G of the longer side of the source for "pad" and "native", and of each side for
     "squash" (docs/format.md).
     """
-    grids = subject.bits.shape[1], 8 * subject.bits.shape[2]
-    source = (subject.source_height, subject.source_width)
+    grids = subject.sample["masks"].shape[1], 8 * subject.sample["masks"].shape[2]
+    source = subject.source
     longer = max(source)
     cells = []
     for pixels, side, grid in zip((height, width), source, grids, strict=True):
@@ -135,10 +135,10 @@ def _with_boxes_and_points(
 ) -> Image.Image:
     layer = Image.new("RGBA", image.size)
     draw = ImageDraw.Draw(layer)
-    scale = np.array(image.size) / (subject.source_width, subject.source_height)
+    scale = np.array(image.size) / subject.source[::-1]
     opacity = round(255 * _BOX_OPACITY * min(1.0, (_CROWD / subject.masks) ** 0.5))
     limit = np.array(image.size)
-    boxes = subject.bboxes.astype(float)
+    boxes = subject.sample["bboxes"].astype(float)
     first = np.clip(np.floor(boxes[:, :2] * scale), 0, limit - 1)
     end = (boxes[:, :2] + boxes[:, 2:] + 1) * scale  # w = xmax - xmin
     edges = np.concatenate([first, np.clip(np.ceil(end) - 1, first, limit - 1)], 1)
@@ -148,7 +148,9 @@ def _with_boxes_and_points(
             colour = (*colours[place].tolist(), opacity)
             draw.rectangle(edges[mask].astype(int).tolist(), outline=colour)
     radius = 1 + line
-    points = np.clip(subject.points[order] * scale, -99, limit + 99)  # far ones are not visible
+    points = np.clip(
+        subject.sample["point_coords"][order] * scale, -99, limit + 99
+    )  # far ones are not visible
     for x, y in points[np.isfinite(points).all(1)].tolist():
         draw.ellipse(
             (x - radius, y - radius, x + radius, y + radius), fill=_POINT, outline=_POINT_RIM

@@ -18,7 +18,6 @@ SHOWN_REJECTS = 20
 _SHOWN_RUNS = 10
 _SHOWN_SOURCES = 20
 _SHOWN_PACKS = 20
-_WORDS = {None: "none", True: "yes", False: "no"}
 
 
 class Picture(NamedTuple):
@@ -195,16 +194,9 @@ def _identity(held: Holdings, seen: Survey) -> list[tuple[str, str]]:
 
 def _run_row(run: Run) -> tuple[str, ...]:
     speed, read = run.images / run.seconds, run.source_bytes / run.seconds / 1e6
-    return (
-        _when(run.finished),
-        f"{run.outcome}",
-        f"{run.images:,}",
-        _duration(run.seconds),
-        f"{speed:,.1f}",
-        f"{read:,.1f}",
-        f"{run.workers:,}",
-        run.sa1bpack,
-    )
+    took, images = _duration(run.seconds), f"{run.images:,}"
+    figures = images, took, f"{speed:,.1f}", f"{read:,.1f}", f"{run.workers:,}"
+    return _when(run.finished), f"{run.outcome}", *figures, run.sa1bpack
 
 
 def _source_row(source: dict[str, Any]) -> tuple[str, ...]:
@@ -223,7 +215,8 @@ def _source_row(source: dict[str, Any]) -> tuple[str, ...]:
 
 def _shown(value: Any) -> str:
     """A recorded value as text."""
-    return _WORDS[value] if value is None or isinstance(value, bool) else text_of(value)
+    words = {None: "none", True: "yes", False: "no"}
+    return words[value] if value is None or isinstance(value, bool) else text_of(value)
 
 
 def _when(moment: datetime) -> str:
@@ -233,6 +226,4 @@ def _when(moment: datetime) -> str:
 def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:,.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

@@ -1,5 +1,6 @@
 """Pictures of samples with text: a sheet of several, and a large one with a table of its masks."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -113,8 +114,8 @@ def _write_caption(
     if isinstance(subject, Unreadable):
         name, facts = f"row {subject.index:,}", f"id {subject.image_id}, cannot be read"
     else:
-        name = plain_text(subject.file_name)
-        facts = f"id {subject.image_id}, {size_text(subject)}, {mask_text(subject)}"
+        name = plain_text(subject.sample["file_name"])
+        facts = f"id {subject.sample['image_id']}, {size_text(subject)}, {mask_text(subject)}"
     draw.text((left, top), shortened(name, font(16), width), font=font(16), fill=_INK)
     draw.text((left, top + 21), shortened(facts, letters, width), font=letters, fill=_FAINT)
 
@@ -123,9 +124,8 @@ def size_text(subject: Subject) -> str:
     """Width and height in pixels, of the source and as stored: `2250x1500 at 1024x683`; once if
     they are the same."""
     height, width = subject.rgb.shape[:2]
-    if (height, width) == (subject.source_height, subject.source_width):
-        return f"{width}x{height}"
-    return f"{subject.source_width}x{subject.source_height} at {width}x{height}"
+    stored, (high, wide) = f"{width}x{height}", subject.source
+    return stored if (high, wide) == (height, width) else f"{wide}x{high} at {stored}"
 
 
 def mask_text(subject: Subject) -> str:
@@ -151,7 +151,7 @@ def large_picture(subject: Subject, title: str) -> Image.Image:
     bottom = max(_TOP + height, table[1] + (1 + min(rows, subject.masks + 1)) * _ROW)
     sheet = Image.new("RGB", (WIDTH, bottom + _MARGIN), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    _write_header(draw, WIDTH, subject.file_name, title)
+    _write_header(draw, WIDTH, subject.sample["file_name"], title)
     draw.text((_MARGIN, 54), plain_text(_facts(subject)), font=font(15), fill=_FAINT)
     sheet.paste(drawn(subject, height, width, line=2), (_MARGIN, _TOP))
     sheet.paste(plain(subject, *alone), (left, _TOP))
@@ -160,7 +160,7 @@ def large_picture(subject: Subject, title: str) -> Image.Image:
 
 
 def _facts(subject: Subject) -> str:
-    masks, grid = mask_text(subject), subject.bits.shape[1]
+    masks, grid = mask_text(subject), subject.sample["masks"].shape[1]
     if subject.masks:
         masks += (
             " drawn from exact runs"
@@ -169,7 +169,7 @@ def _facts(subject: Subject) -> str:
         )
     shard = f"shard {subject.shard}, " if subject.shard else ""
     return (
-        f"id {subject.image_id}, row {subject.index:,}, {shard}"
+        f"id {subject.sample['image_id']}, row {subject.sample['index']:,}, {shard}"
         f"{size_text(subject)} pixels, fit {subject.fit}, {masks}"
     )
 
@@ -193,7 +193,7 @@ def _write_table(
     shown = order if len(order) <= rows else order[: rows - 1]
     colours = dict(zip(shown.tolist(), mask_colours(len(shown)).tolist(), strict=True))
     corners: list[tuple[int, int]] = []  # of the squares
-    for place, row in enumerate(as_tree(subject.bits, shown)):
+    for place, row in enumerate(as_tree(subject.sample["masks"], shown)):
         line = top + (1 + place) * _ROW
         x, y = left + _INDENT * min(row.depth, _DEEPEST), line + 3
         corners.append((x, y))
@@ -214,14 +214,14 @@ def _write_table(
 
 def _cells(subject: Subject, mask: int) -> tuple[str, ...]:
     """The row of a mask in the table, one text per column."""
-    pixels = subject.source_height * subject.source_width
-    cells = int(np.bitwise_count(subject.bits[mask]).sum())
+    pixels = math.prod(subject.source)
+    cells = int(np.bitwise_count(subject.sample["masks"][mask]).sum())
     return (
         f"{mask}",
-        f"{subject.areas[mask]:,}",
-        f"{subject.areas[mask] / pixels:.2%}",
-        f"{subject.predicted_ious[mask]:.3f}",
-        f"{subject.stability_scores[mask]:.3f}",
+        f"{subject.sample['areas'][mask]:,}",
+        f"{subject.sample['areas'][mask] / pixels:.2%}",
+        f"{subject.sample['predicted_ious'][mask]:.3f}",
+        f"{subject.sample['stability_scores'][mask]:.3f}",
         "" if subject.from_runs else f"{cells:,}",
     )
 

@@ -24,7 +24,7 @@ from sa1bpack.raw.decoding import Decoder
 from sa1bpack.report.batch import batch_rows, subjects_of
 from sa1bpack.report.drawing import Image
 from sa1bpack.report.sheets import SIDE, contact_sheet, large_picture, tile_width
-from sa1bpack.report.subject import Subject, Unreadable, read_subject, subject_of
+from sa1bpack.report.subject import Subject, Unreadable, read_subject
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.wording import counted
@@ -301,7 +301,7 @@ def first_subjects(
                 found.append(Unreadable(pair.index, int(number[0]) if number else -1, str(error)))
                 continue
             sample = decoder.sample(rows, pair.index)
-            found.append(subject_of(sample, int(rows["annotation_count"][0])))
+            found.append(Subject(sample, int(rows["annotation_count"][0])))
     if not found:
         raise OptionError(f"{source.path}: has no image with its record to show")
     return found

@@ -16,46 +16,40 @@ _LARGEST_GRID = 4096  # of masks that are drawn
 class Subject:
     """One sample with m masks.
 
-    index, shard, image_id, file_name
-        Row in the pack or tar, name of its shard ("" outside a pack), and id and file name from
-        the JSON.
-    rgb
-        uint8 (h, w, 3): the stored pixels without padding.
-    source_height, source_width
-        Size of the source image in pixels, the coordinates of boxes and points.
-    fit
-        How image and grid were made from the source: "pad", "native" or "squash".
-    bits
-        uint8 (m, G, G / 8): masks on a grid of G x G cells, packed as `sa1bpack.masks.bits` says.
-    from_runs
-        Whether the bits were drawn from exact runs, because the pack stores no bits.
-    bboxes, points, areas, predicted_ious, stability_scores
-        (m, 4) x, y, w, h; (m, 2) x, y; (m,) source pixels; (m,); (m,).
+    sample
+        As `sa1bpack.open` makes it, with boxes and points in source coordinates, and `masks` uint8
+        (m, G, G / 8) on a grid of G x G cells, packed as `sa1bpack.masks.bits` says.
     annotation_count
         Number of masks in its record, before filtering and capping.
+    shard
+        Name of its shard, "" outside a pack.
+    fit
+        How image and grid were made from the source: "pad", "native" or "squash".
+    from_runs
+        Whether the bits were drawn from exact runs, because the pack stores no bits.
     """
 
-    index: int
-    shard: str
-    image_id: int
-    file_name: str
-    rgb: np.ndarray
-    source_height: int
-    source_width: int
-    fit: str
-    bits: np.ndarray
-    from_runs: bool
-    bboxes: np.ndarray
-    points: np.ndarray
-    areas: np.ndarray
-    predicted_ious: np.ndarray
-    stability_scores: np.ndarray
+    sample: Sample
     annotation_count: int
+    shard: str = ""
+    fit: str = "pad"
+    from_runs: bool = False
+
+    @property
+    def rgb(self) -> np.ndarray:
+        """uint8 (h, w, 3): the stored pixels without padding."""
+        height, width = self.sample["size"][2:].tolist()
+        return self.sample["image"][:height, :width]
+
+    @property
+    def source(self) -> tuple[int, int]:
+        """Height and width of the source image in pixels, the coordinates of boxes and points."""
+        return tuple(self.sample["size"][:2].tolist())
 
     @property
     def masks(self) -> int:
         """m, the number of masks."""
-        return len(self.areas)
+        return len(self.sample["areas"])
 
 
 @dataclass(frozen=True)
@@ -103,29 +97,4 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
         if isinstance(error.__cause__, FormatError | OSError):
             raise error.__cause__ from None
         raise
-    return subject_of(sample, found.annotations, found.shard, layout.fit, not layout.bits)
-
-
-def subject_of(
-    sample: Sample, annotations: int, shard: str = "", fit: str = "pad", from_runs: bool = False
-) -> Subject:
-    """A sample with its masks as bits and in source coordinates; see Subject for the others."""
-    height, width, stored_height, stored_width = sample["size"].tolist()
-    return Subject(
-        index=sample["index"],
-        shard=shard,
-        image_id=sample["image_id"],
-        file_name=sample["file_name"],
-        rgb=sample["image"][:stored_height, :stored_width],
-        source_height=height,
-        source_width=width,
-        fit=fit,
-        bits=sample["masks"],
-        from_runs=from_runs,
-        bboxes=sample["bboxes"],
-        points=sample["point_coords"],
-        areas=sample["areas"],
-        predicted_ious=sample["predicted_ious"],
-        stability_scores=sample["stability_scores"],
-        annotation_count=annotations,
-    )
+    return Subject(sample, found.annotations, found.shard, layout.fit, not layout.bits)

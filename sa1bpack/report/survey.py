@@ -23,15 +23,19 @@ from sa1bpack.wording import counted
 MAX_IMAGES = 20_000
 MAX_SHARDS = 64
 
-# The mask arrays that a survey collects.
-_COLUMNS = ("area", "predicted_iou", "stability_score")
+# The mask arrays that a survey collects → title of the chart, and label of its axis.
+_COLUMNS = {
+    "area": ("Mask area", "area in source pixels (log scale)"),
+    "predicted_iou": ("Predicted IoU", "predicted IoU"),
+    "stability_score": ("Stability score", "stability score"),
+}
 _COMMON_SIZES = 8  # the rest are one bar
 _BINS, _BINS_A_DECADE = 30, 4
 
 
 @dataclass
 class Survey:
-    """Findings in the surveyed shards.
+    """Findings in the surveyed shards; those of several add up.
 
     images
         Number of surveyed samples.
@@ -39,8 +43,9 @@ class Survey:
         Names of the shards that were read.
     unreadable
         The errors of the shards that could not be read.
-    area, predicted_iou, stability_score
-        (m,) values of all masks of those samples: int64 source pixels, float64, float64.
+    columns
+        "area", "predicted_iou" and "stability_score" → (m,) values of all masks of those samples:
+        int64 source pixels, float64, float64.
     sizes
         (width, height) of a source image in pixels → number of those samples.
     stored
@@ -50,9 +55,7 @@ class Survey:
     images: int = 0
     shards: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
-    area: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    predicted_iou: np.ndarray = field(default_factory=lambda: np.empty(0))
-    stability_score: np.ndarray = field(default_factory=lambda: np.empty(0))
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     stored: Stored = field(default_factory=Stored)
 
@@ -68,35 +71,37 @@ def survey(dataset: Dataset, seed: int) -> Survey:
     whole = total <= MAX_IMAGES and len(entries) <= MAX_SHARDS
     numbers = np.sort(rng.permutation(len(entries))[:MAX_SHARDS]).tolist()
     block = total if whole else -(-MAX_IMAGES // len(numbers))
-    found = Survey()
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
+    parts, unreadable = [], []
     for number in numbers:
         first = int(rng.integers(max(1, entries[number].samples - block + 1)))
         try:
-            _look_at(dataset.shards[number], first, block, found, columns)
+            parts.append(_survey_of(dataset.pack[number], first, block))
         except (FormatError, OSError) as error:
-            found.unreadable.append(reason_of(error))
-    for name, parts in columns.items():
-        if parts:
-            setattr(found, name, np.concatenate(parts))
-    return found
+            unreadable.append(reason_of(error))
+    return Survey(
+        images=sum(part.images for part in parts),
+        shards=[name for part in parts for name in part.shards],
+        unreadable=unreadable,
+        columns={
+            name: np.concatenate([part.columns[name] for part in parts])
+            for name in (_COLUMNS if parts else ())
+        },
+        sizes=sum((part.sizes for part in parts), Counter()),
+        stored=sum((part.stored for part in parts), Stored()),
+    )
 
 
-def _look_at(
-    shard: Shard, first: int, block: int, found: Survey, columns: dict[str, list[np.ndarray]]
-) -> None:
+def _survey_of(shard: Shard, first: int, block: int) -> Survey:
+    """The findings in a block of samples of a shard."""
     stop = min(first + block, len(shard))
     masks = slice(*(int(shard["mask_offset"][edge]) for edge in (first, stop)))
-    stored = Stored.of(shard)
-    parts = {name: np.array(shard[name][masks]) for name in _COLUMNS}
-    sizes = Counter((width, height) for height, width in shard["size"][first:stop, :2].tolist())
-    # Only after everything was read: a shard counts completely or not at all.
-    for name, part in parts.items():
-        columns[name].append(part)
-    found.sizes += sizes
-    found.images += stop - first
-    found.shards.append(shard.entry.name)
-    found.stored += stored
+    return Survey(
+        images=stop - first,
+        shards=[shard.entry.name],
+        columns={name: np.array(shard[name][masks]) for name in _COLUMNS},
+        sizes=Counter((width, height) for height, width in shard["size"][first:stop, :2].tolist()),
+        stored=Stored.of(shard),
+    )
 
 
 # ------------------------------------------------------------------------------------------ charts
@@ -125,11 +130,6 @@ class Chart:
     bars: list[Bar]
     ends: tuple[str, str] | None = None
 
-    @property
-    def rows(self) -> list[tuple[str, str]]:
-        """The numbers that the chart shows."""
-        return [(bar.name, bar.count) for bar in self.bars]
-
 
 class Histogram(NamedTuple):
     """The number of values between each two edges.
@@ -156,13 +156,9 @@ def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[
             shards = counted(len(manifest.shards), "shard")
             of = f"{survey.images:,} of {images}, in {len(survey.shards):,} of {shards}"
         found.append(_sizes_chart(survey, of))
-        of = f"{counted(len(survey.area), 'mask')} of {of}"
-        for values, title, label in (
-            (survey.area, "Mask area", "area in source pixels (log scale)"),
-            (survey.predicted_iou, "Predicted IoU", "predicted IoU"),
-            (survey.stability_score, "Stability score", "stability score"),
-        ):
-            if len(values):
+        of = f"{counted(len(survey.columns['area']), 'mask')} of {of}"
+        for name, (title, label) in _COLUMNS.items():
+            if len(values := survey.columns[name]):
                 found.append(_chart(values, title, of, (label, "masks")))
     return found
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.arguments import choice
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest
 from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
 from sa1bpack.format.verify import verify
@@ -54,11 +53,6 @@ _LIGHT = (
 )
 
 
-def check_how(how: str) -> None:
-    """Raise OptionError if `how` is not one of VERIFY."""
-    choice("verify", how, VERIFY)
-
-
 def verification(
     packs: Sequence[tuple[Path, Manifest]], how: str, seed: int, progress: Progress | None = None
 ) -> Verification:
@@ -66,7 +60,6 @@ def verification(
 
     progress  called as progress(bytes done, bytes in all), for one pack after the other
     """
-    check_how(how)
     shards = [(root, manifest, entry) for root, manifest in packs for entry in manifest.shards]
     if how == "sample" and len(shards) <= SAMPLED_SHARDS:
         how = "quick"

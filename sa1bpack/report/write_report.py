@@ -2,16 +2,18 @@
 
 import base64
 import io
-import json
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import MAX_WORD, checks_options, paths_of, whole_number
+import msgspec
+
+from sa1bpack.arguments import MAX_WORD, checks_options, choice, paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
@@ -28,7 +30,7 @@ from sa1bpack.report.sheets import mask_text, size_text
 from sa1bpack.report.show import checked_count, random_indices
 from sa1bpack.report.subject import read_subject
 from sa1bpack.report.survey import Survey, survey
-from sa1bpack.report.verification import Verification, check_how, verification
+from sa1bpack.report.verification import VERIFY, Verification, verification
 
 _log = logging.getLogger("sa1bpack")
 
@@ -109,7 +111,7 @@ def write_report(
     """
     roots = tuple(paths_of("pack", pack))
     path = check_output(out, ".html")
-    check_how(verify)
+    choice("verify", verify, VERIFY)
     samples = checked_count("samples", samples)
     seed = whole_number("seed", seed, 0, MAX_WORD)
     dataset = None
@@ -142,19 +144,17 @@ def write_report(
 
 def _first_rejects(root: Path) -> list[dict[str, Any]]:
     """The first lines of rejects.jsonl; a damaged line is shown as it is."""
-    try:
-        with (root / REJECTS_NAME).open(encoding="utf-8", errors="replace") as file:
-            return [_reject(line) for line in islice(file, SHOWN_REJECTS)]
-    except FileNotFoundError:
-        return []
-
-
-def _reject(line: str) -> dict[str, Any]:
-    try:
-        reject = json.loads(line)
-    except ValueError:
-        reject = None
-    return reject if isinstance(reject, dict) else {"detail": f"not a record: {line.strip()}"}
+    found = []
+    with (
+        suppress(FileNotFoundError),
+        (root / REJECTS_NAME).open(encoding="utf-8", errors="replace") as file,
+    ):
+        for line in islice(file, SHOWN_REJECTS):
+            try:
+                found.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except (ValueError, RecursionError):
+                found.append({"detail": f"not a record: {line.strip()}"})
+    return found
 
 
 def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) -> list[Picture]:
@@ -176,6 +176,8 @@ def _picture(dataset: Dataset, index: int) -> Picture:
     height, width = fitted(*subject.rgb.shape[:2], *_TILE)
     buffer = io.BytesIO()
     drawn(subject, height, width).save(buffer, "JPEG", quality=_QUALITY)
-    facts = f"id {subject.image_id}, row {subject.index:,}, {size_text(subject)}"
+    facts = (
+        f"id {subject.sample['image_id']}, row {subject.sample['index']:,}, {size_text(subject)}"
+    )
     jpeg = base64.b64encode(buffer.getvalue()).decode()
-    return Picture(subject.file_name, facts, mask_text(subject), jpeg, width, height)
+    return Picture(subject.sample["file_name"], facts, mask_text(subject), jpeg, width, height)

@@ -4,20 +4,12 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import zipfile
-from collections.abc import Iterable
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution, files, requires
-from importlib.metadata import version as installed
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = [
@@ -146,47 +138,6 @@ def test_missing_packages_are_named_with_what_to_do(gpu, tmp_path, monkeypatch):
         gpu.provide(gpu.unfit_packages(), None, tmp_path)
 
 
-def test_a_package_that_is_too_old_or_refuses_the_version_of_another_is_unfit(gpu, monkeypatch):
-    versions = {"numpy": "2.99", "msgspec": "0.10"}
-    monkeypatch.setattr(gpu, "version", lambda name: versions.get(name) or installed(name))
-    found = gpu.unfit_packages()
-    assert found.pop("msgspec") == "0.10, but >=0.19 is needed"
-    assert re.fullmatch(r"it needs numpy<2\.\d+,.*, but 2\.99 is here", found.pop("numba"))
-    assert "numpy" not in found  # the machine's torch was built for it
-
-
-def test_missing_packages_come_from_a_folder_of_wheels(gpu, tmp_path):
-    """A wheel made by hand: pip needs no more than its two files of metadata. What it requires is
-    not installed: another numpy would take the place of the machine's."""
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    with zipfile.ZipFile(wheels / "sa1bpack_probe-1.0-py3-none-any.whl", "w") as wheel:
-        info = "sa1bpack_probe-1.0.dist-info"
-        wheel.writestr("sa1bpack_probe.py", "FOUND = True\n")
-        about = "Metadata-Version: 2.1\nName: sa1bpack-probe\nVersion: 1.0\n"
-        about += "Requires-Dist: numpy<1\n"
-        wheel.writestr(f"{info}/METADATA", about)
-        about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        wheel.writestr(f"{info}/WHEEL", about)
-        wheel.writestr(f"{info}/RECORD", "")
-    env = gpu.provide({"sa1bpack-probe": "missing"}, wheels, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", "import sa1bpack_probe, sa1bpack; print(sa1bpack_probe.FOUND)"],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.stdout, done.returncode) == ("True\n", 0)
-
-
-def test_what_the_packages_require_is_listed_as_well(gpu):
-    """pip installs nothing else. torch brings what it requires."""
-    normal = {package.replace("_", "-") for package in gpu.REQUIRED.values()}
-    for package in normal - {"torch", "pillow"}:
-        for line in requires(package) or []:
-            needed = Requirement(line)
-            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
-                assert canonicalize_name(needed.name) in normal, (package, line)
-
-
 def test_all_tests_that_need_a_device_are_run(gpu):
     root = BENCHMARKS.parent
     chosen = [root / path for path in gpu.CUDA_TESTS]
@@ -265,22 +216,6 @@ def test_kernels_are_reported_when_one_has_failed(parts, monkeypatch):
     assert found == [{"kernels": text} for text in said]
 
 
-def test_a_module_that_cannot_be_imported_does_not_stop_the_tests(parts, tmp_path, monkeypatch):
-    for name, code in (
-        ("broken", "import no_such_module\n"),
-        ("sound", "import pytest\n@pytest.mark.cuda\ndef test_one():\n    pass\n"),
-    ):
-        (tmp_path / f"test_{name}.py").write_text(code)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\naddopts = -ra\n")
-    found = []
-    monkeypatch.setattr(parts, "TESTS_IN", tmp_path)
-    options = parts.Options(tests=["test_broken.py", "test_sound.py"])
-    with pytest.raises(SystemExit):
-        parts.tests(options, lambda **figure: found.append(figure))
-    assert {"way": "tests", "passed": 1} in found
-    assert {"not_collected": "test_broken.py"} in found
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")  # which say why each kernel does not take it
 def test_attention_that_no_fused_kernel_takes_is_an_error(parts):
     """The targets are shares of the step of a model: an unfused one would take several times as
@@ -291,36 +226,3 @@ def test_attention_that_no_fused_kernel_takes_is_an_error(parts):
             parts.scaled_dot_product_attention(q, q, q)
         found = parts.ViTB(64, depth=3, width=96)(parts.torch.zeros(2, 3, 64, 64))
     assert found.shape == (2, 4, 4, 96)
-
-
-def required(names: Iterable[str]) -> set[str]:
-    """Packages and all that they require, of what is installed."""
-    found, waiting = set(), list(names)
-    while waiting:
-        name = canonicalize_name(waiting.pop())
-        with suppress(PackageNotFoundError):
-            lines = requires(name) or [] if name not in found else []
-            found.add(name)
-            for needed in map(Requirement, lines):
-                if needed.marker is None or needed.marker.evaluate({"extra": ""}):
-                    waiting.append(needed.name)
-    return found
-
-
-def test_tests_for_a_device_are_collected_with_the_required_packages_alone(gpu, tmp_path):
-    names = required(gpu.REQUIRED.values())
-    names |= {"triton", "pillow-simd"}  # which torch requires in its builds for CUDA; PIL
-    assert "torch" in names and not names & {"moto", "obstore", "accelerate"}
-    for name in names:
-        with suppress(PackageNotFoundError):
-            for top in {file.parts[0] for file in files(name)} - {"..", "__pycache__"}:
-                (tmp_path / top).symlink_to(distribution(name).locate_file(top))
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "pytest", "-m", "cuda", "--collect-only", "-q",
-         "-p", "no:cacheprovider", *gpu.CUDA_TESTS],
-        cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{BENCHMARKS.parent}"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    for path in ("loading/test_device_cuda.py", "transforms/test_runs.py", "dataset/test_specs.py"):
-        assert f"tests/{path}::" in done.stdout

@@ -86,13 +86,6 @@ def test_page_faults_of_a_map_wait_too_and_again_after_pages_are_dropped(disk):
             assert len(disk.stop()) >= 1
 
 
-def test_without_the_kernels_fuse_it_says_so_and_exits_with_77(tmp_path, sample_tar):
-    """A compiler that does not exist stands for everything that may be missing."""
-    done = _slow(tmp_path, sample_tar, CC="no-such-compiler")
-    assert done.returncode == 77
-    assert "no-such-compiler" in done.stderr or "/dev/fuse" in done.stderr
-
-
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory, sample_tar, complete_runs):
     """What the benchmark writes about a few samples, with and without a delay."""

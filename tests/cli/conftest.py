@@ -1,20 +1,39 @@
 """The command line, called within this process, and a small pack to call it with."""
 
-import pytest
-from commands import SMALL_FLAGS, without_note
-from small_tars import members, write_tar
+import shutil
+from pathlib import Path
 
+import pytest
+from commands import without_note
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
 from sa1bpack.cli.main import main
 
 
-@pytest.fixture
-def tar(tmp_path):
-    return write_tar(tmp_path / "sa_000000.tar", members(range(6), masks=lambda n: n))
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> Path:
+    """A folder with a tar of six images, image n with n masks, and its pack; never changed."""
+    folder = tmp_path_factory.mktemp("made")
+    tar = write_tar(folder / "sa_000000.tar", members(range(6), masks=lambda n: n))
+    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL)
+    return folder
 
 
 @pytest.fixture
-def root(tmp_path):
+def tar(made, tmp_path) -> Path:
+    return Path(shutil.copy2(made / "sa_000000.tar", tmp_path))
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
     return tmp_path / "pack"
+
+
+@pytest.fixture
+def packed(made, tar, root) -> Path:
+    """The pack, which a test may change, beside its tar."""
+    return Path(shutil.copytree(made / "pack", root))
 
 
 @pytest.fixture
@@ -30,9 +49,3 @@ def command(capsys):
         return code, out, without_note(error)
 
     return command
-
-
-@pytest.fixture
-def packed(command, tar, root):
-    assert command("pack", tar, "--out", root, "--workers", 1, *SMALL_FLAGS)[0] == 0
-    return root

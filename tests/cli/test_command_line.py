@@ -8,7 +8,6 @@ from dataclasses import fields
 import pytest
 from commands import COMMAND, SMALL_FLAGS
 from small_tars import SMALL, contents, members, rejects_of, write_tar
-from unprivileged import without_privileges
 
 import sa1bpack
 from sa1bpack.format.shard_reader import open_shard
@@ -46,11 +45,6 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def test_all_masks_can_be_asked_for(command, tar, root):
-    assert command(*pack_command(tar, root, "--max-masks", "all"))[0] == 0
-    assert json.loads((root / "manifest.json").read_text())["options"]["max_masks"] is None
-
-
 def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(command, tar, root):
     code, out, error = command(*pack_command(tar, root, "--max-masks", 3))
     assert (code, error) == (0, "")
@@ -69,13 +63,6 @@ def test_a_complete_pack_is_reported_as_such(command, tar, root, tmp_path):
     assert command(*pack, "--dry-run") == expected
     code, out, _ = command(*pack_command(tar, root, "--dry-run"))
     assert (code, out) == (0, "the source is in the pack already; nothing to do\n")
-
-
-def test_a_run_that_keeps_no_mask_says_so(command, tar, root):
-    code, out, error = command(*pack_command(tar, root, "--min-iou", 1.9))
-    assert (code, error) == (0, "")
-    assert "6 images, 0 of 15 masks\n" in out
-    assert "\nmasks: 15 of 15 left out by --min-iou 1.9\n" in out
 
 
 def test_masks_that_options_leave_out_are_counted_with_the_options(command, tar, root, tmp_path):
@@ -256,14 +243,6 @@ def test_a_file_in_place_of_the_output_folder_is_wrong_usage(command, tar, tmp_p
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_a_read_only_folder_is_refused_with_a_remedy(command, tar, tmp_path):
-    (tmp_path / "shared").mkdir(mode=0o555)
-    with without_privileges():
-        code, out, error = command(*pack_command(tar, tmp_path / "shared" / "pack"))
-    assert (code, out) == (4, "") and "Permission denied" in error
-    assert "chmod" in error and "repeat" not in error
-
-
 def test_a_dry_run_writes_nothing_and_says_whether_it_fits(command, tar, root, monkeypatch):
     code, out, error = command(*pack_command(tar, root, "--dry-run"))
     assert (code, error) == (0, "")
@@ -295,12 +274,6 @@ def test_verify_names_the_sample_of_one_flipped_byte(command, packed):
     assert "DAMAGED: 2 problems;" in out.splitlines()[-1]  # the file, and the sample
 
 
-def test_verify_counts_one_problem_as_one(command, packed):
-    (packed / "stray").write_text("")
-    code, out, _ = command("verify", packed)
-    assert code == 1 and "DAMAGED: 1 problem;" in out.splitlines()[-1]
-
-
 def test_verify_says_that_a_sound_pack_is_not_complete(command, tar, root, tmp_path):
     bad = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
     bad.write_bytes(bad.read_bytes()[:-2000])
@@ -312,20 +285,6 @@ def test_verify_says_that_a_sound_pack_is_not_complete(command, tar, root, tmp_p
     assert advice == "NOT COMPLETE: repeat the pack command"
     assert last == f"{root}: sound, NOT COMPLETE; 6 images in 2 shards, every byte read"
     assert notes == list(sa1bpack.verify(root).notes)
-
-
-def test_info_prints_the_summary_of_a_pack(command, packed):
-    code, out, error = command("info", packed)
-    assert (code, error) == (0, "")
-    assert out == sa1bpack.info(packed).as_text() + "\n"
-    assert "6 in 2 shards" in out
-
-
-def test_info_without_a_pack_lists_the_versions_in_use(command):
-    code, out, error = command("info")
-    assert (code, error) == (0, "")
-    for word in ("sa1bpack", "python", "decoder", "simplejpeg", "numpy", "zarr"):
-        assert word in out
 
 
 def test_a_reader_that_stops_early_is_not_a_disk_error(packed):

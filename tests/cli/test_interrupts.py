@@ -118,7 +118,7 @@ def test_commands_that_need_no_kernels_load_none(tmp_path, arguments):
 
 
 def test_closed_standard_streams_lose_only_the_output(tar, tmp_path):
-    arguments = ("pack", tar, "--out", tmp_path / "pack", "--workers", 2, *SMALL_FLAGS)
+    arguments = ("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
     command = ["/bin/sh", "-c", '"$@" >&- 2>&- <&-', "sh", *COMMAND, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

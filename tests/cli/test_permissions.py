@@ -21,18 +21,6 @@ def test_a_folder_that_may_not_be_written_names_the_rights_alone(command, tar, r
     assert remedy == f"sa1bpack: {RIGHTS}"
 
 
-def test_a_repair_of_a_pack_that_may_not_be_written_names_the_rights_alone(command, tar, packed):
-    (packed / "rejects.jsonl").write_text("x")
-    packed.chmod(0o555)
-    (packed / ".lock").unlink()
-    with without_privileges():
-        code, _, error = command("repair", packed, tar, "--workers", 1)
-    packed.chmod(0o755)
-    assert code == 4
-    what, remedy = error.splitlines()
-    assert "Permission denied" in what and remedy == f"sa1bpack: {RIGHTS}"
-
-
 @pytest.mark.parametrize(
     ("name", "file", "work"),
     [
@@ -55,15 +43,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
     assert what.endswith(f"Permission denied: '{folder / file}'") and remedy.endswith(RIGHTS)
 
 
-def test_a_selection_that_cannot_be_written_is_named_as_the_user_named_it(
-    command, packed, tmp_path
-):
-    (tmp_path / "out").mkdir(mode=0o555)
-    with without_privileges():
-        code, _, error = command("subset", packed, tmp_path / "out" / "x.sel", "--fraction", 1)
-    assert code == 4 and f"'{tmp_path}/out/x.sel'" in error
-
-
 @pytest.mark.parametrize(
     ("code", "remedy", "repeat"),
     [
@@ -74,7 +53,7 @@ def test_a_selection_that_cannot_be_written_is_named_as_the_user_named_it(
     ],
     ids=errno.errorcode.get,
 )
-@pytest.mark.parametrize("name", ["pack", "repair"])
+@pytest.mark.parametrize("name", ["pack"])
 def test_only_errors_that_may_pass_advise_to_repeat(
     command, tar, packed, monkeypatch, name, code, remedy, repeat
 ):

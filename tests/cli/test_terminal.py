@@ -16,14 +16,6 @@ def tar(tmp_path):
     return write_tar(tmp_path / "sa_000000.tar", members(range(12)))
 
 
-def test_without_a_terminal_stderr_is_empty_unless_something_fails(command, tar, tmp_path):
-    code, out, error = command(
-        "pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS
-    )
-    assert (code, error) == (0, "")
-    assert "12 images" in out
-
-
 @pytest.mark.parametrize("size", [(30, 100), (0, 0)], ids=["100 columns", "unknown size"])
 def test_a_terminal_shows_a_bar_with_images_and_bytes_per_second(tar, tmp_path, size):
     shown = shown_by(

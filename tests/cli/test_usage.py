@@ -238,54 +238,6 @@ def test_a_command_is_needed_and_without_one_the_help_is_shown(command):
     assert command() == (2, command("--help")[1], "")
 
 
-def test_a_link_that_leads_to_itself_is_wrong_usage_wherever_a_path_is_given(
-    command, packed, tar, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "to_loop.png").symlink_to("loop")
-    for arguments in (
-        ("pack", "loop", "-o", "new"),
-        ("pack", "lo*", "-o", "new"),
-        ("pack", tar, "-o", "loop"),
-        ("pack", tar, "-o", "loop/inside", "--part", "1/2"),
-        ("pack", tar, "-o", "new", "--md5sums", "loop"),
-        ("pack", "--links", "loop", "-o", "new"),
-        ("pack", tar, "-o", "s3://bucket/pack", "--staging", "loop"),
-        ("finalize", "loop"),
-        ("verify", "loop"),
-        ("verify", "loop/inside", "--part", "1/2"),
-        ("repair", "loop", tar),
-        ("repair", packed, "loop"),
-        ("merge", "loop", packed),
-        ("merge", "new", packed, "loop"),
-        ("export", "loop", "new"),
-        ("export", packed, "loop"),
-        ("subset", "loop", "new"),
-        ("subset", packed, "loop"),
-        ("subset", packed, "new", "--ids", "loop"),
-        ("info", "loop"),
-        ("show", "loop", "-o", "a.png"),
-        ("show", packed, "-o", "to_loop.png"),
-        ("report", "loop", "-o", "a.html"),
-        ("derive", "loop", "x", "--fn", "json:dumps"),
-        ("derive", packed, "x", "--fn", "json:dumps", "--out", "loop"),
-        ("bench", "loop"),
-    ):
-        code, out, error = command(*arguments)
-        assert (code, out, error.count("\n")) == (2, "", 1), arguments
-        assert "loop" in error and ("leads to itself" in error or "symbolic links" in error)
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_list_of_ids_that_cannot_be_read_is_wrong_usage(command, packed, tmp_path):
-    code, _, error = command("subset", packed, tmp_path / "new", "--ids", tmp_path / "none")
-    assert code == 2
-    assert error.startswith(
-        f"sa1bpack: --ids is '{tmp_path}/none': it cannot be read: No such file"
-    )
-
-
 def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar, tmp_path):
     for arguments, said in (
         (("show", packed, "-o", tmp_path / "a.png", "--row", -1), "--row is -1: choose"),
@@ -305,21 +257,6 @@ def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar
         code, out, error = command(*arguments)
         assert (code, out, error.count("\n")) == (2, "", 1), (arguments, error)
         assert said in error
-
-
-def test_an_output_that_is_a_link_to_nothing_is_wrong_usage(command, packed, tar, tmp_path):
-    """As that of a disk which is not mounted."""
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "not mounted")
-    for arguments in (
-        ("pack", tar, "-o", link, *SMALL_FLAGS),
-        ("pack", tar, "-o", link / "new", *SMALL_FLAGS),
-        ("merge", link, packed),
-        ("export", packed, link),
-        ("derive", packed, "x", "--fn", "json:dumps", "--out", link / "x"),
-    ):
-        code, _, error = command(*arguments)
-        assert code == 2 and f"{link} is a link to what does not exist; " in error
 
 
 def test_a_list_of_ids_that_is_something_else_is_not_read_to_its_end(command, packed, tmp_path):
@@ -343,9 +280,3 @@ def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_
     monkeypatch.setattr("sys.path", [*sys.path])
     code, out, error = command("derive", packed, "x", "--fn", "shows:fn")
     assert (code, error) == (0, "") and "\t\x1b[31mred" in out  # what a user's function prints
-
-
-def test_a_selection_on_a_failing_disk_is_named(command):
-    """A file of the system that cannot be read from its start stands for it."""
-    code, _, error = command("export", "/proc/self/mem", "new")
-    assert code == 4 and "Input/output error: '/proc/self/mem'" in error

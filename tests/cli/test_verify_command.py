@@ -81,15 +81,6 @@ def test_what_may_not_be_read_is_neither_called_damaged_nor_repaired(command, ro
     assert command("verify", root)[0] == 0
 
 
-def test_a_repair_does_not_advise_to_repair(command, root):
-    for name in ("zarr.json", "shards/sa_000000-000/bbox/zarr.json", "rejects.jsonl"):
-        (root / name).unlink()
-    (root / "manifest.json").write_text("{")
-    code, out, error = command("repair", root, "--workers", 1)
-    assert code == 1 and "manifest.json: not JSON" in out and "bbox/zarr.json: missing" in out
-    assert "sa1bpack repair" not in out + error and "restore" not in out + error
-
-
 def test_foreign_files_are_counted_in_good_english_and_stay(command, root):
     for count, words in ((1, ("does", "it")), (2, ("do", "them"))):
         (root / f"stray{count}").write_text("mine")

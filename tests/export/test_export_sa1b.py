@@ -54,15 +54,6 @@ def test_records_of_the_sample_tars_equal_their_members_byte_for_byte(
     )  # fmt: skip
 
 
-def test_a_pack_of_several_shards_and_tars_is_written_in_one_folder_per_tar(
-    pack, tars, records_of, tmp_path
-):
-    result = sa1bpack.export_sa1b(pack, tmp_path / "out")
-    assert result.lossless and result.images == 11
-    for tar in tars:
-        assert contents(tmp_path / "out" / tar.stem) == records_of(tar)
-
-
 @given(annotations=st.lists(ANNOTATION, max_size=4))
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -284,7 +275,7 @@ def test_paths_that_cannot_be_written_to_are_refused(pack, tmp_path):
 
 @pytest.mark.parametrize(
     "layout",
-    [{"masks": "runs"}, {"fit": "native", "pixels": "yuv420"}, {"fit": "squash"}],
+    [{}, {"masks": "runs"}, {"fit": "native", "pixels": "yuv420"}, {"fit": "squash"}],
     ids=lambda layout: "-".join(layout.values()),
 )
 def test_every_layout_with_runs_yields_the_same_records(tars, records_of, tmp_path, layout):

@@ -13,7 +13,7 @@ from sa1bpack import bench
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.measuring.bench import Ceilings, in_new_process
-from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
+from sa1bpack.measuring.ceilings import device_ceiling, large_spans, read_spans
 from sa1bpack.measuring.memory import drop_pages, resident_bytes
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
 
@@ -203,10 +203,6 @@ def test_the_ceiling_of_a_device_waits_for_all_copies(monkeypatch):
     monkeypatch.setattr("sa1bpack.measuring.ceilings.CUDA", device)
     assert device_ceiling(0, 1000, 0.001) > 0
     assert device.sent >= 2 + 1 + 3 * 3 and device.query()
-
-
-def test_memory_is_copied_by_all_threads():
-    assert memory_ceiling(2, 0.01) > 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from sa1bpack.measuring.speeds import Setting, Speed
-from sa1bpack.measuring.sweep import sweep, thread_counts
+from sa1bpack.measuring.sweep import sweep
 
 SETTINGS = [Setting.of("Loader", 8, threads=count) for count in (1, 2, 4)]
 
@@ -37,11 +37,6 @@ def test_rounds_are_interleaved_every_other_one_in_reverse():
     assert [line.noise for line in found.lines] == [False, True, False]
 
 
-def test_figures_are_medians():
-    found = Machine({1: [10.0, 12.0, 90.0], 2: [20.0, 19.0, 21.0], 4: [1.0]}).sweep()
-    assert [line.speed for line in found.lines] == [12, 20, 1]
-
-
 @pytest.mark.parametrize(
     ("speeds", "noise", "chosen", "verdict"),
     [
@@ -61,12 +56,6 @@ def test_of_those_within_the_noise_the_one_that_takes_least_is_chosen(
     assert verdict in found.verdict
 
 
-def test_memory_counts_before_threads():
-    speeds = {1: [20.0], 2: [20.0], 4: [20.0]}
-    found = Machine(speeds, {1: 900 << 20, 2: 100 << 20, 4: 100 << 20}).sweep()
-    assert found.chosen.setting.options == (("threads", 2),)
-
-
 def test_a_setting_that_fails_is_named_and_left_out():
     machine = Machine({1: [10.0], 2: [], 4: [15.0]})
     found = machine.sweep()
@@ -75,23 +64,3 @@ def test_a_setting_that_fails_is_named_and_left_out():
     assert found.chosen is found.lines[2]
     with pytest.raises(MemoryError):
         Machine({1: [], 2: [], 4: []}).sweep()
-
-
-def test_lines_of_python_have_what_is_not_the_default():
-    setting = SETTINGS[1].changed(ahead=4, batch=16)
-    assert setting.call({}, "cpu") == "sa1bpack.Loader(ds, 16, threads=2, ahead=4)"
-    assert setting.call({"masks": "flat"}, "cuda:1") == (
-        "sa1bpack.Loader(ds, 16, threads=2, ahead=4, masks='flat', device='cuda:1')"
-    )
-    other = Setting.of("DataLoader", 4, num_workers=0)
-    assert other.call({}, "cuda") == "sa1bpack.make_dataloader(ds, 4, num_workers=0)"
-    names = [one.short() for one in (setting, other)]
-    assert names == ["batch 16, threads=2, ahead=4", "batch 4, num_workers=0"]
-
-
-@pytest.mark.parametrize(
-    ("cores", "counts"),
-    [(2, (1, 2, 4, 8)), (6, (1, 2, 4, 6, 8)), (64, (1, 2, 4, 8, 12, 16, 32))],
-)
-def test_threads_are_powers_of_two_and_the_cores(cores, counts):
-    assert thread_counts(cores) == counts

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.report.survey import histogram, round_step
+from sa1bpack.report.survey import histogram
 
 FLOATS = st.floats(-1e6, 1e6, allow_subnormal=False)
 
@@ -51,11 +51,3 @@ def test_numbers_that_are_not_finite_are_counted_separately():
     shape = histogram(np.array([0.5, np.nan, 0.7, np.inf, -np.inf]))
     assert shape.counts.sum() == 2 and shape.left_out == 3
     assert histogram(np.array([np.nan])).counts.sum() == 0
-
-
-def test_edges_are_round():
-    shape = histogram(np.linspace(0.88, 1.02, 1000))
-    assert 0.95 in shape.edges.tolist() and 1.0 in shape.edges.tolist()
-    assert [round_step(span, 10) for span in (1, 9.9, 11, 21, 0.05)] == pytest.approx(
-        [0.1, 1, 2, 5, 0.005]
-    )

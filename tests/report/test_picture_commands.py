@@ -4,7 +4,6 @@ import shutil
 
 import numpy as np
 import pytest
-from commands import run
 from pages import Page
 from PIL import Image
 from unprivileged import without_privileges
@@ -24,13 +23,6 @@ def test_show_writes_the_picture_that_the_call_returns(small_pack, tmp_path, cap
     with Image.open(out) as picture:
         assert picture.width == 1600
     assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
-
-
-def test_report_writes_the_page_in_a_process_of_its_own(small_pack, tmp_path):
-    code, out, error = run("report", small_pack, "-o", tmp_path / "r.html", "--samples", "2")
-    assert (code, error) == (0, "")
-    assert out == f"{tmp_path / 'r.html'}: 11 images, no problem in a quick check\n"
-    assert len(Page((tmp_path / "r.html").read_text()).pictures) == 2
 
 
 def test_damage_is_named_and_sets_the_exit_code(small_pack, tmp_path, capsys):

@@ -36,17 +36,21 @@ def test_subjects_are_the_samples_of_the_dataset(layout, batches):
     assert sum(subject.masks for subject in found) > 10
     for subject, index in zip(found, batch["indices"].tolist(), strict=True):
         sample = ds.with_options(coordinates="source")[index]
-        assert subject.image_id == sample["image_id"] and subject.masks == len(sample["bboxes"])
+        assert subject.sample["image_id"] == sample["image_id"] and subject.masks == len(
+            sample["bboxes"]
+        )
         np.testing.assert_array_equal(subject.rgb, sample["image"])
-        np.testing.assert_array_equal(subject.bits, sample["masks"])
+        np.testing.assert_array_equal(subject.sample["masks"], sample["masks"])
         source_height, source_width, height, width = sample["size"].tolist()
         scale = np.array([width / source_width, height / source_height])
-        x, y, w, h = subject.bboxes.T
+        x, y, w, h = subject.sample["bboxes"].T
         edges = np.stack([x, y, x + w + 1, y + h + 1], 1)
         expected = sample["bboxes"].astype(float).copy()
         expected[:, 2:] += expected[:, :2] + 1
         np.testing.assert_allclose(edges, expected * np.tile(scale, 2), rtol=1e-5)
-        np.testing.assert_allclose(subject.points, sample["point_coords"] * scale, rtol=1e-5)
+        np.testing.assert_allclose(
+            subject.sample["point_coords"], sample["point_coords"] * scale, rtol=1e-5
+        )
 
 
 def test_source_coordinates_and_runs_show_the_same(batches):
@@ -55,13 +59,15 @@ def test_source_coordinates_and_runs_show_the_same(batches):
     for options in ({"coordinates": "source"}, {"masks": "runs"}):
         found = subjects_of(batches(**options)[1], list(range(6)))
         for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one.bboxes, other.bboxes, atol=1e-3)
-            np.testing.assert_allclose(one.points, other.points, atol=1e-3)
-            side = other.bits.shape[1]
-            fine = cells(one.bits)
+            np.testing.assert_allclose(one.sample["bboxes"], other.sample["bboxes"], atol=1e-3)
+            np.testing.assert_allclose(
+                one.sample["point_coords"], other.sample["point_coords"], atol=1e-3
+            )
+            side = other.sample["masks"].shape[1]
+            fine = cells(one.sample["masks"])
             step = fine.shape[1] // side
             coarse = fine.reshape(len(fine), side, step, side, step).mean((2, 4)) >= 0.5
-            assert (coarse != cells(other.bits)).sum() <= 0.02 * coarse.size
+            assert (coarse != cells(other.sample["masks"])).sum() <= 0.02 * coarse.size
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -73,7 +79,7 @@ def test_normalised_images_get_their_colours_back(dtype):
         most = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[dtype]
         assert np.abs(subject.rgb[:64].astype(int) - expected).max() <= most
         assert (subject.rgb[64:] == [124, 116, 104]).all()  # padding has the mean colour
-        np.testing.assert_array_equal(cells(subject.bits)[0], done["masks"][k, 0] > 0)
+        np.testing.assert_array_equal(cells(subject.sample["masks"])[0], done["masks"][k, 0] > 0)
 
 
 @pytest.mark.parametrize("layout", ["padded", "flat"])
@@ -91,7 +97,7 @@ def test_of_a_pipeline_only_valid_masks_are_drawn_at_any_grid(layout):
     whole = T.Pipeline(dataset(LAYOUT), mask_size=(16, 20))(ragged(layout))
     [first, *_] = subjects_of(whole, [0])
     mask = whole["masks"][0] if layout == "flat" else whole["masks"][0, 0]
-    np.testing.assert_array_equal(cells(first.bits)[0, :, ::8], mask)
+    np.testing.assert_array_equal(cells(first.sample["masks"])[0, :, ::8], mask)
 
 
 def test_planes_become_rgb(batches):

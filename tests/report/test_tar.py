@@ -44,13 +44,6 @@ def test_the_call_takes_a_tar_and_a_large_picture_is_of_the_first(tar, pack):
     assert draw_samples(str(tar)).name == str(tar)
 
 
-def test_a_tilde_is_the_home_folder_and_an_empty_path_is_no_folder(tar, monkeypatch):
-    monkeypatch.setenv("HOME", str(tar.parent))
-    assert sa1bpack.show(f"~/{tar.name}", samples=1).size == sa1bpack.show(tar, samples=1).size
-    with pytest.raises(OptionError, match="is '': give a path"):
-        sa1bpack.show("")
-
-
 def test_an_extracted_folder_is_told_from_a_pack(tmp_path, tmp_path_factory, pack):
     folder = tmp_path / "photos"
     folder.mkdir()
