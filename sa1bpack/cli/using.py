@@ -16,6 +16,8 @@ from sa1bpack.errors import OptionError
 from sa1bpack.progress import image_bar
 from sa1bpack.wording import counted
 
+_LONGEST_LINE = 1000  # characters of a file of ids, which may be anything, such as a tar
+
 
 def subset(
     packs: list[str],
@@ -80,8 +82,9 @@ def _read_ids(path: Path):
 
     try:
         with path.open(encoding="utf-8") as file:
-            lines = (line.partition("#")[0].strip() for line in file)
-            ids = np.array([int(line) for line in lines if line], np.int64)
+            lines = iter(lambda: file.readline(_LONGEST_LINE), "")
+            words = (line.partition("#")[0].strip() for line in lines)
+            ids = np.array([int(word) for word in words if word], np.int64)
     except OSError as error:
         raise OptionError(f"ids is {str(path)!r}: it cannot be read: {error.strerror}") from None
     except (ValueError, OverflowError) as error:  # of UTF-8, of int() and of numpy

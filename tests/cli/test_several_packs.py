@@ -180,10 +180,6 @@ def test_merge_refuses_with_the_exit_codes_of_packing(command, packs, tmp_path):
     assert command("merge", tmp_path / "one", str(tmp_path / "none*"))[0] == 2
     code, _, error = command("merge", tmp_path / "one", packs[0], f"{packs[0]}/")
     assert code == 2 and "sa1bpack: PACK has the same folder twice" in error
-    tar = write_tar(tmp_path / "sa_000007.tar", members([3]))
-    assert command("pack", tar, "--out", tmp_path / "c", "--workers", 1, *SMALL_FLAGS)[0] == 0
-    code, _, error = command("merge", tmp_path / "one", packs[0], tmp_path / "c")
-    assert code == 3 and "1 image id in more than one pack, such as 3" in error
     assert not (tmp_path / "one").exists()
     manifest = packs[1] / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"complete": true', '"complete": false'))
@@ -256,7 +252,7 @@ def test_what_several_packs_lack_is_named_and_shared_ids_are_refused(command, pa
     third = tmp_path / "packs" / "third"
     assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
     code, _, error = command("export", *packs, third, out)
-    assert code == 2 and "2 image ids occur more than once, such as 5, in " in error
+    assert code == 2 and "2 image ids occur more than once, " in error
     assert not out.exists()
 
 
