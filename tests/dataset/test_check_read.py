@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from same_samples import same_samples
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError, ReadError
@@ -47,12 +48,6 @@ def middle_of(root, array: str) -> int:
     return first[spec.axis] * spec.row_bytes + spec.row_bytes // 2
 
 
-def same(one, other) -> bool:
-    """Whether two samples have the same keys and equal values."""
-    assert one.keys() == other.keys()
-    return all(np.array_equal(one[key], other[key]) for key in one)
-
-
 @pytest.mark.parametrize("options", [
     {}, {"masks": "bool"}, {"coordinates": "stored"},
     {"transform": lambda sample: {**sample, "masks": sample["masks"].sum()}},
@@ -61,11 +56,11 @@ def test_a_checked_sample_is_the_same_sample(packed, options):
     ds, checked = open_pack(packed.root, **options), open_pack(packed.root, check="read", **options)
     assert len(ds) == len(checked) and ds.fingerprint == checked.fingerprint
     for row in range(len(ds)):
-        assert same(ds[row], checked[row])
-        assert same(ds.by_id(ds[row]["image_id"]), checked.by_id(ds[row]["image_id"]))
+        assert same_samples(ds[row], checked[row])
+        assert same_samples(ds.by_id(ds[row]["image_id"]), checked.by_id(ds[row]["image_id"]))
     for one, other in zip(ds.__getitems__([3, 11]), checked.__getitems__([3, 11]), strict=True):
-        assert same(one, other)
-    assert same(ds[4::3][1], checked[4::3][1])
+        assert same_samples(one, other)
+    assert same_samples(ds[4::3][1], checked[4::3][1])
 
 
 def test_a_checked_sample_is_a_copy_that_cannot_be_written_to(root):
