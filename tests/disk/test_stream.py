@@ -63,25 +63,6 @@ def test_direct_reads_leave_the_page_cache_as_it_is(helper, direct_folder):
     assert not resident(path).any()
 
 
-def test_no_more_is_read_ahead_than_one_block(helper, tmp_path, monkeypatch):
-    path, positions, preadv = tmp_path / "file", [], os.preadv
-
-    def counted(file, buffers, position):
-        positions.append(position)
-        return preadv(file, buffers, position)
-
-    written(path, 9 * BLOCK)
-    file = FileStream(str(path), 9 * BLOCK, False, helper)
-    monkeypatch.setattr(os, "preadv", counted)
-    file.read(1)
-    helper.submit(int).result()  # after the helper's read
-    assert positions == [0, 2 * BLOCK]
-    file.read(2 * BLOCK - 1)
-    helper.submit(int).result()
-    assert positions == [0, 2 * BLOCK]
-    file.close()
-
-
 def test_closing_waits_for_the_read_in_progress_and_cancels_one_that_has_not_begun(
     helper, tmp_path, monkeypatch
 ):
