@@ -178,13 +178,15 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
         pairs, rejects, files = locate_pairs(source)
         return TarIndex(source, pairs, None, rejects, _digest(pairs), None, files, folder)
     path = index_path(source, folder)
-    if (found := _read_if_sound(path, source, folder)) is not None:
-        return found
     with source.path.open("rb") as tar:
         with suppress(OSError):  # the file system may have no locks for files opened for reading
             fcntl.flock(tar, fcntl.LOCK_EX)
-        if (found := _read_if_sound(path, source, folder, warn=True)) is not None:
-            return found  # made while this process waited
+        try:
+            return _read(path, source, folder)
+        except FileNotFoundError:
+            pass
+        except (FormatError, OSError) as error:
+            _log.warning("%s; it is made again", error)
         start = time.monotonic()
         write_index(path, source)
         found = _read(path, source, folder)
@@ -223,20 +225,6 @@ def _bound(source: Source) -> _Bound:
 
 
 # -------------------------------------------------------------------------------------- reading
-
-
-def _read_if_sound(
-    path: Path, source: Source, folder: Path | None, warn: bool = False
-) -> TarIndex | None:
-    """The index in a file, or None if it must be made, which `warn` logs the reason of."""
-    try:
-        return _read(path, source, folder)
-    except FileNotFoundError:
-        return None
-    except (FormatError, OSError) as error:
-        if warn:
-            _log.warning("%s; it is made again", error)
-        return None
 
 
 def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
