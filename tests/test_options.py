@@ -12,11 +12,9 @@ import pytest
 
 from sa1bpack.arguments import Declaration, Options, bounds, declarations, option
 from sa1bpack.cli.arguments import command_parser
-from sa1bpack.dataset.sample import SampleKeywords
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.select import MaskRule, ThresholdKeywords, Thresholds
-from sa1bpack.packing.options import PackKeywords, PackOptions, RunOptions
-from sa1bpack.raw.decoding import RawKeywords
+from sa1bpack.masks.select import Thresholds
+from sa1bpack.packing.options import PackOptions, RunOptions
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -90,19 +88,6 @@ def test_help_and_table_have_bounds_and_defaults():
 def test_the_table_in_the_documents_is_that_of_the_declarations():
     """`print(table(PackOptions))` makes it again."""
     assert table(PackOptions) in (REPOSITORY / "docs" / "packing.md").read_text()
-
-
-def test_thresholds_are_declared_in_one_place():
-    for name in ThresholdKeywords.__annotations__.keys() - {"min_area"}:  # Pipeline's is another
-        declared = [
-            str(path.relative_to(REPOSITORY))
-            for path in (REPOSITORY / "sa1bpack").rglob("*.py")
-            for _ in re.findall(rf"^ *{name}: .*=", path.read_text(), re.MULTILINE)
-        ]
-        assert declared == ["sa1bpack/masks/select.py"]
-    for keywords in (PackKeywords, SampleKeywords, RawKeywords):
-        assert ThresholdKeywords.__annotations__.items() <= keywords.__annotations__.items()
-    assert issubclass(PackOptions, MaskRule) and issubclass(MaskRule, Thresholds)
 
 
 def test_every_declared_option_is_a_flag_with_its_default():

@@ -117,37 +117,38 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
 
 def _segments(jpeg):
     """Yield (marker, body as bytes, offset of its end) of each segment up to the first scan."""
-    at, end = 2, len(jpeg)
-    while True:
-        if at < end and jpeg[at] != 0xFF:
-            raise ImageError(
-                f"JPEG with byte {jpeg[at]:02x} at offset {at}, where a marker is expected",
-                "bad-jpeg",
-            )
-        while at < end and jpeg[at] == 0xFF:  # any number of fill bytes
+    at, marker = 2, None
+    try:
+        while marker != _SOS:
+            if jpeg[at] != 0xFF:
+                raise ImageError(
+                    f"JPEG with byte {jpeg[at]:02x} at offset {at}, where a marker is expected",
+                    "bad-jpeg",
+                )
+            while jpeg[at] == 0xFF:  # any number of fill bytes
+                at += 1
+            marker = jpeg[at]
             at += 1
-        if at >= end:
-            raise _truncated(end)
-        marker = jpeg[at]
-        at += 1
-        if marker in _STANDALONE:
-            continue
-        if marker in (0, _SOI, _EOI):
-            raise ImageError(f"JPEG with marker ff {marker:02x} before its first scan", "bad-jpeg")
-        if at + 2 > end:
-            raise _truncated(end)
-        length = jpeg[at] << 8 | jpeg[at + 1]
-        if length < 2:
-            raise ImageError(
-                f"JPEG segment ff {marker:02x} of length {length}; the minimum is 2", "bad-jpeg"
-            )
-        if at + length > end:
-            raise _truncated(end)
-        body = bytes(jpeg[at + 2 : at + length])
-        at += length
-        yield marker, body, at
-        if marker == _SOS:
-            return
+            if marker in _STANDALONE:
+                continue
+            if marker in (0, _SOI, _EOI):
+                raise ImageError(
+                    f"JPEG with marker ff {marker:02x} before its first scan", "bad-jpeg"
+                )
+            length = jpeg[at] << 8 | jpeg[at + 1]
+            if length < 2:
+                raise ImageError(
+                    f"JPEG segment ff {marker:02x} of length {length}; the minimum is 2", "bad-jpeg"
+                )
+            _ = jpeg[at + length - 1]  # its last byte is there
+            body = bytes(jpeg[at + 2 : at + length])
+            at += length
+            yield marker, body, at
+    except IndexError:
+        raise ImageError(
+            f"JPEG ends within its header, after {len(jpeg)} bytes; fetch it again",
+            "truncated-jpeg",
+        ) from None
 
 
 def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressive: bool) -> None:
@@ -199,12 +200,6 @@ def _next_scan(jpeg: bytes, at: int) -> tuple[bytes | None, int]:
         if marker == _SOS:
             return body, at
     return None, at
-
-
-def _truncated(size: int) -> ImageError:
-    return ImageError(
-        f"JPEG ends within its header, after {size} bytes; fetch it again", "truncated-jpeg"
-    )
 
 
 def _frame(body: bytes) -> tuple[int, int, tuple[tuple[int, int], ...]]:

@@ -15,14 +15,7 @@ import numpy as np
 from sa1bpack.errors import AnnotationError
 from sa1bpack.wording import brief
 
-# Order of the numbers of a mask, and of their bits in `number_types`.
-BBOX = slice(0, 4)
-AREA = 4
-PREDICTED_IOU = 5
-POINT_COORDS = slice(6, 8)
-CROP_BOX = slice(8, 12)
-STABILITY_SCORE = 12
-NUMBERS = 13
+# The numbers of a mask, in the order of their bits in `number_types`.
 NUMBER_NAMES = (
     *(f"bbox[{i}]" for i in range(4)),
     "area",
@@ -31,6 +24,7 @@ NUMBER_NAMES = (
     *(f"crop_box[{i}]" for i in range(4)),
     "stability_score",
 )
+NUMBERS = len(NUMBER_NAMES)
 
 MAX_RUN_END = 2**31 - 1  # pixels: a pack stores run ends as int32
 MAX_EXACT = 2**53 - 1  # float64 represents every integer up to here exactly
@@ -175,7 +169,8 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
             f"pixels; {_REMEDY}"
         )
     numbers, types = _number_table(masks)
-    areas = numbers[:, AREA]
+    bbox, areas, ious, points, crops, stability = np.split(numbers, (4, 5, 6, 8, 12), axis=1)
+    areas = areas[:, 0]
     bad_area = (areas < 0) | (areas > MAX_EXACT) | (areas != np.floor(areas))
     size = (image.height, image.width)
     for index, mask in enumerate(masks):
@@ -196,13 +191,13 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
         width=image.width,
         height=image.height,
         file_name=image.file_name,
-        bbox=numbers[:, BBOX].copy(),
+        bbox=bbox.copy(),
         area=areas.astype(np.int64),
-        predicted_iou=numbers[:, PREDICTED_IOU].copy(),
-        point_coords=numbers[:, POINT_COORDS].copy(),
-        crop_box=numbers[:, CROP_BOX].copy(),
+        predicted_iou=ious[:, 0].copy(),
+        point_coords=points.copy(),
+        crop_box=crops.copy(),
         annotation_id=np.array([mask.id for mask in masks], np.int64),
-        stability_score=numbers[:, STABILITY_SCORE].copy(),
+        stability_score=stability[:, 0].copy(),
         number_types=types,
         counts_text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
         counts_offset=np.cumsum([0, *map(len, texts)], dtype=np.int64),

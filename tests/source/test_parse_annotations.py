@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import AnnotationError
-from sa1bpack.source.annotations import NUMBER_NAMES, NUMBERS, parse_annotations
+from sa1bpack.source.annotations import parse_annotations
 
 
 def parse(record):
@@ -121,26 +121,6 @@ def test_arrays_have_the_documented_shapes_and_types(record):
         array = getattr(annotations, name)
         assert (array.shape, array.dtype) == (shape, np.dtype(dtype)), name
         assert array.flags.c_contiguous and array.flags.writeable, name
-
-
-def test_each_number_written_as_an_integer_sets_its_own_bit(record):
-    mask = record()["annotations"][0]
-    mask = json.loads(json.dumps(mask), parse_int=float) | {"id": 1}
-    mask["segmentation"]["size"] = [10, 20]
-    places = [("bbox", i) for i in range(4)] + ["area", "predicted_iou"]
-    places += [("point_coords", 0, i) for i in range(2)] + [("crop_box", i) for i in range(4)]
-    places += ["stability_score"]
-    assert len(places) == NUMBERS == len(NUMBER_NAMES)
-    for bit, place in enumerate(places):
-        changed = json.loads(json.dumps(mask))
-        *path, last = [place] if isinstance(place, str) else place
-        target = changed
-        for step in path:
-            target = target[step]
-        target[last] = 7
-        full = record()
-        full["annotations"] = [changed]
-        assert parse(full).number_types.tolist() == [1 << bit], NUMBER_NAMES[bit]
 
 
 def test_keys_that_sa1b_does_not_have_are_reported_and_the_rest_is_kept(record):
