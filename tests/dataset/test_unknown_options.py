@@ -55,9 +55,7 @@ def _options_of(place: str) -> set[str]:
 def test_a_share_without_a_name_is_refused(packed):
     """`split(0.9)` reads as the part for training."""
     ds = sa1bpack.open(packed.root)
-    with pytest.raises(
-        OptionError, match=r"^Dataset\.split takes 0 arg.*, and got 1: .*\(val=, seed=\)$"
-    ):
+    with pytest.raises(TypeError, match="1 positional argument"):
         ds.split(0.9)
 
 
