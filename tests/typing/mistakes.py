@@ -21,7 +21,7 @@ def misspelt(ds: sa1bpack.Dataset) -> None:
     sa1bpack.open("packed", min_ious=0.9)  # type: ignore[call-arg]
     ds.with_options(mask="runs")  # type: ignore[call-arg]
     sa1bpack.Loader(ds, 8, max_mask=64)  # type: ignore[call-arg]
-    sa1bpack.make_dataloader(ds, 8, num_workers=2)  # type: ignore[call-arg]
+    sa1bpack.make_dataloader(ds, 8, workers=2)  # type: ignore[call-arg]
     sa1bpack.derive(ds, "rows", rows, thread=2)  # type: ignore[call-arg]
 
 
