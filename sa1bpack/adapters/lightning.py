@@ -96,10 +96,8 @@ class DataModule(LightningDataModule):
         if not isinstance(self._val, Real):
             self.train, self.val = ds, opened(self._val)
             return
-        if self._val:
-            self.train, self.val = ds.split(val=self._val, seed=self._split_seed)
-        else:
-            self.train, self.val = ds, None
+        split = ds.split(val=self._val, seed=self._split_seed) if self._val else (ds, None)
+        self.train, self.val = split
 
     def train_dataloader(self) -> Loader:
         """The training loader: one for all epochs, which it shuffles differently."""

@@ -11,7 +11,6 @@ In a configuration of theirs, one line replaces `SA1BRawDataset` and its folders
 
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 
 from sa1bpack import masks
 from sa1bpack.adapters.packs import opened
-from sa1bpack.arguments import checks_options, whole_number
+from sa1bpack.arguments import checks_options, number, whole_number
 from sa1bpack.errors import OptionError
 
 # `tensor_2_PIL` of their vos_dataset.py multiplies by 255 and drops the fraction: all 256 return.
@@ -94,6 +93,7 @@ class Segments(Mapping):
         return self._drawn[key]
 
     def _draw(self, key: int) -> np.ndarray:
+        """uint8 (h, w): mask `key`, 0 or 1."""
         height, width, *size = self._size
         if self._fit == "squash":
             extent = width, height
@@ -175,8 +175,8 @@ class RawDataset:
             raise OptionError("the dataset has a transform: SAM 2's own come after this one")
         self._ds = ds.with_options(masks="runs", mask_size=None, pixels="rgb")
         self._num_frames = whole_number("num_frames", num_frames, 1)
-        self._most = _number("mask_area_frac_thresh", mask_area_frac_thresh)
-        self._least = _number("uncertain_iou", uncertain_iou)
+        self._most = number("mask_area_frac_thresh", mask_area_frac_thresh)
+        self._least = number("uncertain_iou", uncertain_iou)
 
     def __len__(self) -> int:
         """Images of the dataset."""
@@ -202,9 +202,3 @@ class RawDataset:
 
     def __repr__(self) -> str:
         return f"<RawDataset of {self._ds!r}>"
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or value != value:
-        raise OptionError(f"{name} is {value!r}: choose a number")
-    return float(value)

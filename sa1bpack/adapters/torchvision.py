@@ -11,9 +11,6 @@ from sa1bpack.arguments import checks_options, choice
 from sa1bpack.dataset.sample import COORDINATES
 from sa1bpack.errors import OptionError
 
-# What v2 could not move with the image: left out, not left behind.
-_DROPPED = ("bboxes", "point_coords", "crop_boxes")
-
 
 @checks_options
 def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> dict[str, Any]:
@@ -77,9 +74,10 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
         found["boxes"] = tv_tensors.BoundingBoxes(
             edges.float().reshape(-1, 4), format="XYXY", canvas_size=canvas
         )
-    points = found.get("point_coords")
-    for name in _DROPPED:
-        found.pop(name, None)
+    # What v2 could not move with the image is left out, not left behind.
+    points = found.pop("point_coords", None)
+    found.pop("bboxes", None)
+    found.pop("crop_boxes", None)
     if points is not None and hasattr(tv_tensors, "KeyPoints"):
         scale, _ = _scales(size, found, points.ndim, coordinates)
         moved = (points.double() * scale).float()
@@ -159,9 +157,5 @@ def _scales(
     """
     pixel = size[..., [3, 2]] / size[..., [1, 0]]
     if size.ndim == 2:
-        if axes == 3:
-            pixel = pixel[:, None]
-        else:
-            counts = found["mask_counts"]
-            pixel = pixel.repeat_interleave(counts, 0)
+        pixel = pixel[:, None] if axes == 3 else pixel.repeat_interleave(found["mask_counts"], 0)
     return (pixel if coordinates == "source" else torch.ones_like(pixel)), pixel

@@ -137,7 +137,7 @@ class Job:
     @property
     def prefix(self) -> str:
         """ "part 3/8: ", for what is said of a part; otherwise nothing."""
-        return "" if self.share is None else "part {}/{}: ".format(*self.share)
+        return f"part {self.part}: " if self.part else ""
 
     def on_ray(self, **without: Any) -> bool:
         """True on a Ray cluster.

@@ -102,13 +102,13 @@ def show(
     """
     from sa1bpack.report.drawing import write_png
     from sa1bpack.report.output import check_output
-    from sa1bpack.report.show import draw_samples
+    from sa1bpack.report.show import Choice, draw_samples
 
     path = check_output(out, ".png")
     if sum(value is not None for value in (samples, image_id, row)) > 1:
         raise OptionError("--samples, --image-id and --row exclude one another: give one")
-    chosen = {"samples": samples, "image_ids": image_id, "rows": row, "seed": seed, "large": large}
-    shown = draw_samples(one_or_several(packs), **chosen, rule=asdict(rule))
+    choice = Choice(samples, image_id, row, seed, large)
+    shown = draw_samples(one_or_several(packs), choice, asdict(rule))
     write_png(shown.picture, path)
     for sample in shown.unreadable:
         warn(sample)

@@ -107,7 +107,13 @@ class BenchResult:
             "first batch: in a new process; again: in another one, which finds in the page cache "
             "what it needs"
         )
-        lines += self._short()
+        least = min((line["cold"] for line in self.lines.values()), key=lambda cold: cold.seconds)
+        if least.seconds < _LEAST_SECONDS:
+            lines.append(
+                f"cold figures are of little time, such as {counted(least.samples, 'sample')} in "
+                f"{least.seconds:.2g} s: no sample is read twice,\nand the pack has no more; "
+                "measure a larger one"
+            )
         if self.remaining_share > _LITTLE:
             lines.append(
                 f"cold is not cold: {self.remaining_share:.0%} of the pack remained in the page "
@@ -116,17 +122,6 @@ class BenchResult:
         for sweep in self.sweeps:
             lines += ["", *sweep.as_text()]
         return "\n".join([*lines, *([""] if self.settings else []), *self.settings.values()])
-
-    def _short(self) -> list[str]:
-        """A remark on cold figures that are of a moment."""
-        least = min((line["cold"] for line in self.lines.values()), key=lambda cold: cold.seconds)
-        if least.seconds >= _LEAST_SECONDS:
-            return []
-        return [
-            f"cold figures are of little time, such as {counted(least.samples, 'sample')} in "
-            f"{least.seconds:.2g} s: no sample is read twice,\nand the pack has no more; measure a "
-            "larger one"
-        ]
 
     def _line(self, name: str) -> str:
         line, found = self.lines[name], self.ceilings
@@ -235,14 +230,11 @@ def bench(
     ReadingOptions(**options)  # checks them
     open_device(device)
     tasks = {name: Task(path, device, options, cold=name == "cold") for name in ("cold", "warm")}
-    ds = tasks["cold"].open()
-    result_of = (str(path), len(ds))
-    del ds
+    samples = len(tasks["cold"].open())
     progress("ceilings")
     ceilings, each = measure_ceilings(tasks["cold"], duration)
-    result = BenchResult(
-        *result_of, each, batch_size, available_cpus(), CUDA.name_of(device), ceilings
-    )
+    name = CUDA.name_of(device)
+    result = BenchResult(str(path), samples, each, batch_size, available_cpus(), name, ceilings)
     settings = {"Loader": Setting.of("Loader", batch_size)}
     for workers in _WORKERS:
         name = f"DataLoader, {counted(workers, 'worker')}"
@@ -263,6 +255,5 @@ def bench(
         for key in ("first_cold", "first_again"):
             result.lines[name][key] = in_new_process(first_batch, tasks["cold"], setting)
     if sweep:
-        compared = compare_settings(tasks, batch_size, duration, progress)
-        result.sweeps, result.settings = compared
+        result.sweeps, result.settings = compare_settings(tasks, batch_size, duration, progress)
     return result

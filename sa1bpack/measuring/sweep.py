@@ -41,10 +41,10 @@ class Line:
     """
 
     setting: Setting
-    speeds: tuple[float, ...]
-    host_bytes: int | None
-    device_bytes: int
-    noise: bool
+    speeds: tuple[float, ...] = ()
+    host_bytes: int | None = None
+    device_bytes: int = 0
+    noise: bool = False
     error: str = ""
 
     @property
@@ -149,8 +149,7 @@ def compare_settings(
 
 def thread_counts(cores: int) -> tuple[int, ...]:
     """1, 2, 4, ... to twice the cores, at least 8 and at most 32: reading, threads mostly wait."""
-    most = min(max(8, 2 * cores), 32)
-    return tuple(sorted({1 << n for n in range(6) if 1 << n <= most} | {min(cores, 12)}))
+    return tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= max(8, 2 * cores))
 
 
 def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
@@ -178,7 +177,7 @@ def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
     for setting in settings:
         if setting in errors:
             text = f"{type(errors[setting]).__name__}: {errors[setting]}"
-            lines.append(Line(setting, (), None, 0, False, text))
+            lines.append(Line(setting, error=text))
             continue
         ratios = [a / b for a, b in zip(speeds[setting], top, strict=True)]
         allowed = _MUCH if max(ratios) >= 1 else _LITTLE

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,16 @@ _TARS = (".tar", ".tar.gz", ".tgz")
 _MOST_SAMPLES = 400  # a sheet of more than a hundred rows is of no use
 
 _log = logging.getLogger("sa1bpack")
+
+
+class Choice(NamedTuple):
+    """The samples to draw, as `show` takes them."""
+
+    samples: int | None = None
+    image_ids: Sequence[int] | None = None
+    rows: Sequence[int] | None = None
+    seed: int = 0
+    large: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,11 +117,10 @@ def show(
         >>> picture.mode
         'RGB'
     """
+    choice = Choice(samples, image_ids, rows, seed, large)
     if isinstance(pack, Mapping):
-        return _batch_sheet(pack, samples, image_ids, rows, large)
-    shown = draw_samples(
-        pack, samples=samples, image_ids=image_ids, rows=rows, seed=seed, large=large
-    )
+        return _batch_sheet(pack, choice)
+    shown = draw_samples(pack, choice)
     for sample in shown.unreadable:
         _log.warning("%s cannot be shown: %s", shown.name, sample)
     return shown.picture
@@ -119,12 +128,7 @@ def show(
 
 def draw_samples(
     pack: str | Path | Iterable[str | Path] | Dataset,
-    *,
-    samples: int | None = None,
-    image_ids: Sequence[int] | None = None,
-    rows: Sequence[int] | None = None,
-    seed: int = 0,
-    large: bool = False,
+    choice: Choice,
     rule: Mapping[str, Any] | None = None,
 ) -> Shown:
     """As `show`, but unreadable samples are returned, not logged.
@@ -138,38 +142,36 @@ def draw_samples(
                 f"{path} is a tar or a folder of images, and one of several paths: show it by "
                 "itself; several packs can be shown together"
             )
-    if samples is None and image_ids is None and rows is None:
-        samples = 1 if large else DEFAULT_SAMPLES
+    if choice[:3] == (None, None, None):
+        choice = choice._replace(samples=1 if choice.large else DEFAULT_SAMPLES)
     if (source := raw_source(pack)) is not None:
-        if image_ids is not None or rows is not None or seed:
+        if choice.image_ids is not None or choice.rows is not None or choice.seed:
             raise OptionError(
                 f"image_ids, rows and seed are for packs: of {source.path} the first samples are "
                 "shown; for others, look at those of sa1bpack.TarDataset"
             )
-        count = checked_count("samples", samples)
-        _require_one(count, large)
+        count = checked_count("samples", choice.samples)
+        _require_one(count, choice.large)
         name, title, size = str(source.path), source.path.name, "first image"
         subjects = first_subjects(source, count, rule or {})
         note = f"first {counted(len(subjects), 'image')}"
-        if large and isinstance(subjects[0], Unreadable):
-            raise FormatError(subjects[0].reason)
     else:
         dataset = _dataset_of(pack, rule or {})
-        indices = chosen(dataset, samples, image_ids, rows, seed)
-        _require_one(len(indices), large)
+        indices = chosen(dataset, choice)
+        _require_one(len(indices), choice.large)
         name = title = dataset.pack.name
         size = counted(len(dataset), "image")
-        at_random = samples is not None and samples < len(dataset)
-        note = f"{len(indices):,} of {size}{f' at random (seed {seed})' if at_random else ''}"
-        if large:
-            subjects = [read_subject(dataset, indices[0], SIDE)]
-        else:
-            side = tile_width(len(indices))
-            subjects = [_subject(dataset, index, side) for index in indices]
-    if large:
-        return Shown(name, large_picture(subjects[0], f"{title}, {size}"), ())
+        at_random = choice.samples is not None and choice.samples < len(dataset)
+        note = f"{len(indices):,} of {size}"
+        note += f" at random (seed {choice.seed})" if at_random else ""
+        side = SIDE if choice.large else tile_width(len(indices))
+        subjects = [_subject(dataset, index, side, choice.large) for index in indices]
     unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
-    return Shown(name, contact_sheet(subjects, title, note), unreadable)
+    if not choice.large:
+        return Shown(name, contact_sheet(subjects, title, note), unreadable)
+    if unreadable:
+        raise FormatError(unreadable[0].reason)
+    return Shown(name, large_picture(subjects[0], f"{title}, {size}"), ())
 
 
 def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:
@@ -191,36 +193,26 @@ def _require_one(count: int, large: bool) -> None:
         raise OptionError(f"a large picture shows 1 image, not {count}; choose one of them")
 
 
-def _batch_sheet(
-    batch: Mapping[str, Any],
-    samples: int | None,
-    image_ids: Sequence[int] | None,
-    rows: Sequence[int] | None,
-    large: bool,
-) -> Image.Image:
-    if image_ids is not None or large:
+def _batch_sheet(batch: Mapping[str, Any], choice: Choice) -> Image.Image:
+    if choice.image_ids is not None or choice.large:
         raise OptionError("image_ids and large are for packs: of a batch, choose samples or rows")
-    places = batch_rows(batch, samples, rows, DEFAULT_SAMPLES)
+    places = batch_rows(batch, choice.samples, choice.rows, DEFAULT_SAMPLES)
     numbers = (f"{name} {batch[name]}" for name in ("epoch", "number") if name in batch)
     note = f"{len(places)} of {counted(len(batch['images']), 'sample')}"
     title = ", ".join(["batch", *numbers])
     return contact_sheet(subjects_of(batch, places), title, note)
 
 
-def _subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadable:
+def _subject(dataset: Dataset, index: int, side: int, must: bool) -> Subject | Unreadable:
     try:
         return read_subject(dataset, index, side)
     except (FormatError, OSError) as error:
+        if must:
+            raise
         return Unreadable.of(dataset, index, error)
 
 
-def chosen(
-    dataset: Dataset,
-    samples: int | None,
-    image_ids: Sequence[int] | None,
-    rows: Sequence[int] | None,
-    seed: int,
-) -> list[int]:
+def chosen(dataset: Dataset, choice: Choice) -> list[int]:
     """Indices of the samples asked for: by id, by index, or `samples` at random.
 
     A random choice depends on the seed and the size of the dataset alone. Its samples are distinct
@@ -229,8 +221,8 @@ def chosen(
     Raises OptionError if more than one way of choosing is used, for an id or an index that the
     dataset does not have, and for fewer than 1 or more than 400 samples.
     """
-    given = {"samples": samples, "image_ids": image_ids, "rows": rows}
-    if sum(value is not None for value in given.values()) != 1:
+    samples, image_ids, rows, seed, _ = choice
+    if sum(value is not None for value in (samples, image_ids, rows)) != 1:
         raise OptionError("choose by one of samples, image_ids and rows, not by several")
     seed = whole_number("seed", seed, 0, MAX_WORD)
     if samples is not None:

@@ -85,7 +85,7 @@ def test_a_part_that_fails_or_takes_too_long_keeps_its_figures_and_the_others(
     (tmp_path / "gpu_parts.py").write_text(program)
     monkeypatch.setattr(gpu, "__file__", str(tmp_path / "gpu.py"))
     for name, status in (("slow", "timed out"), ("broken", "failed")):
-        part = gpu.run_part(name, 3 if name == "slow" else 60, ["{}"], tmp_path, dict(os.environ))
+        part = gpu.run_part(name, 1 if name == "slow" else 60, ["{}"], tmp_path, dict(os.environ))
         assert part["status"] == status and part["log"] == [f"started {name}"]
         assert gpu.summary(part["figures"]) == [{"way": "a", "speed": 2.0, "of the first": 1.0}]
 

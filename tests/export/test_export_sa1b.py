@@ -56,7 +56,7 @@ def test_records_of_the_sample_tars_equal_their_members_byte_for_byte(
 
 @given(annotations=st.lists(ANNOTATION, max_size=4))
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_every_number_keeps_its_type_and_its_text(pack_of, tmp_path, annotations):
     shutil.rmtree(tmp_path / "pack", ignore_errors=True)

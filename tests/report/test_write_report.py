@@ -16,7 +16,7 @@ import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionError, TooManyRejects
 from sa1bpack.report import survey
-from sa1bpack.report.show import draw_samples
+from sa1bpack.report.show import Choice, draw_samples
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_damage_that_is_found_only_when_drawing_is_named_too(tmp_path, array):
     data = bytearray(path.read_bytes())
     data[16] ^= 0x55
     path.write_bytes(data)
-    (first, *_), name = draw_samples(pack).unreadable, array.partition("_")[0]
+    (first, *_), name = draw_samples(pack, Choice()).unreadable, array.partition("_")[0]
     said = name if array == "image_offset" else "checksum of sample"
     assert said in first.reason and str(pack) in first.reason
     with pytest.raises(FormatError, match=said):
