@@ -133,6 +133,9 @@ def test_packs_of_other_layouts_are_refused_and_the_difference_is_named(
     text = str(caught.value)
     assert f"mask_size is 16 in {several.roots[0]}, 8 in {tmp_path / 'other'}" in text
     assert "runs is True" in text and "image_size" not in text
+    republished(joined_pack(tmp_path / "center", several.roots[1:]), {"mask_sampling": "center"})
+    with pytest.raises(OptionError, match=r"mask_sampling is 'area' in .*c, 'center' in .*center"):
+        open_pack([several.roots[0], tmp_path / "center"])
 
 
 def republished(root, options) -> None:
@@ -140,13 +143,6 @@ def republished(root, options) -> None:
     publish(root, make_manifest(
         manifest.layout, manifest.shards, complete=True, options=options, sources=[], counts={}
     ))  # fmt: skip
-
-
-def test_packs_of_another_mask_sampling_are_refused(several, tmp_path):
-    joined_pack(tmp_path / "other", several.roots[1:])
-    republished(tmp_path / "other", {"mask_sampling": "center"})
-    with pytest.raises(OptionError, match=r"mask_sampling is 'area' in .*c, 'center' in .*other"):
-        open_pack([several.roots[0], tmp_path / "other"])
 
 
 def test_packs_made_with_other_options_open_and_the_log_names_them(several, tmp_path, caplog):
