@@ -295,9 +295,10 @@ class IterableTarDataset(IterableDataset):
             raise OptionError(f"state is {state!r}: give what state_dict returned")
         if strange := set(state["done"]) - {source.name for source in self.sources}:
             raise OptionError(f"state names {sorted(strange)}, which are not among these tars")
+        epoch = whole_number("epoch", state["epoch"], 0, 2**63 - 1)
         # A worker is given its state when it starts: after set_epoch, wherever that was called.
         if get_worker_info() is None or not self._shared[2]:
-            self._shared[0] = state["epoch"]
+            self._shared[0] = epoch
         if get_worker_info() is None:
             self._shared[2] = 0
         self._loaded = dict(state)

@@ -197,6 +197,8 @@ def test_states_that_do_not_fit_are_refused(tars):
         next(iter(other))
     with pytest.raises(OptionError, match="not among these tars"):
         ds.load_state_dict(state | {"done": ["sa_000009"]})
+    with pytest.raises(OptionError, match="epoch is -1"):
+        ds.load_state_dict(state | {"epoch": -1})
     with pytest.raises(OptionError, match="what state_dict returned"):
         ds.load_state_dict({"epoch": 1})
 
