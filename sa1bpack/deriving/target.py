@@ -38,8 +38,6 @@ from sa1bpack.format.side.spec import (
 from sa1bpack.loading.order.batches import process_group
 from sa1bpack.wording import brief, counted
 
-_VERSIONS = ("sa1bpack", "numpy", "torch")
-
 
 @dataclass(frozen=True)
 class DeriveResult:
@@ -209,7 +207,7 @@ class Target:
 
 def _json(provenance: dict[str, Any]) -> dict[str, Any]:
     """The provenance as JSON returns it, with the versions in use."""
-    versions = {package: version(package) for package in _VERSIONS}
+    versions = {package: version(package) for package in ("sa1bpack", "numpy", "torch")}
     try:
         return msgspec.json.decode(msgspec.json.encode({**provenance, "versions": versions}))
     except (TypeError, ValueError, OverflowError) as error:
