@@ -41,7 +41,7 @@ from sa1bpack.loading.batch.load_samples import (
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
-from sa1bpack.loading.reading import SampleReader, ShardFiles, shard_files
+from sa1bpack.loading.reading import OPEN_FILES, SampleReader, ShardFiles
 from sa1bpack.masks import check_image_runs, passes
 
 _RUN_BYTES = 4
@@ -274,7 +274,7 @@ class BatchCopy:
             at = self._low + k
             shard, files = found.shards[at], found.samples.files[at, :, OPEN:]
             try:
-                held.append(shard_files(shard, self._spec.arrays[:2], direct))
+                held.append(OPEN_FILES.get(shard, self._spec.arrays[:2], direct))
                 files[:] = held[-1].table
             except ResourceShortage:
                 raise

@@ -106,14 +106,6 @@ class BatchReader:
             raise LoaderError("no epoch has begun here: take a batch first")
         return counts.stats()
 
-    def _begin_counting(self, batches: EpochBatches, now: float) -> EpochCounts:
-        """The counts of an epoch that begins now."""
-        if self._counts is not None and self._counts.here:  # the loop over it was left
-            self._counts.leave()
-            self._counts.add_up()
-        self._counts = EpochCounts(batches.epoch, now)
-        return self._counts
-
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_counts": None}
 
@@ -191,7 +183,11 @@ class Iteration:
     def _begin(self, now: float) -> None:
         self._generation, self._batches = self._reader._cursor.begin()
         self._pid, self._total = os.getpid(), len(self._batches)
-        self.counts = self._reader._begin_counting(self._batches, now)
+        before, self.counts = self._reader._counts, EpochCounts(self._batches.epoch, now)
+        if before is not None and before.here:  # the loop over it was left
+            before.leave()
+            before.add_up()
+        self._reader._counts = self.counts
         weakref.finalize(self, self.counts.leave).atexit = False
         self._run = self._reader._start(self._batches, self)
         try:

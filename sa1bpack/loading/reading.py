@@ -64,7 +64,7 @@ def tells_what_is_in_memory(path: str, file: int) -> bool:
     return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
-class _OpenFiles:
+class OpenFiles:
     """The most recently used files, by shard, until their shard is closed.
 
     Files are opened and closed without holding the lock. Shards may be collected at any point, so
@@ -78,7 +78,13 @@ class _OpenFiles:
         self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
     def get(self, shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
-        """As `shard_files`."""
+        """The files of these arrays, then of the shard's side arrays, open as long as the caller
+        keeps them.
+
+        direct  open them past the page cache, if their file system can do that
+
+        Raises OSError if one cannot be opened, ResourceShortage if the system refuses more.
+        """
         key = (id(shard), names, direct)
         with self._lock:
             held = self._files.pop(key, None)
@@ -119,19 +125,9 @@ class _OpenFiles:
         self._lock = threading.Lock()
 
 
-_open_files = _OpenFiles()
-os.register_at_fork(after_in_child=_open_files.after_fork)
-
-
-def shard_files(shard: OpenShard, names: tuple[str, ...], direct: bool = False) -> ShardFiles:
-    """The files of these arrays, then of the shard's side arrays, open as long as the caller keeps
-    them.
-
-    direct  open them past the page cache, if their file system can do that
-
-    Raises OSError if one cannot be opened, ResourceShortage if the system refuses more open files.
-    """
-    return _open_files.get(shard, names, direct)
+# Shared by all Loaders of the process.
+OPEN_FILES = OpenFiles()
+os.register_at_fork(after_in_child=OPEN_FILES.after_fork)
 
 
 # Scratch memory that a thread begins with; it grows to what its samples need.
