@@ -275,7 +275,7 @@ def compact(options: Options, report: Report) -> None:
     with Loader(stored, options.batch, device="cpu", masks="flat") as batches:
         batch = next(iter(batches))
     nbytes = batch["images"].nbytes + batch["runs"].run_ends.nbytes
-    crop = [transforms.RandomResizedCrop(), transforms.RandomFlip()]
+    crop = [transforms.RandomResizedCrop(), transforms.RandomHorizontalFlip()]
     ways = {
         "pinned copy of planes and runs (ceiling)": copies(nbytes, options.batch),
         "Loader, planes and runs": loader(stored, options, "flat"),

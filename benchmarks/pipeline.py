@@ -92,7 +92,7 @@ def ours(ds: object, masks: int, batch_size: int) -> Callable[[], int]:
     loader = sa1bpack.Loader(
         ds, batch_size, order=order, masks="padded", max_masks=masks, device="cpu", threads=1
     )
-    pipeline = transforms.Pipeline(ds, [transforms.RandomFlip()], mask_size=SIDE)
+    pipeline = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()], mask_size=SIDE)
 
     def epoch() -> int:
         done, batch, result = 0, None, None

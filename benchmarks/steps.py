@@ -20,7 +20,7 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
 
 SOURCE = (1500, 2250)  # height and width of a typical photograph of SA-1B
 LAYOUT = Layout(image_size=1024, mask_size=256)
-CROP = (transforms.RandomResizedCrop(), transforms.RandomFlip())
+CROP = (transforms.RandomResizedCrop(), transforms.RandomHorizontalFlip())
 RUNS = 150  # foreground runs per mask
 
 Step = tuple[Callable[[], object], int]  # function, and the bytes that it must read and write

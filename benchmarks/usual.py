@@ -189,7 +189,7 @@ def ways(folder: Path, batch: int, workers: list[int]) -> list[Way]:
     def pipeline() -> Iterable:
         ds = sa1bpack.open(pack, masks="runs")
         loader = Loader(ds, batch, max_masks=SAM2_MASKS, choose="random", device=device)
-        steps = transforms.Pipeline(ds, [transforms.RandomFlip()], mask_size=SIDE)
+        steps = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()], mask_size=SIDE)
         return _Mapped(loader, steps)
 
     def guide(name: str, count: int, pinned: bool = False, **options) -> Way:

@@ -9,7 +9,13 @@ import time
 from pathlib import Path
 
 import sa1bpack
-from sa1bpack.transforms import ColorJitter, Pipeline, RandomAffine, RandomFlip, ScaleJitter
+from sa1bpack.transforms import (
+    ColorJitter,
+    Pipeline,
+    RandomAffine,
+    RandomHorizontalFlip,
+    ScaleJitter,
+)
 
 TAR = Path(__file__).parent.parent / "tests" / "samples" / "sa_000000.tar"
 # Options of a pack, and what its masks are read as.
@@ -22,7 +28,11 @@ READ = (
     {"masks": "flat", "io": "cached"},
     {"masks": "padded_bits", "max_masks": 16, "choose": "random"},
 )
-STEPS = ((), (RandomFlip(), ScaleJitter()), (RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1)))
+STEPS = (
+    (),
+    (RandomHorizontalFlip(), ScaleJitter()),
+    (RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1)),
+)
 
 
 def main() -> None:

@@ -80,10 +80,9 @@ class Distiller(Trainer):
         if not self.teacher.spatial:
             raise OptionError(f"{side}: not a spatial side array; derive it with --spatial")
         size = ds.layout.mask_size if args.size is None else args.size
-        self.pipeline = T.Pipeline(
-            ds, [T.RandomResizedCrop((0.3, 1)), T.RandomFlip(), T.ColorJitter(0.2, 0.2, 0.2)],
-            size=size, mask_size=size, seed=args.seed,
-        )  # fmt: skip
+        crop = T.RandomResizedCrop(scale=(0.3, 1))
+        steps = [crop, T.RandomHorizontalFlip(), T.ColorJitter(0.2, 0.2, 0.2)]
+        self.pipeline = T.Pipeline(ds, steps, size=size, mask_size=size, seed=args.seed)
         return ds
 
     def make_model(self) -> nn.Module:
@@ -91,7 +90,7 @@ class Distiller(Trainer):
 
     def prepare(self, batch: dict) -> dict:
         batch = self.pipeline(batch)  # images, masks, boxes and embeddings, by one map per image
-        return {**batch, "boxes": batch["boxes"] / batch["images"].shape[-1]}
+        return {**batch, "boxes": batch["boxes_xyxy"] / batch["images"].shape[-1]}
 
     def measure(self, batch: dict) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         images, counts, target = batch["images"], batch["mask_counts"], batch[self.teacher.name]
@@ -115,7 +114,7 @@ def inside(batch: dict, cells: tuple[int, int]) -> torch.Tensor:
         for n, side in zip(cells, canvas, strict=True)
     )
     at = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # (h, w, 2)
-    maps = batch["maps"][:, None, None]  # (B, 1, 1, 2, 3), from the canvas to the source
+    maps = batch["input_to_source"][:, None, None]  # (B, 1, 1, 2, 3), from the canvas to the source
     source = (maps[..., :2] @ at[..., None]).squeeze(-1) + maps[..., 2]
     return ((source >= 0) & (source <= size[:, None, None])).all(-1)
 

@@ -265,7 +265,11 @@ class Trainer:
         self.loader = sa1bpack.Loader(self.train, choose="random", order="shuffle", **options)
         self.val_loader = sa1bpack.Loader(self.val, order="sequential", **options)
         self.rank, self.world = self.loader.batches.rank, self.loader.batches.world_size
-        steps = [T.RandomFlip(), T.RandomResizedCrop(area=(0.5, 1.0))] if args.augment else []
+        steps = (
+            [T.RandomHorizontalFlip(), T.RandomResizedCrop(scale=(0.5, 1.0))]
+            if args.augment
+            else []
+        )
         size = {"size": args.size, "mask_size": args.size // 2}
         self.pipeline = T.Pipeline(ds, steps, seed=args.seed, **size)
         self.val_pipeline = T.Pipeline(ds, **size)

@@ -14,7 +14,7 @@ from sa1bpack.export.output import check_file, writing
 from sa1bpack.export.records import annotations_of, image_of, runs_of
 from sa1bpack.export.selection import ExportResult, Selection, count_shard
 from sa1bpack.format.shard_reader import Shard
-from sa1bpack.masks import mask_bbox
+from sa1bpack.masks import mask_boxes
 from sa1bpack.progress import image_steps
 
 # SA-1B's masks have no classes.
@@ -127,9 +127,12 @@ def _annotations(
 
 
 def _boxes(shard: Shard, row: int) -> list[list[int]]:
+    """COCO's x, y, w, h of each mask, with w = xmax - xmin + 1."""
     height, width = shard["size"][row, :2].tolist()
     runs = runs_of(shard, *shard["mask_offset"][row : row + 2].tolist())
-    return mask_bbox(*runs, height, width).tolist()
+    boxes = mask_boxes(*runs, height, width)
+    boxes[:, 2:] -= boxes[:, :2]
+    return boxes.tolist()
 
 
 def _check_annotation_ids(selection: Selection, masks: int) -> None:

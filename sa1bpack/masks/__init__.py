@@ -23,7 +23,7 @@ _MODULES = {
     "encode_counts": "rle",
     "jitter_boxes": "prompts",
     "mask_area": "rle",
-    "mask_bbox": "rle",
+    "mask_boxes": "rle",
     "nth_pixels": "prompts",
     "pack_bits": "bits",
     "parse_counts": "rle",
@@ -59,4 +59,5 @@ def __getattr__(name: str):
     module = _MODULES.get(name) or _INTERNAL.get(name)
     if module is not None:
         return getattr(import_module(f"sa1bpack.masks.{module}"), name)
-    raise AttributeError(f"module 'sa1bpack.masks' has no attribute {name!r}")
+    now = ": it is mask_boxes, which returns x0, y0, x1, y1" if name == "mask_bbox" else ""
+    raise AttributeError(f"module 'sa1bpack.masks' has no attribute {name!r}{now}")

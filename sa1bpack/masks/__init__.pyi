@@ -19,7 +19,7 @@ from sa1bpack.masks.relations import relate_runs as relate_runs
 from sa1bpack.masks.relations import thirds_of as thirds_of
 from sa1bpack.masks.rle import encode_counts as encode_counts
 from sa1bpack.masks.rle import mask_area as mask_area
-from sa1bpack.masks.rle import mask_bbox as mask_bbox
+from sa1bpack.masks.rle import mask_boxes as mask_boxes
 from sa1bpack.masks.rle import parse_counts as parse_counts
 from sa1bpack.masks.rle import take_masks as take_masks
 from sa1bpack.masks.select import ORDERS as ORDERS

@@ -13,10 +13,10 @@ column-major positions; its n-th pixel is found by a search in their running tot
 on the number of runs, not on the size of the mask: there is no full-size mask.
 
 Points are pixel centres in continuous source coordinates, (x + 1/2, y + 1/2), and boxes are edges:
-x0, y0, x1, y1 = left, top, right + 1, bottom + 1 of the pixels, that is (x, y, x + w, y + h) of
-`mask_bbox`. The affine maps of `sa1bpack.masks.window` use the same coordinates. SAM's prompt
-encoder adds 1/2 itself: subtract it after all maps. The `bbox` of an SA-1B record is
-(x0, y0, x1 - x0 - 1, y1 - y0 - 1).
+x0, y0, x1, y1 = left, top, right + 1, bottom + 1 of the pixels, as those of `mask_boxes`. The
+affine maps of `sa1bpack.masks.window` use the same coordinates. SAM's prompt encoder adds 1/2
+itself: subtract it after all maps. The `bbox` of an SA-1B record is (x0, y0, x1 - x0 - 1, y1 - y0 -
+1).
 
 Random prompts depend only on (seed, epoch, id, draw); `sa1bpack.transforms.masks.prompts` draws
 the same ones on a device.

@@ -365,10 +365,11 @@ def _boxes(run_ends, run_offset, height, boxes):
 
 
 @checks_options
-def mask_bbox(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The box around each mask's foreground as COCO defines it: w = xmax - xmin + 1.
+def mask_boxes(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The box around each mask's foreground, as edges: x1 = xmax + 1, y1 = ymax + 1.
 
-    The same as pycocotools' `toBbox`. Width and height of SA-1B's boxes are one less.
+    pycocotools' `toBbox` is x0, y0, x1 - x0, y1 - y0. Width and height of SA-1B's boxes are one
+    less.
 
     Args:
         run_ends: int32 (r,), see `parse_counts`.
@@ -376,7 +377,7 @@ def mask_bbox(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width: 
         height, width: of the source image, in pixels.
 
     Returns:
-        int64 (n, 4): x, y, w, h in source pixels; zeros for a mask without foreground.
+        int64 (n, 4): x0, y0, x1, y1 in source pixels; zeros for a mask without foreground.
 
     Raises:
         MaskError: the runs do not belong to an image of this size.
@@ -384,10 +385,11 @@ def mask_bbox(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width: 
 
     Examples:
         >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
-        >>> sa1bpack.masks.mask_bbox(run_ends, run_offset, height=3, width=4)
+        >>> sa1bpack.masks.mask_boxes(run_ends, run_offset, height=3, width=4)
         array([[0, 0, 2, 3]])
     """
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
     boxes = np.empty((len(run_offset) - 1, 4), np.int64)
     _boxes(run_ends, run_offset, np.int64(height), boxes)
+    boxes[:, 2:] += boxes[:, :2]
     return boxes

@@ -150,8 +150,8 @@ def _bits(batch: Batch, row: int, part: Any) -> np.ndarray | None:
 
 def _boxes(batch: Batch, row: int, part: Any) -> np.ndarray | None:
     """float (m, 4): edges x0, y0, x1, y1 in pixels of the canvas; None if the batch has none."""
-    if "boxes" in batch:  # of a pipeline
-        return _array(batch["boxes"][part])
+    if "boxes_xyxy" in batch:  # of a pipeline
+        return _array(batch["boxes_xyxy"][part])
     if "bboxes" not in batch:
         return None
     boxes, scale = _array(batch["bboxes"][part]), _scale(batch, row)
@@ -165,7 +165,7 @@ def _points(batch: Batch, row: int, part: Any) -> np.ndarray | None:
     if "point_coords" not in batch:
         return None
     points = _array(batch["point_coords"][part])
-    if "boxes" in batch or "maps" in batch:
+    if "boxes_xyxy" in batch or "input_to_source" in batch:
         inside = batch.get("point_inside")
         shown = np.ones(len(points), bool) if inside is None else _array(inside[part])
         return np.where(shown[:, None], points, np.nan)

@@ -22,7 +22,7 @@ from sa1bpack.transforms.geometry.steps import (
     CenterCrop,
     GeometricStep,
     RandomAffine,
-    RandomFlip,
+    RandomHorizontalFlip,
     RandomResizedCrop,
     ScaleJitter,
 )
@@ -59,7 +59,7 @@ __all__ = [
     "Pipeline",
     "Prompts",
     "RandomAffine",
-    "RandomFlip",
+    "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Relate",
     "RunBatch",
@@ -81,3 +81,8 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def __getattr__(name: str):
+    now = ": it is RandomHorizontalFlip, as in torchvision" if name == "RandomFlip" else ""
+    raise AttributeError(f"module 'sa1bpack.transforms' has no attribute {name!r}{now}")

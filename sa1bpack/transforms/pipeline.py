@@ -64,7 +64,8 @@ class Pipeline:
 
     ::
 
-        pipeline = transforms.Pipeline(ds, [transforms.RandomFlip(), transforms.ColorJitter(0.4)])
+        steps = [transforms.RandomHorizontalFlip(), transforms.ColorJitter(0.4)]
+        pipeline = transforms.Pipeline(ds, steps)
         for batch in loader:
             batch = pipeline(batch)
 
@@ -73,24 +74,25 @@ class Pipeline:
     h x w cells. Coordinates are continuous, in pixels of the canvas, with pixel edges at whole
     numbers:
 
-    =============  =======  ====================================================================
-    key            type     shape and content
-    =============  =======  ====================================================================
-    images         `dtype`  (B, 3, H, W), channels first: (RGB - mean) / std, zero outside the
-                            image
-    pixel_mean     float32  (3,), and
-    pixel_std      float32  (3,): of R, G, B in 0 to 255, what images were normalised with
-    masks          `mask_dtype`  (..., h, w), over the canvas
-    boxes          float32  (..., 4) x0, y0, x1, y1: edges, clipped to the image; replaces `bboxes`.
-                            Of a rotated box, the upright box around it
-    point_coords   float32  (..., 2) x, y
-    point_inside   bool     (...): the point is still inside the image
-    valid          bool     (...): the mask still has `min_area` cells and is not padding
-    maps           float64  (B, 2, 3): [xs, ys] = maps @ [x, y, 1] in pixels of the source image
-    mix_lambda     float32  (B,) and
-    mix_partner    int64    (B,) with `Mixup` or `CutMix`, see there
-    mix_box        int64    (B, 4) with `CutMix`
-    =============  =======  ====================================================================
+    ===============  =======  ==================================================================
+    key              type     shape and content
+    ===============  =======  ==================================================================
+    images           `dtype`  (B, 3, H, W), channels first: (RGB - mean) / std, zero outside the
+                              image
+    pixel_mean       float32  (3,), and
+    pixel_std        float32  (3,): of R, G, B in 0 to 255, what images were normalised with
+    masks            `mask_dtype`  (..., h, w), over the canvas
+    boxes_xyxy       float32  (..., 4) x0, y0, x1, y1: edges, clipped to the image, in place of
+                              `bboxes`. Of a rotated box, the upright box around it
+    point_coords     float32  (..., 2) x, y
+    point_inside     bool     (...): the point is still inside the image
+    valid            bool     (...): the mask still has `min_area` cells and is not padding
+    input_to_source  float64  (B, 2, 3): [xs, ys] = input_to_source @ [x, y, 1], in pixels of the
+                              source image
+    mix_lambda       float32  (B,) and
+    mix_partner      int64    (B,) with `Mixup` or `CutMix`, see there
+    mix_box          int64    (B, 4) with `CutMix`
+    ===============  =======  ==================================================================
 
     Spatial side arrays of the dataset, (B, C, h, w) over the canvas of the stored image, are moved
     with the image, and have as many pixels per cell as before (`spatial.move_spatial`). Other side
@@ -121,13 +123,13 @@ class Pipeline:
 
     Examples:
         >>> ds = sa1bpack.open("packed", masks="runs")
-        >>> steps = [T.RandomFlip(), T.RandomResizedCrop()]
+        >>> steps = [T.RandomHorizontalFlip(), T.RandomResizedCrop()]
         >>> pipeline = T.Pipeline(ds, steps, size=256, mask_size=64, dtype=torch.bfloat16)
         >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
         ...     batch = pipeline(next(iter(loader)))
         >>> batch["images"].shape, batch["images"].dtype
         (torch.Size([2, 3, 256, 256]), torch.bfloat16)
-        >>> batch["masks"].shape, batch["boxes"].shape
+        >>> batch["masks"].shape, batch["boxes_xyxy"].shape
         (torch.Size([2, 8, 64, 64]), torch.Size([2, 8, 4]))
     """
 
@@ -277,7 +279,7 @@ class Pipeline:
         done["images"] = self._make_images(batch["images"], batch["sizes"], frame, colors)
         mean, std = self._normal.on(batch["images"].device)
         done |= {"pixel_mean": mean.clone(), "pixel_std": std.clone()}
-        done["maps"] = stored_to_source(batch["sizes"]).after(frame.maps).matrix()
+        done["input_to_source"] = stored_to_source(batch["sizes"]).after(frame.maps).matrix()
         self._put_annotations(done, batch, frame)
         for name in self._spatial.keys() & batch.keys():
             moved = bool(self._geometric)
@@ -332,7 +334,7 @@ class Pipeline:
             edges = box_edges(done.pop("bboxes").reshape(-1, 4), source_pixel[owner])
             boxes = move_boxes(edges * to_stored[owner].repeat(1, 2), to_canvas, extent)
             valid &= (boxes[:, 2:] > boxes[:, :2]).all(1)
-            done["boxes"] = boxes.float().view(*shape, 4)
+            done["boxes_xyxy"] = boxes.float().view(*shape, 4)
         if "point_coords" in batch:
             stored = batch["point_coords"].reshape(-1, 2) * to_stored[owner]
             points = to_canvas.apply(stored)

@@ -108,7 +108,7 @@ class Prompts:
         Raises:
             OptionError: a key that is needed is missing.
         """
-        needed = {"masks", "valid", "boxes", "annotation_ids", "image_ids", "images", "epoch"}
+        needed = {"masks", "valid", "boxes_xyxy", "annotation_ids", "image_ids", "images", "epoch"}
         if missing := needed - batch.keys():
             raise OptionError(
                 f"the batch has no {', '.join(sorted(missing))}: give what a Pipeline made of a "
@@ -169,7 +169,7 @@ class Prompts:
 
     def _boxes(self, batch: Mapping, draw: int) -> torch.Tensor:
         """float32 (..., 4)."""
-        boxes = batch["boxes"]
+        boxes = batch["boxes_xyxy"]
         if not self.box_noise:
             return boxes
         height, width = batch["images"].shape[-2:]

@@ -197,10 +197,10 @@ def expected_input(
         boxes.append(np.clip(edges * scale, 0, stored).reshape(-1, 4))
         points.append(sample["point_coords"][masks] * scale)
         inside.append(((points[-1] >= 0) & (points[-1] < stored)).all(1))
-    found = {"images": images.transpose(0, 3, 1, 2), "boxes": np.concatenate(boxes)}
+    found = {"images": images.transpose(0, 3, 1, 2), "boxes_xyxy": np.concatenate(boxes)}
     pairs = zip(plain, kept, strict=True)
     found["masks"] = np.concatenate([sample["masks"][masks] for sample, masks in pairs])
     found["point_coords"], found["point_inside"] = np.concatenate(points), np.concatenate(inside)
-    shown = (found["boxes"][:, 2:] > found["boxes"][:, :2]).all(1)
+    shown = (found["boxes_xyxy"][:, 2:] > found["boxes_xyxy"][:, :2]).all(1)
     found["valid"] = shown & found["masks"].any((1, 2))
     return found

@@ -37,7 +37,7 @@ from sa1bpack.transforms import (
     ColorJitter,
     Pipeline,
     RandomAffine,
-    RandomFlip,
+    RandomHorizontalFlip,
     ScaleJitter,
     backends,
 )
@@ -76,7 +76,7 @@ def recorded_launches() -> dict[str, tuple]:
         for dtype in (torch.float32, torch.bfloat16):
             mask_dtype = torch.bool if dtype == torch.float32 else dtype
             for turn in ([], [RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1)]):
-                steps = [RandomFlip(), ScaleJitter(), *turn]
+                steps = [RandomHorizontalFlip(), ScaleJitter(), *turn]
                 Pipeline(ds, steps, dtype=dtype, mask_dtype=mask_dtype)(batch, 0)
     return found
 

@@ -11,7 +11,7 @@ from sa1bpack.transforms import (
     CutMix,
     Mixup,
     RandomAffine,
-    RandomFlip,
+    RandomHorizontalFlip,
     RandomResizedCrop,
     ScaleJitter,
     unpack_bits,
@@ -24,17 +24,22 @@ RECTANGLES = [(20, 30, 120, 100), (0, 0, 50, 40), (100, 60, 200, 141), (7, 11, 2
 # Of pipelines that must have one result, however it is made.
 STEPS = {
     "none": [],
-    "flip": [RandomFlip()],
-    "crop": [RandomResizedCrop((0.1, 0.9)), RandomFlip()],
-    "jitter": [ScaleJitter(0.2, 2.0), RandomFlip()],
-    "affine": [RandomResizedCrop((0.3, 0.9)), RandomAffine((10, 60), 20), RandomFlip()],
+    "flip": [RandomHorizontalFlip()],
+    "crop": [RandomResizedCrop((0.1, 0.9)), RandomHorizontalFlip()],
+    "jitter": [ScaleJitter(0.2, 2.0), RandomHorizontalFlip()],
+    "affine": [RandomResizedCrop((0.3, 0.9)), RandomAffine((10, 60), 20), RandomHorizontalFlip()],
     "affine, colors": [ScaleJitter(0.3, 2.0), RandomAffine(180), ColorJitter(0.4), CutMix()],
-    "colors": [RandomFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
+    "colors": [
+        RandomHorizontalFlip(),
+        ScaleJitter(0.5, 1.5),
+        ColorJitter(0.4, 0.4, 0.4, 0.1),
+        Mixup(),
+    ],
 }
 # Few, for what does not depend on the kind of a step.
 FEW_STEPS = {
     "no steps": [],
-    "enlarging": [RandomResizedCrop(), RandomFlip(), Mixup()],
+    "enlarging": [RandomResizedCrop(), RandomHorizontalFlip(), Mixup()],
     "affine": [RandomAffine(20, 10), RandomResizedCrop(), CutMix()],
     "any": [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
 }

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import MaskError
-from sa1bpack.masks import mask_bbox
+from sa1bpack.masks import mask_boxes
 
 
 def box_of(mask: np.ndarray) -> list[int]:
@@ -14,7 +14,7 @@ def box_of(mask: np.ndarray) -> list[int]:
     if not len(rows):
         return [0, 0, 0, 0]
     x, y = columns[0], rows[0]
-    return [x, y, columns[-1] - x + 1, rows[-1] - y + 1]
+    return [x, y, columns[-1] + 1, rows[-1] + 1]
 
 
 @given(st.data())
@@ -25,7 +25,7 @@ def test_boxes_equal_those_around_full_size_masks(data):
     cuts = data.draw(st.lists(st.lists(st.integers(0, pixels), max_size=8), min_size=1, max_size=4))
     ends = [[*sorted(cut), pixels] for cut in cuts]  # including runs of length 0
     offset = np.cumsum([0, *map(len, ends)])
-    found = mask_bbox(np.concatenate(ends).astype(np.int32), offset, height, width)
+    found = mask_boxes(np.concatenate(ends).astype(np.int32), offset, height, width)
     assert found.dtype == np.int64 and found.shape == (len(ends), 4)
     for box, one in zip(found, ends, strict=True):
         flat = np.repeat(np.arange(len(one)) % 2 == 1, np.diff(one, prepend=0))
@@ -34,4 +34,4 @@ def test_boxes_equal_those_around_full_size_masks(data):
 
 def test_runs_of_another_image_are_refused():
     with pytest.raises(MaskError, match="20 pixels"):
-        mask_bbox(np.array([16], np.int32), np.array([0, 1]), 4, 5)
+        mask_boxes(np.array([16], np.int32), np.array([0, 1]), 4, 5)

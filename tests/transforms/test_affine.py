@@ -22,7 +22,7 @@ def stored_maps(done: dict, batch: dict) -> np.ndarray:
     """float64 (B, 2, 3): from the canvas to stored pixels."""
     sizes = batch["sizes"].double()
     ratio = (sizes[:, 2:] / sizes[:, :2]).flip(1)
-    return (done["maps"].cpu() * ratio[:, :, None]).numpy()
+    return (done["input_to_source"].cpu() * ratio[:, :, None]).numpy()
 
 
 def at_centers(maps: np.ndarray, height: int, width: int, canvas=None) -> np.ndarray:
@@ -71,11 +71,16 @@ def test_a_rotation_by_nothing_changes_nothing(masks, device):
     """What the path of maps that may rotate makes of upright ones; runs have sample points."""
     batch = moved(noisy_batch(LAYOUT, masks), device)
     ds = dataset(LAYOUT)
-    for before in ([], [T.RandomFlip(1.0)], [T.RandomResizedCrop((0.3, 0.9))], [T.ScaleJitter()]):
-        upright = T.Pipeline(ds, [*before, T.RandomFlip(0.0)], seed=1)(batch, 1)
+    for before in (
+        [],
+        [T.RandomHorizontalFlip(1.0)],
+        [T.RandomResizedCrop((0.3, 0.9))],
+        [T.ScaleJitter()],
+    ):
+        upright = T.Pipeline(ds, [*before, T.RandomHorizontalFlip(0.0)], seed=1)(batch, 1)
         turned = T.Pipeline(ds, [*before, T.RandomAffine()], seed=1)(batch, 1)
         torch.testing.assert_close(turned["images"], upright["images"], atol=1e-4, rtol=0)
-        for key in ("boxes", "point_coords", "maps"):
+        for key in ("boxes_xyxy", "point_coords", "input_to_source"):
             torch.testing.assert_close(turned[key], upright[key])
         assert torch.equal(turned["point_inside"], upright["point_inside"])
         differ = (turned["masks"] != upright["masks"]).float().mean()
@@ -87,7 +92,7 @@ def test_image_mask_box_and_point_stay_together(fit, device):
     """White rectangles: the image is bright where the mask is, and the box holds both."""
     layout = Layout(image_size=96, mask_size=96, fit=fit)
     batch = moved(rectangle_batch(layout, RECTANGLES), device)
-    steps = [T.RandomFlip(), TURN, T.RandomResizedCrop((0.6, 1.0))]
+    steps = [T.RandomHorizontalFlip(), TURN, T.RandomResizedCrop((0.6, 1.0))]
     pipeline = T.Pipeline(dataset(layout), steps, mean=(0, 0, 0), std=(255, 255, 255))
     seen = 0
     for epoch in range(4):
@@ -101,7 +106,7 @@ def test_image_mask_box_and_point_stay_together(fit, device):
                 continue
             seen += 1
             rows, columns = mask.nonzero().unbind(1)
-            x0, y0, x1, y1 = done["boxes"][k, 0].tolist()
+            x0, y0, x1, y1 = done["boxes_xyxy"][k, 0].tolist()
             assert x0 - 2 <= columns.min() and columns.max() + 1 <= x1 + 2
             assert y0 - 2 <= rows.min() and rows.max() + 1 <= y1 + 2
             if done["point_inside"][k, 0]:
@@ -114,12 +119,12 @@ def test_boxes_hold_all_corners_of_the_rotated_box(device):
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     done = moved(T.Pipeline(dataset(LAYOUT), [TURN])(batch, 1), torch.device("cpu"))
     for k, (x0, y0, x1, y1) in enumerate(RECTANGLES):
-        square = np.vstack([done["maps"][k].numpy(), [0, 0, 1]])
+        square = np.vstack([done["input_to_source"][k].numpy(), [0, 0, 1]])
         corners = np.array([[x0, y0, 1], [x1, y0, 1], [x1, y1, 1], [x0, y1, 1]]).T
         x, y, _ = np.linalg.solve(square, corners)
         limits = np.array([96, 64, 96, 64])
         expected = np.clip([x.min(), y.min(), x.max(), y.max()], 0, limits)
-        np.testing.assert_allclose(done["boxes"][k, 0].numpy(), expected, atol=1e-4)
+        np.testing.assert_allclose(done["boxes_xyxy"][k, 0].numpy(), expected, atol=1e-4)
 
 
 def test_what_a_crop_cut_off_stays_hidden_after_a_rotation(device):
@@ -128,8 +133,8 @@ def test_what_a_crop_cut_off_stays_hidden_after_a_rotation(device):
     crop, turn = T.RandomResizedCrop((0.2, 0.4)), T.RandomAffine((30, 60))
     done = T.Pipeline(dataset(LAYOUT), [crop, turn], **PLAIN)(batch, 1)
     cropped = T.Pipeline(dataset(LAYOUT), [crop], **PLAIN)(batch, 1)
-    window = cropped["maps"].cpu().numpy()  # its corners, in source pixels
-    for k, maps in enumerate(done["maps"].cpu().numpy()):
+    window = cropped["input_to_source"].cpu().numpy()  # its corners, in source pixels
+    for k, maps in enumerate(done["input_to_source"].cpu().numpy()):
         x, y = at_centers(maps, 96, 96)
         (x0, y0), (x1, y1) = window[k, :, 2], window[k] @ [96, 96, 1]
         expected = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
@@ -194,7 +199,7 @@ def test_maps_compose_and_invert_like_matrices(device):
 def test_a_second_step_that_rotates_is_refused():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     with pytest.raises(OptionError, match="two steps rotate or shear: only one may"):
-        T.Pipeline(dataset(LAYOUT), [TURN, T.RandomFlip(), TURN])(batch, 0)
+        T.Pipeline(dataset(LAYOUT), [TURN, T.RandomHorizontalFlip(), TURN])(batch, 0)
 
 
 @pytest.mark.parametrize(

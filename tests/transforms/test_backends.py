@@ -9,7 +9,13 @@ import torch
 from made_batches import dataset, noisy_batch
 
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import KernelWarning, Pipeline, RandomFlip, backends, describe_kernels
+from sa1bpack.transforms import (
+    KernelWarning,
+    Pipeline,
+    RandomHorizontalFlip,
+    backends,
+    describe_kernels,
+)
 
 CUDA = torch.device("cuda")
 LAYOUT = Layout(image_size=48, mask_size=48)
@@ -45,7 +51,7 @@ def fails(monkeypatch, error: Exception) -> list:
 
 def test_a_kernel_that_does_not_run_is_named_once_and_replaced(triton_on_cpu, monkeypatch):
     calls = fails(monkeypatch, RuntimeError("Failed to find C compiler.\nSet CC."))
-    made = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    made = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
     batch = noisy_batch(LAYOUT, "bits")
     with pytest.warns(KernelWarning) as warned:
         found = made(batch, 0)
@@ -78,10 +84,10 @@ def test_what_a_device_uses_is_described(triton_on_cpu, monkeypatch):
     monkeypatch.delenv("SA1BPACK_TRITON")
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert describe_kernels("cuda") == "torch operations (Triton is not installed)"
-    shown = repr(Pipeline(dataset(LAYOUT), [RandomFlip()]))
+    shown = repr(Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()]))
     assert shown == (
-        "Pipeline([RandomFlip], size=(48, 48), mask_size=(48, 48), on a CPU: compiled kernels, "
-        "on CUDA: torch operations (Triton is not installed))"
+        "Pipeline([RandomHorizontalFlip], size=(48, 48), mask_size=(48, 48), "
+        "on a CPU: compiled kernels, on CUDA: torch operations (Triton is not installed))"
     )
 
 

@@ -7,14 +7,14 @@ from made_batches import STEPS, dataset, noisy_batch
 from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import (
     Pipeline,
-    RandomFlip,
+    RandomHorizontalFlip,
     backends,
 )
 from sa1bpack.transforms.backends import run_jobs
 from sa1bpack.transforms.images import make as made_images
 from sa1bpack.transforms.masks import compiled as compiled_masks
 
-KEYS = ("masks", "valid", "boxes", "point_coords", "point_inside", "maps")
+KEYS = ("masks", "valid", "boxes_xyxy", "point_coords", "point_inside", "input_to_source")
 
 
 def by_torch(pipeline: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
@@ -42,8 +42,8 @@ def test_an_image_that_is_only_flipped_has_the_bytes_of_the_stored_one():
     layout = Layout(image_size=96, mask_size=96)
     batch = noisy_batch(layout, "bits")
     plain = Pipeline(dataset(layout))(batch)["images"]
-    done = Pipeline(dataset(layout), [RandomFlip()])(batch, 1)
-    flipped = done["maps"][:, 0, 0] < 0
+    done = Pipeline(dataset(layout), [RandomHorizontalFlip()])(batch, 1)
+    flipped = done["input_to_source"][:, 0, 0] < 0
     assert flipped.any() and not flipped.all()
     for image, before, turned in zip(done["images"], plain, flipped, strict=True):
         assert torch.equal(image, before.flip(-1) if turned else before)
@@ -85,13 +85,15 @@ def test_a_kept_result_is_not_overwritten_by_later_ones():
     """Large results, of which only views are kept."""
     layout = Layout(image_size=96, mask_size=96)
     batch = noisy_batch(layout, "runs")
-    pipeline = Pipeline(dataset(layout), [RandomFlip()], size=640, mask_size=640)
+    pipeline = Pipeline(dataset(layout), [RandomHorizontalFlip()], size=640, mask_size=640)
     kept = []
     for epoch in range(5):
         done = pipeline(batch, epoch)
         kept.append((done["images"][1:3, 0], done["masks"][2:]))
         del done
     for epoch, (images, masks) in enumerate(kept):
-        fresh = Pipeline(dataset(layout), [RandomFlip()], size=640, mask_size=640)(batch, epoch)
+        fresh = Pipeline(dataset(layout), [RandomHorizontalFlip()], size=640, mask_size=640)(
+            batch, epoch
+        )
         assert torch.equal(images, fresh["images"][1:3, 0])
         assert torch.equal(masks, fresh["masks"][2:])

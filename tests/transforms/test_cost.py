@@ -19,7 +19,7 @@ from sa1bpack.transforms import (
     Mixup,
     Pipeline,
     RandomAffine,
-    RandomFlip,
+    RandomHorizontalFlip,
     RandomResizedCrop,
     RunBatch,
     ScaleJitter,
@@ -100,8 +100,8 @@ def made_batch(masks: str) -> dict:
     return {"epoch": 0} | moved(batch, META)
 
 
-CROP = [RandomResizedCrop(), RandomFlip()]
-ROTATE = [RandomResizedCrop(), RandomFlip(), RandomAffine(15)]
+CROP = [RandomResizedCrop(), RandomHorizontalFlip()]
+ROTATE = [RandomResizedCrop(), RandomHorizontalFlip(), RandomAffine(15)]
 JITTER = [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4), Mixup()]
 # Name → steps, masks, cells of a side; launches and MB with Triton kernels, and without.
 PIPELINES = {

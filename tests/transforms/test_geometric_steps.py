@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from sa1bpack import masks, transforms
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.frame import fit_frame
 from sa1bpack.transforms.geometry.steps import (
-    RandomFlip,
+    RandomHorizontalFlip,
     RandomResizedCrop,
     ScaleJitter,
 )
@@ -45,7 +46,7 @@ def test_an_image_starts_as_large_as_possible_in_the_top_left_corner():
 
 
 def test_a_flip_mirrors_the_image_and_keeps_the_padding_in_place():
-    before, after = frames(RandomFlip(1.0))
+    before, after = frames(RandomHorizontalFlip(1.0))
     assert torch.equal(before.extent, after.extent)
     near = after.maps.apply(torch.tensor([[3.0, 4.0]]).double())
     mirrored = torch.stack([before.extent[:, 0] - 3, torch.full((4,), 4.0).double()], 1)
@@ -54,7 +55,7 @@ def test_a_flip_mirrors_the_image_and_keeps_the_padding_in_place():
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_a_flip_has_the_given_probability(p):
-    _, after = frames(RandomFlip(p), many=1000)
+    _, after = frames(RandomHorizontalFlip(p), many=1000)
     share = (after.maps.scale[:, 0] < 0).double().mean()
     assert abs(share - p) <= 4 * (p * (1 - p) / 4000) ** 0.5
     assert (after.maps.scale[:, 1] > 0).all()
@@ -97,9 +98,9 @@ def test_a_random_crop_has_an_allowed_area_and_ratio_and_fills_the_canvas():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: RandomFlip(1.5), "p is 1.5"),
+        (lambda: RandomHorizontalFlip(1.5), "p is 1.5"),
         (lambda: ScaleJitter(2.0, 1.0), "choose 0 < low <= high"),
-        (lambda: RandomResizedCrop((0.5, 1.1)), "area is"),
+        (lambda: RandomResizedCrop((0.5, 1.1)), "scale is"),
         (lambda: RandomResizedCrop(ratio=(2.0, 1.0)), "ratio is"),
         (lambda: ScaleJitter(1.0, float("inf")), "both finite"),
         (lambda: RandomResizedCrop(ratio=(1.0, float("inf"))), "ratio is .*both finite"),
@@ -108,3 +109,12 @@ def test_a_random_crop_has_an_allowed_area_and_ratio_and_fills_the_canvas():
 def test_an_invalid_range_is_refused(make, match):
     with pytest.raises(OptionError, match=match):
         make()
+
+
+def test_names_of_earlier_releases_are_refused_with_those_of_today():
+    with pytest.raises(AttributeError, match="it is RandomHorizontalFlip"):
+        _ = transforms.RandomFlip
+    with pytest.raises(OptionError, match=r"no option 'area'.*scale"):
+        transforms.RandomResizedCrop(area=(0.5, 1.0))
+    with pytest.raises(AttributeError, match="it is mask_boxes"):
+        _ = masks.mask_bbox

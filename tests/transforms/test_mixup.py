@@ -8,7 +8,7 @@ import torch
 from made_batches import LAYOUT, dataset, noisy_batch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms import ColorJitter, CutMix, Mixup, Pipeline, RandomFlip
+from sa1bpack.transforms import ColorJitter, CutMix, Mixup, Pipeline, RandomHorizontalFlip
 from sa1bpack.transforms.random import uniform
 
 
@@ -70,7 +70,7 @@ def test_a_rectangle_of_the_next_image_is_pasted(device):
 def test_a_pipeline_pastes_what_it_made_of_the_neighbour():
     """Masks, boxes and points are those of the pipeline without CutMix."""
     batch, ds = noisy_batch(LAYOUT, "bits"), dataset(LAYOUT)
-    steps = [RandomFlip(), ColorJitter(0.2)]
+    steps = [RandomHorizontalFlip(), ColorJitter(0.2)]
     found = Pipeline(ds, [*steps, CutMix()], dtype=torch.float16)(batch, 3)
     plain = Pipeline(ds, steps, dtype=torch.float16)(batch, 3)
     for b, (x0, y0, x1, y1) in enumerate(found["mix_box"].tolist()):

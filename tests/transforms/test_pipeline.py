@@ -21,7 +21,7 @@ from sa1bpack.transforms import (
     ColorJitter,
     Mixup,
     Pipeline,
-    RandomFlip,
+    RandomHorizontalFlip,
     RandomResizedCrop,
     ScaleJitter,
     unpack_bits,
@@ -30,13 +30,13 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
 
 GEOMETRIC = {
     "none": [],
-    "flip": [RandomFlip()],
-    "crop and flip": [RandomResizedCrop((0.2, 0.9)), RandomFlip()],
+    "flip": [RandomHorizontalFlip()],
+    "crop and flip": [RandomResizedCrop((0.2, 0.9)), RandomHorizontalFlip()],
     "everything": [
-        RandomFlip(),
+        RandomHorizontalFlip(),
         ScaleJitter(0.5, 1.5),
         RandomResizedCrop((0.5, 1.0)),
-        RandomFlip(0.9),
+        RandomHorizontalFlip(0.9),
         ScaleJitter(0.7, 0.9),
     ],
 }
@@ -75,8 +75,8 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
             images, masks = done["images"].cpu(), done["masks"].cpu()
             # Source pixels per stored cell, divided by those per pixel of the result, x and y.
             cell = torch.tensor([source[1], source[0] if fit == "squash" else max(source)]) / 96
-            zoom = cell / done["maps"].cpu()[:, [0, 1], [0, 1]].abs()
-            for k, (x0, y0, x1, y1) in enumerate(done["boxes"][:, 0].tolist()):
+            zoom = cell / done["input_to_source"].cpu()[:, [0, 1], [0, 1]].abs()
+            for k, (x0, y0, x1, y1) in enumerate(done["boxes_xyxy"][:, 0].tolist()):
                 if min(x1 - x0, y1 - y0) < 4:
                     continue
                 seen += 1
@@ -114,7 +114,12 @@ def test_without_steps_pixels_and_masks_are_those_of_the_batch():
 
 
 def test_all_layouts_of_a_batch_have_the_same_result(device):
-    steps = [RandomResizedCrop((0.3, 1.0)), RandomFlip(), ColorJitter(0.2, 0.2, 0.2, 0.1), Mixup()]
+    steps = [
+        RandomResizedCrop((0.3, 1.0)),
+        RandomHorizontalFlip(),
+        ColorJitter(0.2, 0.2, 0.2, 0.1),
+        Mixup(),
+    ]
     for mask_dtype in (torch.bool, torch.float16):
         pipeline = Pipeline(
             dataset(LAYOUT), steps, size=(64, 80), mask_size=(16, 20), mask_dtype=mask_dtype
@@ -128,7 +133,7 @@ def test_all_layouts_of_a_batch_have_the_same_result(device):
         assert padded["images"].shape == (3, 3, 64, 80)
         real = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool, device=device)
         assert not padded["valid"][~real].any() and not padded["masks"][~real].any()
-        for key in ("masks", "boxes", "point_coords", "point_inside", "valid", "areas"):
+        for key in ("masks", "boxes_xyxy", "point_coords", "point_inside", "valid", "areas"):
             assert torch.equal(padded[key][real], flat[key]), key
             for layout in ("padded", "flat"):
                 assert torch.equal(done[layout][key], done[layout + "_bits"][key]), key
@@ -141,7 +146,7 @@ def test_runs_without_padding_are_drawn_in_the_rows_of_their_masks(device):
     of_one = rectangle_runs([RECTANGLES[k] for k in order])
     offsets = torch.tensor([0, 2, 2, 3])
     runs = RunBatch(of_one.run_ends, of_one.run_offset, offsets, of_one.sizes, of_one.host_offset)
-    pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
     flat = pipeline({**moved(ragged("flat"), device), "runs": runs.to(device)}, 0)["masks"]
     padded = pipeline({**moved(ragged("padded"), device), "runs": runs.to(device)}, 0)["masks"]
     assert flat.flatten(1).any(1).all()
@@ -152,19 +157,19 @@ def test_runs_without_padding_are_drawn_in_the_rows_of_their_masks(device):
 
 
 def test_an_image_is_treated_the_same_in_every_batch(device):
-    steps = [RandomFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1)]
+    steps = [RandomHorizontalFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1)]
     pipeline = Pipeline(dataset(LAYOUT), steps, seed=3)
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     whole = pipeline(batch, 7)
     for order in ([2], [3, 0], [1, 2, 3, 0]):
         part = pipeline({key: value[order] for key, value in batch.items()}, 7)
-        for key in ("maps", "boxes", "masks", "valid"):
+        for key in ("input_to_source", "boxes_xyxy", "masks", "valid"):
             assert torch.equal(part[key], whole[key][order]), key
         torch.testing.assert_close(part["images"], whole["images"][order], atol=1e-4, rtol=0)
     again = Pipeline(dataset(LAYOUT), steps, seed=3)(batch, 7)
     assert all(torch.equal(again[key], whole[key]) for key in whole)
     for other in (pipeline(batch, 8), Pipeline(dataset(LAYOUT), steps, seed=4)(batch, 7)):
-        assert not torch.equal(other["maps"], whole["maps"])
+        assert not torch.equal(other["input_to_source"], whole["input_to_source"])
 
 
 def test_a_mask_outside_the_image_is_not_valid_and_keeps_its_row():
@@ -175,8 +180,8 @@ def test_a_mask_outside_the_image_is_not_valid_and_keeps_its_row():
     gone = ~done["masks"].flatten(1).any(1)
     assert gone.tolist() in ([True, False], [False, True], [True, True])
     assert torch.equal(done["valid"][:, 0], ~gone)
-    assert done["boxes"].shape == (2, 1, 4)
-    flat = done["boxes"][gone, 0]
+    assert done["boxes_xyxy"].shape == (2, 1, 4)
+    flat = done["boxes_xyxy"][gone, 0]
     assert ((flat[:, 2:] == flat[:, :2]).any(1)).all()
     assert not done["point_inside"][gone].any()
     without = {key: value for key, value in batch.items() if key != "masks"}
@@ -193,9 +198,11 @@ def test_a_mask_with_less_than_the_minimum_area_is_not_valid():
 
 def test_the_canvas_outside_the_image_is_zero_whatever_the_colours():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    steps = [ScaleJitter(0.3, 0.6), RandomFlip(), ColorJitter(0.4, 0.4, 0.4, 0.2)]
+    steps = [ScaleJitter(0.3, 0.6), RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.2)]
     done = Pipeline(dataset(LAYOUT), steps)(batch, 0)
-    for k, (scale, maps) in enumerate(zip(done["maps"].abs(), done["maps"], strict=True)):
+    for k, (scale, maps) in enumerate(
+        zip(done["input_to_source"].abs(), done["input_to_source"], strict=True)
+    ):
         width, height = 225 / scale[0, 0], 150 / scale[1, 1]
         assert maps[1, 2] == 0
         rows, columns = (torch.arange(96) + 0.5 < side for side in (height, width))
@@ -219,7 +226,7 @@ def test_planes_have_the_result_of_their_colours(device):
 
 @pytest.mark.parametrize("layout", ["padded", "flat_bits"])
 def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
-    steps = [RandomFlip(), ScaleJitter(), ColorJitter(0.1, 0.1, 0.1, 0.1), Mixup()]
+    steps = [RandomHorizontalFlip(), ScaleJitter(), ColorJitter(0.1, 0.1, 0.1, 0.1), Mixup()]
     pipeline = Pipeline(dataset(LAYOUT), steps)
     expected = pipeline(moved(ragged(layout), device), 0)
     offsets = {"mask_offsets": torch.zeros(1, dtype=torch.int64)} if "flat" in layout else {}
@@ -235,22 +242,22 @@ def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
     bare |= {key: bare[key][:, :0] if layout == "padded" else bare[key][:0] for key in masks}
     if "flat" in layout:
         bare["mask_offsets"][:] = 0
-    assert pipeline(moved(bare, device), 0)["boxes"].numel() == 0
+    assert pipeline(moved(bare, device), 0)["boxes_xyxy"].numel() == 0
 
 
 @pytest.mark.parametrize("layout", ["padded", "flat"])
 def test_keys_missing_from_the_batch_are_missing_from_the_result(layout):
-    whole = Pipeline(dataset(LAYOUT), [RandomFlip()])(ragged(layout), 0)
+    whole = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])(ragged(layout), 0)
     for missing, without in (
         (("masks",), {"masks"}),
-        (("bboxes", "areas"), {"boxes", "areas"}),
+        (("bboxes", "areas"), {"boxes_xyxy", "areas"}),
         (
             ("masks", "bboxes", "point_coords", "areas"),
-            {"masks", "boxes", "point_coords", "point_inside", "areas", "valid"},
+            {"masks", "boxes_xyxy", "point_coords", "point_inside", "areas", "valid"},
         ),
     ):
         batch = {key: value for key, value in ragged(layout).items() if key not in missing}
-        done = Pipeline(dataset(LAYOUT), [RandomFlip()])(batch, 0)
+        done = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])(batch, 0)
         assert done.keys() == whole.keys() - without
         assert all(torch.equal(done[key], whole[key]) for key in done)
 
@@ -273,7 +280,7 @@ def test_nothing_waits_for_the_device(steps, layout, any_operations):
 def test_the_batch_is_not_changed():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     before = {key: value.clone() for key, value in batch.items()}
-    for steps in ([], [RandomFlip(), ColorJitter(0.5, 0.5, 0.5, 0.5), Mixup()]):
+    for steps in ([], [RandomHorizontalFlip(), ColorJitter(0.5, 0.5, 0.5, 0.5), Mixup()]):
         Pipeline(dataset(LAYOUT), steps)(batch, 0)
     assert batch.keys() == before.keys()
     assert all(torch.equal(batch[key], before[key]) for key in before)

@@ -7,14 +7,14 @@ from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_b
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import ColorJitter, Mixup, Pipeline, RandomFlip, ScaleJitter
+from sa1bpack.transforms import ColorJitter, Mixup, Pipeline, RandomHorizontalFlip, ScaleJitter
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
 
 @pytest.mark.parametrize(
     ("steps", "options", "match"),
     [
-        ([Mixup(), RandomFlip()], {}, "the geometric ones first"),
+        ([Mixup(), RandomHorizontalFlip()], {}, "the geometric ones first"),
         ([ColorJitter(), ColorJitter()], {}, "at most one ColorJitter"),
         (["flip"], {}, "'flip' is not a step"),
         ([], {"dtype": torch.uint8}, "choose a floating-point type"),
@@ -27,7 +27,7 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
         ([], {"size": 8192}, r"^mask_size\[0\] is 8192: .*from 1 to 4096"),
         ([], {"min_area": -1}, "^min_area is -1: choose a whole number from 0 to 2147483647"),
         ([], {"mean": 0.5}, "mean is 0.5 and .*three numbers each"),
-        (RandomFlip(), {}, "^steps is <.*RandomFlip.*pass a list of steps"),
+        (RandomHorizontalFlip(), {}, "^steps is <.*RandomHorizontalFlip.*pass a list of steps"),
         ([], {"seed": -1}, "^seed is -1: choose a whole number from 0 to 18446744073709551615"),
     ],
 )
@@ -44,7 +44,7 @@ def test_anything_but_a_dataset_is_refused_by_name():
 
 def test_anything_but_a_batch_of_tensors_is_refused_by_name():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
     arrays = {key: value.numpy() for key, value in batch.items()}
     for wrong, match in (
         (arrays, "images is a numpy.ndarray: a pipeline needs torch tensors"),
@@ -93,7 +93,7 @@ def test_sizes_impossible_for_the_dataset_are_refused_by_name(fit, sizes, match)
 @pytest.mark.parametrize("layout", ["padded", "flat"])
 def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
     """The masks are those of `ragged`, 2, 0 and 1; the runs are of 2, 0 and 2 masks, and others."""
-    pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
     batch = ragged(layout)
     batch["masks"] = batch["masks"][:, :2] if layout == "padded" else batch["masks"]
     for key in ("bboxes", "point_coords", "areas"):
@@ -128,7 +128,7 @@ def test_a_batch_of_another_pack_and_a_missing_epoch_are_refused_by_name():
         with pytest.raises(OptionError, match=r"masks are torch.*have 96 x 96 cells"):
             Pipeline(dataset(LAYOUT))({**batch, "masks": masks})
     with pytest.raises(OptionError, match=r"no 'epoch': call it as pipeline\(batch, epoch=...\)"):
-        Pipeline(dataset(LAYOUT), [RandomFlip()])(batch)
+        Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])(batch)
 
 
 def test_the_epoch_is_that_of_the_batch(device):
@@ -141,7 +141,9 @@ def test_the_epoch_is_that_of_the_batch(device):
         assert (found.pop("epoch"), found.pop("number")) == (3, 17)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in expected)
-    assert not torch.equal(pipeline({**batch, "epoch": 4})["maps"], expected["maps"])
+    assert not torch.equal(
+        pipeline({**batch, "epoch": 4})["input_to_source"], expected["input_to_source"]
+    )
     with pytest.raises(OptionError, match=r"^epoch is 4, but the batch is from epoch 3: call"):
         pipeline(numbered, epoch=4)
     for wrong in (-1, 2**64, True, 1.0, "1"):

@@ -66,9 +66,8 @@ def test_regions_and_points_equal_those_of_the_cpu(any_way, region, seed, count,
 def test_boxes_surround_the_masks(any_way):
     samples, runs = batch_of(np.random.default_rng(1), 20)
     found = prompts.mask_boxes(runs.to(any_way)).cpu().numpy()
-    bbox = np.concatenate([masks.mask_bbox(*sample) for sample in samples])
-    bbox[:, 2:] += bbox[:, :2]
-    np.testing.assert_array_equal(found, bbox)
+    expected = np.concatenate([masks.mask_boxes(*sample) for sample in samples])
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_box_noise_is_the_same_as_on_the_cpu(any_way):
@@ -89,15 +88,17 @@ def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs, m
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), masks="runs")
     key = {"seed": 1, "epoch": 2}
     with sa1bpack.Loader(ds, 3, order="sequential", masks=masks_as, max_masks=7) as loader:
-        batch = transforms.Pipeline(ds, [transforms.RandomFlip()], size=96)(next(iter(loader)))
+        batch = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()], size=96)(
+            next(iter(loader))
+        )
     counts, runs = batch["mask_counts"].tolist(), batch["runs"]
     ids, extent = batch["annotation_ids"], torch.tensor(batch["images"].shape[:-3:-1]).double()
-    assert batch["boxes"].dtype == torch.float32 and len(set(counts)) > 1
-    arrays = (tensor.to(any_way) for tensor in (batch["boxes"], extent, ids))
+    assert batch["boxes_xyxy"].dtype == torch.float32 and len(set(counts)) > 1
+    arrays = (tensor.to(any_way) for tensor in (batch["boxes_xyxy"], extent, ids))
     boxes = transforms.jitter_boxes(*arrays, **key).cpu()
     points, valid = transforms.draw_points(runs.to(any_way), ids.to(any_way), 2, "inside", **key)
     points, valid = points.cpu(), valid.cpu()
-    assert boxes.shape == batch["boxes"].shape and boxes.dtype == torch.float32
+    assert boxes.shape == batch["boxes_xyxy"].shape and boxes.dtype == torch.float32
     assert points.shape == (*ids.shape, 2, 2) and valid.shape == ids.shape
     if masks_as == "padded":
         present = torch.arange(ids.shape[1]) < batch["mask_counts"][:, None]

@@ -8,10 +8,10 @@ from made_batches import LAYOUT, RECTANGLES, dataset, rectangle_batch, rectangle
 
 from sa1bpack.errors import OptionError
 from sa1bpack.schedules import Linear, Steps
-from sa1bpack.transforms import Pipeline, RandomFlip, RandomResizedCrop
+from sa1bpack.transforms import Pipeline, RandomHorizontalFlip, RandomResizedCrop
 
 DS = dataset(LAYOUT)
-STEPS = [RandomFlip(), RandomResizedCrop((0.4, 1.0))]
+STEPS = [RandomHorizontalFlip(), RandomResizedCrop((0.4, 1.0))]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from sa1bpack.transforms.geometry.frame import AxisMaps, Frame, fit_frame
 from sa1bpack.transforms.images.resample import move_spatial
 from sa1bpack.transforms.random import uniform
 
-STEPS = [T.RandomFlip(0.5), T.RandomResizedCrop()]
+STEPS = [T.RandomHorizontalFlip(0.5), T.RandomResizedCrop()]
 NAMES = list(SPECS)
 
 
@@ -60,7 +60,9 @@ def by_pil(rows: torch.Tensor, maps: torch.Tensor, side: int, canvas: int, out: 
 
 
 @pytest.mark.parametrize(
-    "steps", [STEPS, [T.RandomFlip(1.0)], [T.ScaleJitter()]], ids=["crop", "flip", "scale"]
+    "steps",
+    [STEPS, [T.RandomHorizontalFlip(1.0)], [T.ScaleJitter()]],
+    ids=["crop", "flip", "scale"],
 )
 def test_rows_move_with_the_images(ds, steps):
     side = ds.layout.image_size
@@ -71,7 +73,7 @@ def test_rows_move_with_the_images(ds, steps):
         for number, step in enumerate(steps):
             frame = step(frame, partial(uniform, 4, batch["epoch"], batch["image_ids"], number))
         columns, rows = (flags.numpy() for flags in frame.covered((32, 32)))
-        for k, maps in enumerate(done["maps"]):
+        for k, maps in enumerate(done["input_to_source"]):
             size = batch["sizes"][k].double()
             to_stored = torch.stack([maps[0] * size[3] / size[1], maps[1] * size[2] / size[0]])
             np.testing.assert_allclose(to_stored, frame.maps.matrix()[k], atol=1e-9)

@@ -108,7 +108,13 @@ def derive(ds: sa1bpack.Dataset, model: torch.nn.Module) -> sa1bpack.DeriveResul
 def transform(ds: sa1bpack.Dataset, batch: dict[str, Any]) -> dict[str, Any]:
     pipeline = T.Pipeline(
         ds,
-        [T.RandomFlip(), T.RandomAffine(10), T.ScaleJitter(), T.ColorJitter(0.4), T.Mixup()],
+        [
+            T.RandomHorizontalFlip(),
+            T.RandomAffine(10),
+            T.ScaleJitter(),
+            T.ColorJitter(0.4),
+            T.Mixup(),
+        ],
         size=(512, 768),
         dtype=torch.bfloat16,
         relations=["parents"],

@@ -26,7 +26,7 @@ class GeometricStep:
     shrinks  the largest factor by which the step may reduce an image; 1 for never
 
     Examples:
-        >>> issubclass(T.RandomFlip, T.GeometricStep), T.RandomFlip.shrinks
+        >>> issubclass(T.RandomHorizontalFlip, T.GeometricStep), T.RandomHorizontalFlip.shrinks
         (True, 1.0)
     """
 
@@ -42,12 +42,12 @@ class GeometricStep:
 
 
 @checks_options
-class RandomFlip(GeometricStep):
+class RandomHorizontalFlip(GeometricStep):
     """Mirror left and right; padding stays to the right of and below the image.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
-        >>> pipeline = T.Pipeline(ds, [T.RandomFlip()], size=256)
+        >>> pipeline = T.Pipeline(ds, [T.RandomHorizontalFlip()], size=256)
         >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
         ...     batch = pipeline(next(iter(loader)))
         >>> batch["images"].shape, batch["masks"].shape
@@ -107,19 +107,19 @@ class ScaleJitter(GeometricStep):
         return frame.step(maps, torch.minimum(extent, frame.sides))
 
 
-@checks_options
+@checks_options(area="scale, as in torchvision")
 class RandomResizedCrop(GeometricStep):
     """Cut out a rectangle and stretch it over the full canvas.
 
     Area and aspect ratio are drawn as in torchvision's `RandomResizedCrop` (Szegedy et al., "Going
     Deeper with Convolutions", 2015): area uniform, ratio log-uniform, ten attempts, and after them
     the largest rectangle with an allowed ratio. Unlike there, the rectangle is not rounded to whole
-    pixels. `area` and `ratio` refer to the part of the canvas that the image covers, before
+    pixels. `scale` and `ratio` refer to the part of the canvas that the image covers, before
     stretching.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
-        >>> pipeline = T.Pipeline(ds, [T.RandomResizedCrop(area=(0.25, 1.0))], size=256)
+        >>> pipeline = T.Pipeline(ds, [T.RandomResizedCrop(scale=(0.25, 1.0))], size=256)
         >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
         ...     batch = pipeline(next(iter(loader)))
         >>> batch["images"].shape, batch["masks"].shape
@@ -128,25 +128,25 @@ class RandomResizedCrop(GeometricStep):
 
     def __init__(
         self,
-        area: tuple[float, float] = (0.08, 1.0),
+        scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
     ):
         """
         Args:
-            area: range of the rectangle's fraction of the image, 0 < low <= high <= 1.
+            scale: range of the rectangle's fraction of the area of the image, 0 < low <= high <= 1.
             ratio: range of width / height, 0 < low <= high, both finite.
 
         Raises:
             OptionError: an invalid range.
         """
-        areas, ratios = as_numbers(area), as_numbers(ratio)
-        if len(areas) != 2 or not 0 < areas[0] <= areas[1] <= 1:
-            raise OptionError(f"area is {area!r}: choose a range with 0 < low <= high <= 1")
+        scales, ratios = as_numbers(scale), as_numbers(ratio)
+        if len(scales) != 2 or not 0 < scales[0] <= scales[1] <= 1:
+            raise OptionError(f"scale is {scale!r}: choose a range with 0 < low <= high <= 1")
         if len(ratios) != 2 or not 0 < ratios[0] <= ratios[1]:
             raise OptionError(
                 f"ratio is {ratio!r}: choose a range with 0 < low <= high, both finite"
             )
-        self.area, self.ratio = areas, ratios
+        self.scale, self.ratio = scales, ratios
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
         """The frame of the rectangles."""
@@ -159,7 +159,7 @@ class RandomResizedCrop(GeometricStep):
     def _sides(self, extent: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
         """float64 (B, 2): width and height of the rectangles, from numbers (B, attempts, 2)."""
         low, high = self.ratio
-        area = self.area[0] + (self.area[1] - self.area[0]) * drawn[..., 0]
+        area = self.scale[0] + (self.scale[1] - self.scale[0]) * drawn[..., 0]
         ratio = low * (high / low) ** drawn[..., 1]
         whole = extent.prod(1, keepdim=True)
         tried = torch.stack([area * whole * ratio, area * whole / ratio], 2).sqrt()

@@ -16,6 +16,7 @@ import torch
 from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks import prompts as kernels
+from sa1bpack.masks import rle
 from sa1bpack.masks._arrays import check_array
 from sa1bpack.masks.prompts import (
     REGIONS,
@@ -26,7 +27,6 @@ from sa1bpack.masks.prompts import (
     prompt_draw,
 )
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, shifted
-from sa1bpack.masks.rle import mask_bbox
 from sa1bpack.transforms.backends import uses_compiled
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.memory import Table
@@ -394,8 +394,7 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
         return _boxes_with_torch(runs)
     edges = np.zeros((runs.masks, 4), np.int64)
     for _, rows, image in compiled_samples(runs):
-        edges[rows] = mask_bbox(*image)
-    edges[:, 2:] += edges[:, :2]
+        edges[rows] = rle.mask_boxes(*image)
     return torch.from_numpy(edges)
 
 

@@ -116,7 +116,7 @@ def test_a_batch_has_the_spec_of_its_samples_where_collate_knows_it(ds):
     with pytest.raises(OptionError, match="create the pipeline with the dataset that the batches"):
         Pipeline(ds)(batch)
     for described in (stored, Subset(stored, [3]), Subset(Subset(stored, [0, 3]), [1])):
-        assert "boxes" in Pipeline(described)(batch)
+        assert "boxes_xyxy" in Pipeline(described)(batch)
 
 
 def test_a_pipeline_of_a_split_of_another_dataset_is_refused():
