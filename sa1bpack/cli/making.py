@@ -72,12 +72,9 @@ def pack(
     """
     wanted = {"sources": sources, "out": out, **options.to_json(), **asdict(run_options)}
     ray = job.on_ray(dry_run=dry_run, staging=staging)
-    if staging is not None:
-        if job.share or dry_run:
-            raise OptionError("staging is for one run that packs: leave out --part and --dry-run")
-        wanted["staging"] = staging
-    if job.share and dry_run:
-        raise OptionError("--dry-run is of all sources: leave out --part")
+    if sum(map(bool, (staging, job.share, dry_run))) > 1:
+        raise OptionError("--part, --staging and --dry-run exclude one another: give one of them")
+    wanted |= {} if staging is None else {"staging": staging}
     with interrupts_held():  # loads what packing needs
         if ray:
             from sa1bpack.cluster.pack import pack_on_ray as call

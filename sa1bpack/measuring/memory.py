@@ -5,6 +5,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +36,12 @@ def own_bytes() -> int | None:
 
 
 def _children(process: int) -> list[int]:
+    """The numbers of the processes that one has started, and of theirs."""
     found = []
-    try:
-        for task in Path(f"/proc/{process}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for child in map(int, path.read_text().split()):
                 found += [child, *_children(child)]
-    except (FileNotFoundError, ProcessLookupError):
-        pass
     return found
 
 

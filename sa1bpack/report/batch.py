@@ -154,8 +154,7 @@ def _boxes(batch: Batch, row: int, part: Any) -> np.ndarray | None:
         return _array(batch["boxes_xyxy"][part])
     if "bboxes" not in batch:
         return None
-    boxes, scale = _array(batch["bboxes"][part]), _scale(batch, row)
-    pixel = np.ones(2) if _in_source(batch) else _source_scale(batch, row)
+    boxes, (scale, pixel) = _array(batch["bboxes"][part]), _scales(batch, row)
     corner = boxes[:, :2]
     return np.concatenate([corner * scale, (corner + boxes[:, 2:] + pixel) * scale], 1)
 
@@ -169,19 +168,13 @@ def _points(batch: Batch, row: int, part: Any) -> np.ndarray | None:
         inside = batch.get("point_inside")
         shown = np.ones(len(points), bool) if inside is None else _array(inside[part])
         return np.where(shown[:, None], points, np.nan)
-    return points * _scale(batch, row)
+    return points * _scales(batch, row)[0]
 
 
-def _in_source(batch: Batch) -> bool:
-    return "source coordinates" in str(batch.get("spec", ""))
-
-
-def _source_scale(batch: Batch, row: int) -> np.ndarray:
-    """float (2,), x and y: stored pixels per source pixel."""
+def _scales(batch: Batch, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two float (2,), x and y: from the coordinates of a loader's batch to stored pixels, and the
+    extent of a source pixel in these coordinates."""
     sizes = _array(batch["sizes"])[row].astype(float)
-    return (sizes[2:] / sizes[:2])[::-1]
-
-
-def _scale(batch: Batch, row: int) -> np.ndarray:
-    """float (2,), x and y: from the coordinates of a loader's batch to stored pixels."""
-    return _source_scale(batch, row) if _in_source(batch) else np.ones(2)
+    stored = (sizes[2:] / sizes[:2])[::-1]
+    in_source = "source coordinates" in str(batch.get("spec", ""))
+    return (stored, np.ones(2)) if in_source else (np.ones(2), stored)

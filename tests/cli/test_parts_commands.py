@@ -58,7 +58,7 @@ def test_what_is_no_part_is_wrong_usage(part, root, text):
 
 def test_a_dry_run_is_of_all_parts(part, root):
     code, _, error = part("1/2", "--dry-run")
-    assert code == USAGE and "leave out --part" in error and not root.exists()
+    assert code == USAGE and "exclude one another" in error and not root.exists()
 
 
 def test_finalize_of_what_is_no_pack(command, tmp_path):

@@ -11,7 +11,6 @@ from commands import SMALL_FLAGS
 from small_tars import contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import OptionError
 
 COMMANDS = {
     "pack": {
@@ -186,52 +185,6 @@ def test_a_url_is_refused_by_name_and_nothing_is_created(
     assert (code, out) == (2, "")
     assert f"'{URL}': s3 URLs are not supported; give a path of this machine" in error
     assert contents(tmp_path) == before
-
-
-CALLS = {
-    "verify": sa1bpack.verify,
-    "info": sa1bpack.info,
-    "show": sa1bpack.show,
-    "write_report": lambda pack: sa1bpack.write_report(pack, "~/a.html", verify="none"),
-    "export_sa1b": lambda pack: sa1bpack.export_sa1b(pack, "~/json"),
-    "export_coco": lambda pack: sa1bpack.export_coco(pack, "~/a.json"),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_python_call_refuses_urls_and_expands_the_home_folder(
-    packed, tmp_path, monkeypatch, name
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    # What opens a dataset names the cache that it would need.
-    url, why = (
-        URL,
-        "s3 URLs are not supported" if name != "show" else "a URL is read through a cache",
-    )
-    if name == "verify":  # which reads object stores
-        url, why = "https://host/pack", "https URLs are not supported"
-    with pytest.raises(OptionError, match=rf"is '?{url}'?: {why}"):
-        CALLS[name](url)
-    assert not list(tmp_path.glob("s3:*"))
-    assert CALLS[name](f"~/{packed.name}")
-    assert not (tmp_path / "~").exists()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda pack: sa1bpack.write_report(pack, "s3://b/a.html"),
-        lambda pack: sa1bpack.export_sa1b(pack, "s3://b/json"),
-        lambda pack: sa1bpack.export_coco(pack, "s3://b/a.json"),
-    ],
-    ids=["write_report", "export_sa1b", "export_coco"],
-)
-def test_a_python_call_refuses_to_write_to_a_url(packed, tmp_path, monkeypatch, call):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(OptionError, match=r"out is 's3://b/.*': s3 URLs are not supported"):
-        call(packed)
-    assert not list(tmp_path.glob("s3:*"))
 
 
 def test_a_command_is_needed_and_without_one_the_help_is_shown(command):
