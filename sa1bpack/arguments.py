@@ -249,6 +249,35 @@ def patterns_of(name: str, value: Any) -> list[str | Path]:
     return [each if isinstance(each, str) else Path(each) for each in patterns]
 
 
+# Of the keys of a TypedDict of keyword arguments, their defaults, see `keywords_of`.
+_DEFAULTS: dict[type, Mapping[str, Any]] = {}
+
+
+class _Unchanged:
+    """The default of an option that a call leaves as it is, in signatures."""
+
+    def __repr__(self) -> str:
+        return "<unchanged>"
+
+
+UNCHANGED = _Unchanged()
+
+
+def keywords_of(keywords: type, *sources: Callable, **defaults: Any) -> None:
+    """Declare the defaults of the keyword arguments in a TypedDict, for signatures.
+
+    keywords  as in `**options: Unpack[Keywords]`; `checks_options` shows its keys in their place
+    sources   dataclasses and functions that have arguments of these names
+    defaults  of others, or where they differ from those of the sources
+    """
+    found: dict[str, Any] = {}
+    for source in sources:
+        for name, parameter in inspect.signature(source).parameters.items():
+            found.setdefault(name, parameter.default)
+    found |= defaults
+    _DEFAULTS[keywords] = {name: found[name] for name in keywords.__annotations__}
+
+
 # Calls, and options of theirs that people look for in another call. Tests hold them against it.
 PLACES = {
     "Loader": "max_masks choose pad_to_max order buckets relations batch_size threads device io "
@@ -268,8 +297,8 @@ def checks_options(call: Any = None, /, **elsewhere: str) -> Any:
     """A decorator of what users call: an option that it does not have is an OptionError.
 
     The message says what is meant, or where the option belongs. Of `**options: Unpack[Keywords]`
-    the keys of Keywords are options. Of a class it holds for `__init__`, `__call__` and the public
-    methods.
+    the keys of Keywords are options, and the signature has them with the defaults that
+    `keywords_of` declares. Of a class it holds for `__init__`, `__call__` and the public methods.
 
     elsewhere  options of other libraries → what to use here
     """
@@ -295,6 +324,7 @@ def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Call
     code = call.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     known = {*names[code.co_posonlyargcount + method :]}
+    keywords: Any = None
     if code.co_flags & inspect.CO_VARKEYWORDS:
         several = bool(code.co_flags & inspect.CO_VARARGS)
         (keywords,) = get_args(call.__annotations__[code.co_varnames[len(names) + several]])
@@ -317,7 +347,22 @@ def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Call
             hint = f": use {meant}"
         raise OptionError(f"{owner} has no option {name!r}{hint}")
 
+    if keywords is not None:
+        checked.__signature__ = _signature(call, keywords)
     return checked
+
+
+def _signature(call: Callable, keywords: type) -> inspect.Signature:
+    """The signature of a call with each of its keywords in place of `**options`."""
+    signature, defaults = inspect.signature(call), _DEFAULTS[keywords]
+    *own, _ = signature.parameters.values()
+    named = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation
+        )
+        for name, annotation in keywords.__annotations__.items()
+    ]
+    return signature.replace(parameters=[*own, *named])
 
 
 def refuse_dataset(name: str, value: Any) -> None:

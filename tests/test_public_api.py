@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pydoc
 import re
 import typing
 from pathlib import Path
@@ -75,6 +76,8 @@ def test_every_public_name_member_and_argument_is_documented():
                 continue  # by a function: nobody else calls it
         own = inspect.isclass(value) and value.__init__.__doc__
         text = f"{value.__doc__} {own or ''}"
+        if "ields of PackOptions" in text.replace("\n       ", ""):
+            text += sa1bpack.PackOptions.__doc__
         missing += [
             f"{name}({argument})"
             for argument in inspect.signature(value).parameters
@@ -121,16 +124,33 @@ CALLED = called_with_options()
 @pytest.mark.parametrize(("owner", "call", "first"), CALLED.values(), ids=CALLED)
 def test_an_option_that_a_call_does_not_have_is_refused_with_those_that_it_has(owner, call, first):
     parameters = [*inspect.signature(call).parameters.values()][len(first) :]
-    known = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
-    for each in parameters:
-        if each.kind is each.VAR_KEYWORD:
-            known |= typing.get_args(each.annotation)[0].__annotations__.keys()
+    known = {each.name for each in parameters}
     listed = re.escape(", ".join(sorted(known)))
     with pytest.raises(OptionError, match=rf"^{owner} has no option 'zz'; valid .*: {listed}$"):
         call(*first, zz=1)
     if len(meant := max(known, key=len)) > 4:
         with pytest.raises(OptionError, match=rf"^{owner} has no .*: is {meant} meant\? valid "):
             call(*first, **{meant + "_": 1})
+
+
+def test_a_signature_names_every_option_with_its_default():
+    """In `help()` and in a notebook: none is hidden in `**options`."""
+    hidden = [
+        name
+        for name, (_, call, _) in CALLED.items()
+        for each in inspect.signature(call).parameters.values()
+        if each.kind is each.VAR_KEYWORD
+    ]
+    assert hidden == []
+    options = inspect.signature(sa1bpack.Loader).parameters
+    assert options["max_masks"].default is None and options["timeout"].default == 120.0
+    assert options["masks"].annotation is str and options["device"].default == "cpu"
+    assert inspect.signature(sa1bpack.pack).parameters["image_size"].default == 1024
+    assert inspect.signature(sa1bpack.derive).parameters["batch_size"].default == 32
+    kept = inspect.signature(sa1bpack.Dataset.with_options).parameters["masks"].default
+    assert repr(kept) == "<unchanged>"
+    text = pydoc.render_doc(sa1bpack.open, renderer=pydoc.plaintext)
+    assert "mask_size: int | None = None" in text and "Unpack" not in text
 
 
 def annotations_of(value):

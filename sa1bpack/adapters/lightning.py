@@ -6,6 +6,7 @@ from numbers import Real
 from typing import Any, Unpack
 
 from sa1bpack.adapters.packs import opened
+from sa1bpack.arguments import checks_options, keywords_of
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import ReadingKeywords
@@ -34,6 +35,10 @@ class LoaderKeywords(ReadingKeywords, total=False):
     io: str | None
 
 
+keywords_of(LoaderKeywords, Loader)
+
+
+@checks_options
 class DataModule(LightningDataModule):
     """Training and validation batches of a pack, by a `Loader` each.
 

@@ -31,7 +31,7 @@ from sa1bpack.dataset.rows import (
     shard_bounds,
     take,
 )
-from sa1bpack.dataset.sample import SampleKeywords, SampleOptions, SampleSpec, read_sample
+from sa1bpack.dataset.sample import ChangedKeywords, SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.sides import with_sides
 from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
@@ -307,7 +307,7 @@ class Dataset:
         path = local_path("path", path)
         return self._over(select.selected_rows(self.pack, self._rows, self.ids, path))
 
-    def with_options(self, **options: Unpack[SampleKeywords]) -> "Dataset":
+    def with_options(self, **options: Unpack[ChangedKeywords]) -> "Dataset":
         """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
 
         `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for

@@ -10,7 +10,7 @@ import numpy as np
 
 from sa1bpack import masks as kernels
 from sa1bpack import pixels
-from sa1bpack.arguments import option
+from sa1bpack.arguments import UNCHANGED, keywords_of, option
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.shards import OpenShard
@@ -49,6 +49,10 @@ class SampleKeywords(ThresholdKeywords, total=False):
     mask_sampling: str | None
     pixels: str
     side: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+class ChangedKeywords(SampleKeywords, total=False):
+    """Those that `Dataset.with_options` changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,10 @@ class SampleOptions(Thresholds):
     def rule(self) -> kernels.MaskRule | None:
         """The rule for the masks that a sample has; None for all."""
         return None if self.keeps_all else kernels.MaskRule(**self._given())
+
+
+keywords_of(SampleKeywords, SampleOptions)
+keywords_of(ChangedKeywords, **dict.fromkeys(SampleKeywords.__annotations__, UNCHANGED))
 
 
 @dataclass(frozen=True)

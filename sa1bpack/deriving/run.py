@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import xxhash
 
-from sa1bpack.arguments import checks_options, whole_number
+from sa1bpack.arguments import checks_options, keywords_of, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.target import (
     DeriveResult,
@@ -28,6 +28,8 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import brief
 
 Function = Callable[..., torch.Tensor | np.ndarray]
+
+BATCH_SIZE = 32
 
 
 class LoadingKeywords(TypedDict, total=False):
@@ -46,6 +48,9 @@ class DeriveKeywords(LoadingKeywords, RowKeywords, total=False):
     batch_size: int
     device: str
     options: Mapping[str, Any] | None
+
+
+keywords_of(DeriveKeywords, Target, Loader, batch_size=BATCH_SIZE, options=None)
 
 
 @checks_options
@@ -158,7 +163,7 @@ class PartMaker:
         name: str,
         fn: Function,
         *,
-        batch_size: int = 32,
+        batch_size: int = BATCH_SIZE,
         options: Mapping[str, Any] | None = None,
         **others: Unpack[DeriveKeywords],
     ):

@@ -14,6 +14,7 @@ from sa1bpack.arguments import (
     check_can_be_folder,
     choice,
     flag,
+    keywords_of,
     local_path,
     part_of_job,
     whole_number,
@@ -203,6 +204,9 @@ class Target:
         present = [shard.identity.name for shard in self.shards]
         present = tuple(name for name in present if name not in {*done, *missing})
         return DeriveResult(self.folder, done, present, missing)
+
+
+keywords_of(RowKeywords, Target)
 
 
 def _json(provenance: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, choice, flag, number, seconds
+from sa1bpack.arguments import checks_options, choice, flag, keywords_of, number, seconds
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.collate import ON_ERROR
@@ -232,3 +232,6 @@ class ReadingOptions:
         Raises OptionError for an array that does not have one weight per mask of the dataset.
         """
         return self.choices.over(ds, order_seed(order, self.seed))
+
+
+keywords_of(ReadingKeywords, ReadingOptions)

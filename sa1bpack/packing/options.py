@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sa1bpack.arguments import Options, checks_options, declarations, option
+from sa1bpack.arguments import Options, checks_options, declarations, keywords_of, option
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
 from sa1bpack.format.layout import Layout
 from sa1bpack.masks.select import MaskRule, ThresholdKeywords
@@ -203,6 +203,9 @@ class PackOptions(MaskRule):
                 + "\n".join(differing[:20])
                 + "\nRepeat the options of the pack, or choose another output folder."
             )
+
+
+keywords_of(RunKeywords, RunOptions, PackOptions)
 
 
 def differences(one: dict, other: dict) -> list[tuple[str, str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import patterns_of, whole_number
+from sa1bpack.arguments import keywords_of, patterns_of, whole_number
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import (
     Sample,
@@ -76,6 +76,9 @@ class RawKeywords(ThresholdKeywords, total=False):
     coordinates: str
     transform: Callable[[Sample], Any] | None
     max_masks: int | None
+
+
+keywords_of(RawKeywords, SampleOptions, max_masks=None)
 
 
 class Decoder:

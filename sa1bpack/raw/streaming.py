@@ -102,7 +102,8 @@ class IterableTarDataset(IterableDataset):
                 masks are left out, and are not counted as rejected.
             spool_folder: for halves that wait for their other half, beyond 256 MB of them: up to
                 3 GB per consumer, for a tar of SA-1B. None: the system's folder for such files.
-            samples: masks, mask_size and the other options of samples, as for `TarDataset`.
+            samples: masks, mask_size, mask_sampling, pixels, coordinates, transform, min_area,
+                max_area_frac, min_iou, min_stability and max_masks, as for `TarDataset`.
 
         Raises:
             OptionError, SourceError, MissingPackage: as `TarDataset`.

@@ -57,7 +57,6 @@ def members_of(cls: type) -> Iterator[tuple[str, Any]]:
 def signature_of(value: Any) -> str:
     """Its signature as text, the same in every version of Python."""
     text = str(inspect.signature(value)).replace("pathlib._local.", "pathlib.")
-    text = re.sub(r"(?<=: )\*<class '([\w.]+)'>", r"Unpack[\1]", text)  # Python 3.11
     return re.sub(r"<(\w+)>", r"\1", text)
 
 
