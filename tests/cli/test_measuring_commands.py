@@ -17,8 +17,7 @@ def made_up(monkeypatch):
     def measured(task, setting: Setting, seconds, seed=0) -> Speed:
         return Speed(100.0 * len(setting.options), 0.25, 1 << 28)
 
-    for module in ("bench", "sweep"):
-        monkeypatch.setattr(f"sa1bpack.measuring.{module}.measure", measured)
+    monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
     monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)
 
 
@@ -36,14 +35,6 @@ def test_bench_prints_ceilings_and_loaders_and_writes_them_as_json(
     code, text, error = command("bench", packed, "--batch-size", 2, "--json")
     assert (code, error, text.count("\n")) == (0, "", 1)
     assert json.loads(text) == found and next(iter(found)) == "pack"
-
-
-def test_a_sweep_ends_with_the_loaders_as_they_are_fastest(command, packed, made_up):
-    code, text, error = command("bench", packed, "--batch-size", 2, "--masks", "flat", "--sweep")
-    assert (code, error) == (0, "")
-    loader, other = text.splitlines()[-2:]
-    assert loader.startswith("sa1bpack.Loader(ds, 2, threads=")
-    assert other.startswith("sa1bpack.make_dataloader(ds, 2, num_workers=")
 
 
 def test_what_cannot_be_measured_is_refused_before_it_takes_time(command, packed, tmp_path):
