@@ -106,19 +106,16 @@ class DataModule(LightningDataModule):
 
     def train_dataloader(self) -> Loader:
         """The training loader: one for all epochs, which it shuffles differently."""
-        return self._loader("train", self.train, self._options)
+        return self._loader("train", self.train, self.batch_size, self._options)
 
     def val_dataloader(self) -> Loader:
         """The validation loader, by default in the order of the pack."""
-        return self._loader("val", self.val, self._val_options)
+        size = None if self.batch_size is None else _last("batch_size", self.batch_size)
+        return self._loader("val", self.val, size, self._val_options)
 
-    def _loader(self, part: str, ds: Dataset, options: dict[str, Any]) -> Loader:
+    def _loader(self, part: str, ds: Dataset, size: Any, options: dict[str, Any]) -> Loader:
         if part not in self._loaders:
-            trainer = self.trainer
-            device = "cpu" if trainer is None else str(trainer.strategy.root_device)
-            size = self.batch_size
-            if part == "val" and size is not None:
-                size = _last("batch_size", size)
+            device = "cpu" if self.trainer is None else str(self.trainer.strategy.root_device)
             self._loaders[part] = Loader(ds, size, **{"device": device, **options})
         return self._loaders[part]
 
