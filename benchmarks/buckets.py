@@ -43,7 +43,7 @@ def measured(ds: Counts, batch_size: int, ranks: int, buckets: Buckets | None) -
             global_batch_size=batch_size,
             rank=rank,
             world_size=ranks,
-            last="drop",
+            drop_last=True,
             buckets=buckets,
         )
         parts.append([ds.counts[indices] for indices in batches])

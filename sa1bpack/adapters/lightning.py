@@ -71,7 +71,7 @@ class DataModule(LightningDataModule):
             val_options: options of the validation loader that differ from `options`. By default
                 its order is sequential, without buckets, and what changes while training has its
                 last value in every validation. Where the last batch has fewer images than there are
-                ranks, which is an error, `{"last": "pad"}` repeats some.
+                ranks, which is an error, `{"pad_last": True}` repeats some.
             options: of both loaders, see `Loader`. The device is the trainer's unless given.
         """
         super().__init__()

@@ -124,7 +124,7 @@ class PackDataLoader(BatchReader, DataLoader):
         )
         # For Accelerate's gather_for_metrics, which otherwise takes the end of the last batch for
         # padding. torch reads it only for iterable datasets, and its __setattr__ refuses it.
-        self.__dict__["drop_last"] = batches.last == "drop"
+        self.__dict__["drop_last"] = batches.current.drop_last
 
     def __len__(self) -> int:
         """Batches of the complete latest epoch, or of the one to come before any began."""
@@ -244,7 +244,7 @@ def make_dataloader(
             `if __name__ == "__main__"` in the script, otherwise the platform's default; "spawn" for
             packs in object stores, whose connections do not survive a fork.
         options: global_batch_size, order, masks, max_masks, choose, pad_to_max, buckets,
-            relations, seed, last, rank, world_size, on_error, max_dropped, timeout,
+            relations, seed, drop_last, pad_last, rank, world_size, on_error, max_dropped, timeout,
             on_epoch_end: see ReadingOptions.
 
     Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.

@@ -128,8 +128,8 @@ class Loader(BatchReader):
                 "auto", as None: "cached" if the dataset takes at most half of the memory of this
                 machine or container, else "direct"; `plan()` says which, and why.
             options: global_batch_size, order, masks, max_masks, choose, pad_to_max, buckets,
-                relations, seed, last, rank, world_size, on_error, max_dropped, timeout,
-                on_epoch_end: see ReadingOptions.
+                relations, seed, drop_last, pad_last, rank, world_size, on_error, max_dropped,
+                timeout, on_epoch_end: see ReadingOptions.
 
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.

@@ -35,8 +35,7 @@ OF_OTHER_LOADERS = {
     "shuffle": "order: 'shuffle', 'local' or 'sequential'",
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
-    "drop_last": "last='drop'",
-    "pad_last": "last='pad'",
+    "last": "drop_last=True or pad_last=True",
     "generator": "seed",
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
     "transform": "transform of sa1bpack.open, with make_dataloader",
@@ -59,7 +58,8 @@ class ReadingKeywords(TypedDict, total=False):
     buckets: str | np.ndarray | Buckets | None
     relations: Relate | Sequence[str]
     seed: int | None
-    last: str
+    drop_last: bool
+    pad_last: bool
     rank: int | None
     world_size: int | None
     on_error: str
@@ -98,9 +98,11 @@ class ReadingOptions:
         Names of relations of the masks of a batch, or a `transforms.Relate`: each is one more key.
     seed
         Of a named order and of the random choice. None: that of the order, or 0.
-    last
-        How to treat the samples that do not fill a batch: "short", "drop" or "pad", as in
-        `OrderedBatches`.
+    drop_last
+        Drop the samples at the end of an epoch that do not fill a batch. By default, they are a
+        short one.
+    pad_last
+        Fill the last batch with samples of the epoch that came before, as in `OrderedBatches`.
     rank, world_size
         None: those of torch.distributed when an iteration begins, or 0 of 1 if it is not
         initialized; that is refused if WORLD_SIZE announces more.
@@ -122,8 +124,8 @@ class ReadingOptions:
 
     Examples:
         >>> options = sa1bpack.ReadingOptions(order="local", max_masks=64, pad_to_max=True)
-        >>> options.last, options.timeout
-        ('short', 120.0)
+        >>> options.drop_last, options.timeout
+        (False, 120.0)
     """
 
     global_batch_size: WholeNumbers | None = None
@@ -135,7 +137,8 @@ class ReadingOptions:
     buckets: str | np.ndarray | Buckets | None = None
     relations: Relate | Sequence[str] = ()
     seed: int | None = None
-    last: str = "short"
+    drop_last: bool = False
+    pad_last: bool = False
     rank: int | None = None
     world_size: int | None = None
     on_error: str = "raise"
@@ -194,7 +197,8 @@ class ReadingOptions:
             global_batch_size=self.global_batch_size,
             rank=self.rank,
             world_size=self.world_size,
-            last=self.last,
+            drop_last=self.drop_last,
+            pad_last=self.pad_last,
             buckets=buckets,
             schedules=self.choices.schedules,
         )

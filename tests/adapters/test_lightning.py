@@ -61,7 +61,7 @@ def test_a_run_resumes_after_the_batch_at_which_its_checkpoint_was_saved(
 def test_ranks_take_parts_of_the_batches_of_one(photos, complete):
     ranks = []
     for rank in range(2):
-        data = made(photos, batch_size=1, rank=rank, world_size=2, val_options={"last": "pad"})
+        data = made(photos, batch_size=1, rank=rank, world_size=2, val_options={"pad_last": True})
         ranks.append(fit(data, Validated()).seen)
     pairs = zip(*ranks, strict=True)
     together = [(epoch, first + second) for (epoch, first), (_, second) in pairs]
@@ -85,7 +85,7 @@ def test_validation_has_options_of_its_own_and_any_images(photos):
     ds = sa1bpack.open(photos.root)
     data = DataModule(
         torch.utils.data.Subset(ds, [0, 1, 2]), 2, val=ds[3:], max_masks=2,
-        val_options={"max_masks": 1, "last": "drop"},
+        val_options={"max_masks": 1, "drop_last": True},
     )  # fmt: skip
     data.setup()
     assert (len(data.train), len(data.val)) == (3, 2)

@@ -173,11 +173,12 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         sizes = case.size, size()
         by_step = sa1bpack.Steps(sizes[0], {rng.randint(1, 4): sizes[1]}, by="step")
         case.size = rng.choice((list(sizes), by_step))
-    reading = case.reading = {"last": rng.choice(("short", "short", "drop", "pad"))}
-    if ranks > 1 and reading["last"] == "short":
+    last = rng.choice((None, None, "drop_last", "pad_last"))
+    if ranks > 1 and last is None:
         changes = not isinstance(case.size, int)
         if changes or 0 < samples % case.size < ranks:  # a rank would have an empty batch
-            reading["last"] = rng.choice(("drop", "pad"))
+            last = rng.choice(("drop_last", "pad_last"))
+    reading = case.reading = {} if last is None else {last: True}
     kinds = ["padded", "flat"] if case.yields_runs else list(LAYOUTS)
     reading["masks"] = rng.choice(kinds)
     most = _drawn_most(rng)

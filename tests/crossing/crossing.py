@@ -68,7 +68,9 @@ class Crossing:
     def _batches(
         self, rank: int, ranks: int, buckets: sa1bpack.Buckets | None
     ) -> sa1bpack.OrderedBatches:
-        options = {"rank": rank, "world_size": ranks, "last": self.case.reading["last"]}
+        options = {"rank": rank, "world_size": ranks}
+        last = ("drop_last", "pad_last")
+        options |= {name: True for name in last if name in self.case.reading}
         options["global_batch_size"] = self.case.size
         return sa1bpack.OrderedBatches(self.order, buckets=buckets, **options)
 
@@ -162,13 +164,13 @@ class Crossing:
             for each in of_ranks
         ]
         assert all(each == found[0] for each in found)
-        all_of_them, last = np.concatenate(found[0]).astype(int), self.case.reading["last"]
+        all_of_them, reading = np.concatenate(found[0]).astype(int), self.case.reading
         if self.case.order[0] == "weighted":
             assert self.case.order[1]["weights"][all_of_them].all()
         else:
             times = np.bincount(all_of_them, minlength=len(self.ds))
-            assert times.max() <= 1 or last == "pad"
-            assert times.min() >= 1 or last == "drop"
+            assert times.max() <= 1 or "pad_last" in reading
+            assert times.min() >= 1 or "drop_last" in reading
         if self.case.order[0] == "sequential" and "buckets" not in self.case.reading:
             first = all_of_them[: len(self.ds)].tolist()
             assert first == list(range(len(first)))

@@ -20,7 +20,10 @@ TAR = "tests/samples/sa_000000.tar"
         (lambda pack: sa1bpack.TarDataset(TAR, cache_size=1), "'cache_size': is cache_bytes meant"),
         (lambda pack: sa1bpack.IterableTarDataset(TAR, shuffle=8), "'shuffle': use shuffle_buffer"),
         (lambda pack: sa1bpack.Collate(max_mask=3), "'max_mask': is max_masks meant"),
-        (lambda pack: sa1bpack.OrderedBatches(None, 2, drop_last=True), "use last='drop'"),
+        (
+            lambda pack: sa1bpack.OrderedBatches(None, 2, last="drop"),
+            "use drop_last=True or pad_last=True",
+        ),
         (lambda pack: sa1bpack.PackOptions(image_sze=3), "'image_sze': is image_size meant"),
         (lambda pack: sa1bpack.pack(TAR, "out", num_workers=2), "'num_workers': is workers meant"),
         (lambda pack: sa1bpack.pack(TAR, "out", coordinates="x"), "it is an option of open"),

@@ -103,9 +103,7 @@ def one_of_two(root, rank) -> dict:
     with Loader(ds, global_batch_size=BATCH, **OPTIONS) as loader:
         assert Accelerator(cpu=True).prepare(loader) is loader
         found["loader"] = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
-    short = Accelerator(cpu=True).prepare(
-        make_dataloader(ds, global_batch_size=8, seed=3, last="short")
-    )
+    short = Accelerator(cpu=True).prepare(make_dataloader(ds, global_batch_size=8, seed=3))
     found["short"] = [batch["image_ids"].tolist() for batch in short]
     batches = OrderedBatches(
         ShuffleOrder(ds, seed=3), global_batch_size=BATCH, rank=rank, world_size=2
@@ -219,10 +217,12 @@ def test_the_state_of_a_loader_whose_batches_accelerate_takes_is_refused(ds):
     assert loader.state_dict()["epoch"] == 2
 
 
-@pytest.mark.parametrize(("last", "seen"), [("short", 12), ("pad", 12), ("drop", 10)])
+@pytest.mark.parametrize(
+    ("last", "seen"), [({}, 12), ({"pad_last": True}, 12), ({"drop_last": True}, 10)]
+)
 def test_metrics_are_gathered_of_every_sample_once_and_of_no_padding(ds, last, seen):
     accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(make_dataloader(ds, global_batch_size=5, last=last))
+    loader = accelerator.prepare(make_dataloader(ds, global_batch_size=5, **last))
     gathered = [accelerator.gather_for_metrics(batch["image_ids"]) for batch in loader]
     ids = torch.cat(gathered).tolist()
     assert len(ids) == len({*ids}) == seen

@@ -59,7 +59,7 @@ def test_batches_with_pad_to_max_are_compiled_at_the_first_and_never_again(
     packed, make, compiled_step
 ):
     """`epoch`, `number` and the counts change from batch to batch, and the buffers do."""
-    loader = make(open_pack(packed.root), BATCH, max_masks=MASKS, pad_to_max=True, last="drop")
+    loader = make(open_pack(packed.root), BATCH, max_masks=MASKS, pad_to_max=True, drop_last=True)
     graphs = compilations_by_batch(compiled_step, loader)
     assert len(graphs) == EPOCHS * (len(packed.samples) // BATCH)
     assert set(graphs) == {graphs[0]} and graphs[0] > 0

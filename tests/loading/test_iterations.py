@@ -116,11 +116,11 @@ def test_the_random_choice_has_the_seed_of_the_order(ds, make):
 def test_a_batch_larger_than_an_epoch_is_planned_as_large_as_the_epoch(ds, make):
     many = make(ds, 1000).plan()
     assert many == make(ds, len(ds)).plan()
-    assert make(ds, 1000, last="pad").plan().host_bytes > 50 * many.host_bytes
+    assert make(ds, 1000, pad_last=True).plan().host_bytes > 50 * many.host_bytes
 
 
 def test_missing_memory_is_an_error_that_names_what_to_lower(ds):
-    with Loader(ds, 2**31, last="pad", ahead=100) as loader:
+    with Loader(ds, 2**31, pad_last=True, ahead=100) as loader:
         for _ in range(2):
             with pytest.raises(LoaderError, match=r"no memory for 102 batches .*lower batch_size"):
                 next(iter(loader))

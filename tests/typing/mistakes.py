@@ -29,4 +29,4 @@ def of_another_type(ds: sa1bpack.Dataset) -> None:
     sa1bpack.pack("sa_000000.tar", "packed", image_size="1024")  # type: ignore[arg-type]
     sa1bpack.Loader(ds, 8, max_masks="all")  # type: ignore[arg-type]
     sa1bpack.Loader(ds, batch_size=8.5)  # type: ignore[arg-type]
-    sa1bpack.OrderedBatches(sa1bpack.ShuffleOrder(ds), 8, drop_last=True)  # type: ignore[call-arg]
+    sa1bpack.OrderedBatches(sa1bpack.ShuffleOrder(ds), 8, last="drop")  # type: ignore[call-arg]

@@ -30,7 +30,7 @@ from sa1bpack.loading.order.orders import Order
 from sa1bpack.schedules import Schedule, WholeNumbers
 
 
-@checks_options(drop_last="last='drop'", pad_last="last='pad'")
+@checks_options(last="drop_last=True or pad_last=True")
 class OrderedBatches:
     """Yields one rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
 
@@ -55,9 +55,10 @@ class OrderedBatches:
         world_size: ranks that share each batch, `torch.distributed.get_world_size()`. With None for
             both, those that torch.distributed has when an iteration begins, 0 of 1 if it is not
             initialized: so batches may be made before the process group is.
-        last: what becomes of the samples at the end that do not fill a batch. "short": the last
-            batch is short. "drop": they are dropped. "pad": the last batch is filled with the
-            epoch's first samples. `EpochBatches` has the exact rules.
+        drop_last: drop the samples at the end that do not fill a batch. By default, they are a
+            short one.
+        pad_last: fill the last batch with the epoch's first samples. `EpochBatches` has the exact
+            rules.
         buckets: `Buckets` of the dataset, so that samples that are alike are in the same batch.
         schedules: names and schedules of other options of a loader, which a state has to agree
             with.
@@ -87,7 +88,8 @@ class OrderedBatches:
         global_batch_size: WholeNumbers | None = None,
         rank: int | None = 0,
         world_size: int | None = 1,
-        last: str = "short",
+        drop_last: bool = False,
+        pad_last: bool = False,
         buckets: Buckets | None = None,
         schedules: Sequence[tuple[str, Schedule]] = (),
     ):
@@ -99,7 +101,8 @@ class OrderedBatches:
             batch_size,
             0 if self._by_group else rank,
             1 if self._by_group else world_size,
-            last,
+            drop_last=drop_last,
+            pad_last=pad_last,
             buckets=buckets,
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
@@ -121,11 +124,6 @@ class OrderedBatches:
         return Schedule(sizes.by, sizes.starts, [size // ranks for size in sizes.values])
 
     @property
-    def last(self) -> str:
-        """The treatment of samples that do not fill a batch: "short", "drop" or "pad"."""
-        return self.cursor.batches.last
-
-    @property
     def rank(self) -> int:
         """The rank whose batches these are."""
         return self.current.rank
@@ -145,7 +143,8 @@ class OrderedBatches:
                 "With Accelerate, prepare a loader of make_dataloader, or give OrderedBatches "
                 "rank=0 and world_size=1"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        hint = ": see current.drop_last and current.pad_last" if name == "last" else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
     def sizes(self) -> Schedule:
@@ -182,7 +181,7 @@ class OrderedBatches:
 
     def part_of(self, size: int) -> int:
         """The most samples that a rank has of a batch of this size."""
-        if self.last != "pad":
+        if not self.current.pad_last:
             size = min(size, len(self.order))
         return -(-size // self.world_size)
 
@@ -306,7 +305,7 @@ class DealtBatches:
     that are cut for a rank already, each process would get a part of its part. Here batch k * n + r
     is the part of rank r of global batch k, so each process gets what it gets without Accelerate.
 
-    Only the end of an epoch differs, with last="short": the samples that do not fill a global batch
+    Only the end of an epoch differs, if its last batch is short: the samples that do not fill one
     are cut into full batches of a rank and one short batch, which is what such libraries expect;
     they complete it, or leave some processes without a batch, by their own rules (`even_batches`).
 

@@ -210,7 +210,7 @@ def _restored(batches: EpochBatches, state: Any) -> EpochBatches:
     """
     epoch, start = _checked_state(state, batches.identity(), len(batches.order))
     rest = replace(batches, epoch=epoch, start=start)
-    # With last="drop" and a larger batch_size than before, too few samples may remain.
+    # With drop_last and a larger batch_size than before, too few samples may remain.
     return rest if len(rest) else rest.after(0)
 
 
@@ -231,7 +231,7 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
     differences = _differences(state["order"], own)
     if differences:
         remedy = "Open the same data with the same options, or start a new run"
-        if differences.keys() <= {*_SCHEDULES, "buckets", "last"}:
+        if differences.keys() <= {*_SCHEDULES, "buckets", "drop_last", "pad_last"}:
             remedy += "; to continue with other ones, begin an epoch with set_epoch"
         listed = "; ".join(differences.values())
         raise OptionError(f"the state belongs to another order: {listed}. {remedy}")

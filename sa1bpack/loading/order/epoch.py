@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import MAX_WORD, choice, whole_number
+from sa1bpack.arguments import MAX_WORD, flag, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order import functions as pure
 from sa1bpack.loading.order.buckets import Buckets
@@ -26,14 +26,14 @@ class Cut:
     continue behind the epoch's last sample, as if batches of the same sizes followed.
     """
 
-    def __init__(self, sizes: Schedule, samples: int, last: str):
+    def __init__(self, sizes: Schedule, samples: int, drop_last: bool):
         """
         Args:
             sizes: samples per batch.
             samples: of an epoch.
-            last: what becomes of those that do not fill a batch, as in `EpochBatches`.
+            drop_last: those that do not fill a batch are dropped.
         """
-        self.sizes, self._samples, self._last = sizes, samples, last
+        self.sizes, self._samples, self._drop_last = sizes, samples, drop_last
         self.divisor = gcd(*sizes.values)  # a number of ranks divides all sizes if it divides this
         # By step: samples before each change of the size, if every batch is full.
         spans = (
@@ -65,7 +65,7 @@ class Cut:
     def length(self, epoch: int) -> int:
         """Batches of a complete epoch."""
         full = self.number(epoch, self._samples)
-        short = self._last != "drop" and self.position(epoch, full) < self._samples
+        short = not self._drop_last and self.position(epoch, full) < self._samples
         return full + short
 
     def first_step(self, epoch: int) -> int:
@@ -81,12 +81,12 @@ class Cut:
         while len(known) <= epoch and known[-1] < sizes.until:
             end = self._total(known[-1]) + self._samples
             full = self._step_of(end)
-            known.append(full + (self._last != "drop" and self._total(full) < end))
+            known.append(full + (not self._drop_last and self._total(full) < end))
         self._first_steps = known  # as one object: another thread may do the same
         if epoch < len(known):
             return known[epoch]
         size = sizes.values[-1]
-        each = self._samples // size if self._last == "drop" else -(-self._samples // size)
+        each = self._samples // size if self._drop_last else -(-self._samples // size)
         return known[-1] + (epoch - len(known) + 1) * each
 
     def _total(self, step: int) -> int:
@@ -102,7 +102,6 @@ class Cut:
 
 STATE_VERSION = 1
 MAX_RANKS = MAX_BATCH = 2**32 - 1
-LAST = ("short", "drop", "pad")
 # Epochs of a batch size by step that are cut beforehand, to find one that cannot be.
 _CHECKED_EPOCHS = 1000
 # Samples of an epoch for which padding is computed.
@@ -122,14 +121,13 @@ class EpochBatches:
     a batch before it is cut, see `HomeShuffleOrder`. With buckets, the batches of a window exchange
     samples, see `Buckets`.
 
-    The (len(order) - start) % n samples that do not fill a batch come last, and `last`
-    decides what becomes of them:
+    The (len(order) - start) % n samples that do not fill a batch come last:
 
-    - "short": a short batch. Every sample comes exactly once. The ranks' parts of it differ by at
-      most one sample, and there must be at least one sample per rank.
-    - "drop": they are dropped from this epoch. All batches are full.
-    - "pad": the epoch's first samples follow them until the batch is full. All batches are full,
-      and the last `padded` samples of the last global batch have come before.
+    - By default they are a short batch. Every sample comes exactly once. The ranks' parts of it
+      differ by at most one sample, and there must be at least one sample per rank.
+    - With `drop_last` they are dropped from this epoch. All batches are full.
+    - With `pad_last` the epoch's first samples follow them until the batch is full. All batches are
+      full, and the last `padded` samples of the last global batch have come before.
 
     In every case all ranks have the same number of batches, and none is empty.
 
@@ -139,7 +137,7 @@ class EpochBatches:
         global_batch_size: samples of a full batch, all ranks together, multiples of world_size.
         rank: 0 to world_size - 1.
         world_size: ranks that share each batch.
-        last: "short", "drop" or "pad".
+        drop_last, pad_last: what becomes of samples that do not fill a batch.
         epoch: 0 or more.
         start: samples of this epoch that came before the first batch, 0 to len(order).
         buckets: how samples that are alike come into the same batch; None: by the order alone.
@@ -154,7 +152,8 @@ class EpochBatches:
     batch_size: int | Schedule | None = None
     rank: int = 0
     world_size: int = 1
-    last: str = "short"
+    drop_last: bool = False
+    pad_last: bool = False
     epoch: int = 0
     start: int = 0
     buckets: Buckets | None = None
@@ -171,9 +170,12 @@ class EpochBatches:
         self._set_whole("rank", 0, self.world_size - 1)
         self._set_whole("epoch", 0, MAX_WORD)
         self._set_whole("start", 0, len(self.order))
-        choice("last", self.last, LAST)
+        if flag("drop_last", self.drop_last) and flag("pad_last", self.pad_last):
+            raise OptionError(
+                "drop_last and pad_last are True: choose one, or neither for a short last batch"
+            )
         if self.cut is None:
-            self._set("cut", Cut(self._global_sizes(), len(self.order), self.last))
+            self._set("cut", Cut(self._global_sizes(), len(self.order), self.drop_last))
         if self.cut.divisor % self.world_size:
             size = next(size for size in self.cut.sizes.values if size % self.world_size)
             raise OptionError(
@@ -181,18 +183,18 @@ class EpochBatches:
                 f"it must be a multiple of world_size {self.world_size}"
             )
         largest = self.cut.sizes.largest
-        if self.last == "drop" and largest > len(self.order):
+        if self.drop_last and largest > len(self.order):
             raise OptionError(
-                f"last is 'drop', but an epoch of {len(self.order)} samples has no full batch of "
-                f"{self._named(largest)}; choose a smaller batch size, or last='pad'"
+                f"drop_last is True, but an epoch of {len(self.order)} samples has no full batch "
+                f"of {self._named(largest)}; choose a smaller batch size, or pad_last=True"
             )
         self._find_first()
-        if self.last == "short" and 0 < self._left_over < self.world_size:
+        if not (self.drop_last or self.pad_last) and 0 < self._left_over < self.world_size:
             when = "" if self.cut.sizes.constant else f" of epoch {self.epoch}"
             raise OptionError(
-                f"last is 'short', but the last batch{when} has "
+                f"the last batch{when} has "
                 f"{counted(self._left_over, 'sample')} for {self.world_size} ranks; choose "
-                "last='pad' or 'drop', or another batch size"
+                "pad_last=True or drop_last=True, or another batch size"
             )
         if self.buckets is not None:
             self._check_buckets()
@@ -267,7 +269,7 @@ class EpochBatches:
     def check_epochs(self) -> "EpochBatches":
         """Return these batches. Raises OptionError if those of a later epoch cannot be cut."""
         sizes = self.cut.sizes
-        if self.last == "short" and self.world_size > 1 and not sizes.constant:
+        if not (self.drop_last or self.pad_last) and self.world_size > 1 and not sizes.constant:
             epochs = range(_CHECKED_EPOCHS) if sizes.by == "step" else sizes.starts
             for epoch in epochs:
                 replace(self, epoch=epoch, start=0)
@@ -277,12 +279,12 @@ class EpochBatches:
 
     def __len__(self) -> int:
         """Return the number of batches from `start` to the end of the epoch."""
-        return self._full + (self._left_over > 0 and self.last != "drop")
+        return self._full + (self._left_over > 0 and not self.drop_last)
 
     @property
     def padded(self) -> int:
         """The number of samples at the end of the last global batch that have come before."""
-        if self.last != "pad" or not self._left_over:
+        if not self.pad_last or not self._left_over:
             return 0
         return self.cut.size(self.epoch, self._first + self._full) - self._left_over
 
@@ -351,7 +353,7 @@ class EpochBatches:
         number = self._first + k
         first = self.cut.position(self.epoch, number) - self._moved
         stop = first + self.cut.size(self.epoch, number)
-        return first, stop if self.last == "pad" else min(stop, len(self.order))
+        return first, stop if self.pad_last else min(stop, len(self.order))
 
     def _bucketed(self, k: int) -> np.ndarray:
         """Return int64 (n,), the samples of batch k of all ranks together, with buckets."""
@@ -447,5 +449,6 @@ class EpochBatches:
             found["buckets"] = self.buckets.as_text()
             found["global_batch_size"] = self.cut.sizes.as_text()
         if any(each.by == "step" for each in schedules.values()):
-            found |= {"global_batch_size": self.cut.sizes.as_text(), "last": self.last}
+            found |= {"global_batch_size": self.cut.sizes.as_text()}
+            found |= {"drop_last": self.drop_last, "pad_last": self.pad_last}
         return self.order.identity() | found

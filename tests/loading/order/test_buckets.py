@@ -52,12 +52,17 @@ SIZES = {"constant": 24, "epoch": [24, 12], "step": Steps(12, {5: 24, 9: 48}, by
 each = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 
 
-def on_ranks(ranks, sizes, buckets, last="short", state=None, epoch=None, order=ORDER):
+def on_ranks(ranks, sizes, buckets, last=None, state=None, epoch=None, order=ORDER):
     """The global batches, joined from what the ranks yield, and their parts."""
     parts = []
     for rank in range(ranks):
         batches = OrderedBatches(
-            order, global_batch_size=sizes, rank=rank, world_size=ranks, last=last, buckets=buckets
+            order,
+            global_batch_size=sizes,
+            rank=rank,
+            world_size=ranks,
+            buckets=buckets,
+            **(last or {}),
         )
         if state is not None:
             batches.load_state_dict(state)
@@ -91,7 +96,7 @@ def test_the_padding_saved_is_reported():
 
 
 @each
-@pytest.mark.parametrize("last", ["short", "drop", "pad"])
+@pytest.mark.parametrize("last", [{}, {"drop_last": True}, {"pad_last": True}])
 def test_any_number_of_ranks_yields_the_same_batches_of_the_same_sizes(sizes, last):
     buckets = Buckets(DS, batches=8)
     for epoch in (0, 1):
@@ -103,7 +108,7 @@ def test_any_number_of_ranks_yields_the_same_batches_of_the_same_sizes(sizes, la
         for first in range(0, len(plain), 8):
             own = [flat(found[first : first + 8]) for found in (expected, plain)]
             assert own[0] == own[1]
-        assert sorted(expected[-1]) == sorted(plain[-1]) or last == "drop"
+        assert sorted(expected[-1]) == sorted(plain[-1]) or "drop_last" in last
         assert waste(expected) < 0.6 * waste(plain)
         for ranks in (2, 3, 4, 6):
             assert on_ranks(ranks, sizes, buckets, last, epoch=epoch)[0] == expected
@@ -114,7 +119,7 @@ def test_each_rank_has_about_the_same_number_of_masks(ranks):
     """The fullest rank of a batch, over the mean: everyone waits for it."""
     excess = []
     for buckets in (None, Buckets(DS, batches=8)):
-        _, parts = on_ranks(ranks, 48, buckets, "drop")
+        _, parts = on_ranks(ranks, 48, buckets, {"drop_last": True})
         loads = np.array([[COUNTS[part].sum() for part in batch] for batch in parts])
         excess.append((loads.max(1) / loads.mean(1)).mean() - 1)
         per_rank = loads.sum(0)

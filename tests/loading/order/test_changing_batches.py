@@ -39,9 +39,9 @@ def reference(sizes, last, epochs):
             size = sizes.at(epoch, step)
             batch = whole[position : position + size]
             position += size
-            if len(batch) < size and last == "drop":
+            if len(batch) < size and "drop_last" in last:
                 break
-            if len(batch) < size and last == "pad":
+            if len(batch) < size and "pad_last" in last:
                 batch += whole[: size - len(batch)]
             batches.append(batch)
             step += 1
@@ -49,17 +49,20 @@ def reference(sizes, last, epochs):
     return found, firsts
 
 
+LAST = [{}, {"drop_last": True}, {"pad_last": True}]
+
+
 def joined(parts):
     return [[index for part in batch for index in part] for batch in zip(*parts, strict=True)]
 
 
 @each
-@pytest.mark.parametrize("last", ["short", "drop", "pad"])
+@pytest.mark.parametrize("last", LAST)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_epoch_is_the_same_order_cut_otherwise(sizes, last, ranks):
     expected, firsts = reference(sizes, last, 8)
     per_rank = [
-        OrderedBatches(ORDER, global_batch_size=sizes, rank=rank, world_size=ranks, last=last)
+        OrderedBatches(ORDER, global_batch_size=sizes, rank=rank, world_size=ranks, **last)
         for rank in range(ranks)
     ]
     for epoch in range(8):
@@ -77,16 +80,16 @@ def test_every_epoch_is_the_same_order_cut_otherwise(sizes, last, ranks):
 @given(
     some.lists(some.tuples(some.integers(1, 40), some.integers(1, 9)), max_size=4),
     some.sampled_from(["epoch", "step"]),
-    some.sampled_from(["short", "drop", "pad"]),
+    some.sampled_from(LAST),
     some.data(),
 )
 def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, by, last, data):
     sizes = Steps(6, {at: 6 * size for at, size in changes}, by=by)
-    last = "pad" if last == "drop" and sizes.largest > SIZE else last
+    last = {"pad_last": True} if "drop_last" in last and sizes.largest > SIZE else last
     expected, firsts = reference(sizes, last, 4)
     epoch = data.draw(some.integers(0, 2))
     done = data.draw(some.integers(0, len(expected[epoch])))
-    saved = OrderedBatches(ORDER, global_batch_size=sizes, rank=1, world_size=2, last=last)
+    saved = OrderedBatches(ORDER, global_batch_size=sizes, rank=1, world_size=2, **last)
     saved.set_epoch(epoch)
     state = json.loads(json.dumps(saved.state_after(done)))
     rest = expected[epoch][done:] or expected[epoch + 1]
@@ -94,7 +97,7 @@ def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, 
         parts = []
         for rank in range(ranks):
             batches = OrderedBatches(
-                ORDER, global_batch_size=sizes, rank=rank, world_size=ranks, last=last
+                ORDER, global_batch_size=sizes, rank=rank, world_size=ranks, **last
             )
             batches = pickle.loads(pickle.dumps(batches))
             batches.load_state_dict(state)
@@ -117,8 +120,10 @@ def test_a_state_of_another_schedule_is_refused_by_name():
         own.load_state_dict(OrderedBatches(ORDER, 12).state_after(0))
     by_step = (("max_masks", Steps(1, {5: 2}, by="step")),)
     state = OrderedBatches(ORDER, 12, schedules=by_step).state_after(1)
-    with pytest.raises(OptionError, match=r"batch_size was 12, is 6; last was"):
-        OrderedBatches(ORDER, 6, last="drop", schedules=by_step).load_state_dict(state)
+    with pytest.raises(
+        OptionError, match=r"drop_last was False, is True; .*batch_size was 12, is 6"
+    ):
+        OrderedBatches(ORDER, 6, drop_last=True, schedules=by_step).load_state_dict(state)
     OrderedBatches(ORDER, 12, schedules=by_step).load_state_dict(state)
 
 
@@ -130,7 +135,7 @@ def test_a_state_of_another_schedule_is_refused_by_name():
             {"world_size": 2},
             r"global_batch_size 7 \(from epoch 1 on\) counts .* of world_size 2",
         ),
-        ([8, 64], {"last": "drop"}, r"full batch of 64 \(from epoch 1 on\)"),
+        ([8, 64], {"drop_last": True}, r"full batch of 64 \(from epoch 1 on\)"),
         ([8, 0], {}, "from epoch 1 on, global_batch_size is 0"),
         ([4, 26], {"world_size": 2}, "last batch of epoch 0 has 1 sample for 2 ranks"),
         ([6, 26], {"world_size": 2}, "last batch of epoch 1 has 1 sample for 2 ranks"),

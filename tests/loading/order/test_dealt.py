@@ -11,21 +11,21 @@ from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 ORDER = ShuffleOrder(Extent(44, "0123456789abcdef"), seed=3)
 
 
-def dealt(ranks, last="short", batch_size=12):
+def dealt(ranks, batch_size=12, **last):
     return DealtBatches(
-        OrderedBatches(ORDER, global_batch_size=batch_size, rank=0, world_size=ranks, last=last)
+        OrderedBatches(ORDER, global_batch_size=batch_size, rank=0, world_size=ranks, **last)
     )
 
 
 def test_batch_i_of_n_ranks_is_the_part_of_rank_i_modulo_n():
     for ranks in (1, 2, 3, 4):
-        batches = dealt(ranks, "pad")
+        batches = dealt(ranks, pad_last=True)
         assert batches.batch_size == 12 // ranks
         found = list(batches)
         assert len(found) == len(batches) == 4 * ranks
         for rank in range(ranks):
             own = OrderedBatches(
-                ORDER, global_batch_size=12, rank=rank, world_size=ranks, last="pad"
+                ORDER, global_batch_size=12, rank=rank, world_size=ranks, pad_last=True
             )
             assert found[rank::ranks] == list(own)
 

@@ -32,7 +32,8 @@ def home_of(samples) -> np.ndarray:
 def read_by(nodes, node, epoch=0, seed=0, fingerprint=FINGERPRINT):
     """The full batches of a node."""
     order = HomeShuffleOrder(extent(fingerprint), homes=HOMES, seed=seed)
-    return np.stack(list(EpochBatches(order, BATCH // nodes, node, nodes, "drop", epoch)))
+    batches = EpochBatches(order, BATCH // nodes, node, nodes, drop_last=True, epoch=epoch)
+    return np.stack(list(batches))
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 6, 12])

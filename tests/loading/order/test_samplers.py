@@ -87,8 +87,13 @@ def test_an_order_with_impossible_values_is_refused(make, named):
         ),
         ({"batch_size": 6, "rank": 2, "world_size": 2}, "rank is 2: .* from 0 to 1"),
         ({"batch_size": 6, "world_size": 0}, "world_size is"),
-        ({"batch_size": 6, "last": "fill"}, "last is 'fill': choose one of short, drop, pad"),
-        ({"batch_size": 21, "last": "drop"}, "20 samples has no full batch of 21"),
+        (
+            {"batch_size": 6, "last": "drop"},
+            "no option 'last': use drop_last=True or pad_last=True",
+        ),
+        ({"batch_size": 6, "drop_last": True, "pad_last": True}, "drop_last and pad_last are True"),
+        ({"batch_size": 6, "drop_last": "yes"}, "drop_last is 'yes'"),
+        ({"batch_size": 21, "drop_last": True}, "20 samples has no full batch of 21"),
         ({"batch_size": 3, "world_size": 3}, "the last batch has 2 samples for 3 ranks"),
     ],
 )
@@ -155,3 +160,10 @@ def test_torchs_dataloader_resumes_where_the_consumer_was(workers):
     rest = loader_of(resumed)
     assert torch.cat([*rest]).tolist() == squares(2)[8:]
     assert torch.cat([*rest]).tolist() == squares(3)
+
+
+def test_the_old_attribute_names_the_new_ones():
+    batches = OrderedBatches(SequentialOrder(EXTENT), 6, pad_last=True)
+    with pytest.raises(AttributeError, match=r"'last': see current.drop_last and current.pad_last"):
+        batches.last  # noqa: B018
+    assert (batches.current.drop_last, batches.current.pad_last) == (False, True)

@@ -35,7 +35,7 @@ ORDERS = {
 }
 SHUFFLED = [name for name in ORDERS if name != "sequential"]
 ONCE = [name for name in ORDERS if name != "weighted"]
-LAST = ("short", "drop", "pad")
+LAST = [{}, {"drop_last": True}, {"pad_last": True}]
 
 each_order = pytest.mark.parametrize("make", ORDERS.values(), ids=ORDERS)
 each_last = pytest.mark.parametrize("last", LAST)
@@ -50,12 +50,12 @@ def epoch_of(make, epoch=0, seed=0):
     return order.take(epoch, 0, len(order)).tolist()
 
 
-def on_all_ranks(order, ranks, state=None, batch_size=BATCH, last="short"):
+def on_all_ranks(order, ranks, state=None, batch_size=BATCH, **last):
     """The global batches, joined from what the ranks yield, whose parts are as equal as can be."""
     per_rank = []
     for rank in range(ranks):
         batches = OrderedBatches(
-            order, global_batch_size=batch_size, rank=rank, world_size=ranks, last=last
+            order, global_batch_size=batch_size, rank=rank, world_size=ranks, **last
         )
         if state is not None:
             batches.load_state_dict(state)
@@ -63,7 +63,7 @@ def on_all_ranks(order, ranks, state=None, batch_size=BATCH, last="short"):
     found = list(zip(*per_rank, strict=True))
     for parts in found:
         sizes = [len(part) for part in parts]
-        assert min(sizes) > 0 and max(sizes) - min(sizes) <= (last == "short")
+        assert min(sizes) > 0 and max(sizes) - min(sizes) <= (not last)
     return [flat(parts) for parts in found]
 
 
@@ -120,12 +120,12 @@ def test_any_number_of_ranks_yields_the_same_global_batches(make, last):
     whole = epoch_of(make)
     parts = np.split(np.array(whole), range(BATCH, SIZE, BATCH))
     expected = [make().arranged(part).tolist() for part in parts]
-    if last == "drop":
+    if "drop_last" in last:
         del expected[-1]
-    if last == "pad":
+    if "pad_last" in last:
         expected[-1] += whole[: BATCH - len(expected[-1])]
     for ranks in RANKS:
-        assert on_all_ranks(make(), ranks, last=last) == expected
+        assert on_all_ranks(make(), ranks, **last) == expected
 
 
 # ------------------------------------------------------------------------------------------- states
@@ -134,21 +134,21 @@ def test_any_number_of_ranks_yields_the_same_global_batches(make, last):
 @each_last
 @each_order
 def test_a_run_resumed_after_any_batch_yields_the_rest_on_any_number_of_ranks(make, last):
-    straight = OrderedBatches(make(), BATCH, last=last)
+    straight = OrderedBatches(make(), BATCH, **last)
     epochs = [list(straight), list(straight)]
-    saved_on = OrderedBatches(make(), global_batch_size=BATCH, rank=1, world_size=2, last=last)
+    saved_on = OrderedBatches(make(), global_batch_size=BATCH, rank=1, world_size=2, **last)
     iter(saved_on)
     for k in range(len(epochs[0]) + 1):
         state = json.loads(json.dumps(saved_on.state_after(k)))
         rest = epochs[0][k:] or epochs[1]  # after the last batch comes the next epoch
         for ranks in RANKS:
-            assert on_all_ranks(make(), ranks, state, last=last) == rest
+            assert on_all_ranks(make(), ranks, state, **last) == rest
 
 
 def test_where_too_few_samples_remain_for_a_batch_the_next_epoch_follows():
-    state = OrderedBatches(ORDERS["shuffle"](), BATCH, last="drop").state_after(2)
+    state = OrderedBatches(ORDERS["shuffle"](), BATCH, drop_last=True).state_after(2)
     assert state["samples"] == 1680
-    resumed = OrderedBatches(ORDERS["shuffle"](), 900, last="drop")
+    resumed = OrderedBatches(ORDERS["shuffle"](), 900, drop_last=True)
     resumed.load_state_dict(state)
     assert resumed.epoch == 1
     assert flat(resumed) == epoch_of(ORDERS["shuffle"], 1)[:1800]
