@@ -134,12 +134,12 @@ def report(name: str, pack: Path, url: str, cache: Path, repeat: int, link: floa
     for _ in range(repeat):
         cache = cache.with_name(f"{cache.name}+")  # what is on its way may still be written
         begin = time.perf_counter()
-        ds = sa1bpack.open(url, cache=cache)
+        ds = sa1bpack.open(url, cache_dir=cache)
         with sa1bpack.Loader(ds, BATCH, order="local", max_masks=64) as loader:
             next(iter(loader))
         first.append(time.perf_counter() - begin)
         cache = cache.with_name(f"{cache.name}+")
-        ds = sa1bpack.open(url, cache=cache)
+        ds = sa1bpack.open(url, cache_dir=cache)
         cold += epochs(ds, 1)
     warm = epochs(ds, 12)[2:]
     median = functools.partial(statistics.median)

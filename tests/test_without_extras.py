@@ -23,7 +23,7 @@ assert ds[0]["image"].any()
 with sa1bpack.Loader(ds, 2) as loader:
     assert sum(len(batch["image_ids"]) for batch in loader) == 3
 calls = (
-    lambda: sa1bpack.open("s3://bucket/pack", cache=out + "-cache"),
+    lambda: sa1bpack.open("s3://bucket/pack", cache_dir=out + "-cache"),
     lambda: sa1bpack.verify("gs://bucket/pack"),
     lambda: sa1bpack.pack("https://host/sa_000000.tar?sig=SECRET", out + "-2", workers=1),
     lambda: sa1bpack.pack(tar, "s3://bucket/pack", staging=out + "-3", workers=1),

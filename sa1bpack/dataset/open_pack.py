@@ -29,13 +29,13 @@ from sa1bpack.wording import brief
 _log = logging.getLogger("sa1bpack")
 
 
-@checks_options
+@checks_options(cache="cache_dir", cache_bytes="cache_size")
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     duplicates: str = "error",
-    cache: str | os.PathLike[str] | None = None,
-    cache_bytes: int | str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_size: int | str | None = None,
     **options: Unpack[SampleKeywords],
 ) -> Dataset:
     """Open a pack, or several as one, for training.
@@ -44,14 +44,14 @@ def open(
         path: folder of the pack; `~` is expanded. Several packs are a list of folders, or a glob
             pattern such as "/data/packs/*"; or the file that `Dataset.save` wrote, which is opened
             with its packs. See docs/training.md. Or a URL, "s3://bucket/pack", "gs://bucket/pack",
-            or "file:///mnt/nfs/pack" for a slow file system: with `cache`, see docs/cloud.md.
+            or "file:///mnt/nfs/pack" for a slow file system: with `cache_dir`, see docs/cloud.md.
         duplicates: what becomes of image ids that occur more than once, in one pack or in several.
             "error" raises OptionError. "first" keeps one sample per id, that of the pack that is
             first in the list; of several in one pack, the first. The log and `Dataset.left_out` say
             how many are left out. "all" keeps every sample.
-        cache: a folder on a local disk for packs and side arrays that are named by URL. What is
+        cache_dir: a folder on a local disk for packs and side arrays that are named by URL. What is
             read of them is fetched into it once, and shared by all processes of the machine.
-        cache_bytes: what the cache may take, such as "500 GB"; what was used least recently is
+        cache_size: what the cache may take, such as "500 GB"; what was used least recently is
             removed. None: as it was opened last, or four fifths of the free disk.
         options: of the samples, listed below; `Dataset.with_options` changes them later.
 
@@ -103,8 +103,8 @@ def open(
         FormatError: the folder is not a pack, it holds no complete shard yet, or its manifest or
             index is not what the format demands. Shards are checked when they are first used.
         VersionError: a newer major version of the format.
-        OptionError: a value that is not one of the choices, a URL without `cache`, a pattern that
-            matches nothing, packs that differ in their layout, image ids that occur more than
+        OptionError: a value that is not one of the choices, a URL without `cache_dir`, a pattern
+            that matches nothing, packs that differ in their layout, image ids that occur more than
             once (see `duplicates`), and a side array that lacks the part of a shard, or has it for
             other bytes.
         ResourceShortage: the system refuses a memory map or an open file.
@@ -118,11 +118,11 @@ def open(
     """
     given = SampleOptions(**options)
     choice("duplicates", duplicates, DUPLICATES)
-    limit = None if cache_bytes is None else bytes_of("cache_bytes", cache_bytes)
-    folder = None if cache is None else local_path("cache", cache)
+    limit = None if cache_size is None else bytes_of("cache_size", cache_size)
+    folder = None if cache_dir is None else local_path("cache_dir", cache_dir)
     if folder is not None:
         check_can_be_folder(folder, "choose another folder for the cache")
-        refuse_in_pack("cache", folder, itself=True)
+        refuse_in_pack("cache_dir", folder, itself=True)
     places = _places(path, folder, limit)
     saved = next((each for each in places if isinstance(each, Path) and is_selection(each)), None)
     if saved is not None:
@@ -131,7 +131,7 @@ def open(
         found, recorded = packs_of(saved)
         duplicates = recorded if duplicates == "error" else duplicates
         places = _places(found, folder, limit)
-    unused = {"cache": cache, "cache_bytes": cache_bytes}
+    unused = {"cache_dir": cache_dir, "cache_size": cache_size}
     for name, value in unused.items():
         if value is not None and all(isinstance(place, Path) for place in places):
             raise OptionError(
@@ -166,7 +166,7 @@ def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | Sha
         if cache is None:
             raise OptionError(
                 f"path is {url}: a URL is read through a cache: sa1bpack.open(path, "
-                "cache='/folder/on/a/local/disk')"
+                "cache_dir='/folder/on/a/local/disk')"
             )
         found.append(scheme_of(url).open_pack(url, cache, limit))
     return found

@@ -45,7 +45,7 @@ def check_order(ds: Dataset, order: Order) -> None:
         raise OptionError(
             f"order is {order!r}, which mixes samples of {what}, but the cache takes "
             f"{size_text(room(ds.pack))}, so that each would be fetched many times: raise "
-            "cache_bytes, use order='local', or sa1bpack.LocalShuffleOrder with a smaller window"
+            "cache_size, use order='local', or sa1bpack.LocalShuffleOrder with a smaller window"
         )
 
 

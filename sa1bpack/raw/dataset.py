@@ -41,7 +41,9 @@ _log = logging.getLogger("sa1bpack")
 _NOT_OF_SAMPLES = ("samples_per_shard", "empty")
 
 
-@checks_options
+@checks_options(
+    cache_bytes="cache_size", cache_folder="cache_dir", cache_folder_bytes="cache_dir_size"
+)
 class TarDataset:
     """The samples of tars and folders as they are: `ds[i]` decodes a pair when it is asked for.
 
@@ -78,9 +80,9 @@ class TarDataset:
         options: PackOptions | None = None,
         on_error: str = "raise",
         index_folder: str | os.PathLike[str] | None = None,
-        cache_bytes: int | str = 0,
-        cache_folder: str | os.PathLike[str] | None = None,
-        cache_folder_bytes: int | str = 0,
+        cache_size: int | str = 0,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir_size: int | str = 0,
         **samples: Unpack[RawKeywords],
     ):
         """
@@ -90,9 +92,9 @@ class TarDataset:
             on_error: as in `sa1bpack.open`: what `__getitems__` does with a pair that cannot be
                 used, "raise" or "return" its ReadError.
             index_folder: where indices of tars are kept; None: beside each tar.
-            cache_bytes: keep decoded samples in memory, at most so much per process: bytes, or a
+            cache_size: keep decoded samples in memory, at most so much per process: bytes, or a
                 text such as "8 GB".
-            cache_folder, cache_folder_bytes: keep them in a folder as well, which processes and
+            cache_dir, cache_dir_size: keep them in a folder as well, which processes and
                 later runs share, at most so many bytes. Other options have other samples, which
                 lie beside these and count towards the same limit.
             samples: masks, mask_size, mask_sampling, pixels, coordinates, transform, min_area,
@@ -114,18 +116,17 @@ class TarDataset:
                 "before they are decoded: use 'keep' and look at the masks, or IterableTarDataset"
             )
         folder = None if index_folder is None else _outside("index_folder", index_folder)
-        memory = bytes_of("cache_bytes", cache_bytes) if cache_bytes != 0 else 0
-        limit = cache_folder_bytes
-        limit = bytes_of("cache_folder_bytes", limit) if limit != 0 else 0
-        if (cache_folder is None) != (limit == 0):
+        memory = bytes_of("cache_size", cache_size) if cache_size != 0 else 0
+        limit = cache_dir_size
+        limit = bytes_of("cache_dir_size", limit) if limit != 0 else 0
+        if (cache_dir is None) != (limit == 0):
             raise OptionError(
-                f"cache_folder is {cache_folder!r} and cache_folder_bytes is {limit}: give both, "
-                "or neither"
+                f"cache_dir is {cache_dir!r} and cache_dir_size is {limit}: give both, or neither"
             )
         self._memory = MemoryCache(memory) if memory else None
         self._disk = None
-        if cache_folder is not None:
-            self._disk = DiskCache(_outside("cache_folder", cache_folder), limit)
+        if cache_dir is not None:
+            self._disk = DiskCache(_outside("cache_dir", cache_dir), limit)
         self._indices = [open_index(source, folder) for source in sources]
         for index in self._indices:
             if not len(index):

@@ -86,10 +86,10 @@ class DiskCache:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(
-                f"cache_folder is {folder}: it cannot be made: {error.strerror}; name another"
+                f"cache_dir is {folder}: it cannot be made: {error.strerror}; name another"
             ) from error
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise OptionError(f"cache_folder is {folder}: it cannot be written; name another")
+            raise OptionError(f"cache_dir is {folder}: it cannot be written; name another")
 
     def get(self, key: str) -> Rows | None:
         """The rows of a sample, which becomes the most recently used, or None."""

@@ -142,7 +142,7 @@ class Cache:
             stored = _Settings(version=0, limit=0)
         if stored is not None and stored.version != _VERSION:
             raise OptionError(
-                f"cache is {self.root}, which another release of sa1bpack made (version "
+                f"cache_dir is {self.root}, which another release of sa1bpack made (version "
                 f"{stored.version}): choose another folder, or remove it"
             )
         if limit is None:
@@ -306,7 +306,7 @@ class Cache:
                 raise CacheFull(
                     f"{self.root}: no room for the {size_text(nbytes)} of {lock.path.stem}: the "
                     f"limit is {size_text(self.limit)}, of which {size_text(self.used)} are in "
-                    "use; raise cache_bytes, lower the order's window, or pack smaller shards "
+                    "use; raise cache_size, lower the order's window, or pack smaller shards "
                     "(--samples-per-shard)"
                 )
             time.sleep(_LONGEST_WAIT)

@@ -127,7 +127,7 @@ def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
     more: dict[str, Any] = {"duplicates": case.copied} if case.copied else {}
     paths: list[Any] = list(roots)
     if case.cache:
-        more["cache"] = packs.folder / "cache" if case.cache == "kept" else folder / "cache"
+        more["cache_dir"] = packs.folder / "cache" if case.cache == "kept" else folder / "cache"
         paths = [root.as_uri() for root in roots]
     ds = sa1bpack.open(paths, **case.opened, **more)
     if case.selection == "slice":

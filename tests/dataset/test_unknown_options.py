@@ -17,7 +17,11 @@ TAR = "tests/samples/sa_000000.tar"
         (lambda pack: sa1bpack.open(pack, max_masks=3), "'max_masks': it is an option of Loader"),
         (lambda pack: sa1bpack.open(pack, mask=3), "'mask': is masks meant"),
         (lambda pack: sa1bpack.open(pack).with_options(chek="read"), "'chek': is check meant"),
-        (lambda pack: sa1bpack.TarDataset(TAR, cache_size=1), "'cache_size': is cache_bytes meant"),
+        (lambda pack: sa1bpack.open(pack, cache="x"), "'cache': use cache_dir"),
+        (lambda pack: sa1bpack.open(pack, cache_bytes=1), "'cache_bytes': use cache_size"),
+        (lambda pack: sa1bpack.TarDataset(TAR, cache_bytes=1), "'cache_bytes': use cache_size"),
+        (lambda pack: sa1bpack.TarDataset(TAR, cache_folder=1), "'cache_folder': use cache_dir"),
+        (lambda pack: sa1bpack.TarDataset(TAR, cache_sise=1), "'cache_sise': is cache_size meant"),
         (lambda pack: sa1bpack.IterableTarDataset(TAR, shuffle=8), "'shuffle': use shuffle_buffer"),
         (lambda pack: sa1bpack.Collate(max_mask=3), "'max_mask': is max_masks meant"),
         (
@@ -30,7 +34,7 @@ TAR = "tests/samples/sa_000000.tar"
         (lambda pack: sa1bpack.pack_part(TAR, "out", pat=(1, 2)), "'pat': is part meant"),
         (lambda pack: sa1bpack.estimate(TAR, out="out", masc="bits"), "'masc': is masks meant"),
         (
-            lambda pack: sa1bpack.Loader(sa1bpack.open(pack), 2, cache="x"),
+            lambda pack: sa1bpack.Loader(sa1bpack.open(pack), 2, cache_dir="x"),
             "it is an option of open",
         ),
     ],
@@ -63,9 +67,9 @@ def test_a_share_without_a_name_is_refused(packed):
 
 
 def test_a_cache_for_a_pack_that_is_read_where_it_is_is_refused(packed, tmp_path):
-    for given in ({"cache": tmp_path / "cache"}, {"cache_bytes": "1 GB"}):
+    for given in ({"cache_dir": tmp_path / "cache"}, {"cache_size": "1 GB"}):
         with pytest.raises(OptionError, match=rf"{next(iter(given))} is .* is read where it is"):
             sa1bpack.open(packed.root, **given)
     sa1bpack.open(packed.root).save(tmp_path / "all.sel")
-    with pytest.raises(OptionError, match=r"cache is .* is read where it is"):
-        sa1bpack.open(tmp_path / "all.sel", cache=tmp_path / "cache")
+    with pytest.raises(OptionError, match=r"cache_dir is .* is read where it is"):
+        sa1bpack.open(tmp_path / "all.sel", cache_dir=tmp_path / "cache")

@@ -51,7 +51,7 @@ def driven(monkeypatch) -> Callable[[Path], DrivenOrigin]:
 
 def open_cached(root: Path, cache: Path, limit="1 GB", **options) -> sa1bpack.Dataset:
     """A pack read through a cache."""
-    return sa1bpack.open(url_of(root), cache=cache, cache_bytes=limit, **options)
+    return sa1bpack.open(url_of(root), cache_dir=cache, cache_size=limit, **options)
 
 
 def shards_in(cache: Path) -> set[str]:

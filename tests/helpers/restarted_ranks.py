@@ -79,8 +79,8 @@ def run_rank(given: dict, number: int, rank: int, ranks: int, count: int, state)
         world_size=ranks, timeout=timedelta(seconds=SECONDS),
     )  # fmt: skip
     options = dict(given["options"])
-    if "cache" in options:
-        options["cache"] += f"-{rank // RANKS_PER_NODE}"
+    if "cache_dir" in options:
+        options["cache_dir"] += f"-{rank // RANKS_PER_NODE}"
     with loader_of(sa1bpack.open(given["place"], **options), given["order"]) as loader:
         if state is not None:
             loader.load_state_dict(state)

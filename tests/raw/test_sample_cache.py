@@ -50,7 +50,7 @@ def test_the_least_recently_used_go_first():
 
 def test_a_sample_in_memory_is_not_decoded_again(tar, decoded):
     more = {"options": OPTIONS, "masks": "bool", "min_area": 9}
-    cached = sa1bpack.TarDataset(tar, cache_bytes="1 MiB", **more)
+    cached = sa1bpack.TarDataset(tar, cache_size="1 MiB", **more)
     expected = sa1bpack.TarDataset(tar, **more)[2]
     del decoded[:]
     assert same_samples(cached[2], expected) and same_samples(cached[2], expected)
@@ -62,8 +62,8 @@ def test_a_folder_is_shared_by_runs_that_ask_for_the_same(tar, tmp_path, decoded
         return sa1bpack.TarDataset(
             tar,
             options=options,
-            cache_folder=tmp_path / "cache",
-            cache_folder_bytes=1 << 24,
+            cache_dir=tmp_path / "cache",
+            cache_dir_size=1 << 24,
             **more,
         )
 
@@ -84,7 +84,7 @@ def test_a_file_of_a_folder_that_changed_is_decoded_again(tmp_path, decoded):
     photos.mkdir()
     for name, data in members([1, 2]).items():
         (photos / name).write_bytes(data)
-    more = {"cache_folder": tmp_path / "cache", "cache_folder_bytes": 1 << 24}
+    more = {"cache_dir": tmp_path / "cache", "cache_dir_size": 1 << 24}
     first = list(sa1bpack.TarDataset(photos, options=OPTIONS, **more))
     assert list(map(len, (decoded, first))) == [2, 2]
     changed = photos / "sa_1.json"
@@ -99,7 +99,7 @@ def test_a_file_of_a_folder_that_changed_is_decoded_again(tmp_path, decoded):
 
 def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(tar, tmp_path, monkeypatch):
     """As in a folder that has become read-only, or whose files are another user's."""
-    more = {"options": OPTIONS, "cache_folder": tmp_path, "cache_folder_bytes": 1 << 24}
+    more = {"options": OPTIONS, "cache_dir": tmp_path, "cache_dir_size": 1 << 24}
     first = sa1bpack.TarDataset(tar, **more)[0]
     [path] = tmp_path.glob("*.sample")
 
@@ -116,7 +116,7 @@ def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(tar, tmp_path, m
 def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(tar, tmp_path, caplog):
     """In the list of arrays too, which says how the bytes are read, and in the count of bytes."""
     folder = tmp_path / "cache"
-    more = {"options": OPTIONS, "cache_folder": folder, "cache_folder_bytes": 1 << 24}
+    more = {"options": OPTIONS, "cache_dir": folder, "cache_dir_size": 1 << 24}
     first = sa1bpack.TarDataset(tar, **more)[0]
     (path,) = folder.glob("*.sample")
     sound = path.read_bytes()
@@ -138,11 +138,11 @@ def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(tar, tmp_pat
 
 def test_a_folder_stays_within_its_bytes(tar, tmp_path, decoded):
     folder = tmp_path / "cache"
-    more = {"options": OPTIONS, "cache_folder": folder}
-    sa1bpack.TarDataset(tar, cache_folder_bytes=1 << 24, **more)[0]
+    more = {"options": OPTIONS, "cache_dir": folder}
+    sa1bpack.TarDataset(tar, cache_dir_size=1 << 24, **more)[0]
     (path,) = folder.glob("*.sample")
     limit = int(path.stat().st_size * 3.5)
-    ds = sa1bpack.TarDataset(tar, cache_folder_bytes=limit, **more)
+    ds = sa1bpack.TarDataset(tar, cache_dir_size=limit, **more)
     for index in range(6):
         ds[index]
         assert sum(path.stat().st_size for path in folder.glob("*.sample")) <= limit
@@ -155,7 +155,7 @@ def test_a_folder_stays_within_its_bytes(tar, tmp_path, decoded):
 
 def test_a_folder_that_is_full_is_said_once(tar, tmp_path, monkeypatch, caplog):
     ds = sa1bpack.TarDataset(
-        tar, options=OPTIONS, cache_folder=tmp_path / "cache", cache_folder_bytes=1 << 24
+        tar, options=OPTIONS, cache_dir=tmp_path / "cache", cache_dir_size=1 << 24
     )
 
     def full(*_, **__):

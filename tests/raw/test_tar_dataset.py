@@ -254,9 +254,9 @@ def test_reading_a_tar_does_not_load_torch(source):
         ({"options": {"image_size": 64}}, "give a sa1bpack.PackOptions"),
         ({"options": sa1bpack.PackOptions(masks="bits"), "masks": "runs"}, "needs the exact runs"),
         ({"max_masks": 0}, "max_masks is 0"),
-        ({"cache_bytes": -1}, "cache_bytes is -1"),
-        ({"cache_bytes": "8 apples"}, "cache_bytes is '8 apples': choose a size such as"),
-        ({"cache_folder": "x"}, "give both, or neither"),
+        ({"cache_size": -1}, "cache_size is -1"),
+        ({"cache_size": "8 apples"}, "cache_size is '8 apples': choose a size such as"),
+        ({"cache_dir": "x"}, "give both, or neither"),
         ({"on_error": "drop"}, "on_error is 'drop'"),
     ],
 )
@@ -265,11 +265,11 @@ def test_options_that_cannot_be_used_are_refused(source, options, message):
         sa1bpack.TarDataset(source("folder"), **options)
 
 
-@pytest.mark.parametrize("name", ["index_folder", "cache_folder"])
+@pytest.mark.parametrize("name", ["index_folder", "cache_dir"])
 def test_what_it_keeps_is_not_kept_in_a_pack(source, tmp_path, name):
     (tmp_path / "pack" / "shards").mkdir(parents=True)
     (tmp_path / "pack" / "manifest.json").touch()
-    more = {"cache_folder_bytes": "1 MB"} if name == "cache_folder" else {}
+    more = {"cache_dir_size": "1 MB"} if name == "cache_dir" else {}
     for folder in (tmp_path / "pack", tmp_path / "pack" / "new"):
         match = f"^{name} is .*, in the pack {tmp_path}/pack, which must hold its own files only"
         with pytest.raises(OptionError, match=match):

@@ -64,7 +64,7 @@ def test_a_shard_that_is_read_stays_and_the_next_is_fetched_when_it_ends(
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.0)
     ds = open_cached(pack, tmp_path, limit_of(sizes, 1.5))
     reading = ds.shards.open(0)
-    with pytest.raises(CacheFull, match=r"no room for .* are in use; raise cache_bytes"):
+    with pytest.raises(CacheFull, match=r"no room for .* are in use; raise cache_size"):
         ds[2]
     assert shards_in(tmp_path) == {NAMES[0]}
     del reading
@@ -89,7 +89,7 @@ def test_an_order_that_mixes_more_shards_than_fit_is_refused_with_the_remedy(
 ):
     ds = open_cached(pack, tmp_path, limit_of(sizes, 2.5))
     for make in (sa1bpack.Loader, sa1bpack.make_dataloader):
-        with pytest.raises(OptionError, match=r"4 shards at any time.*raise cache_bytes, use"):
+        with pytest.raises(OptionError, match=r"4 shards at any time.*raise cache_size, use"):
             make(ds, 2, order=order)
     for fits in ("sequential", sa1bpack.LocalShuffleOrder(ds, window=2), "home"):
         sa1bpack.Loader(ds, 2, order=fits).close()
@@ -98,7 +98,7 @@ def test_an_order_that_mixes_more_shards_than_fit_is_refused_with_the_remedy(
 
 
 def test_a_pack_that_does_not_fit_at_all_is_an_error_that_names_the_limit(pack, tmp_path):
-    with pytest.raises(CacheFull, match="raise cache_bytes"):
+    with pytest.raises(CacheFull, match="raise cache_size"):
         open_cached(pack, tmp_path, 1000)
 
 

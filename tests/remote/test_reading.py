@@ -118,7 +118,7 @@ def test_packs_of_different_places_are_one_dataset(layout_packs, tmp_path):
     one, other = layout_packs("native", "rgb", "bits"), tmp_path / "other"
     shutil.copytree(one, other)
     own = sa1bpack.open([one, other], duplicates="first")
-    ds = sa1bpack.open([url_of(one), other], duplicates="first", cache=tmp_path / "cache")
+    ds = sa1bpack.open([url_of(one), other], duplicates="first", cache_dir=tmp_path / "cache")
     assert [sample["image_id"] for sample in ds] == [sample["image_id"] for sample in own]
     assert ds.fingerprint == own.fingerprint
 
@@ -175,7 +175,7 @@ def test_what_is_not_a_pack_and_what_lacks_a_cache(tmp_path, layout_packs):
 def test_saved_selections_name_the_url(layout_packs, tmp_path):
     ds = open_cached(layout_packs(), tmp_path / "cache")[1:4]
     ds.save(tmp_path / "some.sel")
-    again = sa1bpack.open(tmp_path / "some.sel", cache=tmp_path / "cache")
+    again = sa1bpack.open(tmp_path / "some.sel", cache_dir=tmp_path / "cache")
     assert [s["image_id"] for s in again] == [s["image_id"] for s in ds]
     assert (
         url_of(layout_packs()) in (tmp_path / "some.sel").read_bytes().partition(b"\n")[0].decode()

@@ -33,7 +33,7 @@ def uploaded(packs, s3_process, proxy_process):
 
 
 def open_s3(tmp_path, name="pack", **options):
-    return sa1bpack.open(f"s3://packs/{name}", cache=tmp_path, cache_bytes="1 GB", **options)
+    return sa1bpack.open(f"s3://packs/{name}", cache_dir=tmp_path, cache_size="1 GB", **options)
 
 
 def test_samples_of_a_bucket_are_those_of_the_folder(proxy, packs, tmp_path):
@@ -82,7 +82,7 @@ def test_expired_credentials_are_named_at_once_and_not_shown(proxy, packs, tmp_p
 
 @pytest.mark.parametrize("url", ["s3://packs/pack?X-Sig=SECRET", "s3://me:SECRET@packs/pack"])
 def test_a_signed_url_is_refused_and_written_nowhere(proxy, tmp_path, url):
-    for options in ({"cache": tmp_path}, {}):
+    for options in ({"cache_dir": tmp_path}, {}):
         with pytest.raises(OptionError, match="leave it out") as caught:
             sa1bpack.open(url, **options)
         assert "SECRET" not in str(caught.value)
@@ -95,7 +95,7 @@ def test_a_signed_url_is_refused_and_written_nowhere(proxy, tmp_path, url):
 
 def test_neither_folders_nor_files_of_a_cache_have_credentials(proxy, tmp_path):
     for url in ("s3://packs/sides", "S3://packs//sides/"):
-        assert "image" in sa1bpack.open(url, cache=tmp_path, cache_bytes="1 GB", side=SIDE)[0]
+        assert "image" in sa1bpack.open(url, cache_dir=tmp_path, cache_size="1 GB", side=SIDE)[0]
     assert len(list((tmp_path / "packs").glob("sides-*.lock"))) == 1
     for path in tmp_path.rglob("*"):
         assert "test-" not in path.name
@@ -115,9 +115,9 @@ def test_what_is_not_there_is_named(proxy, tmp_path):
     with pytest.raises(NotAPack, match="s3://packs/none: not a pack"):
         open_s3(tmp_path, "none")
     with pytest.raises(StoreError, match=r"nowhere/pack/manifest\.json: there is no such bucket"):
-        sa1bpack.open("s3://nowhere/pack", cache=tmp_path)
+        sa1bpack.open("s3://nowhere/pack", cache_dir=tmp_path)
     with pytest.raises(OptionError, match="names no bucket"):
-        sa1bpack.open("s3://", cache=tmp_path)
+        sa1bpack.open("s3://", cache_dir=tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -150,7 +150,7 @@ def test_a_token_that_the_server_echoes_is_not_shown(echo, tmp_path, caplog, spe
     """As S3 does in the body of its answers, and another server may do anywhere."""
     echo.text, shown = spelt, []
     for call in (
-        lambda: sa1bpack.open(f"{echo.bucket}/pack", cache=tmp_path),
+        lambda: sa1bpack.open(f"{echo.bucket}/pack", cache_dir=tmp_path),
         lambda: sa1bpack.estimate(f"{echo.bucket}/sa_*.tar", tmp_path / "out"),
         lambda: RemoteFile(parse_address("source", f"{echo.bucket}/sa_0.tar")).read(1),
     ):
@@ -188,7 +188,7 @@ def test_a_manifest_in_a_bucket_has_a_limit_and_is_not_read_before(web, monkeypa
     path = f"/large-{web.url[-5:]}/pack/manifest.json"
     web.files[path], web.faults[path] = b"", [answer] * 3
     with pytest.raises(FormatError, match=rf"s3:/{path}: {3 << 30} bytes, but .* at most"):
-        sa1bpack.open(f"s3:/{path.removesuffix('/manifest.json')}", cache=tmp_path)
+        sa1bpack.open(f"s3:/{path.removesuffix('/manifest.json')}", cache_dir=tmp_path)
 
 
 # Ends while requests are on their way, to a server in a thread of its own.

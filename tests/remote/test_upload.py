@@ -89,7 +89,7 @@ def test_the_bucket_has_the_files_of_a_local_pack(
 ):
     assert objects("one") == files(expected)
     own = sa1bpack.open(expected)
-    ds = sa1bpack.open("s3://packs/one", cache=tmp_path / "cache")
+    ds = sa1bpack.open("s3://packs/one", cache_dir=tmp_path / "cache")
     assert all(same_samples(ds[k], own[k]) for k in range(3))
     images = list(staging.rglob("image/c*"))
     assert len(images) == 2
@@ -241,7 +241,7 @@ def test_a_process_killed_between_two_parts_leaves_no_pack_and_no_parts_after_th
     assert first in keys
     assert "shards/sa_000000-001/checksums.xxh128" not in keys
     with pytest.raises(NotAPack):
-        sa1bpack.open("s3://packs/killed", cache=tmp_path / "cache", cache_bytes="1 GB")
+        sa1bpack.open("s3://packs/killed", cache_dir=tmp_path / "cache", cache_size="1 GB")
     proxy.rule = lambda method, path, number: None
     assert upload(sample_tar, tmp_path, "killed").images == 3
     assert objects("killed") == files(expected)
