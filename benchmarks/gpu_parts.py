@@ -146,7 +146,7 @@ def loader(ds, options: Options, masks: str, pipeline=None, threads: int | None 
     @contextmanager
     def way() -> Iterator[Begin]:
         with Loader(
-            ds, options.batch, device=DEVICE, masks=masks, threads=threads, ahead=4, io="cached"
+            ds, options.batch, device=DEVICE, masks=masks, threads=threads, prefetch=4, io="cached"
         ) as batches:
             yield lambda: _counted(batches if pipeline is None else map(pipeline, batches))
 
@@ -257,7 +257,7 @@ def loading(options: Options, report: Report) -> None:
     """The default layout: pixels and mask bits. Speeds in samples per second."""
     task = _opened(options, "default")
     ds = task.ds
-    report(plan=str(Loader(ds, task.batch, device=DEVICE, ahead=4, io="cached").plan()))
+    report(plan=str(Loader(ds, task.batch, device=DEVICE, prefetch=4, io="cached").plan()))
     time_ways({
         "pinned copy (ceiling)": copies(task.bytes * task.batch // len(ds), task.batch),
         "Loader, bits": loader(ds, options, "padded_bits"),

@@ -31,7 +31,7 @@ class LoaderKeywords(ReadingKeywords, total=False):
 
     device: str
     threads: int | None
-    ahead: int | None
+    prefetch: int | None
     io: str | None
 
 

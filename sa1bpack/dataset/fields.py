@@ -81,8 +81,9 @@ TAKEN_NAMES = frozenset(
     {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS}
     | {field.batch for field in SAMPLE_FIELDS + MASK_FIELDS}
     | {"run_ends", "run_offset", "runs", "mask_counts", "mask_offsets", "mask_positions", "epoch"}
-    | {"number", "spec", "dropped", "boxes_xyxy", "valid", "input_to_source", "mix_lambda"}
-    | {"mix_partner", "point_inside", "pixel_mean", "pixel_std", "mix_box", "boxes"}
+    | {"batch_idx", "global_step", "spec", "dropped", "boxes", "boxes_xyxy", "valid"}
+    | {"input_to_source", "mix_lambda", "mix_partner", "mix_box", "point_inside"}
+    | {"pixel_mean", "pixel_std"}
 ) - {""}
 
 

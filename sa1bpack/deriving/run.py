@@ -35,7 +35,7 @@ BATCH_SIZE = 32
 class LoadingKeywords(TypedDict, total=False):
     """Options of the Loader that `derive` takes."""
 
-    ahead: int | None
+    prefetch: int | None
     io: str | None
     masks: str
     threads: int | None
@@ -93,7 +93,7 @@ def derive(
         options: keyword arguments of `fn`, which JSON can hold; they are recorded.
         out: folder of the side array, not among the files of the pack. Default: PACK/side/NAME.
         allow_nonfinite: store NaN and infinities, too, in place of an error; default: False.
-        ahead, io, masks, threads, timeout: of the Loader.
+        io, masks, prefetch, threads, timeout: of the Loader.
 
     Raises:
         OptionError: a value that cannot be used, rows of another shape, type or number than
@@ -234,7 +234,7 @@ class PartMaker:
                 found = fn(batch, **self._options)
         except Exception as error:
             error.add_note(
-                f"raised by {function_name(fn)} for batch {batch['number']} of shard "
+                f"raised by {function_name(fn)} for batch {batch['batch_idx']} of shard "
                 f"{shard.identity.name}; the parts before it are kept"
             )
             raise
@@ -242,7 +242,7 @@ class PartMaker:
         if rows.ndim < 1 or len(rows) != expected:
             raise OptionError(
                 f"{function_name(fn)} returned {dtype} {tuple(rows.shape)} for batch "
-                f"{batch['number']} of shard {shard.identity.name}: it must return {expected} "
+                f"{batch['batch_idx']} of shard {shard.identity.name}: it must return {expected} "
                 f"rows, one per {'image' if self.target.axis == 'sample' else 'mask'}"
             )
         self.target.use(dtype, rows.shape[1:])

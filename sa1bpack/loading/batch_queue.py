@@ -185,11 +185,11 @@ class BatchQueue:
     The garbage collector may call `close` at any point; see BufferPool.
 
     total  batches of the epoch
-    ahead  batches that may be in progress or ready, besides the one that is taken next
+    prefetch  batches that may be in progress or ready, besides the one that is taken next
     """
 
-    def __init__(self, pool: BufferPool, total: int, ahead: int):
-        self.total, self.ahead = total, ahead
+    def __init__(self, pool: BufferPool, total: int, prefetch: int):
+        self.total, self.prefetch = total, prefetch
         self._pool, self._changed = pool, pool.changed
         # By number: the entry, and its buffer unless that is already free.
         self._ready: dict[int, tuple[Entry, Buffer | None]] = {}
@@ -246,7 +246,7 @@ class BatchQueue:
             return ticket
 
     def _may_begin(self) -> bool:
-        return self._begun - self._taken <= self.ahead and self._pool.free > 0
+        return self._begun - self._taken <= self.prefetch and self._pool.free > 0
 
     def commit(self, ticket: Ticket, batch: Any, free: bool = False) -> None:
         """The batch is complete. `free`: its buffer is no longer needed."""

@@ -48,6 +48,7 @@ MAX_WORKERS = MAX_AHEAD = 1024
 _OTHER_NAMES = OF_OTHER_LOADERS | {
     "workers": "num_workers",
     "threads": "num_workers",
+    "prefetch": "prefetch_factor",
     "ahead": "prefetch_factor",
     "device": "Loader, or move the batches",
     "io": "Loader, which reads past the page cache",
@@ -91,7 +92,7 @@ class _SendingCollate(Collate):
             batch |= self._batch(kept, choice, epoch, self.masks.capacity(choice))
             batch["epoch"] = epoch
             if step is not None:
-                batch["step"] = step
+                batch["global_step"] = step
         return batch
 
 

@@ -328,7 +328,7 @@ class Cuda:
             pool.release(staged.buffer)
         raise LoaderError(
             f"{self.device} has no memory for a batch of {size_text(staged.copy.nbytes)}; lower "
-            "batch_size, max_masks or ahead, or keep fewer batches; loader.plan() shows what it "
+            "batch_size, max_masks or prefetch, or keep fewer batches; loader.plan() shows what it "
             f"takes: {reason}"
         )
 

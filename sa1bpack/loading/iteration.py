@@ -219,7 +219,7 @@ class Iteration:
             cursor.took(self._generation, self._done)
             if batch is None:
                 continue
-            batch |= {"epoch": self._batches.epoch, "number": number, "step": step}
+            batch |= {"epoch": self._batches.epoch, "batch_idx": number, "global_step": step}
             batch["spec"] = reader._dataset.spec_text
             if reader._options.on_error == "drop":
                 batch["dropped"] = rows_of(errors, batch["indices"].device)

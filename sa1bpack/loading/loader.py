@@ -39,10 +39,10 @@ MOST_THREADS = 12
 DIRECT_THREADS = 4
 
 # Batches that are ready or in progress while one is used.
-AHEAD = 2
+PREFETCH = 2
 
-# What `threads` and `ahead` may be: far beyond what helps, and within what a machine can start.
-MAX_THREADS = MAX_AHEAD = 1024
+# What `threads` and `prefetch` may be: far beyond what helps, and within what a machine can start.
+MAX_THREADS = MAX_PREFETCH = 1024
 
 # The workspace that cuBLAS takes for the products of relations: this on an H100, 8 MiB on others.
 CUBLAS_BYTES = 32 << 20
@@ -55,7 +55,8 @@ END_SECONDS, CLOSE_SECONDS = 1.0, 5.0
 _OTHER_NAMES = OF_OTHER_LOADERS | {
     "num_workers": "threads",
     "workers": "threads",
-    "prefetch_factor": "ahead",
+    "prefetch_factor": "prefetch",
+    "ahead": "prefetch",
     "pin_memory": "device: buffers are pinned where it is 'cuda'",
 }
 
@@ -77,7 +78,7 @@ class Loader(BatchReader):
 
     On a CPU the large part of a batch is lent, not copied: images, masks and runs share the memory
     of a buffer, which is refilled once the last of them is gone. A tensor that is kept never
-    changes, but it keeps its buffer: there are `ahead` + 2, one of which the loop itself uses. A
+    changes, but it keeps its buffer: there are `prefetch` + 2, one of which the loop itself uses. A
     consumer that keeps more batches (`list(loader)`) gets them in new memory, which is logged once;
     `clone()` tensors that you keep for longer than a step. On CUDA batches belong to the consumer:
     the large part of each is one allocation, plus what is made on the device (unpacked masks, RGB).
@@ -105,7 +106,7 @@ class Loader(BatchReader):
         *,
         device: str = "cpu",
         threads: int | None = None,
-        ahead: int | None = None,
+        prefetch: int | None = None,
         io: str | None = None,
         **options: Unpack[ReadingKeywords],
     ):
@@ -120,7 +121,7 @@ class Loader(BatchReader):
                 begins, so it may be set after the Loader is made, also in another process.
             threads: None: one per core available to this process, at most 12, and at least 4 to
                 read past the page cache. At most 1024 can be chosen.
-            ahead: batches that are ready or in progress while one is used, 1 to 1024. None: 2;
+            prefetch: batches that are ready or in progress while one is used, 1 to 1024. None: 2;
                 past the page cache as many as let each thread read eight samples at once.
             io: how to read images and masks that are not in the page cache; what is there is copied
                 from there. "direct": past it, many samples at once, which is the fastest way for a
@@ -153,10 +154,11 @@ class Loader(BatchReader):
             threads = max(least, min(cores(), MOST_THREADS))
         self._threads = whole_number("threads", threads, 1, MAX_THREADS)
         self._set_up(ds, batches, chosen)
-        if ahead is None:
+        if prefetch is None:
             direct = self._mode.direct
-            ahead = _direct_ahead(self._threads, self.batches.most_samples) if direct else AHEAD
-        self._ahead = whole_number("ahead", ahead, 1, MAX_AHEAD)
+            samples = self.batches.most_samples
+            prefetch = _direct_prefetch(self._threads, samples) if direct else PREFETCH
+        self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._masks = chosen.mask_schedule(ds, self.batches.order)
         self._device: Host | CudaChoice = open_device(device)
         self._spec = BatchSpec.of(
@@ -181,7 +183,7 @@ class Loader(BatchReader):
         ds, spec, pinned = self._dataset, self._spec, self._device.pinned
         largest = LargestBatch.of(ds, spec, self.batches, self._masks)
         samples, capacity = largest.samples, largest.capacity
-        total, count = samples * largest.most_masks, self._ahead + 2
+        total, count = samples * largest.most_masks, self._prefetch + 2
         host_bytes, device_bytes, related = count * largest.nbytes, 0, 0
         if spec.relate is not None:  # of the consumer's batch, and of the one being made
             rows = samples * capacity if spec.layout.padded else total
@@ -278,7 +280,7 @@ class Loader(BatchReader):
             self._options,
             counts,
             count=self._threads,
-            ahead=self._ahead,
+            prefetch=self._prefetch,
         )
         # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
         self._end_threads = weakref.finalize(iteration, threads.end, END_SECONDS)
@@ -344,18 +346,18 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
         if not isinstance(error, MemoryError) and "out of memory" not in reason:
             raise
     raise LoaderError(
-        f"no memory for {plan}; lower batch_size, max_masks or ahead, keep fewer batches, or use "
-        f"packed masks (masks='flat_bits'): {reason}"
+        f"no memory for {plan}; lower batch_size, max_masks or prefetch, keep fewer batches, or "
+        f"use packed masks (masks='flat_bits'): {reason}"
     )
 
 
-def _direct_ahead(threads: int, samples: int) -> int:
+def _direct_prefetch(threads: int, samples: int) -> int:
     """Batches of so many samples, as many as let each thread read OPEN_SAMPLES of one at once,
     also while one is ready and waits until it is taken.
 
     A disk is faster the more is asked for at once, and smaller parts wait more often.
     """
-    return max(AHEAD, -(-threads // max(1, samples // OPEN_SAMPLES)))
+    return max(PREFETCH, -(-threads // max(1, samples // OPEN_SAMPLES)))
 
 
 def _ends_epoch_of(loader: Loader) -> Callable[[], None]:

@@ -63,14 +63,14 @@ class ReaderThreads:
         counts: EpochCounts,
         *,
         count: int,
-        ahead: int,
+        prefetch: int,
     ):
         ds = planner.source.ds
         self._asking = Ahead(ds, batches) if ds.pack.sources else None
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
         self._counts, counts.threads = counts, count
-        self._queue, self._pid = BatchQueue(pool, len(batches), ahead), os.getpid()
+        self._queue, self._pid = BatchQueue(pool, len(batches), prefetch), os.getpid()
         self._changed = threading.Condition()  # guards the following; nothing slow happens under it
         self._parts: deque[tuple[_Job, int, int]] = deque()
         self._planning = False
@@ -81,7 +81,7 @@ class ReaderThreads:
         # By thread: the batch that it copies, or what else it does; and since when.
         self._doing: dict[str, tuple[BatchCopy | str, float]] = {}
         # Complete batches if there are enough for all threads: that needs the least locking.
-        self._parts_per_batch = -(-count // (ahead + 1))
+        self._parts_per_batch = -(-count // (prefetch + 1))
         self._count = count
         self._threads: list[threading.Thread] = []
 

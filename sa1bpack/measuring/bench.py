@@ -205,8 +205,8 @@ def bench(
         batch_size, masks, max_masks: of both loaders.
         duration: seconds per measurement: three of ceilings, six of loaders, and three of each
             setting that is compared.
-        sweep: compare settings as well: threads, io and ahead of a Loader, half and twice the batch
-            size, workers, prefetched batches and pinning of a DataLoader, some 25 altogether. A
+        sweep: compare settings as well: threads, io and prefetch of a Loader, half and twice the
+            batch size, workers, prefetched batches and pinning of a DataLoader, some 25 in all. A
             pack that takes more than half of the memory is measured cold, another one warm.
         progress: is called with what is measured next.
 

@@ -107,7 +107,7 @@ class Setting:
         return Setting.of(self.reader, batch or self.batch, **dict(self.options) | options)
 
     def short(self) -> str:
-        """For tables: batch 32, threads=4, ahead=2."""
+        """For tables: batch 32, threads=4, prefetch=2."""
         return f"batch {self.batch}" + "".join(f", {name}={value}" for name, value in self.options)
 
     def call(self, options: dict[str, Any], device: str) -> str:

@@ -22,7 +22,7 @@ _LITTLE = 0.02
 # Slower than this is slower, however the rounds scatter.
 _MUCH = 0.1
 
-_AHEAD = (1, 2, 4, 8)
+_PREFETCH = (1, 2, 4, 8)
 _WORKERS, _PREFETCHED = (0, 2, 4, 8), (2, 4)
 
 # Measures a setting in a round.
@@ -126,12 +126,12 @@ def compare_settings(
 
     threads = thread_counts(available_cpus())
     first = [
-        Setting.of("Loader", batch, threads=count, ahead=2, io=mode)
+        Setting.of("Loader", batch, threads=count, prefetch=2, io=mode)
         for mode in io
         for count in threads
     ]
     best = best_of("Loader: threads and io", first)
-    best = best_of("Loader: ahead", [best.changed(ahead=n) for n in _AHEAD])
+    best = best_of("Loader: prefetch", [best.changed(prefetch=n) for n in _PREFETCH])
     sizes = sorted({max(1, batch // 2), batch, 2 * batch})
     best_of("Loader: batch size", [best.changed(batch=n) for n in sizes])
     pins = (False, True) if CUDA.index_of(task.device) is not None else (False,)

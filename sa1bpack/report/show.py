@@ -197,7 +197,7 @@ def _batch_sheet(batch: Mapping[str, Any], choice: Choice) -> Image.Image:
     if choice.image_ids is not None or choice.large:
         raise OptionError("image_ids and large are for packs: of a batch, choose samples or rows")
     places = batch_rows(batch, choice.samples, choice.rows, DEFAULT_SAMPLES)
-    numbers = (f"{name} {batch[name]}" for name in ("epoch", "number") if name in batch)
+    numbers = (f"{name} {batch[name]}" for name in ("epoch", "batch_idx") if name in batch)
     note = f"{len(places)} of {counted(len(batch['images']), 'sample')}"
     title = ", ".join(["batch", *numbers])
     return contact_sheet(subjects_of(batch, places), title, note)

@@ -97,12 +97,12 @@ class Sizes:
         """
         if not self.change_by("step"):
             return None
-        if batch.get("step") is None:
+        if batch.get("global_step") is None:
             raise OptionError(
                 "the sizes of the pipeline change by step, but the batch has no 'step': take it "
                 "from Loader or make_dataloader, or choose sizes by epoch"
             )
-        return whole_number("batch['step']", batch["step"], 0, MAX_WORD)
+        return whole_number("batch['global_step']", batch["global_step"], 0, MAX_WORD)
 
     def __str__(self) -> str:
         canvas, grid = (

@@ -116,10 +116,10 @@ class Pipeline:
     more than once per epoch: its place in the batch, which could tell the copies apart, depends on
     the number of ranks.
 
-    `epoch`, `number` and `step` of a batch are passed through, `spec` is not: it describes the
-    stored images. A batch whose `spec` differs from that of `ds` is refused. A batch without one,
-    from a Collate without `sample_spec`, is taken to come from `ds`: its shapes are checked, and on
-    a CPU its sizes, but not in which coordinates its boxes are.
+    `epoch`, `batch_idx` and `global_step` of a batch are passed through, `spec` is not: it
+    describes the stored images. A batch whose `spec` differs from that of `ds` is refused. A batch
+    without one, from a Collate without `sample_spec`, is taken to come from `ds`: its shapes are
+    checked, and on a CPU its sizes, but not in which coordinates its boxes are.
 
     Examples:
         >>> ds = sa1bpack.open("packed", masks="runs")

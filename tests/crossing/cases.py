@@ -251,4 +251,4 @@ def _drawn_own(rng: random.Random, workers: int | None, direct: bool) -> dict[st
         return {"num_workers": workers}
     modes = ("direct", "direct", "cached", "auto") if direct else ("cached", "auto")
     own = {"io": rng.choice(modes), "threads": rng.randint(1, 4)}
-    return own | rng.choice(({}, {"ahead": rng.randint(1, 4)}))
+    return own | rng.choice(({}, {"prefetch": rng.randint(1, 4)}))

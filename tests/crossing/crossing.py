@@ -87,7 +87,7 @@ class Crossing:
             total = len(indices[len(readers)][0])
             batches = zip(*readers, strict=True)
             for number in range(total):
-                place = {"epoch": epoch, "number": number, "step": step}
+                place = {"epoch": epoch, "batch_idx": number, "global_step": step}
                 for rank, batch in enumerate(next(batches)):
                     rows = indices[len(readers)][rank][number]
                     found.append((*self._taken(batch), rows, place))
@@ -179,7 +179,7 @@ class Crossing:
         """Compare a batch with what it must be."""
         case, ds = self.case, self.ds
         samples = [self._sample(index) for index in indices.tolist()]
-        epoch, step = place["epoch"], place["step"]
+        epoch, step = place["epoch"], place["global_step"]
         most = value_at(case.reading.get("max_masks"), epoch, step)
         choose = value_at(case.reading.get("choose", "largest"), epoch, step)
         if isinstance(choose, np.ndarray):

@@ -160,7 +160,7 @@ def test_complete_batches_of_an_unfinished_part_are_not_computed_again(ds, pack,
     def ids(batch):
         if stop_at in batch["image_ids"]:
             raise KeyboardInterrupt
-        seen.append((batch["number"], *batch["image_ids"].tolist()))
+        seen.append((batch["batch_idx"], *batch["image_ids"].tolist()))
         return batch["image_ids" if axis == "sample" else "annotation_ids"]
 
     def made(**change):
@@ -202,7 +202,7 @@ def test_complete_batches_of_an_unfinished_part_are_not_computed_again(ds, pack,
 
 
 def test_rows_of_a_function_whose_file_changed_are_computed_again(ds, tmp_path, monkeypatch):
-    code = "def ids(batch):\n    if batch['number'] == 2: raise KeyboardInterrupt\n"
+    code = "def ids(batch):\n    if batch['batch_idx'] == 2: raise KeyboardInterrupt\n"
     code += "    return batch['image_ids'] * 2\n"
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "changing.py").write_text(code)

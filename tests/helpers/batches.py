@@ -12,7 +12,7 @@ from sa1bpack.loading.loader import Loader
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 # What batches of a loader have and those of a plain Collate do not.
-OF_LOADERS = {"epoch", "number", "spec", "step"}
+OF_LOADERS = {"batch_idx", "epoch", "global_step", "spec"}
 
 
 def tensors_of(batch: dict) -> dict[str, torch.Tensor]:

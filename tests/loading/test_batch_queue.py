@@ -32,7 +32,7 @@ def lent(pool: BufferPool, queue: BatchQueue) -> Buffer:
 
 def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(caplog):
     pool, kept = pool_of(2), 9
-    queue = BatchQueue(pool, total=20, ahead=1)
+    queue = BatchQueue(pool, total=20, prefetch=1)
     stop = threading.Event()
 
     def fill():
@@ -62,7 +62,7 @@ def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(caplog):
 def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monkeypatch):
     """A collection takes as long as many batches; `list(loader)` would spend its time on them."""
     pool = pool_of(2)
-    queue, collections = BatchQueue(pool, total=200, ahead=1), []
+    queue, collections = BatchQueue(pool, total=200, prefetch=1), []
     monkeypatch.setattr(batch_queue.gc, "collect", lambda: collections.append(pool.lent))
 
     def fill():
@@ -81,7 +81,7 @@ def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monke
     while kept:
         pool.release(kept.pop())
     collections.clear()
-    queue = BatchQueue(pool, total=9, ahead=1)
+    queue = BatchQueue(pool, total=9, prefetch=1)
     for _ in range(2):
         kept.append(lent(pool, queue))
     monkeypatch.setattr(batch_queue.gc, "collect", lambda: pool.release(kept.pop()))
@@ -95,10 +95,10 @@ def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monke
 def test_a_late_thread_alone_does_not_make_the_pool_grow():
     """Its buffer comes back when it is done; the consumer keeps none."""
     pool = pool_of(1)
-    old = BatchQueue(pool, total=2, ahead=1)
+    old = BatchQueue(pool, total=2, prefetch=1)
     late = old.begin(1)
     old.close()
-    queue = BatchQueue(pool, total=2, ahead=1)
+    queue = BatchQueue(pool, total=2, prefetch=1)
     with pytest.raises(LoaderTimeout):
         queue.take(0.05, doing)
     assert queue.begin(0) is None
@@ -109,7 +109,7 @@ def test_a_late_thread_alone_does_not_make_the_pool_grow():
 @pytest.mark.parametrize("wait", ["begin", "take"])
 def test_close_wakes_every_waiting_thread(wait):
     pool = pool_of(1)
-    queue = BatchQueue(pool, total=3, ahead=0)
+    queue = BatchQueue(pool, total=3, prefetch=0)
     queue.begin(1)
     found, waiting = [], threading.Event()
     wait_for = pool.changed.wait_for
@@ -131,11 +131,11 @@ def test_close_wakes_every_waiting_thread(wait):
 def test_an_epoch_cannot_affect_the_next():
     """Batches that were ready, or finish after the end, are discarded; no buffer is lost."""
     pool = pool_of(3)
-    old = BatchQueue(pool, total=5, ahead=3)
+    old = BatchQueue(pool, total=5, prefetch=3)
     old.commit(old.begin(1), "ready")
     late, failed = old.begin(1), old.begin(1)
     old.close()
-    queue = BatchQueue(pool, total=5, ahead=3)
+    queue = BatchQueue(pool, total=5, prefetch=3)
     assert pool.free == 1
     old.commit(late, "too late")
     old.abort(failed, ValueError("too late"))
@@ -149,7 +149,7 @@ def test_an_epoch_cannot_affect_the_next():
 
 def test_the_garbage_collector_may_release_and_close_at_any_point():
     pool = pool_of(2)
-    queue = BatchQueue(pool, total=5, ahead=3)
+    queue = BatchQueue(pool, total=5, prefetch=3)
     queue.commit(queue.begin(1), "ready")
     buffer = queue.begin(1).buffer
     pool.lend(buffer)

@@ -58,7 +58,7 @@ def compilations_by_batch(step, loader) -> list[int]:
 def test_batches_with_pad_to_max_are_compiled_at_the_first_and_never_again(
     packed, make, compiled_step
 ):
-    """`epoch`, `number` and the counts change from batch to batch, and the buffers do."""
+    """`epoch`, `batch_idx` and the counts change from batch to batch, and the buffers do."""
     loader = make(open_pack(packed.root), BATCH, max_masks=MASKS, pad_to_max=True, drop_last=True)
     graphs = compilations_by_batch(compiled_step, loader)
     assert len(graphs) == EPOCHS * (len(packed.samples) // BATCH)

@@ -20,7 +20,10 @@ SIZES = Steps(6, {1: 4, 2: 2})
 
 
 def epochs_of(loader, count):
-    return [[clone(batch) | {"step": batch["step"]} for batch in loader] for _ in range(count)]
+    return [
+        [clone(batch) | {"global_step": batch["global_step"]} for batch in loader]
+        for _ in range(count)
+    ]
 
 
 def equal(found, expected):
@@ -38,8 +41,8 @@ def test_worker_processes_that_run_ahead_make_the_batches_of_their_step(ds):
     found = epochs_of(loader, 2)
     expected = epochs_of(make_dataloader(ds, 4, **options), 2)
     for one, other in zip(found, expected, strict=True):
-        equal([{k: v for k, v in b.items() if k != "step"} for b in one],
-              [{k: v for k, v in b.items() if k != "step"} for b in other])  # fmt: skip
+        equal([{k: v for k, v in b.items() if k != "global_step"} for b in one],
+              [{k: v for k, v in b.items() if k != "global_step"} for b in other])  # fmt: skip
 
 
 @BOTH

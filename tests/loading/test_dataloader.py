@@ -36,7 +36,7 @@ def test_batches_of_workers_are_those_of_the_loader_in_every_epoch(ds):
         for _ in range(3):
             for batch, expected in zip(made, loader, strict=True):
                 same(batch, expected)
-                assert all(batch[key] == expected[key] for key in ("epoch", "number", "spec"))
+                assert all(batch[key] == expected[key] for key in ("epoch", "batch_idx", "spec"))
     stop(made)
 
 
@@ -116,7 +116,10 @@ def test_dropped_samples_are_those_that_the_loader_drops_even_in_workers(damaged
             for batch, expected in zip(made, loader, strict=True):
                 assert type(batch) is dict
                 same(batch, expected)
-                assert (batch["epoch"], batch["number"]) == (expected["epoch"], expected["number"])
+                assert (batch["epoch"], batch["batch_idx"]) == (
+                    expected["epoch"],
+                    expected["batch_idx"],
+                )
             assert [error.row for error in made.dropped] == [4, 5, 6] * epoch
         assert [str(error) for error in made.dropped] == [str(error) for error in loader.dropped]
         assert {error.image_id for error in made.dropped} == {4982, 4985, 4988}

@@ -90,7 +90,7 @@ def test_taking_a_batch_does_not_wait_for_the_device(packed, layout):
 def test_threads_read_on_while_a_graph_is_captured_in_the_default_mode(packed):
     """They poll events and allocate memory, which that mode forbids to other threads."""
     ds, side = open_pack(packed.root), torch.ones(1000, device="cuda")
-    with Loader(ds, 1, device="cuda", threads=2, ahead=1) as loader:
+    with Loader(ds, 1, device="cuda", threads=2, prefetch=1) as loader:
         for batch in loader:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):

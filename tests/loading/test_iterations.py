@@ -17,7 +17,7 @@ from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
 @BOTH
 def test_threads_that_share_an_iteration_get_every_batch_once_and_all_end(ds, make):
     # Each thread holds a batch while it asks for the next one.
-    loader = make(ds, 1, seed=1, **({"ahead": 5} if make is Loader else {}))
+    loader = make(ds, 1, seed=1, **({"prefetch": 5} if make is Loader else {}))
     for epoch in range(2):
         batches, found, ended = iter(loader), [], []
         start = threading.Barrier(4)
@@ -120,7 +120,7 @@ def test_a_batch_larger_than_an_epoch_is_planned_as_large_as_the_epoch(ds, make)
 
 
 def test_missing_memory_is_an_error_that_names_what_to_lower(ds):
-    with Loader(ds, 2**31, pad_last=True, ahead=100) as loader:
+    with Loader(ds, 2**31, pad_last=True, prefetch=100) as loader:
         for _ in range(2):
             with pytest.raises(LoaderError, match=r"no memory for 102 batches .*lower batch_size"):
                 next(iter(loader))

@@ -119,7 +119,7 @@ def test_many_epochs_left_while_copies_hang_share_the_buffers(ds, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr("sa1bpack.loading.loader.BufferPool", noted)
-    loader = Loader(ds, 2, threads=2, ahead=2, timeout=60)
+    loader = Loader(ds, 2, threads=2, prefetch=2, timeout=60)
     with slow_copies(monkeypatch) as gate:
         for _ in loader:
             assert gate.some_wait.wait(60)

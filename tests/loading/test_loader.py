@@ -17,7 +17,7 @@ from sa1bpack.wording import size_text
 
 
 def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
-    loader = Loader(ds, 4, ahead=3, threads=2, masks="padded_bits")
+    loader = Loader(ds, 4, prefetch=3, threads=2, masks="padded_bits")
     monkeypatch.setattr(Host, "allocate", lambda self, nbytes: pytest.fail("allocated"))
     plan = loader.plan()
     pixels, masks = 24 * 24 * 3, 12 * 16 * 2
@@ -70,8 +70,8 @@ def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monk
     ({"device": "meta"}, "device is 'meta'.*'cpu' or 'cuda'"),
     ({"threads": 0}, "threads is 0: choose a whole number from 1 to 1024"),
     ({"threads": 1.5}, "threads is 1.5"),
-    ({"ahead": 0}, "ahead is 0"),
-    ({"ahead": True}, "ahead is True"),
+    ({"prefetch": 0}, "prefetch is 0"),
+    ({"prefetch": True}, "prefetch is True"),
     ({"timeout": 0}, "timeout is 0"),
     ({"timeout": float("nan")}, "timeout is nan"),
     ({"io": "mmap"}, r"io .*'mmap'.*auto.*cached.*direct"),

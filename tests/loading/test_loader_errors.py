@@ -84,7 +84,7 @@ DROPS = {"order": "sequential", "on_error": "drop"}
 def test_a_batch_in_which_nothing_remains_is_skipped(root, make):
     cut(root, "mask_bits")
     loader = make(open_pack(root)[6:], 3, max_dropped=1, **DROPS)
-    seen = [(batch["number"], len(batch["images"])) for batch in loader]
+    seen = [(batch["batch_idx"], len(batch["images"])) for batch in loader]
     assert seen == [(0, 3)]
     state = loader.state_dict()
     assert (state["epoch"], state["samples"]) == (1, 0) and len(loader.dropped) == 3

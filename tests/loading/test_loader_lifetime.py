@@ -102,7 +102,7 @@ def test_a_closed_loader_reports_it(ds):
 
 def test_batches_that_are_kept_never_change_however_many_they_are(ds, caplog):
     """`list(loader)` is ordinary in PyTorch; the memory that it takes is logged once."""
-    with Loader(ds, 1, ahead=2, order="sequential") as loader:
+    with Loader(ds, 1, prefetch=2, order="sequential") as loader:
         kept = list(loader)
         again = list(loader)
         plan = loader.plan()

@@ -95,12 +95,12 @@ def test_every_batch_carries_epoch_number_and_spec(ds, make):
     """Peeking uses up an epoch, so only the batch knows its epoch."""
     loader = make(ds, 5)
     peeked = next(iter(loader))
-    assert set(peeked) >= OF_LOADERS and (peeked["epoch"], peeked["number"]) == (0, 0)
-    seen = [(batch["epoch"], batch["number"], batch["spec"]) for batch in loader]
+    assert set(peeked) >= OF_LOADERS and (peeked["epoch"], peeked["batch_idx"]) == (0, 0)
+    seen = [(batch["epoch"], batch["batch_idx"], batch["spec"]) for batch in loader]
     assert seen == [(1, number, ds.spec_text) for number in range(3)]
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
     resumed = make(ds, 5)
     resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
-    assert [(batch["epoch"], batch["number"]) for batch in resumed] == [(2, 1), (2, 2)]
+    assert [(batch["epoch"], batch["batch_idx"]) for batch in resumed] == [(2, 1), (2, 2)]

@@ -161,7 +161,7 @@ for check in ("open", "read"):
     with Loader(ds, 5, masks="flat_bits", threads=2) as loader:
         for batch in loader:
             batches |= batch_digests(batch)
-    with Loader(ds, 100, threads=2, ahead=4) as loader:  # each from some 60 shards
+    with Loader(ds, 100, threads=2, prefetch=4) as loader:  # each from some 60 shards
         count = sum(len(batch["image_ids"]) for batch in loader)
         assert loader.plan().files < 64
     batches = [batches[row] for row in range(len(ds))]

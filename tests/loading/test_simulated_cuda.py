@@ -31,7 +31,7 @@ def run_epochs(ds, monkeypatch, seed: int, **options) -> SimpleNamespace:
         return pools[-1]
 
     monkeypatch.setattr(loader, "BufferPool", noted)
-    made = {"threads": 1 + seed % 4, "ahead": 1 + seed % 2, "seed": seed, "io": "cached"}
+    made = {"threads": 1 + seed % 4, "prefetch": 1 + seed % 2, "seed": seed, "io": "cached"}
     rows = []
 
     def train() -> None:
@@ -45,7 +45,7 @@ def run_epochs(ds, monkeypatch, seed: int, **options) -> SimpleNamespace:
                 rows.extend(batch["indices"].tolist())
                 consumer.take(batch, 1)
             free = pools[0].free
-            assert free == made["ahead"] + 2, "a buffer is lost"
+            assert free == made["prefetch"] + 2, "a buffer is lost"
 
     schedule.run(train)
     assert sorted(rows) == list(range(len(ds)))
@@ -68,14 +68,14 @@ def test_batches_that_change_their_size_share_the_buffers_of_the_largest(ds, mon
     sizes, masks, consumers, numbers = [1, 4, 2], [9, 1, 3], [], []
 
     def train() -> None:
-        options = {"threads": 2, "ahead": 1, "io": "cached", "masks": "flat_bits"}
+        options = {"threads": 2, "prefetch": 1, "io": "cached", "masks": "flat_bits"}
         with Loader(ds, sizes, max_masks=masks, device="cuda:1", **options) as batches:
             for most in masks:
                 consumers.append(Consumer(ds, cuda, schedule))
                 consumers[-1].collate = Collate("flat_bits", max_masks=most)
                 for batch in batches:
                     consumers[-1].take(batch, 1)
-                    numbers.append(batch["step"])
+                    numbers.append(batch["global_step"])
 
     schedule.run(train)
     assert [consumer.check() for consumer in consumers] == [12, 3, 6]
@@ -130,7 +130,7 @@ def test_an_error_of_a_call_reaches_the_consumer_and_nothing_is_lost(ds, monkeyp
     failure = RuntimeError(f"CUDA error: {call} failed")
 
     def train() -> None:
-        options = {"threads": 2, "ahead": 1, "seed": seed, "io": "cached", "masks": "flat_bits"}
+        options = {"threads": 2, "prefetch": 1, "seed": seed, "io": "cached", "masks": "flat_bits"}
         with Loader(ds, 2, device="cuda:1", **options) as batches:
             if call == "enter_thread":
                 cuda.fail[call] = failure
@@ -163,7 +163,7 @@ def test_a_copy_that_never_ends_is_a_timeout_that_names_the_device(ds, monkeypat
     cuda.wait_until = lambda ready: schedule.block(lambda: ready() and not hangs)
 
     def train() -> None:
-        options = {"threads": 1, "ahead": 1, "timeout": 5, "masks": "flat_bits", "io": "cached"}
+        options = {"threads": 1, "prefetch": 1, "timeout": 5, "masks": "flat_bits", "io": "cached"}
         with Loader(ds, 2, device="cuda:1", **options) as batches:
             with pytest.raises(LoaderTimeout, match="waiting for the end of a copy to cuda:1"):
                 for batch in batches:
@@ -184,7 +184,7 @@ def test_the_same_code_lends_the_buffers_of_a_cpu(ds, monkeypatch, seed):
             assert torch.equal(batch[key], tensor), key
 
     def train() -> None:
-        with Loader(ds, 2, threads=1 + seed % 4, ahead=1, seed=seed, io="cached") as batches:
+        with Loader(ds, 2, threads=1 + seed % 4, prefetch=1, seed=seed, io="cached") as batches:
             for _ in range(2):
                 for batch in batches:
                     rows.extend(batch["indices"].tolist())
@@ -208,7 +208,7 @@ def test_no_more_memory_is_sent_to_than_planned_while_the_device_keeps_up(
     plans = []
 
     def train() -> None:
-        with Loader(ds, 4, device="cuda", threads=3, ahead=1 + seed % 2, masks=layout,
+        with Loader(ds, 4, device="cuda", threads=3, prefetch=1 + seed % 2, masks=layout,
                     io="cached") as batches:  # fmt: skip
             plans.append(batches.plan())
             for _ in range(2):
@@ -226,7 +226,7 @@ def test_threads_read_on_while_another_thread_captures_a_graph(ds, monkeypatch):
     consumer = Consumer(ds, cuda, schedule)
 
     def train() -> None:
-        options = {"threads": 2, "ahead": 2, "io": "cached", "masks": "flat_bits"}
+        options = {"threads": 2, "prefetch": 2, "io": "cached", "masks": "flat_bits"}
         with Loader(ds, 2, device="cuda:1", **options) as batches:
             for number, batch in enumerate(batches):
                 consumer.take(batch, 1)
@@ -246,9 +246,9 @@ class Lagging(SimulatedCuda):
         yield
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("prefetch", [1, 4])
 def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
-    ds, monkeypatch, ahead
+    ds, monkeypatch, prefetch
 ):
     """Newest first, a thread would wait for the copy that was queued last, while buffers whose
     copies have ended lie idle."""
@@ -263,13 +263,13 @@ def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
         write_heads(self, data)
 
     monkeypatch.setattr(BatchCopy, "write_heads", noted)
-    options = {"threads": 1, "ahead": ahead, "io": "cached", "masks": "flat_bits"}
+    options = {"threads": 1, "prefetch": prefetch, "io": "cached", "masks": "flat_bits"}
     with Loader(ds, 1, device="cuda", **options) as batches:
         for _ in range(2):
             for batch in batches:
                 del batch
-    assert len(set(filled)) == ahead + 2 and len(filled) == 2 * len(ds)
-    assert filled[ahead + 2 :] == filled[: -ahead - 2]
+    assert len(set(filled)) == prefetch + 2 and len(filled) == 2 * len(ds)
+    assert filled[prefetch + 2 :] == filled[: -prefetch - 2]
 
 
 @pytest.mark.parametrize("taken", [False, True])
@@ -300,7 +300,7 @@ def test_pinned_memory_is_given_back_when_a_loader_is_closed(ds, cuda):
 
 
 def test_a_batch_that_does_not_fit_beside_the_one_before_is_sent_when_that_is_gone(ds, cuda):
-    with Loader(ds, 4, device="cuda", threads=1, ahead=1) as batches:
+    with Loader(ds, 4, device="cuda", threads=1, prefetch=1) as batches:
         rows = []
         cuda.memory = 2 * batches.plan().batch_bytes
         for batch in batches:

@@ -244,5 +244,5 @@ def test_an_error_of_the_function_reaches_the_consumer(ds, make):
     loader = make(ds, 4, on_epoch_end=fails)
     taken = []
     with pytest.raises(KeyError, match="0"):
-        taken.extend(batch["number"] for batch in loader)
+        taken.extend(batch["batch_idx"] for batch in loader)
     assert taken == list(range(len(loader)))

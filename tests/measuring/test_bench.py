@@ -29,8 +29,8 @@ class Machine:
         if setting.reader == "DataLoader":
             speed = Speed(50.0 if options["num_workers"] == 2 else 30.0, 0.1, 1 << 30)
         else:
-            threads, ahead = options.get("threads", 1), options.get("ahead", 1)
-            total = 100 * min(threads, 4) + 10 * min(ahead, 4) + setting.batch / 100
+            threads, prefetch = options.get("threads", 1), options.get("prefetch", 1)
+            total = 100 * min(threads, 4) + 10 * min(prefetch, 4) + setting.batch / 100
             speed = Speed(total, 0.1, 1 << 28)
         if "io" in options or "pin_memory" in options:  # of the sweep
             self.asked.append(setting)
@@ -53,11 +53,11 @@ def test_each_sweep_begins_from_the_best_so_far(swept):
     machine, result = swept
     chosen = [dict(sweep.chosen.setting.options) for sweep in result.sweeps]
     assert [sweep.name.split(":")[0] for sweep in result.sweeps] == [*["Loader"] * 3, "DataLoader"]
-    assert chosen[0]["threads"] == 4 and chosen[1]["ahead"] == 4
+    assert chosen[0]["threads"] == 4 and chosen[1]["prefetch"] == 4
     assert chosen[3] == {"num_workers": 2, "prefetch_factor": 2, "pin_memory": False}
     for setting in machine.asked:
         options = dict(setting.options)
-        assert setting.batch == 4 or (options["threads"], options["ahead"]) == (4, 4)
+        assert setting.batch == 4 or (options["threads"], options["prefetch"]) == (4, 4)
     workers = {dict(s.options)["num_workers"] for s in machine.asked if s.reader == "DataLoader"}
     assert workers == {0, 2, 4, 8} and {s.batch for s in machine.asked} == {2, 4, 8}
 
@@ -71,7 +71,9 @@ def test_the_tables_have_every_setting_and_end_with_the_lines_of_python(swept, p
     assert sum(text.startswith("* ") for text in lines) == len(result.sweeps)
     assert max(map(len, lines[1:])) <= 100
     assert list(result.settings.values()) == [loader, other]
-    assert "threads=4, ahead=4" in loader and "masks='flat'" in loader and "num_workers=2" in other
+    assert (
+        "threads=4, prefetch=4" in loader and "masks='flat'" in loader and "num_workers=2" in other
+    )
     found = json.loads(json.dumps(result.as_dict()))
     assert found["settings"]["Loader"] == loader and len(found["sweeps"]) == 4
     names = {"sa1bpack": sa1bpack, "ds": open_pack(packed.root)}

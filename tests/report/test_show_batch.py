@@ -110,7 +110,7 @@ def test_planes_become_rgb(batches):
 
 def test_the_picture_has_a_tile_for_each_sample():
     steps = [T.RandomAffine(30), T.ColorJitter(0.4), T.CutMix()]
-    batch = rectangle_batch(LAYOUT, RECTANGLES) | {"epoch": 2, "number": 5}
+    batch = rectangle_batch(LAYOUT, RECTANGLES) | {"epoch": 2, "batch_idx": 5}
     done = T.Pipeline(dataset(LAYOUT), steps)(batch)
     pictures = [sa1bpack.show(done), sa1bpack.show(done, samples=2), sa1bpack.show(done, rows=[1])]
     assert all(isinstance(picture, Image.Image) for picture in pictures)

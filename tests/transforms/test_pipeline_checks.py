@@ -136,9 +136,9 @@ def test_the_epoch_is_that_of_the_batch(device):
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     pipeline = Pipeline(dataset(LAYOUT), [ScaleJitter(), ColorJitter(0.4), Mixup()])
     expected = pipeline(batch, epoch=3)
-    numbered = {**batch, "epoch": 3, "number": 17}
+    numbered = {**batch, "epoch": 3, "batch_idx": 17}
     for found in (pipeline(numbered), pipeline(numbered, epoch=3), pipeline(numbered, np.int64(3))):
-        assert (found.pop("epoch"), found.pop("number")) == (3, 17)
+        assert (found.pop("epoch"), found.pop("batch_idx")) == (3, 17)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in expected)
     assert not torch.equal(

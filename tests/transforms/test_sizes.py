@@ -44,7 +44,7 @@ def test_every_epoch_and_step_has_its_sizes_and_masks_are_drawn_at_them(batch, s
             (7, 9, 96, 96),
             (0, 1, 48, 24),
         ):
-            given = batch | {"epoch": epoch, "step": step}
+            given = batch | {"epoch": epoch, "global_step": step}
             expected = Pipeline(DS, steps, size=size, mask_size=grid, seed=3)(given)
             equal(pipeline(given), expected)
             assert expected["images"].shape[2:] == (size, size)
@@ -83,4 +83,4 @@ def test_a_batch_without_the_epoch_or_step_that_sizes_need_is_refused(batch):
     by_step = Pipeline(DS, size=Steps(48, {3: 96}, by="step"))
     with pytest.raises(OptionError, match="change by step, but the batch has no 'step'"):
         by_step(batch | {"epoch": 0})
-    assert by_step(batch | {"step": 3})["images"].shape[2:] == (96, 96)
+    assert by_step(batch | {"global_step": 3})["images"].shape[2:] == (96, 96)

@@ -227,8 +227,8 @@ class Collate:
 
     With `sample_spec` there is one more key, which is not a tensor: `spec` (str: `ds.spec_text`),
     by which a `transforms.Pipeline` recognises the batches of its dataset. Batches of Loader and
-    make_dataloader always have it, and three more: `epoch`, `number` and `step` (int: the epoch,
-    and the number of the batch in it and in all epochs).
+    make_dataloader always have it, and three more: `epoch`, `batch_idx` and `global_step` (int: the
+    epoch, and the number of the batch in it and in all epochs).
 
     Padding is zero. Keys that a transform removed from the samples are not in the batch; keys that
     it added become lists with one entry per sample. Images and bool masks may have any shape, and
