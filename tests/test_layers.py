@@ -1,6 +1,6 @@
 """Imports go down only.
 
-errors, arguments, urls, environment, interrupts, progress and the like → source, pixels, masks,
+errors, arguments, display, urls, environment, progress and the like → source, pixels, masks,
 format (which do not know each other) → packing | the reading side (nor do these) → raw → report →
 cli. The reading side is dataset, disk, transforms → export and loading, with its rooms order and
 batch → deriving, adapters, measuring. torch is imported by transforms, loading, deriving, adapters
@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {
     "arguments",
+    "display",
     "environment",
     "errors",
     "interrupts",
@@ -30,6 +31,7 @@ ALLOWED = {
     **{layer: set() for layer in BASE},
     "kernels": set(),
     "arguments": {"errors", "wording"},
+    "display": {"wording", "__init__"},
     "environment": {"errors"},
     "schedules": {"arguments", "errors"},
     "urls": {"errors", "__init__"},

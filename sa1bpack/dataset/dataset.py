@@ -485,12 +485,24 @@ class Dataset:
 
     def __repr__(self) -> str:
         whole = self.manifest.samples
-        part = "" if len(self) == whole else f" of {whole}"
+        part = "" if len(self) == whole else f"{len(self):,} of "
+        masks, rule = self._masks_if_known(), self.options.rule
+        count = "" if masks is None else f", {counted(masks, 'mask')}"
+        count += "" if rule is None else f", masks with {rule.as_text()}"
         state = "" if self.manifest.complete else ", pack not complete"
-        rule = self.options.rule
-        state += "" if rule is None else f", masks with {rule.as_text()}"
-        state += f", {self.spec.coordinates} coordinates"
-        return f"<Dataset {self.pack.name!r}: {len(self)}{part} samples{state}>"
+        return (
+            f"<Dataset {self.pack.name}: {part}{counted(whole, 'sample')}{count}, "
+            f"{self.spec.summary()}{state}>"
+        )
+
+    def _masks_if_known(self) -> int | None:
+        """How many masks the samples have, unless they must be read or the index is damaged."""
+        try:
+            if self.options.rule is None or "mask_offsets" in vars(self):
+                return int(self.mask_offsets[-1])
+        except FormatError:
+            pass
+        return None
 
     def __reduce__(self):
         folders = self.pack.folders

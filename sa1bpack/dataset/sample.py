@@ -16,6 +16,7 @@ from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.shards import OpenShard
 from sa1bpack.dataset.sides import side_paths
 from sa1bpack.dataset.specs import AS_STORED, RGB_OF_YUV, ImageSpec, MaskSpec, image_spec, mask_spec
+from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
 from sa1bpack.format.array_reader import map_array
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
@@ -33,8 +34,6 @@ _ROWS = [
     if field.array not in ("", "image", "image_id")  # the id comes from the index of the pack
 ]
 _MASK_ROWS = [(field.sample, field.array) for field in MASK_FIELDS]
-
-Sample = dict[str, Any]
 
 
 class SampleKeywords(ThresholdKeywords, total=False):
@@ -123,6 +122,18 @@ class SampleSpec:
         masks = mask_spec(layout, sampling, options.masks, options.mask_size, options.mask_sampling)
         return cls(image_spec(layout, options.pixels), masks, options.coordinates, sides)
 
+    def summary(self) -> str:
+        """The form in the words of a repr: "1024 × 1024 rgb, masks 256 bits, boxes in image
+        pixels"."""
+        side, masks = self.image.side, self.masks
+        pixels = "rgb" if len(self.image.shape) == 3 else "yuv420"
+        most = "up to " if self.image.flat else ""
+        kind = f"{masks.size} {'bool' if masks.as_bool else 'bits'}"
+        kind = "as runs" if masks.source == "runs" else kind
+        boxes = "image" if self.coordinates == "stored" else self.coordinates
+        sides = "".join(f", {side.name} {side.to_text()}" for side in self.sides)
+        return f"{most}{side} × {side} {pixels}, masks {kind}, boxes in {boxes} pixels{sides}"
+
     def as_text(self) -> str:
         """One line, such as "pad 1024 rgb, masks 256 area, stored coordinates".
 
@@ -189,8 +200,7 @@ def convert(
 
 def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions) -> Any:
     """A converted sample with its id and index, scaled, or what the transform returned for it."""
-    sample["image_id"] = image_id
-    sample["index"] = index
+    sample = Sample(sample, image_id=image_id, index=index)
     if options.coordinates == "stored":
         _scale(sample)
     if options.transform is None:

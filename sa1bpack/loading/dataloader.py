@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader
 
 from sa1bpack.arguments import checks_options, choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.dataset.sample import Sample
+from sa1bpack.display import Sample
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.batch.collate import Batch, Collate
+from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
@@ -34,6 +34,7 @@ from sa1bpack.loading.order.batches import BatchIndices, DealtBatches, OrderedBa
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, figures_of
 from sa1bpack.schedules import WholeNumbers
+from sa1bpack.transforms.batch import Batch, make_known
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.wording import counted, size_text
 
@@ -57,13 +58,16 @@ _OTHER_NAMES = OF_OTHER_LOADERS | {
 _log = logging.getLogger("sa1bpack")
 
 
-class _SentBatch(dict):
+class _SentBatch(Batch):
     """A batch, and the errors of samples dropped from it; no keys if no sample remained.
 
     The errors are not a key, because other libraries receive batches of this class.
     """
 
     errors: Sequence[ReadError] = ()
+
+
+make_known(_SentBatch)
 
 
 class _SendingCollate(Collate):
@@ -191,7 +195,7 @@ class _TorchRun:
             self._failed()
             raise
         nbytes = sum(_nbytes(value) for value in sent.values())
-        return Taken(dict(sent) or None, list(sent.errors), nbytes, None)
+        return Taken(Batch(sent) or None, list(sent.errors), nbytes, None)
 
     def end(self, wait: float) -> None:
         """Nothing: torch's next iteration resets its workers."""

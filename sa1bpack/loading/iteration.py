@@ -14,12 +14,13 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import check_order
-from sa1bpack.loading.batch.collate import Batch, warn_of_dropped
+from sa1bpack.loading.batch.collate import warn_of_dropped
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.cursor import EpochCursor
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
+from sa1bpack.transforms.batch import Batch
 from sa1bpack.wording import counted
 
 
@@ -132,10 +133,12 @@ class BatchReader:
 
     def _described(self, own: str) -> str:
         """For `repr`: the dataset, the batches, the position in the order, and `own`."""
-        batches = self.batches
+        batches, options = self.batches, self._options
+        most = "all masks" if options.max_masks is None else f"max_masks {options.max_masks}"
         return (
             f"<{type(self).__name__} of {self._dataset!r}: {counted(len(batches), 'batch')} of "
-            f"{batches.batch_size}, {batches.order.kind} order, epoch {batches.epoch}, {own}>"
+            f"{batches.batch_size}, {batches.order.kind} order, epoch {batches.epoch}, "
+            f"{most} {options.masks}, {own}>"
         )
 
 
@@ -219,7 +222,8 @@ class Iteration:
             cursor.took(self._generation, self._done)
             if batch is None:
                 continue
-            batch |= {"epoch": self._batches.epoch, "batch_idx": number, "global_step": step}
+            now = {"epoch": self._batches.epoch, "batch_idx": number, "global_step": step}
+            batch = Batch(batch) | now
             batch["spec"] = reader._dataset.spec_text
             if reader._options.on_error == "drop":
                 batch["dropped"] = rows_of(errors, batch["indices"].device)

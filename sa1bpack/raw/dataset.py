@@ -308,9 +308,9 @@ class TarDataset:
 
     def __repr__(self) -> str:
         whole = int(self._first_row[-1])
-        part = "" if len(self) == whole else f" of {whole}"
-        names = counted(len(self._indices), "source")
-        return f"<TarDataset of {names}: {len(self)}{part} samples, {self.spec_text}>"
+        part = "" if len(self) == whole else f"{len(self):,} of "
+        samples = f"{counted(len(self._indices), 'source')}: {part}{counted(whole, 'sample')}"
+        return f"<TarDataset of {samples}, {self._decoder.spec.summary()}>"
 
 
 def _outside(name: str, folder: str | os.PathLike[str]) -> Path:

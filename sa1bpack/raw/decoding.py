@@ -14,13 +14,13 @@ import numpy as np
 from sa1bpack.arguments import keywords_of, patterns_of, whole_number
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import (
-    Sample,
     SampleOptions,
     SampleSpec,
     convert,
     delivered,
     sample_of_rows,
 )
+from sa1bpack.display import Sample
 from sa1bpack.errors import OptionError, ReadError, SampleError, SourceError
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, ThresholdKeywords, select_masks
 from sa1bpack.packing.options import PackOptions

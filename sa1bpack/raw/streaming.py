@@ -319,4 +319,4 @@ class IterableTarDataset(IterableDataset):
 
     def __repr__(self) -> str:
         names = counted(len(self.sources), "source")
-        return f"<IterableTarDataset of {names}, {self.spec.as_text()}>"
+        return f"<IterableTarDataset of {names}: {self.spec.summary()}>"

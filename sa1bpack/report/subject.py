@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.sample import Sample
+from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format.problems import reason_of
 

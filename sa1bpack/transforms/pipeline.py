@@ -10,6 +10,7 @@ import torch
 from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.backends import describe_kernels, full_precision
+from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import (
     check_dataset,
     check_epoch,
@@ -43,7 +44,6 @@ from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.options import Size, Sizes, as_numbers
 from sa1bpack.transforms.random import uniform
 
-Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | MixStep
 
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
@@ -236,10 +236,14 @@ class Pipeline:
 
     def __repr__(self) -> str:
         """Steps and sizes, and what makes images and masks."""
-        steps = ", ".join(type(step).__name__ for step in self.steps)
+        steps = ", ".join(map(repr, self.steps))
+        names = ("dtype", "mask_dtype")
+        types = ", ".join(f"{name}={str(getattr(self, name))[6:]}" for name in names)
+        related = "" if self._relate is None else f", relations={self._relate.names}"
         return (
-            f"Pipeline([{steps}], {self._sizes}, "
-            f"on a CPU: {describe_kernels('cpu')}, on CUDA: {describe_kernels('cuda')})"
+            f"Pipeline([{steps}], {self._sizes}, {types}, min_area={self.min_area}{related}, "
+            f"seed={self.seed}, on a CPU: {describe_kernels('cpu')}, "
+            f"on CUDA: {describe_kernels('cuda')})"
         )
 
     def __call__(self, batch: Mapping[str, Any], epoch: int | None = None) -> Batch:
@@ -270,7 +274,7 @@ class Pipeline:
         frame = fit_frame(batch["sizes"], self.canvas)
         for number, step in enumerate(self._geometric):
             frame = step(frame, self._uniform(batch, epoch, number))
-        done = dict(batch)
+        done = Batch(batch)
         done.pop("spec", None)  # it describes the images of the batch, not those of the result
         after = len(self._geometric)
         colors = None

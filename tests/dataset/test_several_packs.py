@@ -275,8 +275,6 @@ def test_several_packs_have_no_common_folder(several):
     with pytest.raises(OptionError, match="no folder in common"):
         _ = ds.root
     assert [folder.root for folder in ds.pack.folders] == several.roots
-    assert repr(ds) == (
-        f"<Dataset '3 packs, {several.roots[0]} to {several.roots[2]}': {SAMPLES} samples, "
-        "stored coordinates>"
-    )
+    names = f"3 packs, {several.roots[0]} to {several.roots[2]}"
+    assert repr(ds).startswith(f"<Dataset {names}: {SAMPLES} samples, ")
     assert ds.layout == LAYOUT and ds.manifest.samples == SAMPLES

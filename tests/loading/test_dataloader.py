@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.display import Batch
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading import dataloader as dataloader_module
 from sa1bpack.loading.dataloader import make_dataloader
@@ -114,7 +115,7 @@ def test_dropped_samples_are_those_that_the_loader_drops_even_in_workers(damaged
     with Loader(damaged, 2, **options) as loader:
         for epoch in (1, 2):
             for batch, expected in zip(made, loader, strict=True):
-                assert type(batch) is dict
+                assert type(batch) is Batch
                 same(batch, expected)
                 assert (batch["epoch"], batch["batch_idx"]) == (
                     expected["epoch"],

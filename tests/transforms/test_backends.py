@@ -86,7 +86,8 @@ def test_what_a_device_uses_is_described(triton_on_cpu, monkeypatch):
     assert describe_kernels("cuda") == "torch operations (Triton is not installed)"
     shown = repr(Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()]))
     assert shown == (
-        "Pipeline([RandomHorizontalFlip], size=(48, 48), mask_size=(48, 48), "
+        "Pipeline([RandomHorizontalFlip(p=0.5)], size=(48, 48), mask_size=(48, 48), "
+        "dtype=float32, mask_dtype=bool, min_area=1, seed=0, "
         "on a CPU: compiled kernels, on CUDA: torch operations (Triton is not installed))"
     )
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +10,9 @@ from torch.utils.data import get_worker_info
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, whole_number
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field
 from sa1bpack.dataset.rows import offsets_of
-from sa1bpack.dataset.sample import Sample, SampleSpec
+from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.dataset.specs import RGB_ON_CANVAS, YUV_ON_CANVAS
+from sa1bpack.display import Sample, call_text
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.image_bytes import half
 from sa1bpack.format.layout import MAX_IMAGE_SIZE
@@ -21,6 +21,7 @@ from sa1bpack.loading.batch.mask_choice import Choose, MaskChoice, fixed_capacit
 from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
 from sa1bpack.masks.rle import take_masks
+from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
@@ -188,7 +189,6 @@ def _name(sample: Sample) -> str:
 
 
 ON_ERROR = ("raise", "drop")
-Batch = dict[str, Any]
 
 _log = logging.getLogger("sa1bpack")
 
@@ -318,6 +318,18 @@ class Collate:
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         self._epoch.fill_(epoch - 2**64 if epoch >= 2**63 else epoch)
 
+    def __repr__(self) -> str:
+        chosen = {name: getattr(self.choice, name) for name in ("max_masks", "choose", "seed")}
+        return call_text(
+            self,
+            masks=self.layout.name,
+            **chosen,
+            pad_to_max=self.capacity is not None,
+            canvas=self._canvas,
+            sample_spec=self._spec_text,
+            relations=() if self._relate is None else self._relate.names,
+        )
+
     def __call__(self, samples: Sequence[Sample | ReadError]) -> Batch:
         """Make a batch of samples: dicts as a Dataset yields them.
 
@@ -361,7 +373,7 @@ class Collate:
             chosen.append(choice.rows(sample, int(counts[k]), epoch))
         counts = choice.counts(counts)
         offsets = offsets_of(counts)
-        batch: Batch = {"mask_counts": torch.from_numpy(counts)}
+        batch = Batch(mask_counts=torch.from_numpy(counts))
         if not self.layout.padded:
             batch["mask_offsets"] = torch.from_numpy(offsets)
         for field in _present(_BATCH_SAMPLE_FIELDS + _side_fields(self._sides, "sample"), first):

@@ -133,6 +133,16 @@ class OrderedBatches:
         """Ranks that share each batch."""
         return self.current.world_size
 
+    def __repr__(self) -> str:
+        current = self.current
+        last = "".join(
+            f", {name}=True" for name in ("drop_last", "pad_last") if getattr(current, name)
+        )
+        return (
+            f"<{type(self).__name__} of {self.order!r}: batch_size={self.batch_size}, "
+            f"rank {self.rank} of {self.world_size}{last}>"
+        )
+
     def __getattr__(self, name: str) -> Any:
         # Accelerate looks for it where it deals the batches of a batch sampler out to several
         # processes, and nothing else of torch's or its does.

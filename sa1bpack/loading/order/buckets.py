@@ -85,7 +85,7 @@ class Buckets:
         return f"{self.by}, windows of {self.batches} batches"
 
     def __repr__(self) -> str:
-        return f"<Buckets by {self.as_text()}>"
+        return f"<Buckets by {self.as_text()}, {len(self.keys):,} samples>"
 
     def order(self, samples: np.ndarray) -> np.ndarray:
         """int64 (k,): the positions that sort int64 (k,) samples; equal ones keep their order."""

@@ -17,6 +17,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.order import functions as pure
 from sa1bpack.loading.order.functions import Key
 from sa1bpack.schedules import Schedule, as_schedule
+from sa1bpack.wording import counted
 
 
 class Ordered(Protocol):
@@ -137,7 +138,13 @@ class Order(ABC):
         return {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.identity()})"
+        known = Order.identity(self)
+        own = [
+            f", {name}={value}"
+            for name, value in self.identity().items()
+            if name not in known and isinstance(value, int)  # no digests
+        ]
+        return f"<{type(self).__name__}: {counted(self.size, 'sample')}{''.join(own)}>"
 
 
 def order_seed(order: Order, seed: int | None) -> int:

@@ -10,6 +10,7 @@ from math import radians, sqrt, tan
 import torch
 
 from sa1bpack.arguments import checks_options, is_number
+from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, Frame
 from sa1bpack.transforms.options import as_numbers, as_range
@@ -31,6 +32,9 @@ class GeometricStep:
     """
 
     shrinks = 1.0
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
         """Return the next frame.

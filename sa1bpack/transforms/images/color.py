@@ -9,6 +9,7 @@ batch.
 import torch
 
 from sa1bpack.arguments import checks_options
+from sa1bpack.display import call_text
 from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.masks.cells import count_cells
 from sa1bpack.transforms.options import as_range
@@ -57,6 +58,9 @@ class ColorJitter:
         self.contrast = as_range("contrast", contrast, 0, MAX_FACTOR, around=1)
         self.saturation = as_range("saturation", saturation, 0, MAX_FACTOR, around=1)
         self.hue = as_range("hue", hue, -0.5, 0.5)
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
     def __call__(
         self, images: torch.Tensor, inside: torch.Tensor, factors: torch.Tensor

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from sa1bpack.arguments import checks_options, is_number
+from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.memory import Table
@@ -24,6 +25,9 @@ class MixStep:
             raise OptionError(f"alpha is {alpha!r}: choose a number above 0")
         self.alpha = alpha
         self._table = Table(beta_quantiles(alpha))
+
+    def __repr__(self) -> str:
+        return call_text(self)
 
     def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
         """Mix images (B, 3, H, W). Returns what changes in the batch."""

@@ -10,6 +10,7 @@ import torch
 from sa1bpack.arguments import checks_options
 from sa1bpack.masks._arrays import check_image_runs
 from sa1bpack.transforms.geometry.frame import Frame, Maps
+from sa1bpack.wording import counted
 
 
 @checks_options
@@ -38,6 +39,11 @@ class RunBatch:
     mask_offset: torch.Tensor
     sizes: torch.Tensor
     host_offset: torch.Tensor
+
+    def __repr__(self) -> str:
+        masks, samples = len(self.run_offset) - 1, len(self.sizes)
+        ends = f"{len(self.run_ends):,} run ends on {self.run_ends.device}"
+        return f"<RunBatch: {counted(masks, 'mask')} of {counted(samples, 'sample')}, {ends}>"
 
     @classmethod
     def collate(cls, samples: Sequence[tuple[np.ndarray, np.ndarray, int, int]]) -> "RunBatch":

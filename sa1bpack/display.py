@@ -1,0 +1,74 @@
+"""What objects look like in a terminal and in a notebook."""
+
+import inspect
+from typing import Any
+
+_LONGEST = 60  # characters of a value of a sample or batch that is not an array
+
+
+def call_text(value: Any, **shown: Any) -> str:
+    """An object as the call that makes it: `RandomHorizontalFlip(p=0.5)`.
+
+    Its arguments are the attributes of the same names; floats have four digits.
+
+    shown  values of arguments that have no attribute, or another one
+    """
+    found = {}
+    for name in inspect.signature(type(value)).parameters:
+        if name in shown or hasattr(value, name):
+            found[name] = shown.get(name, getattr(value, name, None))
+    text = ", ".join(f"{name}={_value_text(found[name])}" for name in found)
+    return f"{type(value).__name__}({text})"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_value_text, value))}{',' * (len(value) == 1)})"
+    return getattr(value, "__qualname__", None) or repr(value).removeprefix("torch.")
+
+
+class _Arrays(dict[str, Any]):
+    """A dict whose text has the shape and type of each array on a line of its own, no numbers."""
+
+    _called = "Arrays"
+
+    def __repr__(self) -> str:
+        width = max(map(len, map(str, self)), default=0)
+        lines = [f"  {key!s:{width}}  {_array_text(value)}" for key, value in self.items()]
+        return "\n".join([f"{self._called} of {len(self)} keys", *lines])
+
+    def copy(self):
+        return type(self)(self)
+
+    def __reduce__(self):  # in one piece: torch.load does not fill dicts of a kind of their own
+        return type(self), (dict(self),), vars(self) or None
+
+    def __or__(self, other):
+        return type(self)({**self, **other}) if isinstance(other, dict) else NotImplemented
+
+
+class Sample(_Arrays):
+    """A sample of a dataset: a dict, see `sa1bpack.Dataset`."""
+
+    _called = "Sample"
+
+
+class Batch(_Arrays):
+    """A batch of a loader, `Collate` or a `Pipeline`: a dict, see `sa1bpack.Collate`."""
+
+    _called = "Batch"
+
+
+def _array_text(value: Any) -> str:
+    """Type, shape and device of an array; anything else as it is, if it is short."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(value, list | tuple) and any(hasattr(each, "shape") for each in value):
+        return f"{type(value).__name__} of {len(value)}, the first {_array_text(value[0])}"
+    if shape is None or dtype is None:
+        text = " ".join(repr(value).split())
+        return text if len(text) <= _LONGEST else f"{type(value).__name__} {text[:_LONGEST]}…"
+    device = str(getattr(value, "device", "cpu"))
+    text = f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
+    return text if device == "cpu" else f"{text} {device}"
