@@ -19,6 +19,7 @@ from sa1bpack.arguments import (
 )
 from sa1bpack.dataset import select
 from sa1bpack.dataset.columns import Columns, check_column, empty_column, expanded, iterate_columns
+from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.rows import (
@@ -70,7 +71,7 @@ class SampleInfo:
 
 
 @checks_options
-class Dataset:
+class Dataset(MapStyle):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
     `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied but boxes and

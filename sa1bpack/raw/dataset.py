@@ -20,6 +20,7 @@ from sa1bpack.arguments import (
     local_path,
     whole_number,
 )
+from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import as_position, take
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec
@@ -44,7 +45,7 @@ _NOT_OF_SAMPLES = ("samples_per_shard", "empty")
 @checks_options(
     cache_bytes="cache_size", cache_folder="cache_dir", cache_folder_bytes="cache_dir_size"
 )
-class TarDataset:
+class TarDataset(MapStyle):
     """The samples of tars and folders as they are: `ds[i]` decodes a pair when it is asked for.
 
     A sample is the dict, bit for bit, that a pack of the tars made with `options` and opened with
