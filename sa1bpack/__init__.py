@@ -62,6 +62,9 @@ _MODULES = {
 # Scheme of a URL → the module that reads and writes what is there, see `sa1bpack.urls.Scheme`.
 SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.scheme")
 
+# The module that draws datasets and batches for notebooks, see `sa1bpack.display.Pictured`.
+PICTURES = "sa1bpack.report.inline"
+
 # Public modules.
 _NAMESPACES = ("errors", "masks", "transforms")
 

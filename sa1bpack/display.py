@@ -1,9 +1,30 @@
 """What objects look like in a terminal and in a notebook."""
 
 import inspect
+import logging
+from importlib import import_module
 from typing import Any
 
+from sa1bpack import PICTURES
+
 _LONGEST = 60  # characters of a value of a sample or batch that is not an array
+
+
+_log = logging.getLogger("sa1bpack")
+
+
+class Pictured:
+    """What a notebook shows as a picture, where that can be drawn, and otherwise as its text.
+
+    Who draws is not a matter of the core: the table `PICTURES` of the package names the module.
+    """
+
+    def _repr_html_(self) -> str | None:
+        try:
+            return import_module(PICTURES).html_of(self)
+        except Exception as error:  # of a glance: without PIL, or for what cannot be read
+            _log.debug("no picture: %s", error)
+            return None
 
 
 def call_text(value: Any, **shown: Any) -> str:
@@ -55,7 +76,7 @@ class Sample(_Arrays):
     _called = "Sample"
 
 
-class Batch(_Arrays):
+class Batch(Pictured, _Arrays):
     """A batch of a loader, `Collate` or a `Pipeline`: a dict, see `sa1bpack.Collate`."""
 
     _called = "Batch"

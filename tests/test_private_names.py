@@ -16,6 +16,7 @@ FILES = sorted(TESTS.rglob("*.py"))
 OF_OTHERS = {
     "_exit": "os: a forked child ends without what pytest does at exit",
     "_cdata": "torch: the address of a storage, which shares it with other Python objects",
+    "_repr_html_": "IPython: what a notebook shows of an object",
     "_iterator": "torch: the workers of a DataLoader that persist",
     "_shutdown_workers": "torch: ends them before the next test looks for processes",
     "_sleep": "torch.cuda: keeps a device busy",

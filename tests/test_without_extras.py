@@ -1,4 +1,5 @@
-"""Without the folder of `remote`, packs of this machine work, and a URL is a clear error."""
+"""Without the folders of `remote` and `report`, packs of this machine work, a URL is a clear error,
+and a notebook shows text."""
 
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ result = sa1bpack.pack(tar, out, workers=1, image_size=64, mask_size=32)
 assert result.images == 3 and sa1bpack.verify(out).ok
 ds = sa1bpack.open(out)
 assert ds[0]["image"].any()
+assert ds._repr_html_() is None and "3 samples" in repr(ds)
 with sa1bpack.Loader(ds, 2) as loader:
     assert sum(len(batch["image_ids"]) for batch in loader) == 3
 calls = (
@@ -40,7 +42,7 @@ for call in calls:
 
 
 def test_without_remote_packs_of_this_machine_work_and_a_url_is_a_clear_error(sample_tar, tmp_path):
-    ignored = shutil.ignore_patterns("remote", "__pycache__")
+    ignored = shutil.ignore_patterns("remote", "report", "__pycache__")
     copy = shutil.copytree(
         Path(sa1bpack.__file__).parent, tmp_path / "src/sa1bpack", ignore=ignored
     )

@@ -35,6 +35,7 @@ from sa1bpack.dataset.rows import (
 from sa1bpack.dataset.sample import ChangedKeywords, SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.sides import with_sides
 from sa1bpack.dataset.specs import pack_sampling
+from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.urls import ShardSource
@@ -71,7 +72,7 @@ class SampleInfo:
 
 
 @checks_options
-class Dataset(MapStyle):
+class Dataset(MapStyle, Pictured):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
     `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied but boxes and

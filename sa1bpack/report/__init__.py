@@ -4,6 +4,8 @@ info           what a pack holds, as text
 show           samples of a pack, a tar or a batch as a picture
 write_report   a page about a pack: verification, survey, then page
 
+inline         a small picture of a dataset or a batch, for notebooks
+
 subject        a sample, with what a picture needs of it; those of a `batch` in its own module
 drawing        PIL: the image under masks, boxes and points, and text
 sheets         several samples with captions, or a large one with a table of its masks
