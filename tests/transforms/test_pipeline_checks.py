@@ -27,7 +27,7 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
         ([], {"size": 8192}, r"^mask_size\[0\] is 8192: .*from 1 to 4096"),
         ([], {"min_area": -1}, "^min_area is -1: choose a whole number from 0 to 2147483647"),
         ([], {"mean": 0.5}, "mean is 0.5 and .*three numbers each"),
-        (RandomHorizontalFlip(), {}, "^steps is <.*RandomHorizontalFlip.*pass a list of steps"),
+        (RandomHorizontalFlip(), {}, "^steps is RandomHorizontalFlip.*pass a list of steps"),
         ([], {"seed": -1}, "^seed is -1: choose a whole number from 0 to 18446744073709551615"),
     ],
 )
