@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 import sa1bpack
 from sa1bpack import errors, masks
 from sa1bpack import transforms as T
+from sa1bpack.display import Batch
 
 
 def pack_and_look(tars: list[Path], out: Path) -> None:
@@ -87,12 +88,12 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
         ds, 8, num_workers=2, max_masks=sa1bpack.Cosine(20, 40, epochs=2)
     )
     for batch in other:
-        assert_type(batch, dict[str, Any])
+        assert_type(batch, Batch)
     sa1bpack.make_dataloader(ds, sizes(0), prefetch_factor=4)
     options = sa1bpack.ReadingOptions(order=sa1bpack.ShuffleOrder(ds), max_masks=64)
     assert_type(options.timeout, float)
     collate = sa1bpack.Collate("flat", sample_spec=ds.spec)
-    assert_type(collate([ds[0], ds[1]]), dict[str, Any])
+    assert_type(collate([ds[0], ds[1]]), Batch)
     DataLoader(sa1bpack.IterableTarDataset("*.tar"), batch_size=2, collate_fn=collate)
     assert_type(len(sa1bpack.TarDataset([Path("sa_000000.tar")])), int)
 
@@ -119,7 +120,7 @@ def transform(ds: sa1bpack.Dataset, batch: dict[str, Any]) -> dict[str, Any]:
         dtype=torch.bfloat16,
         relations=["parents"],
     )
-    assert_type(pipeline(batch), dict[str, Any])
+    assert_type(pipeline(batch), Batch)
     assert_type(T.describe_kernels("cuda"), str)
     runs: T.RunBatch = batch["runs"]
     assert_type(T.mask_boxes(runs), torch.Tensor)
