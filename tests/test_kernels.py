@@ -203,8 +203,10 @@ def end(process: subprocess.Popen) -> str:
     return found.strip()
 
 
-def kept(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_ino for path in folder.rglob("*.decode.*.nbc")}
+def kept(folder: Path) -> dict[Path, tuple[int, int]]:
+    """File → what changes when it is written again; the number of a removed file may return."""
+    found = {path: path.stat() for path in folder.rglob("*.decode.*.nbc")}
+    return {path: (status.st_ino, status.st_mtime_ns) for path, status in found.items()}
 
 
 def edit(path: Path, before: str, after: str) -> None:

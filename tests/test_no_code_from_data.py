@@ -23,6 +23,7 @@ ALLOWED = {
         for package in ("", "masks/", "pixels/")
     },
     ("sa1bpack/cli/arguments.py", "import_module"): "the commands of its own table",
+    ("sa1bpack/display.py", "import_module"): "the module that PICTURES names",
     ("sa1bpack/deriving/run.py", "resolve_name"): "the function that the user names",
     ("scripts/distill_example.py", "import_module"): "the teacher that the user names",
     ("sa1bpack/transforms/backends.py", "import_module"): "kernels that its own callers name",
