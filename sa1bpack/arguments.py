@@ -374,7 +374,7 @@ def refuse_dataset(name: str, value: Any) -> None:
     if hasattr(value, "spec_text"):
         raise OptionError(
             f"{name} is {_short(value)}: give the path of its pack, or save what it selects with "
-            "ds.save(FILE), and give that file where a selection is accepted"
+            "ds.save_selection(FILE), and give that file where a selection is accepted"
         )
 
 

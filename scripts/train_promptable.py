@@ -259,7 +259,7 @@ class Trainer:
         self.args, self.device, self.step = args, device, 0
         features = [args.distill] if args.distill else []
         ds = sa1bpack.open(args.pack, masks="runs", side=features, min_area=args.min_area)
-        self.train, self.val = (ds, ds) if args.val == 0 else ds.split(val=args.val)
+        self.train, self.val = (ds, ds) if args.val == 0 else ds.split(val_fraction=args.val)
         options = {"global_batch_size": args.batch_size, "masks": "flat", "max_masks": args.masks}
         options |= {"device": str(device), "seed": args.seed}
         self.loader = sa1bpack.Loader(self.train, choose="random", order="shuffle", **options)

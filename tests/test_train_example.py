@@ -197,7 +197,7 @@ def test_a_checkpoint_of_other_images_is_one_line_and_exit_code_2(
     script, deterministic, pack, ended_in_mid_epoch, tmp_path, capsys
 ):
     part = tmp_path / "part.sel"
-    sa1bpack.open(pack)[1:].save(part)
+    sa1bpack.open(pack)[1:].save_selection(part)
     checkpoint = str(ended_in_mid_epoch / "run.pt")
     options = ["--checkpoint", checkpoint, "--resume", "--batch-size", str(BATCH)]
     assert script.main([str(part), *options]) == 2

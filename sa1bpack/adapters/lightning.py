@@ -101,7 +101,7 @@ class DataModule(LightningDataModule):
         if not isinstance(self._val, Real):
             self.train, self.val = ds, opened(self._val)
             return
-        split = ds.split(val=self._val, seed=self._split_seed) if self._val else (ds, None)
+        split = ds.split(val_fraction=self._val, seed=self._split_seed) if self._val else (ds, None)
         self.train, self.val = split
 
     def train_dataloader(self) -> Loader:

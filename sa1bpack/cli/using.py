@@ -65,12 +65,12 @@ def subset(
     if ids is not None:
         ds = ds[ds.index_of(_read_ids(local_path("ids", ids)))]
     if source:
-        ds = ds.source(source)
+        ds = ds.from_sources(source)
     if fraction is not None:
         ds = ds.fraction(fraction, seed=seed)
     for condition in where:
         ds = ds.where(condition)
-    ds.save(out)
+    ds.save_selection(out)
     images = counted(len(everything), "image")
     say(f"{out}: {len(ds):,} of {images}, fingerprint {ds.fingerprint}")
     return exits.OK

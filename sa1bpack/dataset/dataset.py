@@ -71,6 +71,16 @@ class SampleInfo:
     annotations: int
 
 
+# Methods of earlier releases, and their names of today.
+_RENAMED = {
+    "info": "metadata",
+    "save": "save_selection",
+    "select": "load_selection",
+    "shard": "from_shards",
+    "source": "from_sources",
+}
+
+
 @checks_options
 class Dataset(MapStyle, Pictured):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
@@ -115,7 +125,7 @@ class Dataset(MapStyle, Pictured):
     happen.
 
     Works in a torch DataLoader with any sampler, in threads, after fork, and after spawn: it
-    pickles to its path and options. A subset by slices, `source` or `shard` adds a few bytes; one
+    pickles to its path and options. A subset by slices, sources or shards adds a few bytes; one
     by an irregular index array adds 8 bytes per sample. Unpickled, it opens the same state of the
     pack again, or raises FormatError if the pack has changed since.
 
@@ -144,6 +154,10 @@ class Dataset(MapStyle, Pictured):
         self._rows = rows
         if options.check == "read":
             pack.check_index()
+
+    def __getattr__(self, name: str) -> Any:
+        now = f": it is {_RENAMED[name]}" if name in _RENAMED else ""
+        raise AttributeError(f"a Dataset has no attribute {name!r}{now}")
 
     # ------------------------------------------------------------------------------------- samples
 
@@ -232,16 +246,16 @@ class Dataset(MapStyle, Pictured):
 
     # ---------------------------------------------------------------------------------- selections
 
-    def source(self, name: str | Iterable[str]) -> "Dataset":
+    def from_sources(self, names: str | Iterable[str]) -> "Dataset":
         """The samples from sources (`"sa_000012"`), by name, several in a list.
 
         Raises UnknownName if the pack lacks one.
         """
-        return self._over(select.of_shards(self.pack, self._rows, "source", name))
+        return self._over(select.of_shards(self.pack, self._rows, "source", names))
 
-    def shard(self, name: str | Iterable[str]) -> "Dataset":
-        """The samples of shards (`"sa_000012-001"`), by name. Raises as `source` does."""
-        return self._over(select.of_shards(self.pack, self._rows, "name", name))
+    def from_shards(self, names: str | Iterable[str]) -> "Dataset":
+        """The samples of shards (`"sa_000012-001"`), by name. Raises as `from_sources` does."""
+        return self._over(select.of_shards(self.pack, self._rows, "name", names))
 
     def where(self, condition: np.ndarray | str | Callable[[Columns], np.ndarray]) -> "Dataset":
         """The samples that fulfil a condition, in the same order.
@@ -256,21 +270,22 @@ class Dataset(MapStyle, Pictured):
         """
         return self._part(select.flags(condition, self.columns(), len(self)))
 
-    def split(self, *, val: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
-        """Two parts, for training and validation: `train, val = ds.split(val=0.01)`.
+    def split(self, *, val_fraction: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
+        """Two parts, for training and validation: `train, val = ds.split(val_fraction=0.01)`.
 
-        val   share of the samples in the second part, between 0 and 1, as an expectation
-        seed  0 to 2**64 - 1
+        val_fraction  share of the samples in the second part, 0 to 1, as an expectation
+        seed          0 to 2**64 - 1
 
         Which part a sample is in depends on its image id and the seed alone, see docs/training.md:
         it stays the same with more tars, in a merged pack, over several packs, and in subsets.
 
         Raises OptionError for a value out of range, and if a part would be empty.
         """
-        inside = self._below("val", val, seed, select.SPLIT)
+        inside = self._below("val_fraction", val_fraction, seed, select.SPLIT)
         if (count := int(np.count_nonzero(inside))) in (0, len(inside)):
+            found = "every sample" if count else "no sample"
             raise OptionError(
-                f"val is {val!r}: {'no sample' if count == 0 else 'every sample'} of "
+                f"val_fraction is {val_fraction!r}: {found} of "
                 f"{counted(len(inside), 'sample')} would be in the validation part, and a part "
                 "must not be empty: choose another share, or another seed"
             )
@@ -289,7 +304,7 @@ class Dataset(MapStyle, Pictured):
     def _below(self, name: str, value: float, seed: int, use: int) -> np.ndarray:
         return select.below(self.pack.image_ids(self._rows), number(name, value, 0, 1), seed, use)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save_selection(self, path: str | os.PathLike[str]) -> None:
         """Keep the selection as a small file of image ids: `sa1bpack.open(path)` opens it again.
 
         An earlier selection is replaced atomically. Options such as `masks` are not kept.
@@ -300,7 +315,7 @@ class Dataset(MapStyle, Pictured):
         """
         select.save_rows(self.pack, self._rows, local_path("path", path))
 
-    def select(self, path: str | os.PathLike[str]) -> "Dataset":
+    def load_selection(self, path: str | os.PathLike[str]) -> "Dataset":
         """Those samples that a saved selection names, in its order, wherever it was saved.
 
         Raises OptionError if the dataset lacks one of them, FormatError if the file is no selection
@@ -389,7 +404,7 @@ class Dataset(MapStyle, Pictured):
 
     # --------------------------------------------------------------------------------- where it is
 
-    def info(self, index: int) -> SampleInfo:
+    def metadata(self, index: int) -> SampleInfo:
         """Tar, member, place, sizes and counts of a sample, without reading pixels or masks.
 
         Raises IndexError as `ds[index]` does, FormatError or OSError if the shard cannot be read.

@@ -42,8 +42,8 @@ def open(
 
     Args:
         path: folder of the pack; `~` is expanded. Several packs are a list of folders, or a glob
-            pattern such as "/data/packs/*"; or the file that `Dataset.save` wrote, which is opened
-            with its packs. See docs/training.md. Or a URL, "s3://bucket/pack", "gs://bucket/pack",
+            pattern such as "/data/packs/*"; or the file that `Dataset.save_selection` wrote, which
+            is opened with its packs. See docs/training.md. Or a URL, "s3://bucket/pack", "gs://bucket/pack",
             or "file:///mnt/nfs/pack" for a slow file system: with `cache_dir`, see docs/cloud.md.
         duplicates: what becomes of image ids that occur more than once, in one pack or in several.
             "error" raises OptionError. "first" keeps one sample per id, that of the pack that is
@@ -146,7 +146,7 @@ def open(
         if (text := folder.missing()) is not None:
             _log.warning("%s", text)
     ds = Dataset(pack, pack.rows, dataclasses.replace(given, side=()))
-    ds = ds if saved is None else ds.select(saved)
+    ds = ds if saved is None else ds.load_selection(saved)
     return ds.with_options(side=given.side) if given.side else ds
 
 

@@ -72,8 +72,8 @@ def derive(
     shards of its `part`.
 
     Args:
-        ds: a dataset of complete shards, without a transform: of a pack, `ds.source(...)`, or a
-            torch Subset of one.
+        ds: a dataset of complete shards, without a transform: of a pack, `ds.from_sources(...)`, or
+            a torch Subset of one.
         name: of the array, and its key in samples and batches.
         fn: called as fn(batch, **options) with a batch of the Loader, its tensors on the device,
             without gradients. It returns a tensor or an array with one row per image (B, ...), or

@@ -257,7 +257,7 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
                 f"ds has {counted(len(positions), 'sample')} of the {identity.extent.samples:,} of "
                 f"shard {identity.name}: a part of a side array is for a complete shard; "
                 "compute it for the pack, and any selection of it has the array, or select with "
-                "ds.source(...) or ds.shard(...)"
+                "ds.from_sources(...) or ds.from_shards(...)"
             )
         found.append(ShardToDo(identity, ds[positions]))
     return found

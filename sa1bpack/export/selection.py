@@ -171,7 +171,7 @@ def _named(ds: Dataset, sources: list[str], shards: list[str], image_ids: list[i
     wanted = np.isin(ds.column("image_id"), ids)
     try:
         ds.index_of(ids)
-        for part in (ds.source(sources), ds.shard(shards)):
+        for part in (ds.from_sources(sources), ds.from_shards(shards)):
             wanted[part.rows_at(np.arange(len(part)))] = True
     except UnknownName as error:
         raise OptionError(str(error)) from None

@@ -114,7 +114,7 @@ def _found(path: Path, folder: Path, place: PackPlace) -> Path | str:
             return candidate.resolve()
     raise NotAPack(
         f"{path}: a selection from the pack {place.absolute}, which is not there any more: make a "
-        f"link there to where it is now, or take sa1bpack.open(PACK).select({str(path)!r})"
+        f"link there to where it is now, or take sa1bpack.open(PACK).load_selection({str(path)!r})"
     )
 
 

@@ -70,7 +70,7 @@ class TarDataset(MapStyle):
 
     Examples:
         >>> ds = sa1bpack.TarDataset("tests/samples/sa_000000.tar", index_folder="indices")
-        >>> len(ds), ds[0]["image"].shape, ds.info(0).masks
+        >>> len(ds), ds[0]["image"].shape, ds.metadata(0).masks
         (3, (1024, 1024, 3), 35)
     """
 
@@ -186,8 +186,10 @@ class TarDataset(MapStyle):
         rows = [row + np.flatnonzero(i.pairs["file_name"] == name.encode()) for row, i in tars]
         places = np.flatnonzero(np.isin(self._rows, np.concatenate(rows)))
         if not len(places):
-            raise UnknownName(f"no image {name} in {self!r}; `ds.info(i).image_id` says which is i")
-        if (found := self.info(int(places[0]))).image_id != image_id:
+            raise UnknownName(
+                f"no image {name} in {self!r}; `ds.metadata(i).image_id` says which is i"
+            )
+        if (found := self.metadata(int(places[0]))).image_id != image_id:
             raise UnknownName(f"{found.path}: the record of {name} has image_id {found.image_id}")
         return int(places[0])
 
@@ -242,7 +244,7 @@ class TarDataset(MapStyle):
 
     # ------------------------------------------------------------------------------ what there is
 
-    def info(self, index: int) -> PairInfo:
+    def metadata(self, index: int) -> PairInfo:
         """Tar, member, sizes and counts of a sample, from its record: no pixels are decoded.
 
         Raises IndexError as `ds[index]` does, ReadError if the record cannot be used, SourceError

@@ -92,7 +92,7 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
         **wanted, coordinates="source", check="read", transform=None, side=()
     )
     try:
-        sample, found = as_stored[index], as_stored.info(index)
+        sample, found = as_stored[index], as_stored.metadata(index)
     except ReadError as error:  # which names the sample, as every picture does
         if isinstance(error.__cause__, FormatError | OSError):
             raise error.__cause__ from None

@@ -34,7 +34,7 @@ def complete(photos):
 
 
 def test_every_epoch_trains_on_one_part_of_the_split_and_validates_on_the_other(photos, complete):
-    train, val = sa1bpack.open(photos.root).split(val=0.15, seed=2)
+    train, val = sa1bpack.open(photos.root).split(val_fraction=0.15, seed=2)
     parts = [part.column("image_id").tolist() for part in (train, val)]
     assert [len(part) for part in parts] == [4, 1]
     orders = []
@@ -115,7 +115,9 @@ def test_what_changes_while_training_has_its_last_value_in_every_validation(phot
 
 
 def test_a_split_without_images_in_a_part_is_refused_and_val_0_validates_nothing(photos):
-    with pytest.raises(sa1bpack.OptionError, match=r"val is 0.001: no sample of 5 samples"):
+    with pytest.raises(
+        sa1bpack.OptionError, match=r"val_fraction is 0.001: no sample of 5 samples"
+    ):
         made(photos, val=0.001, split_seed=1).setup()
     with pytest.raises(sa1bpack.OptionError, match="every sample of 5 samples"):
         made(photos, val=1.0).setup()

@@ -122,7 +122,7 @@ def test_selections_thresholds_frames_and_pickles_are_kept(photos, tmp_path):
     assert video.video_id == ds[1]["image_id"] and len(video) == 3
     assert [frame.frame_idx for frame in video.frames] == [0, 1, 2]
     assert loader.load(2).areas.tolist() == ds[1]["areas"].tolist()
-    ds.save(tmp_path / "train.sel")
+    ds.save_selection(tmp_path / "train.sel")
     assert RawDataset(tmp_path / "train.sel").get_video(1)[0].video_id == video.video_id
 
 

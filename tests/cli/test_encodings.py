@@ -99,7 +99,7 @@ def test_a_gzip_stream_in_a_folder_whose_name_is_no_text_is_indexed(no_text):
 def test_a_selection_of_a_pack_in_a_folder_whose_name_is_no_text_is_refused(no_text, tmp_path):
     pack(no_text / "sa_000000.tar", no_text / "pack")
     with pytest.raises(OptionError, match=r"records where its pack is, as UTF-8.*rename"):
-        sa1bpack.open(no_text / "pack").save(tmp_path / "all.sel")
+        sa1bpack.open(no_text / "pack").save_selection(tmp_path / "all.sel")
     code, _, error = run("subset", no_text / "pack", tmp_path / "all.sel", "--fraction", "1")
     assert code == 2 and r"d\udcff/pack: a selection records" in error
     assert not (tmp_path / "all.sel").exists()

@@ -120,7 +120,7 @@ def test_every_choice_of_the_command_line_reaches_the_export(command, root, tmp_
     chosen = ("--shard", "sa_000000-001", "--image-id", 0, "--image-id", 1, "--renumber")
     assert command("export", root, out, "--format", "coco", *chosen)[0] == 0
     found = json.loads(out.read_text())
-    ids = sa1bpack.open(root).shard("sa_000000-001")
+    ids = sa1bpack.open(root).from_shards("sa_000000-001")
     assert {image["id"] for image in found["images"]} == {0, 1, *(s["image_id"] for s in ids)}
     assert [annotation["id"] for annotation in found["annotations"]] == list(
         range(1, 2 * len(found["images"]) + 1)

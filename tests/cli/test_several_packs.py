@@ -209,7 +209,7 @@ def test_an_export_of_several_packs_is_that_of_the_merged_one(
 def test_an_export_of_a_selection_has_its_images_once(command, packs, tmp_path, form):
     selection = tmp_path / "some.sel"
     ds = open_pack(packs)
-    ds[ds.index_of([9, 2, 4, 9])].save(selection)
+    ds[ds.index_of([9, 2, 4, 9])].save_selection(selection)
     written = []
     for name, given in (
         ("ids", (*packs, "--image-id", 2, "--image-id", 4, "--image-id", 9)),
@@ -228,7 +228,7 @@ def test_a_selection_is_exported_alone_and_from_the_first_of_packs_with_its_ids(
     tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
     third = tmp_path / "packs" / "third"
     assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
-    open_pack([third, *packs], duplicates="first").save(tmp_path / "all.sel")
+    open_pack([third, *packs], duplicates="first").save_selection(tmp_path / "all.sel")
     result = sa1bpack.export_sa1b(tmp_path / "all.sel", tmp_path / "json")
     assert result.images == 12
     names = sorted(path.name for path in (tmp_path / "json" / "sa_000009").iterdir())

@@ -144,7 +144,7 @@ def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
         part = ds[rng.permutation(len(ds))[: rng.integers(2, len(ds) + 1)]]
         if case.selection == "shuffled" or case.copied == "all":  # ids are what is saved
             return part
-        part.save(folder / "part.sel")
+        part.save_selection(folder / "part.sel")
         return sa1bpack.open(folder / "part.sel", **case.opened, **more)
     return ds
 

@@ -68,7 +68,7 @@ def test_indices_behave_like_those_of_lists(ds):
     for wrong in (1.0, "1", None, True, np.True_):  # a bool is a mask of one, not row 0 or 1
         with pytest.raises(TypeError, match=type(wrong).__name__):
             ds[wrong]
-    for asked in (ds.info, ds.locate, lambda wrong: ds.__getitems__([wrong])):
+    for asked in (ds.metadata, ds.locate, lambda wrong: ds.__getitems__([wrong])):
         for wrong in (True, np.False_):
             with pytest.raises(TypeError, match=r"indexed by integers.*bool"):
                 asked(wrong)
@@ -194,12 +194,12 @@ def test_samples_are_found_by_id_in_subsets_of_any_kind(ds, packed):
 
 def test_sources_and_shards_can_be_picked(ds):
     """By their names in the manifest, in any subset."""
-    assert [s["index"] for s in ds.source("sa_000001")] == [4, 5, 6, 7, 8]
-    assert [s["index"] for s in ds.shard("sa_000001-001")] == [7, 8]
-    assert len(ds.shard("sa_000000-001")) == 0
-    assert [s["index"] for s in ds[::-2].source("sa_000001")] == [7, 5]
-    assert [s["index"] for s in ds[[8, 1, 4, 8]].source("sa_000001")] == [8, 4, 8]
-    for pick in (ds.source, ds.shard):
+    assert [s["index"] for s in ds.from_sources("sa_000001")] == [4, 5, 6, 7, 8]
+    assert [s["index"] for s in ds.from_shards("sa_000001-001")] == [7, 8]
+    assert len(ds.from_shards("sa_000000-001")) == 0
+    assert [s["index"] for s in ds[::-2].from_sources("sa_000001")] == [7, 5]
+    assert [s["index"] for s in ds[[8, 1, 4, 8]].from_sources("sa_000001")] == [8, 4, 8]
+    for pick in (ds.from_sources, ds.from_shards):
         with pytest.raises(KeyError, match=r"sa_9.*sa_000000.*sa_000002"):
             pick("sa_9")
 

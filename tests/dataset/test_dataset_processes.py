@@ -39,7 +39,7 @@ def test_reading_samples_loads_neither_torch_nor_numba(packed):
 def test_a_dataset_pickles_to_a_few_hundred_bytes(ds):
     """Path and options; a regular subset adds next to nothing, an irregular one its rows."""
     ds[0]
-    for subset in (ds, ds[2:9], ds[::-3], ds.source("sa_000001")):
+    for subset in (ds, ds[2:9], ds[::-3], ds.from_sources("sa_000001")):
         pickled = pickle.dumps(subset)
         assert len(pickled) < 1000
         copy = pickle.loads(pickled)

@@ -27,12 +27,12 @@ def no_flush(monkeypatch):
 
 @pytest.mark.parametrize("select", [
     lambda ds: ds, lambda ds: ds[[7, 3, 3, 0]], lambda ds: ds[::-1], lambda ds: ds[:0],
-    lambda ds: ds.source("sa_000003"), lambda ds: ds.where("mask_count >= 3"),
+    lambda ds: ds.from_sources("sa_000003"), lambda ds: ds.where("mask_count >= 3"),
 ])  # fmt: skip
 def test_a_selection_opens_as_it_was_saved(several, tmp_path, no_flush, select):
     for path in (several.roots, several.joined):
         ds = select(open_pack(path))
-        ds.save(tmp_path / "file")
+        ds.save_selection(tmp_path / "file")
         again = open_pack(tmp_path / "file", masks="bool", check="read")
         assert again.fingerprint == ds.fingerprint
         assert again.column("image_id").tolist() == ds.column("image_id").tolist()
@@ -42,7 +42,7 @@ def test_a_selection_opens_as_it_was_saved(several, tmp_path, no_flush, select):
 
 def test_the_file_is_read_with_python_and_numpy_alone(several, tmp_path, no_flush):
     ds = open_pack(several.roots)[5:9]
-    ds.save(tmp_path / "file")
+    ds.save_selection(tmp_path / "file")
     line, _, body = (tmp_path / "file").read_bytes().partition(b"\n")
     ids = np.cumsum(np.frombuffer(zlib.decompress(body), "<i8"))
     assert ids.tolist() == ds.column("image_id").tolist()
@@ -75,12 +75,12 @@ def test_ids_are_found_by_any_way_where_they_are_first(ids, wanted, near):
 
 def test_a_subset_outlives_more_tars_a_merge_and_other_machines(several, tmp_path, no_flush):
     ds = open_pack(several.roots[1])
-    val = ds.split(val=0.4)[1]
-    val.save(tmp_path / "val")
+    val = ds.split(val_fraction=0.4)[1]
+    val.save_selection(tmp_path / "val")
     for path in (several.roots, several.joined):
-        assert open_pack(path).select(tmp_path / "val").fingerprint == val.fingerprint
+        assert open_pack(path).load_selection(tmp_path / "val").fingerprint == val.fingerprint
     grown = joined_pack(tmp_path / "a", several.roots[1:2])  # a pack that grows where it is
-    open_pack(grown)[2:].save(tmp_path / "rest")
+    open_pack(grown)[2:].save_selection(tmp_path / "rest")
     shutil.rmtree(grown)
     joined_pack(grown, several.roots)
     assert open_pack(tmp_path / "rest").fingerprint == ds[2:].fingerprint
@@ -89,33 +89,33 @@ def test_a_subset_outlives_more_tars_a_merge_and_other_machines(several, tmp_pat
 def test_a_pack_is_sought_beside_the_file_first_and_then_where_it_was(several, tmp_path, no_flush):
     pack = joined_pack(tmp_path / "one" / "pack", several.roots[1:2])
     (tmp_path / "one" / "lists").mkdir()
-    open_pack(pack)[1:].save(tmp_path / "one" / "lists" / "file")
+    open_pack(pack)[1:].save_selection(tmp_path / "one" / "lists" / "file")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     copy = open_pack(tmp_path / "two" / "lists" / "file")
     assert copy.root == tmp_path / "two" / "pack"
     shutil.copy(tmp_path / "one" / "lists" / "file", tmp_path / "file")
     assert open_pack(tmp_path / "file").root == pack
     shutil.move(pack, tmp_path / "three")
-    with pytest.raises(NotAPack, match=r"one/pack, which is not there any more: .*\.select\("):
+    with pytest.raises(NotAPack, match=r"one/pack, which is not there any more: .*\.load_selection\("):
         open_pack(tmp_path / "file")
-    assert len(open_pack(tmp_path / "three").select(tmp_path / "file")) == 4
+    assert len(open_pack(tmp_path / "three").load_selection(tmp_path / "file")) == 4
     pack.symlink_to(tmp_path / "three")
     assert len(open_pack(tmp_path / "file")) == 4
 
 
 def test_missing_ids_are_counted_and_named(several, tmp_path, no_flush):
-    open_pack(several.roots).save(tmp_path / "file")
+    open_pack(several.roots).save_selection(tmp_path / "file")
     with pytest.raises(OptionError) as caught:
-        open_pack(several.roots[0]).select(tmp_path / "file")
+        open_pack(several.roots[0]).load_selection(tmp_path / "file")
     assert "10 of its 16 image ids are not in" in str(caught.value)
     assert f"saved from {several.roots[0]} and 2 other packs" in str(caught.value)
     with pytest.raises(OptionError, match="1 of its 16 image ids"):
-        open_pack(several.roots)[1:].select(tmp_path / "file")
+        open_pack(several.roots)[1:].load_selection(tmp_path / "file")
 
 
 def test_other_bytes_of_the_same_images_are_logged(several, tmp_path, pack_writer, caplog):
     pack_writer(tmp_path / "pack", {"sa_000000-000": (2, 3)})
-    open_pack(tmp_path / "pack").save(tmp_path / "file")
+    open_pack(tmp_path / "pack").save_selection(tmp_path / "file")
     shutil.rmtree(tmp_path / "pack")
     pack_writer(tmp_path / "pack", {"sa_000000-000": (2, 4)})
     with caplog.at_level(logging.WARNING, "sa1bpack"):
@@ -130,21 +130,21 @@ def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several,
     paths = [several.roots[1], twin]
     ds = open_pack(paths, duplicates="first")
     assert len(ds) == 5
-    ds[::2].save(tmp_path / "file")
+    ds[::2].save_selection(tmp_path / "file")
     again = open_pack(tmp_path / "file")
     assert again.fingerprint == ds[::2].fingerprint and again.pack.duplicates == "first"
     one = joined_pack(tmp_path / "one", paths)  # a pack that has ids twice
     repeated = open_pack(one, duplicates="all")
     assert repeated.column("image_id").tolist()[-2:] == [5000, 4997] and len(repeated) == 7
-    repeated[:5].save(tmp_path / "first ones")
+    repeated[:5].save_selection(tmp_path / "first ones")
     for part in (repeated, repeated[-2:]):
         with pytest.raises(OptionError, match="several samples have the image_id 5000"):
-            part.save(tmp_path / "other")
+            part.save_selection(tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
 def test_a_selection_is_opened_alone(several, tmp_path, no_flush):
-    open_pack(several.joined).save(tmp_path / "file")
+    open_pack(several.joined).save_selection(tmp_path / "file")
     with pytest.raises(OptionError, match="open it alone"):
         open_pack([tmp_path / "file", several.joined])
     with pytest.raises(OptionError, match="open it alone"):
@@ -156,13 +156,13 @@ def test_only_a_selection_is_replaced(several, tmp_path, no_flush):
     for path in (tmp_path / "mine.py", tmp_path / "empty"):
         path.write_text("print(1)\n" if path.suffix else "")
         with pytest.raises(OutputRefused, match="exists, and is not a selection"):
-            ds.save(path)
+            ds.save_selection(path)
     assert (tmp_path / "mine.py").read_text() == "print(1)\n"
     with pytest.raises(OutputRefused, match="exists, and is not a selection"):
-        ds.save(tmp_path)
+        ds.save_selection(tmp_path)
     with pytest.raises(OptionError, match=r"path is .*, in the pack .*choose a place outside"):
-        ds.save(several.roots[0] / "file")  # of another pack
-    ds.save(tmp_path / "file")
+        ds.save_selection(several.roots[0] / "file")  # of another pack
+    ds.save_selection(tmp_path / "file")
     with pytest.raises(NotAPack, match=r"file: not a pack, but a file; .* saved selection"):
         sa1bpack.info(tmp_path / "file")
 
@@ -222,16 +222,16 @@ def test_what_is_no_selection_is_neither_opened_nor_selected_by(several, tmp_pat
     with pytest.raises(NotAPack, match="not a pack, but a file"):
         open_pack(tmp_path / "file")
     with pytest.raises(FormatError, match=r"file: not a selection.*name a file that ds\.save"):
-        ds.select(tmp_path / "file")
+        ds.load_selection(tmp_path / "file")
     with pytest.raises(FormatError, match=r"a folder, but a selection is a file; name") as said:
-        ds.select(tmp_path)
+        ds.load_selection(tmp_path)
     assert "restore" not in str(said.value)
 
 
 def test_info_tells_where_a_sample_is(several):
     ds = open_pack(several.roots)[::-1]
     samples = list(ds)
-    infos = [ds.info(index) for index in range(len(ds))]
+    infos = [ds.metadata(index) for index in range(len(ds))]
     for index, (info, sample) in enumerate(zip(infos, samples, strict=True)):
         assert (info.index, info.image_id) == (sample["index"], sample["image_id"])
         assert info.file_name == sample["file_name"] == f"sa_{info.image_id}.jpg"
@@ -243,4 +243,4 @@ def test_info_tells_where_a_sample_is(several):
         assert (info.pack, info.shard) == (folder.parents[1], folder.name)
         assert info.shard.startswith(info.source) and info.row == ds.locate(index)[1]
     with pytest.raises(IndexError, match="out of range"):
-        ds.info(16)
+        ds.metadata(16)

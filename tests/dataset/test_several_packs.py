@@ -82,11 +82,11 @@ def test_ids_are_found_one_at_a_time_and_many_at_once(several):
 
 def test_a_source_keeps_its_fingerprint_in_every_pack_that_has_it(several):
     """A state taken on a source resumes when its pack has grown, was merged, or is one of many."""
-    alone = open_pack(several.roots[1]).source("sa_000000")
+    alone = open_pack(several.roots[1]).from_sources("sa_000000")
     for path in (several.roots, several.joined):
-        assert open_pack(path).source("sa_000000").fingerprint == alone.fingerprint
-        assert open_pack(path).source("sa_000004").fingerprint != alone.fingerprint
-        assert open_pack(path).source("sa_000000")[1:].fingerprint == alone[1:].fingerprint
+        assert open_pack(path).from_sources("sa_000000").fingerprint == alone.fingerprint
+        assert open_pack(path).from_sources("sa_000004").fingerprint != alone.fingerprint
+        assert open_pack(path).from_sources("sa_000000")[1:].fingerprint == alone[1:].fingerprint
 
 
 @pytest.mark.parametrize("damage", ["missing", "other", "not a list"])
@@ -187,7 +187,7 @@ def test_of_samples_with_the_same_id_the_first_pack_given_is_kept(overlapping, c
     for image_id in (5000, 4997, 4994):
         index = ds.index_of(image_id)
         assert ds[index]["image_id"] == image_id
-        assert ds.info(index).pack == paths[0]
+        assert ds.metadata(index).pack == paths[0]
         same_id = open_pack(paths[0]).by_id(image_id)
         np.testing.assert_array_equal(ds[index]["image"], same_id["image"])
     assert ds.fingerprint == open_pack(paths, duplicates="first").fingerprint

@@ -72,10 +72,10 @@ def test_a_missing_or_stale_part_is_named_when_the_dataset_is_opened(pack):
     with pytest.raises(OptionError, match=r"1 shard missing \(1 stale\): sa_000001-000; repeat"):
         sa1bpack.open(pack, side=["odd"])
     ds = sa1bpack.open(pack)
-    check = ds.source("sa_000000").with_options(side=["odd"])
+    check = ds.from_sources("sa_000000").with_options(side=["odd"])
     np.testing.assert_array_equal(check[0]["odd"], expected_rows("odd", check[0]["image_id"], 0))
     with pytest.raises(OptionError, match="1 stale"):
-        ds.source("sa_000001").with_options(side=["odd"])
+        ds.from_sources("sa_000001").with_options(side=["odd"])
     (folder / f"{name[:-8]}00000000").rename(folder / name)
     assert len(sa1bpack.open(pack, side=["odd"])) == len(ds)
 
@@ -105,7 +105,7 @@ def test_a_part_that_was_damaged_before_it_is_opened_is_a_read_error(pack, name)
     cut(path)
     with pytest.raises(ReadError, match=r"sa_000001-000.*cut short.*remove that folder"):
         list(ds)
-    assert len(ds.source("sa_000000")[0][name]) > 0
+    assert len(ds.from_sources("sa_000000")[0][name]) > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,7 +123,7 @@ def test_with_checked_reading_a_changed_byte_is_a_read_error(pack, name):
 
 def test_side_arrays_of_a_saved_selection_are_checked_for_it_alone(pack, tmp_path):
     shutil.rmtree(next((pack / "side" / "odd").glob("sa_000002-000-*")))
-    sa1bpack.open(pack).source("sa_000001").save(tmp_path / "part.sel")
+    sa1bpack.open(pack).from_sources("sa_000001").save_selection(tmp_path / "part.sel")
     ds = sa1bpack.open(tmp_path / "part.sel", side=["odd"])
     for sample in ds:
         expected = expected_rows("odd", sample["image_id"], 0)

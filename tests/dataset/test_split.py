@@ -61,7 +61,7 @@ def test_parts_have_the_size_asked_for_and_do_not_depend_on_each_other():
 
 def test_two_parts_make_up_the_dataset_in_order(several):
     ds = open_pack(several.roots)
-    train, val = ds.split(val=0.4, seed=3)
+    train, val = ds.split(val_fraction=0.4, seed=3)
     assert 0 < len(val) < len(ds)
     ids = ds.column("image_id").tolist()
     inside = set(val.column("image_id").tolist())
@@ -70,16 +70,16 @@ def test_two_parts_make_up_the_dataset_in_order(several):
 
 
 def test_membership_is_the_same_in_every_pack_and_every_subset(several):
-    whole = open_pack(several.joined).split(val=0.5)[1]
+    whole = open_pack(several.joined).split(val_fraction=0.5)[1]
     inside = set(whole.column("image_id").tolist())
     for path in (*several.roots, several.roots):
         for ds in (open_pack(path), open_pack(path)[::-2]):
             parts = {number(i, 0, b"split 1") < 0.5 for i in ds.column("image_id").tolist()}
             if len(parts) == 1:
                 with pytest.raises(OptionError, match="of 3 samples would be in the validation"):
-                    ds.split(val=0.5)
+                    ds.split(val_fraction=0.5)
                 continue
-            train, val = ds.split(val=0.5)
+            train, val = ds.split(val_fraction=0.5)
             assert set(val.column("image_id").tolist()) <= inside
             assert not inside & set(train.column("image_id").tolist())
             assert len(ds.fraction(0.5)) == sum(
@@ -90,8 +90,8 @@ def test_membership_is_the_same_in_every_pack_and_every_subset(several):
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.1", None, True])
 def test_a_part_out_of_range_is_refused(several, value):
     ds = open_pack(several.joined)
-    with pytest.raises(OptionError, match=r"val is .*: choose a number from 0 to 1"):
-        ds.split(val=value)
+    with pytest.raises(OptionError, match=r"val_fraction is .*: choose a number from 0 to 1"):
+        ds.split(val_fraction=value)
     with pytest.raises(OptionError, match=r"fraction is .*: choose a number from 0 to 1"):
         ds.fraction(value)
     with pytest.raises(OptionError, match="seed is -1"):

@@ -70,6 +70,15 @@ def test_a_cache_for_a_pack_that_is_read_where_it_is_is_refused(packed, tmp_path
     for given in ({"cache_dir": tmp_path / "cache"}, {"cache_size": "1 GB"}):
         with pytest.raises(OptionError, match=rf"{next(iter(given))} is .* is read where it is"):
             sa1bpack.open(packed.root, **given)
-    sa1bpack.open(packed.root).save(tmp_path / "all.sel")
+    sa1bpack.open(packed.root).save_selection(tmp_path / "all.sel")
     with pytest.raises(OptionError, match=r"cache_dir is .* is read where it is"):
         sa1bpack.open(tmp_path / "all.sel", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("info", "metadata"), ("save", "save_selection"), ("source", "from_sources")],
+)
+def test_a_method_of_an_earlier_release_is_refused_with_its_name_of_today(packed, old, new):
+    with pytest.raises(AttributeError, match=f"no attribute {old!r}: it is {new}"):
+        getattr(sa1bpack.open(packed.root), old)

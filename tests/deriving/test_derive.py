@@ -165,7 +165,9 @@ def test_complete_batches_of_an_unfinished_part_are_not_computed_again(ds, pack,
 
     def made(**change):
         seen.clear()
-        return derive(ds.source("sa_000000"), "a", ids, axis=axis, **{"batch_size": 1} | change)
+        return derive(
+            ds.from_sources("sa_000000"), "a", ids, axis=axis, **{"batch_size": 1} | change
+        )
 
     stop_at = -1
     whole = made(out=tmp_path / "whole").folder
@@ -331,7 +333,7 @@ def test_a_folder_among_the_files_of_a_pack_is_refused(ds, pack, out):
 def test_a_part_of_a_shard_is_refused_and_a_source_is_taken(ds):
     with pytest.raises(OptionError, match=r"ds has 3 samples of the 4 of shard sa_000000-000"):
         derive(ds[1:], "a", embed)
-    result = derive(ds.source("sa_000001"), "a", embed)
+    result = derive(ds.from_sources("sa_000001"), "a", embed)
     assert result.made == ("sa_000001-000", "sa_000001-001") and result.missing == ()
 
 

@@ -21,10 +21,10 @@ def test_a_state_resumes_over_other_packs_of_the_same_shards(several):
 
 
 def test_a_state_of_a_source_resumes_when_its_pack_is_one_of_several(several):
-    with Loader(open_pack(several.roots[1]).source("sa_000000"), 2, seed=1) as loader:
+    with Loader(open_pack(several.roots[1]).from_sources("sa_000000"), 2, seed=1) as loader:
         first = clone(next(iter(loader)))
         state = loader.state_dict()
-    with Loader(open_pack(several.roots).source("sa_000000"), 2, seed=1) as loader:
+    with Loader(open_pack(several.roots).from_sources("sa_000000"), 2, seed=1) as loader:
         loader.load_state_dict(state)
         rest = [batch["image_ids"].tolist() for batch in loader]
     assert len(rest) == 1

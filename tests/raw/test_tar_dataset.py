@@ -67,7 +67,7 @@ def test_tars_and_folders_have_the_samples_of_their_packs(source, kind, tmp_path
 
 
 def _good(ds) -> list[int]:
-    return [index for index in range(len(ds)) if ds.info(index).image_id != 4]
+    return [index for index in range(len(ds)) if ds.metadata(index).image_id != 4]
 
 
 @pytest.mark.parametrize("kind", ["gzip-tar", "folder"])
@@ -82,7 +82,7 @@ def test_one_bad_image_is_named_and_loses_no_other(source, kind):
     assert [index for index, each in enumerate(found) if isinstance(each, ReadError)] == [bad]
     with pytest.raises(ReadError, match=r"sa_4\.jpg"):
         sa1bpack.TarDataset(path, options=OPTIONS).__getitems__([0, bad])
-    assert ds.info(bad).masks == 4  # its record can be used
+    assert ds.metadata(bad).masks == 4  # its record can be used
 
 
 def test_info_is_of_the_record_and_decodes_no_pixels(source, monkeypatch):
@@ -90,7 +90,7 @@ def test_info_is_of_the_record_and_decodes_no_pixels(source, monkeypatch):
     samples = {index: ds[index] for index in _good(ds)}
     monkeypatch.setattr("sa1bpack.raw.decoding.attempt", lambda *_: pytest.fail("decoded"))
     for index, sample in samples.items():
-        info = ds.info(index)
+        info = ds.metadata(index)
         assert (info.index, info.image_id) == (index, sample["image_id"])
         assert info.file_name == sample["file_name"] and info.source == "sa_000007"
         size = info.source_height, info.source_width, info.stored_height, info.stored_width
@@ -117,10 +117,12 @@ def test_several_tars_are_one_dataset_and_parts_of_it_are_datasets(tmp_path):
     assert [source.name for source in ds.sources] == ["sa_000000", "sa_000001"]
     part = ds[[4, -1, 0]]
     assert (
-        [sample["index"] for sample in part] == [4, 5, 0] == [part.info(k).index for k in (0, 1, 2)]
+        [sample["index"] for sample in part]
+        == [4, 5, 0]
+        == [part.metadata(k).index for k in (0, 1, 2)]
     )
     assert len(ds[1:3]) == 2 and len(ds[np.arange(6) % 2 == 0]) == 3
-    assert (ds.info(4).source, ds.info(4).row) == ("sa_000001", 1)
+    assert (ds.metadata(4).source, ds.metadata(4).row) == ("sa_000001", 1)
     for wrong in (6, -7):
         with pytest.raises(IndexError, match="out of range for a dataset of 6 samples"):
             ds[wrong]
@@ -129,7 +131,7 @@ def test_several_tars_are_one_dataset_and_parts_of_it_are_datasets(tmp_path):
 def test_a_transform_gets_the_sample_and_its_error_names_it(source):
     path = source("folder")
     ds = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: sample["image_id"])
-    assert ds[_good(ds)[0]] == ds.info(_good(ds)[0]).image_id
+    assert ds[_good(ds)[0]] == ds.metadata(_good(ds)[0]).image_id
     broken = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
         broken[0]
@@ -139,7 +141,7 @@ def test_a_transform_gets_the_sample_and_its_error_names_it(source):
 @pytest.mark.parametrize("kind", ["gzip-tar", "folder"])
 def test_it_pickles_small_and_works_in_other_processes(source, kind):
     ds = sa1bpack.TarDataset(source(kind), options=OPTIONS)[::2]
-    ids = [ds.info(index).image_id for index in range(len(ds))]
+    ids = [ds.metadata(index).image_id for index in range(len(ds))]
     assert len(pickle.dumps(ds)) < 1200
     for method in ("fork", "spawn") if kind == "gzip-tar" else ("fork",):
         context = multiprocessing.get_context(method)
@@ -150,7 +152,7 @@ def test_it_pickles_small_and_works_in_other_processes(source, kind):
 
 def _ids(ds) -> list[int]:
     """In another process: the ids of the records, those of decoded samples being the same."""
-    found = [ds.info(index).image_id for index in range(len(ds))]
+    found = [ds.metadata(index).image_id for index in range(len(ds))]
     good = [index for index, number in enumerate(found) if number != 4]
     assert [sample["image_id"] for sample in ds.__getitems__(good)] == [found[k] for k in good]
     return found
@@ -168,7 +170,7 @@ def test_a_tar_that_is_replaced_while_it_is_open_is_refused(source, found_member
     path = source("gzip-tar")
     ds = sa1bpack.TarDataset(path, options=OPTIONS)
     write_tar(path, found_members, shuffle=5)
-    for read in (ds.info, ds.__getitem__):
+    for read in (ds.metadata, ds.__getitem__):
         with pytest.raises(SourceError, match="has changed since the dataset was made; make the"):
             read(0)
 
@@ -202,7 +204,7 @@ def test_images_that_several_tars_have_are_named_in_the_log(tmp_path, caplog):
 @pytest.mark.parametrize("part", [slice(None), [7, 0, 5, 3], slice(None, None, -2)])
 def test_an_image_is_found_by_its_id(source, part):
     ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS)[part]
-    expected = [ds.info(index).image_id for index in range(len(ds))]
+    expected = [ds.metadata(index).image_id for index in range(len(ds))]
     for number in range(1, 9):
         if number not in expected:
             with pytest.raises(KeyError, match=rf"no image sa_{number}\.jpg in <TarDataset"):
@@ -241,7 +243,7 @@ def test_a_torch_dataloader_reads_it(source):
 
 def test_reading_a_tar_does_not_load_torch(source):
     code = (
-        "import sys, sa1bpack; ds = sa1bpack.TarDataset(sys.argv[1]); ds.info(0);"
+        "import sys, sa1bpack; ds = sa1bpack.TarDataset(sys.argv[1]); ds.metadata(0);"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(source("tar"))], check=True)
@@ -280,7 +282,7 @@ def test_what_it_keeps_is_not_kept_in_a_pack(source, tmp_path, name):
 def test_a_folder_in_which_a_file_changed_says_so(source):
     folder = source("folder")
     ds = sa1bpack.TarDataset(folder, options=OPTIONS)
-    changed = folder / f"sa_{ds.info(0).image_id}.json"
+    changed = folder / f"sa_{ds.metadata(0).image_id}.json"
     changed.write_text(json.dumps(record(1, 20)))
     with pytest.raises(SourceError, match=rf"{changed.name}: has changed since the dataset"):
         ds[0]

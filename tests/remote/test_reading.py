@@ -174,7 +174,7 @@ def test_what_is_not_a_pack_and_what_lacks_a_cache(tmp_path, layout_packs):
 
 def test_saved_selections_name_the_url(layout_packs, tmp_path):
     ds = open_cached(layout_packs(), tmp_path / "cache")[1:4]
-    ds.save(tmp_path / "some.sel")
+    ds.save_selection(tmp_path / "some.sel")
     again = sa1bpack.open(tmp_path / "some.sel", cache_dir=tmp_path / "cache")
     assert [s["image_id"] for s in again] == [s["image_id"] for s in ds]
     assert (

@@ -162,7 +162,7 @@ def test_a_damaged_pack_has_a_page_that_names_the_damage(small_pack, tmp_path):
     assert "area/c.0: XXH3-128 is" in page.text and "size/c.0.0" in page.text
     assert "sa1bpack repair rebuilds what is damaged" in page.text
     assert "2 parts of the pack could not be read" in page.text  # that shard, and its first sample
-    assert len(page.pictures) == 11 - len(sa1bpack.open(pack).shard(shards[1].name)) - 1
+    assert len(page.pictures) == 11 - len(sa1bpack.open(pack).from_shards(shards[1].name)) - 1
     assert "7 of 11 images, in 2 of 3 shards" in page.text
 
 

@@ -45,10 +45,10 @@ def select(folder: Path) -> sa1bpack.Dataset:
     assert_type(len(ds), int)
     assert_type(ds.column("mask_count"), np.ndarray)
     assert_type(ds.fingerprint, str)
-    train, val = ds.split(val=0.01)
+    train, val = ds.split(val_fraction=0.01)
     assert_type(val, sa1bpack.Dataset)
-    assert_type(ds.info(0).file_name, str)
-    ds.where("mask_count > 0").save(folder / "some.ids")
+    assert_type(ds.metadata(0).file_name, str)
+    ds.where("mask_count > 0").save_selection(folder / "some.ids")
     return train.fraction(0.1, seed=1).where(lambda columns: columns["mask_count"] > 3)
 
 
