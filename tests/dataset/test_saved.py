@@ -96,7 +96,9 @@ def test_a_pack_is_sought_beside_the_file_first_and_then_where_it_was(several, t
     shutil.copy(tmp_path / "one" / "lists" / "file", tmp_path / "file")
     assert open_pack(tmp_path / "file").root == pack
     shutil.move(pack, tmp_path / "three")
-    with pytest.raises(NotAPack, match=r"one/pack, which is not there any more: .*\.load_selection\("):
+    with pytest.raises(
+        NotAPack, match=r"one/pack, which is not there any more: .*\.load_selection\("
+    ):
         open_pack(tmp_path / "file")
     assert len(open_pack(tmp_path / "three").load_selection(tmp_path / "file")) == 4
     pack.symlink_to(tmp_path / "three")
