@@ -89,6 +89,40 @@ def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, expected, ch
     assert in_a_child(read) == (3, expected, True)
 
 
+WRITES_NOTHING = """
+import os, sys
+import sa1bpack
+import sa1bpack.loading.loader
+from sa1bpack.format.verify import verify
+
+seen = []
+def hook(event, arguments):
+    if event == "open":
+        flags = arguments[2]
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            seen.append((event, arguments[0]))
+    elif event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link",
+                   "os.symlink", "os.chmod", "os.utime", "tempfile.mkstemp", "tempfile.mkdtemp"):
+        seen.append((event, arguments))
+sys.addaudithook(hook)
+for check in ("open", "read"):
+    ds = sa1bpack.open(sys.argv[1], check=check)
+    assert len([sample["image"].sum() for sample in ds]) == 12
+    ds.column("area", "max"), ds.index_of(4988)
+    with sa1bpack.Loader(ds, 4) as loader:
+        assert len([batch["images"] for batch in loader]) == 3
+assert verify(sys.argv[1]).ok and verify(sys.argv[1], quick=True).ok
+assert seen == [], seen
+"""
+
+
+def test_reading_writes_nothing_anywhere(packed):
+    """No lock, no cache, no temporary: as the audit events of Python show."""
+    command = [sys.executable, "-B", "-c", WRITES_NOTHING, str(packed.root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_pack_is_read_wherever_it_was_moved_to(root, expected, tmp_path):
     fingerprint = open_pack(root).fingerprint
     new = tmp_path / "another disk" / "π, renamed"
