@@ -73,12 +73,17 @@ def mask_spec(layout: Layout, own: str, kind: str, size: Any, sampling: str | No
         choice("mask_sampling", used, masks.SAMPLINGS)
     if source != "bits" and not layout.runs:
         raise OptionError(
-            f"masks={kind!r} with mask_size={cells} and mask_sampling={used!r} needs the exact "
-            f"runs, but this pack was made without them: it has bits of mask_size "
-            f"{layout.mask_size}, mask_sampling {own!r}; use "
+            f"{_asked(kind, size, sampling)} needs the exact runs, but this pack was made without "
+            f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; use "
             "masks='bits' or 'bool' without other options, or pack again with --masks bits+runs"
         )
     return MaskSpec(source, cells, kind != "bits", used, layout.fit)
+
+
+def _asked(kind: str, size: Any, sampling: str | None) -> str:
+    """The options for masks that were given, as text."""
+    options = {"masks": kind, "mask_size": size, "mask_sampling": sampling}
+    return " with ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
 
 
 def pack_sampling(manifest: Manifest) -> str:
