@@ -189,7 +189,7 @@ class IterableTarDataset(IterableDataset):
 
     def _note_done(self, held: list[tuple[int, Pair]], read: set[int], done: list[str]) -> None:
         """Move the tars of which nothing is held any more to those that are done."""
-        if complete := read.difference(number for number, _ in held):
+        if read and (complete := read.difference(number for number, _ in held)):
             read -= complete
             done += [self.sources[number].name for number in sorted(complete)]
 
