@@ -244,6 +244,13 @@ def mask_iou(predicted, masks):
     return (predicted & masks).sum((-2, -1)) / union
 
 
+def owners(batch):
+    """int64 (T,): the image of each mask. Does not wait for the device."""
+    counts = batch["mask_counts"]
+    images = torch.arange(len(counts), device=counts.device)
+    return images.repeat_interleave(counts, output_size=len(batch["masks"]))
+
+
 def chosen(values, index):
     """Row t, column index[t] of (T, n, ...)."""
     return values[torch.arange(len(values), device=values.device), index]
@@ -298,8 +305,7 @@ class Trainer:
         with self.autocast():
             features = model.encoder(batch["images"])
         masks, valid = batch["masks"], batch["valid"]
-        owner = torch.arange(len(batch["images"]), device=self.device)
-        owner = owner.repeat_interleave(batch["mask_counts"], output_size=len(masks))
+        owner = owners(batch)
         points, labels = T.sam_points(batch)
         single = batch["prompt_kinds"] == 0
         loss = torch.zeros((), device=self.device)
@@ -385,8 +391,7 @@ class Trainer:
         size, masks = batch["images"].shape[-1], batch["masks"]
         with self.autocast():
             features = self.model.encoder(batch["images"])
-        owner = torch.arange(len(batch["images"]), device=self.device)
-        owner = owner.repeat_interleave(batch["mask_counts"], output_size=len(masks))
+        owner = owners(batch)
         points = torch.zeros((len(masks), 0, 2), device=self.device)
         labels = torch.zeros((len(masks), 0), dtype=torch.int64, device=self.device)
         found, results = torch.zeros_like(masks), []

@@ -6,9 +6,12 @@ from typing import Any
 import torch
 
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, number, whole_number
+from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.prompts import prompt_draw
-from sa1bpack.transforms.masks.clicks import PADDING, cell_centers, interior_cells, uniform_cells
+from sa1bpack.transforms.batch import Batch
+from sa1bpack.transforms.geometry.frame import pair
+from sa1bpack.transforms.masks.clicks import PADDING, cell_points, interior_cells, uniform_cells
 from sa1bpack.transforms.masks.prompts import jitter_boxes
 from sa1bpack.transforms.random import uniform
 
@@ -95,10 +98,9 @@ class Prompts:
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
 
     def __repr__(self) -> str:
-        kinds = {kind: share for kind, share in self.kinds.items() if share}
-        return f"Prompts({kinds}, points={self.points}, where={self.where!r}, per={self.per!r})"
+        return call_text(self, kinds={kind: share for kind, share in self.kinds.items() if share})
 
-    def __call__(self, batch: Mapping[str, Any], draw: int = 0) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Any], draw: int = 0) -> Batch:
         """Make the prompts of a batch.
 
         Args:
@@ -118,7 +120,7 @@ class Prompts:
         kinds = torch.where(valid, self._chosen(batch, draw), -1)
         points, found = self._points(batch, draw)
         labels = torch.where(((kinds == 0) & found)[..., None], 1, PADDING)
-        done = dict(batch)
+        done = Batch(batch)
         done["prompt_kinds"] = kinds
         done["prompt_labels"] = labels.expand(points.shape[:-1]).contiguous()
         done["prompt_points"] = torch.where((done["prompt_labels"] >= 0)[..., None], points, 0.0)
@@ -155,12 +157,12 @@ class Prompts:
             ids, key = batch["annotation_ids"].reshape(-1), prompt_draw("points", draw)
             numbers = uniform(self.seed, batch["epoch"], ids, key, self.points)
             cells, found = uniform_cells(masks, numbers)
-        points = cell_centers(cells, found, grid, size)
+        points = cell_points(cells, found, grid, size)
         if self.where == "stored":
             stored = batch["point_coords"].reshape(-1, 2)
-            scale = torch.tensor([grid[1] / size[1], grid[0] / size[0]], dtype=torch.float64)
-            cell = (stored * scale.to(stored.device, non_blocking=True)).floor().long()
-            limit = torch.tensor([grid[1] - 1, grid[0] - 1]).to(cell.device, non_blocking=True)
+            scale = pair(grid[1] / size[1], grid[0] / size[0], stored.device)
+            cell = (stored * scale).floor().long()
+            limit = pair(grid[1] - 1, grid[0] - 1, cell.device).long()
             there = torch.minimum(cell.clamp(min=0), limit)
             place = there[:, 1] * grid[1] + there[:, 0]
             inside = masks.flatten(1).gather(1, place[:, None]) & (there == cell).all(1)[:, None]
@@ -173,9 +175,7 @@ class Prompts:
         if not self.box_noise:
             return boxes
         height, width = batch["images"].shape[-2:]
-        extent = torch.tensor([width, height], dtype=boxes.dtype).to(
-            boxes.device, non_blocking=True
-        )
+        extent = pair(width, height, boxes.device).to(boxes.dtype)
         return jitter_boxes(
             boxes, extent, batch["annotation_ids"], seed=self.seed, epoch=batch["epoch"], draw=draw
         )

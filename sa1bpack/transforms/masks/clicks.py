@@ -15,6 +15,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.masks.distance import squared_distances
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms import backends
+from sa1bpack.transforms.geometry.frame import pair
 from sa1bpack.transforms.random import uniform
 
 WHERE = ("random", "interior")
@@ -95,7 +96,7 @@ def correction_clicks(
         valid = torch.maximum(missed_depth, surplus_depth) > 0
     labels = truth.flatten(1).gather(1, cells[..., 1] * width + cells[..., 0]).long()
     labels = torch.where(valid[:, None], labels, PADDING)
-    points = cell_centers(cells, valid, (height, width), size)
+    points = cell_points(cells, valid, (height, width), size)
     return points.view(*leading, clicks, 2), labels.view(*leading, clicks)
 
 
@@ -159,11 +160,10 @@ def _squared_distances(masks: torch.Tensor) -> torch.Tensor:
     return far
 
 
-def cell_centers(
+def cell_points(
     cells: torch.Tensor, valid: torch.Tensor, grid: tuple[int, int], size: tuple[int, int] | None
 ) -> torch.Tensor:
     """float32 (T, k, 2): centres of cells of a grid in pixels of a canvas of a size."""
     height, width = grid if size is None else size
-    scale = torch.tensor([width / grid[1], height / grid[0]], dtype=torch.float64)
-    points = (cells + 0.5) * scale.to(cells.device, non_blocking=True)
+    points = (cells + 0.5) * pair(width / grid[1], height / grid[0], cells.device)
     return torch.where(valid[:, None, None], points, 0.0).float()
