@@ -40,8 +40,8 @@ KINDS = {
     "native": Kind(
         {"fit": "native", "pixels": "yuv420", "masks": "runs"}, 100, 2, ("image", "run_ends"),
         {
-            "planes, runs": ({"masks": "runs", "pixels": "stored"}, {}),
-            "to RGB, runs": ({"masks": "runs"}, {}),
+            "planes, runs": ({"mask_format": "runs", "pixels": "stored"}, {}),
+            "to RGB, runs": ({"mask_format": "runs"}, {}),
         },
     ),
 }  # fmt: skip

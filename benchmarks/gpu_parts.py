@@ -270,8 +270,8 @@ def loading(options: Options, report: Report) -> None:
 
 def compact(options: Options, report: Report) -> None:
     """Planes and runs. The ceiling is the copy of planes and runs; speeds in samples per second."""
-    stored = _opened(options, "compact", masks="runs", pixels="stored").ds
-    rgb = _opened(options, "compact", masks="runs").ds
+    stored = _opened(options, "compact", mask_format="runs", pixels="stored").ds
+    rgb = _opened(options, "compact", mask_format="runs").ds
     with Loader(stored, options.batch, device="cpu", masks="flat") as batches:
         batch = next(iter(batches))
     nbytes = batch["images"].nbytes + batch["runs"].run_ends.nbytes

@@ -155,7 +155,7 @@ def main() -> None:
             (source / f"{stem}.json").write_bytes(text)
         pack = Path(folder, "pack")
         sa1bpack.pack(source, pack, image_size=SIDE, fit="squash", workers=1)
-        ds = sa1bpack.open(pack, masks="runs")
+        ds = sa1bpack.open(pack, mask_format="runs")
         data, draw = list(photos.values()), random.Random(0)
         memory = np.ones(3 * 4 * SIDE**2 + max(options.masks) * SIDE**2, np.uint8)
         ways: dict[str, Callable[[], int]] = {"one scaled JPEG decode": lambda: decode(data)}

@@ -187,7 +187,7 @@ def ways(folder: Path, batch: int, workers: list[int]) -> list[Way]:
         return Loader(sa1bpack.open(pack), batch, masks=kind, device=device)
 
     def pipeline() -> Iterable:
-        ds = sa1bpack.open(pack, masks="runs")
+        ds = sa1bpack.open(pack, mask_format="runs")
         loader = Loader(ds, batch, max_masks=SAM2_MASKS, choose="random", device=device)
         steps = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()], mask_size=SIDE)
         return _Mapped(loader, steps)

@@ -42,9 +42,10 @@ def main() -> None:
         for number, (options, forms) in enumerate(PACKS):
             root = Path(folder, str(number))
             sa1bpack.pack(TAR, root, workers=1, image_size=256, mask_size=64, **options)
-            for masks in forms:
-                ds = sa1bpack.open(root, masks=masks)
-                for read in READ if masks == "bits" else READ[:1] if masks == "bool" else ({},):
+            for mask_format in forms:
+                ds = sa1bpack.open(root, mask_format=mask_format)
+                reads = {"bits": READ, "bool": READ[:1], "runs": ({},)}[mask_format]
+                for read in reads:
                     with sa1bpack.Loader(ds, 2, **read) as loader:
                         batch = next(iter(loader))
                     for steps in STEPS:

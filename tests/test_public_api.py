@@ -147,7 +147,7 @@ def test_a_signature_names_every_option_with_its_default():
     assert options["masks"].annotation is str and options["device"].default == "cpu"
     assert inspect.signature(sa1bpack.pack).parameters["image_size"].default == 1024
     assert inspect.signature(sa1bpack.derive).parameters["batch_size"].default == 32
-    kept = inspect.signature(sa1bpack.Dataset.with_options).parameters["masks"].default
+    kept = inspect.signature(sa1bpack.Dataset.with_options).parameters["mask_format"].default
     assert repr(kept) == "<unchanged>"
     text = pydoc.render_doc(sa1bpack.open, renderer=pydoc.plaintext)
     assert "mask_size: int | None = None" in text and "Unpack" not in text

@@ -173,7 +173,7 @@ class RawDataset:
         ds = opened(pack)
         if ds.options.transform is not None:
             raise OptionError("the dataset has a transform: SAM 2's own come after this one")
-        self._ds = ds.with_options(masks="runs", mask_size=None, pixels="rgb")
+        self._ds = ds.with_options(mask_format="runs", mask_size=None, pixels="rgb")
         self._num_frames = whole_number("num_frames", num_frames, 1)
         self._most = number("mask_area_frac_thresh", mask_area_frac_thresh)
         self._least = number("uncertain_iou", uncertain_iou)

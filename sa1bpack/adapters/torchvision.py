@@ -37,7 +37,7 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
 
     Args:
         item: a sample of a Dataset, or a batch of Loader, make_dataloader or Collate, with masks
-            of the image's size: `sa1bpack.open(pack, masks="bool", mask_size=1024)`.
+            of the image's size: `sa1bpack.open(pack, mask_format="bool", mask_size=1024)`.
         coordinates: those of the boxes and points in `item`, "source" or "stored". None: as the
             `spec` of a batch says; otherwise "stored", as `sa1bpack.open` does, unless the boxes
             cannot be that.
@@ -104,7 +104,7 @@ def _channels_first(key: str, image: Any) -> torch.Tensor:
 def _masks(found: Mapping[str, Any], height: int, width: int) -> torch.Tensor:
     """Masks of the image's size, bool (..., height, width)."""
     side = max(height, width)
-    remedy = f"open the pack with masks='bool', mask_size={-(-side // 8) * 8}"
+    remedy = f"open the pack with mask_format='bool', mask_size={-(-side // 8) * 8}"
     masks = found.get("masks")
     if masks is None:
         raise OptionError(f"the masks are runs, which v2 does not know: {remedy}")

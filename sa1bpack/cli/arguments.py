@@ -41,6 +41,11 @@ COMMANDS = {
 _NAMES_OF_PACKS = ("pack", "path", "root")
 _OTHER_NAMES = {"duration": "--seconds"}
 
+# Options of earlier releases, without hyphens → those of today, of a command that has one of them.
+_RENAMED = {
+    "masks": ("--mask-format",),
+}
+
 _FIRST_STEPS = """\
 first steps:
   sa1bpack pack sa_000000.tar --out packed    # again: resumes, or adds tars
@@ -212,6 +217,9 @@ class Parser(argparse.ArgumentParser):
             for word in action.option_strings or (action.dest, str(action.metavar).lower()):
                 known[word.lstrip("-")] = (action.option_strings or [f"{action.metavar}"])[-1]
         word = name.lstrip("-").lower()
+        for today in _RENAMED.get(word, ()):
+            if today in self._option_string_actions:
+                return f": it is {today}"
         near = [each for each in known if each.startswith(word)]
         near = near or get_close_matches(word, known, 1)
         found = [known[each] for each in near]

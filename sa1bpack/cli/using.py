@@ -179,7 +179,7 @@ def derive(
     *,
     fn: str,
     option: list[str] = (),
-    masks: Literal["bits", "runs"] = "bits",
+    mask_format: Literal["bits", "runs"] = "bits",
     rows: Rows,
     job: Job,
 ) -> int:
@@ -199,8 +199,8 @@ def derive(
         option (KEY=VALUE): keyword argument of the function: JSON, otherwise taken as a
             string; recorded with the array; may be repeated
         axis: a row per image (sample) or per mask
-        masks: what the function gets of the masks: their bits on the grid, or the exact
-            runs of source pixels
+        mask_format: what the function gets of the masks: their bits on the grid, or the
+            exact runs of source pixels
         spatial: rows are (C, h, w) and cover the canvas of the image: a Pipeline transforms
             them with it
         out (SIDE): folder of the array (default: PACK/side/NAME)
@@ -218,7 +218,7 @@ def derive(
     examples:
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda
       sa1bpack derive /data/packed depth --fn my_masks:depth --axis mask
-      sa1bpack derive /data/packed parents --axis mask --masks runs \\
+      sa1bpack derive /data/packed parents --axis mask --mask-format runs \\
           --fn sa1bpack.transforms:relation --option name=parents
     a job array of 8 (or torchrun, whose RANK and WORLD_SIZE are used):
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --part 3/8
@@ -247,7 +247,7 @@ def derive(
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     function = function_of(fn)
     # A part has a row for every sample of its shard.
-    ds = sa1bpack.open(one_or_several([pack]), masks=masks, duplicates="all")
+    ds = sa1bpack.open(one_or_several([pack]), mask_format=mask_format, duplicates="all")
     with image_bar() as show:
 
         def advance(done: int, total: int) -> None:

@@ -81,7 +81,7 @@ _RENAMED = {
 }
 
 
-@checks_options
+@checks_options(masks="mask_format")
 class Dataset(MapStyle, Pictured):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
@@ -98,9 +98,9 @@ class Dataset(MapStyle, Pictured):
                               uint8 (S*3/2, S)     or (n,), planes with pixels="stored"
     masks                     uint8 (m, Sm, Sm/8)  bits, lowest first: cell x is bit x mod 8 of
                                                    byte x div 8
-                              bool (m, Sm, Sm)     with masks="bool", a new array
-    run_ends, run_offset      int32 (r,),          with masks="runs": ends of runs in column-major
-                              int64 (m + 1,)       source pixels, and where each mask's begin
+                              bool (m, Sm, Sm)     with mask_format="bool", a new array
+    run_ends, run_offset      int32 (r,),          with mask_format="runs": ends of runs in source
+                              int64 (m + 1,)       pixels, by columns, and where each mask's begin
     bboxes                    float64 (m, 4)       x, y, w, h; w = xmax - xmin, h = ymax - ymin,
     point_coords              float64 (m, 2)       x, y
     crop_boxes                float64 (m, 4)       x, y, w, h
@@ -307,7 +307,7 @@ class Dataset(MapStyle, Pictured):
     def save_selection(self, path: str | os.PathLike[str]) -> None:
         """Keep the selection as a small file of image ids: `sa1bpack.open(path)` opens it again.
 
-        An earlier selection is replaced atomically. Options such as `masks` are not kept.
+        An earlier selection is replaced atomically. Options such as `mask_format` are not kept.
 
         Raises OutputRefused if the path is something else, OptionError if it is in a pack or if the
         ids do not tell the samples apart (see `duplicates` of `sa1bpack.open`), OSError if the file

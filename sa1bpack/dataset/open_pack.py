@@ -29,7 +29,7 @@ from sa1bpack.wording import brief
 _log = logging.getLogger("sa1bpack")
 
 
-@checks_options(cache="cache_dir", cache_bytes="cache_size")
+@checks_options(cache="cache_dir", cache_bytes="cache_size", masks="mask_format")
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -55,10 +55,10 @@ def open(
             removed. None: as it was opened last, or four fifths of the free disk.
         options: of the samples, listed below; `Dataset.with_options` changes them later.
 
-    - `masks`: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits without
-      a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs from the
-      pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the runs; without
-      one, `run_ends` and `run_offset` take the place of masks.
+    - `mask_format`: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits
+      without a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs
+      from the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
+      runs; without one, `run_ends` and `run_offset` take the place of masks.
     - `mask_size`: cells per side of the grid, a multiple of 8 up to 4096; None: the pack's.
     - `mask_sampling`: "area" or "center", see docs/masks.md; None: the pack's.
     - `pixels`: of a pack with yuv420 pixels. "rgb" converts them; "stored" returns the planes as
@@ -112,7 +112,7 @@ def open(
         MissingPackage: the library for object stores is not installed: `sa1bpack[cloud]`.
 
     Examples:
-        >>> ds = sa1bpack.open("packed", masks="runs", min_area=100)
+        >>> ds = sa1bpack.open("packed", mask_format="runs", min_area=100)
         >>> ds[0]["run_ends"].dtype, ds.spec_text
         (dtype('int32'), 'pad 1024 rgb, runs 256 area, stored coordinates')
     """

@@ -39,7 +39,7 @@ _MASK_ROWS = [(field.sample, field.array) for field in MASK_FIELDS]
 class SampleKeywords(ThresholdKeywords, total=False):
     """The fields of `SampleOptions`, as keyword arguments."""
 
-    masks: str
+    mask_format: str
     coordinates: str
     transform: Callable[[Sample], Any] | None
     on_error: str
@@ -58,7 +58,7 @@ class ChangedKeywords(SampleKeywords, total=False):
 class SampleOptions(Thresholds):
     """Form and treatment of a dataset's samples; see `sa1bpack.open`."""
 
-    masks: str = option(
+    mask_format: str = option(
         "bits", "packed bits, unpacked bits, or runs", choices=("bits", "bool", "runs")
     )
     mask_size: int | None = option(
@@ -119,7 +119,9 @@ class SampleSpec:
 
         Raises OptionError if such a pack cannot provide it.
         """
-        masks = mask_spec(layout, sampling, options.masks, options.mask_size, options.mask_sampling)
+        masks = mask_spec(
+            layout, sampling, options.mask_format, options.mask_size, options.mask_sampling
+        )
         return cls(image_spec(layout, options.pixels), masks, options.coordinates, sides)
 
     def summary(self) -> str:

@@ -53,7 +53,9 @@ class MaskSpec:
         )
 
 
-def mask_spec(layout: Layout, own: str, kind: str, size: Any, sampling: str | None) -> MaskSpec:
+def mask_spec(
+    layout: Layout, own: str, mask_format: str, size: Any, sampling: str | None
+) -> MaskSpec:
     """The masks that options ask for, of packs with this layout whose own sampling is `own`.
 
     Size and sampling default to the pack's. Masks that are not stored are drawn from the runs.
@@ -62,9 +64,9 @@ def mask_spec(layout: Layout, own: str, kind: str, size: Any, sampling: str | No
     """
     cells = layout.mask_size if size is None else size
     used = own if sampling is None else sampling
-    if kind == "runs" and size is None:
+    if mask_format == "runs" and size is None:
         source = "runs"
-    elif kind == "runs" or not layout.bits or (cells, used) != (layout.mask_size, own):
+    elif mask_format == "runs" or not layout.bits or (cells, used) != (layout.mask_size, own):
         source = "drawn"
     else:
         source = "bits"
@@ -73,16 +75,17 @@ def mask_spec(layout: Layout, own: str, kind: str, size: Any, sampling: str | No
         choice("mask_sampling", used, masks.SAMPLINGS)
     if source != "bits" and not layout.runs:
         raise OptionError(
-            f"{_asked(kind, size, sampling)} needs the exact runs, but this pack was made without "
-            f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; use "
-            "masks='bits' or 'bool' without other options, or pack again with --masks bits+runs"
+            f"{_asked(mask_format, size, sampling)} needs the exact runs, but this pack was made "
+            f"without them: it has bits of mask_size {layout.mask_size}, "
+            f"mask_sampling {own!r}; use mask_format='bits' or 'bool' without other options, or "
+            "pack again with --masks bits+runs"
         )
-    return MaskSpec(source, cells, kind != "bits", used, layout.fit)
+    return MaskSpec(source, cells, mask_format != "bits", used, layout.fit)
 
 
-def _asked(kind: str, size: Any, sampling: str | None) -> str:
+def _asked(mask_format: str, size: Any, sampling: str | None) -> str:
     """The options for masks that were given, as text."""
-    options = {"masks": kind, "mask_size": size, "mask_sampling": sampling}
+    options = {"mask_format": mask_format, "mask_size": size, "mask_sampling": sampling}
     return " with ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
 
 

@@ -291,8 +291,8 @@ def relate(
 ) -> Relations:
     """The relations of the masks of a sample, as a dataset yields it.
 
-    From the exact runs if the sample has them (`sa1bpack.open(pack, masks="runs")`), otherwise from
-    its masks, bits or bool.
+    From the exact runs if the sample has them (`sa1bpack.open(pack, mask_format="runs")`),
+    otherwise from its masks, bits or bool.
 
     Args:
         sample: a dict with `run_ends`, `run_offset` and `size`, or with `masks`.
@@ -302,7 +302,7 @@ def relate(
         MaskError, OptionError: as `relate_runs` and `relate_bits`; or there are no masks.
 
     Examples:
-        >>> sample = sa1bpack.open("packed", masks="runs")[0]
+        >>> sample = sa1bpack.open("packed", mask_format="runs")[0]
         >>> found = sa1bpack.masks.relate(sample)
         >>> found.ious.shape, found.ious.dtype, found.parents[:8]
         ((35, 35), dtype('float64'), array([-1, -1, 19, -1, 19, -1, -1, -1]))

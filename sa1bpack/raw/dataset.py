@@ -43,7 +43,10 @@ _NOT_OF_SAMPLES = ("samples_per_shard", "empty")
 
 
 @checks_options(
-    cache_bytes="cache_size", cache_folder="cache_dir", cache_folder_bytes="cache_dir_size"
+    cache_bytes="cache_size",
+    cache_folder="cache_dir",
+    cache_folder_bytes="cache_dir_size",
+    masks="mask_format",
 )
 class TarDataset(MapStyle):
     """The samples of tars and folders as they are: `ds[i]` decodes a pair when it is asked for.
@@ -98,10 +101,10 @@ class TarDataset(MapStyle):
             cache_dir, cache_dir_size: keep them in a folder as well, which processes and
                 later runs share, at most so many bytes. Other options have other samples, which
                 lie beside these and count towards the same limit.
-            samples: masks, mask_size, mask_sampling, pixels, coordinates, transform, min_area,
-                max_area_frac, min_iou, min_stability: as in `sa1bpack.open`. max_masks: at most
-                this many of the masks that pass the thresholds, the largest, as the Loader's
-                `max_masks`; None: all that `options` keep, which is all masks by default.
+            samples: mask_format, mask_size, mask_sampling, pixels, coordinates, transform,
+                min_area, max_area_frac, min_iou, min_stability: as in `sa1bpack.open`. max_masks:
+                at most this many of the masks that pass the thresholds, the largest, as the
+                Loader's `max_masks`; None: all that `options` keep, which is all masks by default.
 
         Raises:
             OptionError: a value that cannot be used, a folder that cannot be written, or is in a

@@ -69,7 +69,7 @@ class PairInfo:
 class RawKeywords(ThresholdKeywords, total=False):
     """Options of the samples of tars: those of `sa1bpack.open` that need no pack, and a cap."""
 
-    masks: str
+    mask_format: str
     mask_size: int | None
     mask_sampling: str | None
     pixels: str

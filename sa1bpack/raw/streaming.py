@@ -51,7 +51,7 @@ def shares(tars: int, consumer: int, consumers: int) -> list[Share]:
     return [Share(number, consumer // tars, len(range(number, consumers, tars)))]
 
 
-@checks_options(shuffle="shuffle_buffer")
+@checks_options(shuffle="shuffle_buffer", masks="mask_format")
 class IterableTarDataset(IterableDataset):
     """The samples of tars and folders in the order of their members: no index, no seeking.
 
@@ -102,8 +102,8 @@ class IterableTarDataset(IterableDataset):
                 masks are left out, and are not counted as rejected.
             spool_folder: for halves that wait for their other half, beyond 256 MB of them: up to
                 3 GB per consumer, for a tar of SA-1B. None: the system's folder for such files.
-            samples: masks, mask_size, mask_sampling, pixels, coordinates, transform, min_area,
-                max_area_frac, min_iou, min_stability and max_masks, as for `TarDataset`.
+            samples: mask_format, mask_size, mask_sampling, pixels, coordinates, transform,
+                min_area, max_area_frac, min_iou, min_stability and max_masks, as for `TarDataset`.
 
         Raises:
             OptionError, SourceError, MissingPackage: as `TarDataset`.

@@ -87,7 +87,7 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
     """
     layout = dataset.layout
     grid = None if layout.bits else min(-(-side // 8) * 8, _LARGEST_GRID)
-    wanted = {"masks": "bits", "mask_size": grid, "mask_sampling": None, "pixels": "rgb"}
+    wanted = {"mask_format": "bits", "mask_size": grid, "mask_sampling": None, "pixels": "rgb"}
     as_stored = dataset.with_options(
         **wanted, coordinates="source", check="read", transform=None, side=()
     )

@@ -122,7 +122,7 @@ class Pipeline:
     checked, and on a CPU its sizes, but not in which coordinates its boxes are.
 
     Examples:
-        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> ds = sa1bpack.open("packed", mask_format="runs")
         >>> steps = [T.RandomHorizontalFlip(), T.RandomResizedCrop()]
         >>> pipeline = T.Pipeline(ds, steps, size=256, mask_size=64, dtype=torch.bfloat16)
         >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:

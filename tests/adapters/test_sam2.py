@@ -45,7 +45,7 @@ def annotations(photos, video_id) -> list[dict]:
 
 
 def test_every_image_is_a_video_of_one_frame_with_its_pixels_and_masks(photos, raw):
-    ds = sa1bpack.open(photos.root, masks="bool", mask_size=SIDE)
+    ds = sa1bpack.open(photos.root, mask_format="bool", mask_size=SIDE)
     assert len(raw) == len(ds) == 5
     for index, sample in enumerate(ds):
         height, width = sample["size"][2:].tolist()
@@ -128,7 +128,7 @@ def test_selections_thresholds_frames_and_pickles_are_kept(photos, tmp_path):
 
 def test_a_squashed_image_has_squashed_masks(tmp_path, sample_tar):
     sa1bpack.pack(sample_tar, tmp_path / "pack", workers=1, fit="squash", image_size=64)
-    ds = sa1bpack.open(tmp_path / "pack", masks="bool", mask_size=64)
+    ds = sa1bpack.open(tmp_path / "pack", mask_format="bool", mask_size=64)
     raw = RawDataset(tmp_path / "pack")
     video, loader = raw.get_video(0)
     assert video.frames[0].data.shape == (3, 64, 64)

@@ -54,7 +54,7 @@ def as_tv_tensors(monkeypatch):
 
 
 def open_photos(photos, **options):
-    return sa1bpack.open(photos.root, **{"masks": "bool", "mask_size": SIDE} | options)
+    return sa1bpack.open(photos.root, **{"mask_format": "bool", "mask_size": SIDE} | options)
 
 
 def expected_boxes(record) -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_coordinates_that_nobody_named_are_not_taken_for_others(
         write_tar(tmp_path / "sa_000000.tar", members(range(3, 6)))
         sa1bpack.pack(tmp_path / "sa_000000.tar", root, workers=1, image_size=192)
     side = 192 if larger else SIDE
-    ds = sa1bpack.open(root, masks="bool", mask_size=side, coordinates="source")
+    ds = sa1bpack.open(root, mask_format="bool", mask_size=side, coordinates="source")
     refused = 0
     for sample in ds.where("mask_count >= 1"):
         assert as_tv_tensors(sample, "source")["boxes"].shape == (len(sample["areas"]), 4)
@@ -161,11 +161,11 @@ def test_an_image_without_padding_has_masks_without_padding(tmp_path, as_tv_tens
 
 
 def test_what_does_not_fit_the_image_is_refused_with_the_options_that_do(photos, as_tv_tensors):
-    remedy = "masks='bool', mask_size=64"
+    remedy = "mask_format='bool', mask_size=64"
     with pytest.raises(sa1bpack.OptionError, match=f"16 cells per side .* 64 x 64 .*{remedy}"):
         as_tv_tensors(sa1bpack.open(photos.root)[0])
     with pytest.raises(sa1bpack.OptionError, match=f"are runs.*{remedy}"):
-        as_tv_tensors(sa1bpack.open(photos.root, masks="runs")[0])
+        as_tv_tensors(sa1bpack.open(photos.root, mask_format="runs")[0])
     with pytest.raises(sa1bpack.OptionError, match="item is list"):
         as_tv_tensors([sa1bpack.open(photos.root)[0]])
     with pytest.raises(sa1bpack.OptionError, match="coordinates is 'canvas'"):

@@ -82,10 +82,10 @@ def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa
     pack = layout_packs("pad", "rgb", "bits+runs")
     code, printed, _ = in_folder(
         "derive", pack, "extents", "--axis", "mask", "--fn", "sa1bpack.transforms:relation",
-        "--option", "name=mask_boxes", "--masks", "runs", "-o", "extents",
+        "--option", "name=mask_boxes", "--mask-format", "runs", "-o", "extents",
     )  # fmt: skip
     assert code == 0 and printed == "extents: 2 parts made, 0 present, complete\n"
-    ds = sa1bpack.open(pack, masks="runs", side="./extents")
+    ds = sa1bpack.open(pack, mask_format="runs", side="./extents")
     for sample in ds:
         np.testing.assert_array_equal(sample["extents"], sa1bpack.masks.relate(sample).mask_boxes)
     assert ds.mask_column("extents").max() > ds.layout.mask_size / 2  # pixels of images, not cells

@@ -34,8 +34,8 @@ COMMANDS = {
              "--max-area-frac", "--min-iou", "--min-stability"},
     "report": {"--out", "--verify", "--samples", "--seed"},
     "derive": {
-        "--fn", "--option", "--axis", "--masks", "--spatial", "--out", "--batch-size", "--device",
-        "--threads", "--part", "--engine", "--address", "--allow-nonfinite",
+        "--fn", "--option", "--axis", "--mask-format", "--spatial", "--out", "--batch-size",
+        "--device", "--threads", "--part", "--engine", "--address", "--allow-nonfinite",
     },
     "bench": {
         "--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--sweep", "--out",
@@ -96,6 +96,7 @@ def test_wrong_usage_of_a_command_is_one_line_that_names_its_help(command, name)
         ("show a --mi 3", "--mi: is --min-area or --min-iou or --min-stability meant? See"),
         ("merge --output x a", "--output: OUT is given without a flag; see"),
         ("verify --packs a", "--packs: PACK is given without a flag; see"),
+        ("derive a b --fn c:d --masks runs", "--masks: it is --mask-format; see"),
         ("verify a --quik", "--quik: is --quick meant? See"),
         ("--verison", "--verison: is --version meant? See `sa1bpack --help`"),
     ],

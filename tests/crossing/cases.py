@@ -63,7 +63,7 @@ class Case:
     @property
     def yields_runs(self) -> bool:
         """Samples have runs in place of masks."""
-        return self.opened["masks"] == "runs" and "mask_size" not in self.opened
+        return self.opened["mask_format"] == "runs" and "mask_size" not in self.opened
 
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -78,9 +78,9 @@ def drawn_opening(seed: int) -> Case:
     stored, scale = rng.choice(("bits", "runs", "bits+runs")), rng.randrange(len(SCALES))
     if pixels == "yuv420" and fit != "native" and SCALES[scale][0] % 2:
         scale += 1  # planes of a canvas need an even side
-    opened: dict[str, Any] = {"masks": rng.choice(("bits", "bool"))}
+    opened: dict[str, Any] = {"mask_format": rng.choice(("bits", "bool"))}
     if "runs" in stored:
-        opened["masks"] = rng.choice(("bits", "bool", "runs"))
+        opened["mask_format"] = rng.choice(("bits", "bool", "runs"))
         if rng.random() < 0.4:
             opened["mask_size"] = rng.choice((8, 24, 40, 64))
         if rng.random() < 0.3:
@@ -97,8 +97,8 @@ def drawn_opening(seed: int) -> Case:
         opened["side"] = rng.sample(list(SIDES), rng.randint(1, 3))
     if seed % HARDEST == 0:
         stored = rng.choice(("runs", "bits+runs"))
-        opened["masks"] = rng.choice(("runs", "runs", "bool"))
-        if opened["masks"] == "bool":
+        opened["mask_format"] = rng.choice(("runs", "runs", "bool"))
+        if opened["mask_format"] == "bool":
             opened["mask_size"] = rng.choice((24, 40))
         else:
             opened.pop("mask_size", None)

@@ -195,7 +195,7 @@ class Crossing:
         assert {key: batch[key] for key in OF_LOADERS} == own
         same_arrays(batch, expected, OF_LOADERS)
         if made is not None:
-            plain = ds.with_options(pixels="rgb", masks="bool")
+            plain = ds.with_options(pixels="rgb", mask_format="bool")
             inputs = expected_input([plain[i] for i in indices.tolist()], kept, plain)
             self._compare_input(made, inputs, expected)
 

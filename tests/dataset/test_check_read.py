@@ -49,7 +49,7 @@ def middle_of(root, array: str) -> int:
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"masks": "bool"}, {"coordinates": "stored"},
+    {}, {"mask_format": "bool"}, {"coordinates": "stored"},
     {"transform": lambda sample: {**sample, "masks": sample["masks"].sum()}},
 ])  # fmt: skip
 def test_a_checked_sample_is_the_same_sample(packed, options):
@@ -212,7 +212,9 @@ def test_a_torch_dataloader_raises_or_drops_what_was_damaged(root, workers):
 
 def test_the_check_goes_with_the_dataset(root):
     """To subsets, other options, and other processes."""
-    ds = pickle.loads(pickle.dumps(open_pack(root, check="read")[2:].with_options(masks="bool")))
+    ds = pickle.loads(
+        pickle.dumps(open_pack(root, check="read")[2:].with_options(mask_format="bool"))
+    )
     flip(chunk(root, "image"), middle_of(root, "image"))
     with pytest.raises(ReadError):
         ds[3]

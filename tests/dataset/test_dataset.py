@@ -248,11 +248,11 @@ def test_coordinates_are_those_of_the_stored_image_unless_source_ones_are_asked_
 def test_a_transform_runs_after_everything_else(packed):
     """It is called with the complete sample, and what it returns is the sample."""
     ds = open_pack(
-        packed.root, masks="bool", coordinates="stored",
+        packed.root, mask_format="bool", coordinates="stored",
         transform=lambda sample: (sample, sample["masks"].sum(axis=(1, 2))),
     )  # fmt: skip
     sample, cells = ds[4]
-    plain = open_pack(packed.root, masks="bool", coordinates="stored")[4]
+    plain = open_pack(packed.root, mask_format="bool", coordinates="stored")[4]
     assert sample.keys() == plain.keys()
     assert all(np.array_equal(sample[key], plain[key]) for key in plain)
     bits = np.unpackbits(packed.samples[4]["mask_bits"]).reshape(9, -1)
@@ -271,17 +271,20 @@ def test_an_exception_of_a_transform_passes_with_the_name_of_the_sample(packed):
 
 def test_options_can_be_changed_for_a_subset(ds):
     """Other options stay, and so does the dataset that it came from."""
-    part = ds[2:5].with_options(masks="bool").with_options(transform=lambda s: s["masks"].dtype)
+    part = (
+        ds[2:5].with_options(mask_format="bool").with_options(transform=lambda s: s["masks"].dtype)
+    )
     assert part[0] == np.bool_ and len(part) == 3
     assert ds[2]["masks"].dtype == np.uint8
     with pytest.raises(OptionError):
-        ds.with_options(masks="none")
-    with pytest.raises(OptionError, match="no option 'mask': is masks meant"):
-        ds.with_options(mask="bool")
+        ds.with_options(mask_format="none")
+    with pytest.raises(OptionError, match="no option 'mask_form': is mask_format meant"):
+        ds.with_options(mask_form="bool")
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"masks": "flat"}, {"coordinates": "xy"}, {"on_error": "drop"}, {"transform": 3}]
+    "wrong",
+    [{"mask_format": "flat"}, {"coordinates": "xy"}, {"on_error": "drop"}, {"transform": 3}],
 )
 def test_options_that_cannot_be_used_are_refused(packed, wrong):
     """With the value and the choices."""

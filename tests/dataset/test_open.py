@@ -36,7 +36,7 @@ def warnings_of(caplog) -> list[str]:
 
 
 def test_an_incomplete_pack_is_reported_with_its_counts_and_the_remedy(incomplete, caplog):
-    assert len(open_pack(incomplete)[2:].with_options(masks="bool")) == 10
+    assert len(open_pack(incomplete)[2:].with_options(mask_format="bool")) == 10
     [text] = warnings_of(caplog)
     assert text == (
         f"{incomplete}: not complete: 12 images in 5 shards, 2 sources packed to the end, 1 in "
@@ -77,11 +77,15 @@ def test_the_text_of_a_dataset_differs_where_batches_mean_something_else(layout_
 
     expected = text("pad")
     assert re.fullmatch(r"pad \d+ rgb, masks \d+ area, stored coordinates", expected)
-    for options in ({"masks": "bool"}, {"masks": "runs", "mask_size": GRID}, {"check": "read"}):
+    for options in (
+        {"mask_format": "bool"},
+        {"mask_format": "runs", "mask_size": GRID},
+        {"check": "read"},
+    ):
         assert text("pad", **options) == text("native", **options) == expected
     texts = {expected, text("squash")} | {text("pad", **options) for options in (
         {"mask_size": 24}, {"mask_sampling": "center"}, {"coordinates": "source"},
-        {"masks": "runs"},
+        {"mask_format": "runs"},
     )}  # fmt: skip
     assert len(texts) == 6
 

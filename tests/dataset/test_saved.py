@@ -33,10 +33,10 @@ def test_a_selection_opens_as_it_was_saved(several, tmp_path, no_flush, select):
     for path in (several.roots, several.joined):
         ds = select(open_pack(path))
         ds.save_selection(tmp_path / "file")
-        again = open_pack(tmp_path / "file", masks="bool", check="read")
+        again = open_pack(tmp_path / "file", mask_format="bool", check="read")
         assert again.fingerprint == ds.fingerprint
         assert again.column("image_id").tolist() == ds.column("image_id").tolist()
-        assert again.options.masks == "bool"
+        assert again.options.mask_format == "bool"
         assert [f.root for f in again.pack.folders] == [f.root for f in ds.pack.folders]
 
 

@@ -47,7 +47,7 @@ def full_masks(image_id: int) -> np.ndarray:
 
 @pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
 def test_a_sample_has_the_pixels_and_masks_that_were_packed(layout_packs, fit, pixels, masks):
-    ds = sa1bpack.open(layout_packs(fit, pixels, masks), masks="bool")
+    ds = sa1bpack.open(layout_packs(fit, pixels, masks), mask_format="bool")
     assert len(ds) == len(SIZES)
     for index, sample in enumerate(ds):
         height, width = sample["size"][2:].tolist()
@@ -66,8 +66,8 @@ def test_a_sample_has_the_pixels_and_masks_that_were_packed(layout_packs, fit, p
 @pytest.mark.parametrize("fit", ["pad", "squash", "native"])
 @pytest.mark.parametrize("size", [8, 40])
 def test_masks_of_another_size_are_drawn_from_the_runs_exactly(layout_packs, fit, size):
-    by_bits = sa1bpack.open(layout_packs(fit), masks="bits", mask_size=size)
-    by_runs = sa1bpack.open(layout_packs(fit, masks="runs"), masks="runs", mask_size=size)
+    by_bits = sa1bpack.open(layout_packs(fit), mask_format="bits", mask_size=size)
+    by_runs = sa1bpack.open(layout_packs(fit, masks="runs"), mask_format="runs", mask_size=size)
     assert by_bits.mask_size == by_runs.mask_size == size
     for bits, drawn in zip(by_bits, by_runs, strict=True):
         expected = [grid(mask, size, fit, "area") for mask in full_masks(bits["image_id"])]
@@ -118,12 +118,12 @@ def on_cpu(batch: dict) -> dict:
 
 
 READING = [
-    {"masks": "bits"},
-    {"masks": "bool", "mask_size": 24},
-    {"masks": "runs"},
-    {"masks": "runs", "mask_size": 32},
+    {"mask_format": "bits"},
+    {"mask_format": "bool", "mask_size": 24},
+    {"mask_format": "runs"},
+    {"mask_format": "runs", "mask_size": 32},
     {"pixels": "stored"},
-    {"masks": "bool", "coordinates": "source"},
+    {"mask_format": "bool", "coordinates": "source"},
 ]
 # Every layout that has runs with two ways of reading, and every way of reading with four layouts.
 CASES = [
@@ -192,7 +192,7 @@ def test_a_buffer_grows_for_a_batch_with_more_runs_than_usual(tmp_path):
     changed(found, 7, spoil)
     source = write_tar(tmp_path / "sa_000001.tar", found)
     sa1bpack.pack(source, tmp_path / "pack", workers=1, image_size=32, mask_size=8, masks="runs")
-    ds = sa1bpack.open(tmp_path / "pack", masks="runs")
+    ds = sa1bpack.open(tmp_path / "pack", mask_format="runs")
     theirs = sa1bpack.make_dataloader(ds, 1, num_workers=0, pin_memory=False, order="sequential")
     with sa1bpack.Loader(ds, 1, order="sequential", device="cpu") as loader:
         most = max(batch["runs"].run_ends.nbytes for batch in loader)
@@ -204,7 +204,7 @@ def test_a_buffer_grows_for_a_batch_with_more_runs_than_usual(tmp_path):
 def test_a_pack_without_runs_draws_nothing_and_says_so(layout_packs):
     path = layout_packs(masks="bits")
     assert sa1bpack.open(path)[0]["masks"].shape[1:] == (GRID, GRID // 8)
-    for options in ({"masks": "runs"}, {"masks": "bits", "mask_size": 24}):
+    for options in ({"mask_format": "runs"}, {"mask_format": "bits", "mask_size": 24}):
         with pytest.raises(OptionError, match=r"without them.*--masks bits\+runs"):
             sa1bpack.open(path, **options)
 
@@ -217,7 +217,9 @@ def test_a_mask_size_that_cannot_be_drawn_is_refused(layout_packs, size):
 
 def test_runs_are_not_read_with_their_checksums_by_a_loader(layout_packs):
     with pytest.raises(OptionError, match="cannot yield runs with check='read'"):
-        sa1bpack.Loader(sa1bpack.open(layout_packs(), masks="runs", check="read"), 2, device="cpu")
+        sa1bpack.Loader(
+            sa1bpack.open(layout_packs(), mask_format="runs", check="read"), 2, device="cpu"
+        )
 
 
 def test_native_images_without_a_canvas_name_the_remedy(layout_packs):
@@ -230,7 +232,7 @@ def test_native_images_without_a_canvas_name_the_remedy(layout_packs):
 @pytest.mark.parametrize("array, value", [
     ("run_offset", np.int64(-8)), ("run_offset", np.int64(1 << 40)), ("run_ends", np.int32(-5)),
 ])  # fmt: skip
-@pytest.mark.parametrize("options", [{"masks": "bool"}, {"masks": "runs"}], ids=str)
+@pytest.mark.parametrize("options", [{"mask_format": "bool"}, {"mask_format": "runs"}], ids=str)
 def test_damaged_runs_are_an_error_of_their_sample_alone(
     layout_packs, tmp_path, array, value, options
 ):

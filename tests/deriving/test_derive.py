@@ -317,10 +317,13 @@ def test_parts_of_a_dataset_that_was_opened_otherwise_are_refused(layout_packs, 
     pack, relation = layout_packs("pad", "rgb", "bits+runs"), sa1bpack.transforms.relation
     arguments = {"axis": "mask", "options": {"name": "mask_boxes"}, "out": tmp_path / "made"}
     derive(sa1bpack.open(pack), "extents", relation, part=(1, 2), **arguments)
-    for masks in ({"masks": "runs"}, {"mask_size": 64}, {"coordinates": "source"}):
+    for options in ({"mask_format": "runs"}, {"mask_size": 64}, {"coordinates": "source"}):
         with pytest.raises(OutputRefused, match="made with samples 'pad 128 rgb, masks 256 area"):
-            derive(sa1bpack.open(pack, **masks), "extents", relation, **arguments)
-    assert derive(sa1bpack.open(pack, masks="bool"), "extents", relation, **arguments).missing == ()
+            derive(sa1bpack.open(pack, **options), "extents", relation, **arguments)
+    assert (
+        derive(sa1bpack.open(pack, mask_format="bool"), "extents", relation, **arguments).missing
+        == ()
+    )
 
 
 @pytest.mark.parametrize("out", ["x", "shards/x", "shards/sa_000000-000/x", "side", "side/a/x"])

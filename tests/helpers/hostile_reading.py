@@ -21,14 +21,16 @@ from sa1bpack.pixels.yuv420 import yuv420_to_rgb
 
 SPECS = {
     "pad": (
-        {}, {"masks": "bool"}, {"masks": "runs"}, {"mask_size": 24},
-        {"masks": "runs", "mask_size": 8, "mask_sampling": "center"}, {"coordinates": "stored"},
+        {}, {"mask_format": "bool"}, {"mask_format": "runs"}, {"mask_size": 24},
+        {"mask_format": "runs", "mask_size": 8, "mask_sampling": "center"},
+        {"coordinates": "stored"},
     ),
     "native": (
-        {}, {"masks": "bool"}, {"masks": "runs"}, {"masks": "runs", "mask_size": 24},
+        {}, {"mask_format": "bool"}, {"mask_format": "runs"},
+        {"mask_format": "runs", "mask_size": 24},
         {"pixels": "stored", "coordinates": "stored"},
     ),
-    "squash": ({}, {"masks": "bool"}, {"coordinates": "stored"}),
+    "squash": ({}, {"mask_format": "bool"}, {"coordinates": "stored"}),
 }  # fmt: skip
 
 

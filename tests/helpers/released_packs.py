@@ -29,7 +29,8 @@ def facts_of(folder: Path, layout: str) -> list[dict[str, Any]]:
     """Every sample of a pack as JSON, with each kind of masks that it has."""
     kinds = LAYOUTS[layout].get("masks", "bits+runs").split("+")
     opened = [
-        sa1bpack.open(folder, masks=kind, side=["teacher"], coordinates="source") for kind in kinds
+        sa1bpack.open(folder, mask_format=kind, side=["teacher"], coordinates="source")
+        for kind in kinds
     ]
     return [
         {key: fact_of(value) for ds in opened for key, value in sorted(ds[i].items())}

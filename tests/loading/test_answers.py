@@ -43,7 +43,7 @@ for name, function in (("preadv2", preadv2), ("mincore", mincore)):
 import torch
 import sa1bpack
 
-cases = [(*pack, given) for pack in packs for given in ({}, {"masks": "bool"})]
+cases = [(*pack, given) for pack in packs for given in ({}, {"mask_format": "bool"})]
 for later in (0, 1):
     for io, root, given in cases:
         print(later, io, root, given, file=sys.stderr, flush=True)

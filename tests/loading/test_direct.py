@@ -81,7 +81,7 @@ def equal(found: list[dict], expected: list[dict]) -> None:
     ("layout", "opened"),
     [
         (("pad", "rgb", "bits+runs"), {}),
-        (("native", "yuv420", "runs"), {"masks": "runs"}),
+        (("native", "yuv420", "runs"), {"mask_format": "runs"}),
         (("squash", "yuv420", "bits+runs"), {"pixels": "stored", "mask_size": 24}),
     ],
 )

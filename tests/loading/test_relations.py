@@ -15,7 +15,7 @@ NAMES = tuple(masks.RELATIONS)
 
 @pytest.fixture(params=["bits", "runs"])
 def ds(request, layout_packs):
-    return sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), masks=request.param)
+    return sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), mask_format=request.param)
 
 
 def test_worker_processes_send_relations(layout_packs):

@@ -63,7 +63,7 @@ def on_disk(with_sides, direct_folder) -> Path:  # noqa: F811
     return Path(shutil.copytree(with_sides.root, target))
 
 
-@pytest.mark.parametrize("how", [{"masks": "runs"}, {"mask_size": 24}], ids=str)
+@pytest.mark.parametrize("how", [{"mask_format": "runs"}, {"mask_size": 24}], ids=str)
 @pytest.mark.parametrize("io", ["direct", "cached"])
 @pytest.mark.parametrize("names", [NAMES, ["features"]], ids=str)
 def test_masks_from_runs_are_read_together_with_side_arrays(
@@ -80,7 +80,7 @@ def test_masks_from_runs_are_read_together_with_side_arrays(
     [expected] = sa1bpack.make_dataloader(ds, 6, num_workers=0, order="sequential")
     for name in (*names, "bboxes", "image_ids"):
         assert torch.equal(found[name], expected[name]), name
-    if how == {"masks": "runs"}:
+    if how == {"mask_format": "runs"}:
         assert torch.equal(found["runs"].run_ends, expected["runs"].run_ends)
         assert torch.equal(found["runs"].run_offset, expected["runs"].run_offset)
     else:

@@ -49,7 +49,7 @@ def test_the_least_recently_used_go_first():
 
 
 def test_a_sample_in_memory_is_not_decoded_again(tar, decoded):
-    more = {"options": OPTIONS, "masks": "bool", "min_area": 9}
+    more = {"options": OPTIONS, "mask_format": "bool", "min_area": 9}
     cached = sa1bpack.TarDataset(tar, cache_size="1 MiB", **more)
     expected = sa1bpack.TarDataset(tar, **more)[2]
     del decoded[:]
@@ -71,7 +71,7 @@ def test_a_folder_is_shared_by_runs_that_ask_for_the_same(tar, tmp_path, decoded
     assert len(decoded) == 6
     again = list(dataset())
     assert all(map(same_samples, first, again)) and len(decoded) == 6
-    assert dataset(masks="runs")[0]["run_ends"].size and len(decoded) == 6
+    assert dataset(mask_format="runs")[0]["run_ends"].size and len(decoded) == 6
     other = sa1bpack.PackOptions(**SMALL | {"image_size": 32})
     assert dataset(other)[0]["image"].shape == (32, 32, 3) and len(decoded) == 7
     write_tar(tar, members(range(6), masks=2), compress=False)  # another tar of the same name

@@ -38,7 +38,7 @@ def ids(samples) -> list[int]:
 
 def test_samples_are_those_of_the_map_style_dataset_in_its_order(tmp_path):
     tar = write_tar(tmp_path / "sa_000000.tar", members(range(6)), compress=False)
-    more = {"options": OPTIONS, "masks": "bool", "max_masks": 2}
+    more = {"options": OPTIONS, "mask_format": "bool", "max_masks": 2}
     streamed = list(IterableTarDataset(tar, **more))
     expected = list(sa1bpack.TarDataset(tar, **more))
     assert len(streamed) == 6 and all(map(same_samples, streamed, expected))

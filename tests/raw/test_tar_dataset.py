@@ -38,11 +38,14 @@ def test_samples_are_those_of_a_pack_bit_for_bit(layout_packs, plain, fit, pixel
     options = sa1bpack.PackOptions(
         fit=fit, pixels=pixels, masks=masks, image_size=SIDE, mask_size=GRID
     )
-    views = [{}, {"masks": "bool", "coordinates": "stored", "min_area": 40}]
+    views = [{}, {"mask_format": "bool", "coordinates": "stored", "min_area": 40}]
     if pixels == "yuv420":
         views.append({"pixels": "stored"})
     if "runs" in masks:
-        views += [{"masks": "runs", "min_iou": 0.9}, {"mask_size": 64, "mask_sampling": "center"}]
+        views += [
+            {"mask_format": "runs", "min_iou": 0.9},
+            {"mask_size": 64, "mask_sampling": "center"},
+        ]
     for view in views:
         pack = sa1bpack.open(layout_packs(fit, pixels, masks), **view)
         ds = sa1bpack.TarDataset(plain, options=options, **view)
@@ -254,7 +257,10 @@ def test_reading_a_tar_does_not_load_torch(source):
     [
         ({"options": sa1bpack.PackOptions(empty="drop")}, "empty='drop'"),
         ({"options": {"image_size": 64}}, "give a sa1bpack.PackOptions"),
-        ({"options": sa1bpack.PackOptions(masks="bits"), "masks": "runs"}, "needs the exact runs"),
+        (
+            {"options": sa1bpack.PackOptions(masks="bits"), "mask_format": "runs"},
+            "needs the exact runs",
+        ),
         ({"max_masks": 0}, "max_masks is 0"),
         ({"cache_size": -1}, "cache_size is -1"),
         ({"cache_size": "8 apples"}, "cache_size is '8 apples': choose a size such as"),

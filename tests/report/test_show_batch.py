@@ -20,8 +20,8 @@ def cells(bits: np.ndarray) -> np.ndarray:
 def batches(small_pack):
     """One batch of the same samples in each form, and its dataset."""
 
-    def made(masks="bits", layout="padded", **options):
-        ds = sa1bpack.open(small_pack, masks=masks, **options)
+    def made(mask_format="bits", layout="padded", **options):
+        ds = sa1bpack.open(small_pack, mask_format=mask_format, **options)
         with sa1bpack.Loader(ds, 6, seed=3, masks=layout, device="cpu") as loader:
             for batch in loader:
                 return ds, {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
@@ -56,7 +56,7 @@ def test_subjects_are_the_samples_of_the_dataset(layout, batches):
 def test_source_coordinates_and_runs_show_the_same(batches):
     _, batch = batches()
     expected = subjects_of(batch, list(range(6)))
-    for options in ({"coordinates": "source"}, {"masks": "runs"}):
+    for options in ({"coordinates": "source"}, {"mask_format": "runs"}):
         found = subjects_of(batches(**options)[1], list(range(6)))
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one.sample["bboxes"], other.sample["bboxes"], atol=1e-3)

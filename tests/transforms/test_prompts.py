@@ -16,7 +16,7 @@ STEPS = (T.RandomHorizontalFlip(), T.RandomResizedCrop())
 def ds(sample_tar, tmp_path_factory):
     root = tmp_path_factory.mktemp("prompts") / "packed"
     sa1bpack.pack(sample_tar, root, workers=1, image_size=128, progress=False)
-    return sa1bpack.open(root, masks="runs")
+    return sa1bpack.open(root, mask_format="runs")
 
 
 def batch_of(ds, layout="padded", indices=None, steps=STEPS):

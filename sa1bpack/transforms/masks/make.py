@@ -148,7 +148,7 @@ def draw_runs(
             they are not checked; whatever they are, nothing outside the result is written.
 
     Examples:
-        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> ds = sa1bpack.open("packed", mask_format="runs")
         >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
         >>> runs = batch["runs"]
         >>> scale = runs.sizes.max(1).values.double() / 64

@@ -219,7 +219,7 @@ def count_pixels(
             they are not checked.
 
     Examples:
-        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> ds = sa1bpack.open("packed", mask_format="runs")
         >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
         >>> runs = batch["runs"]
         >>> T.count_pixels(runs).shape, bool((T.count_pixels(runs) > 0).all())
@@ -251,7 +251,7 @@ def nth_pixels(
     errors of `count_pixels`.
 
     Examples:
-        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> ds = sa1bpack.open("packed", mask_format="runs")
         >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
         >>> runs = batch["runs"]
         >>> T.nth_pixels(runs, torch.zeros(len(runs.run_offset) - 1, 1).long()).shape
@@ -303,7 +303,7 @@ def draw_points(
         MaskError: see `count_pixels`.
 
     Examples:
-        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> ds = sa1bpack.open("packed", mask_format="runs")
         >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
         >>> runs = batch["runs"]
         >>> ids = torch.arange(len(runs.run_offset) - 1)
@@ -384,7 +384,7 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
     Raises MaskError, see `count_pixels`.
 
     Examples:
-        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> ds = sa1bpack.open("packed", mask_format="runs")
         >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
         >>> runs = batch["runs"]
         >>> T.mask_boxes(runs).shape, T.mask_boxes(runs).dtype

@@ -27,7 +27,7 @@ class RunBatch:
     host_offset  int64 (T + 1,), run_offset on the CPU, so that nothing waits for the device
 
     Examples:
-        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> ds = sa1bpack.open("packed", mask_format="runs")
         >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
         >>> runs = batch["runs"]
         >>> runs.run_ends.dtype, len(runs.run_offset) - 1, runs.sizes.shape

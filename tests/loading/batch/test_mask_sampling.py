@@ -40,18 +40,18 @@ def masks_of(path: Path, **options) -> np.ndarray:
 )
 def test_masks_are_drawn_by_the_sampling_of_the_pack(packs, sampling, fit):
     path = packs(sampling, fit=fit)
-    stored = masks_of(path, masks="bool")
-    assert np.array_equal(masks_of(path, masks="runs", mask_size=GRID), stored)
-    assert np.array_equal(masks_of(packs(sampling, "runs", fit), masks="bool"), stored)
+    stored = masks_of(path, mask_format="bool")
+    assert np.array_equal(masks_of(path, mask_format="runs", mask_size=GRID), stored)
+    assert np.array_equal(masks_of(packs(sampling, "runs", fit), mask_format="bool"), stored)
     other = packs({"area": "center", "center": "area"}[sampling], fit=fit)
-    assert not np.array_equal(masks_of(other, masks="bool"), stored)
+    assert not np.array_equal(masks_of(other, mask_format="bool"), stored)
     assert sa1bpack.open(path).mask_sampling == sampling
 
 
 def test_another_sampling_is_drawn_from_the_runs_although_there_are_bits(packs):
     expected = masks_of(packs("center"))
     assert np.array_equal(masks_of(packs("area"), mask_sampling="center"), expected)
-    ds = sa1bpack.open(packs("area"), masks="bool", mask_sampling="center")
+    ds = sa1bpack.open(packs("area"), mask_format="bool", mask_sampling="center")
     with sa1bpack.Loader(ds, 3, order="sequential", masks="flat_bits", device="cpu") as loader:
         assert np.array_equal(next(iter(loader))["masks"].numpy(), expected)
 
@@ -61,7 +61,7 @@ def test_another_sampling_of_bits_alone_is_refused(packs):
     assert np.array_equal(masks_of(path, mask_sampling="area"), masks_of(path))
     with pytest.raises(OptionError, match=r"mask_sampling='center' needs the exact runs.*'area'"):
         sa1bpack.open(path, mask_sampling="center")
-    with pytest.raises(OptionError, match=r"^masks='runs' .*needs the exact runs"):
-        sa1bpack.open(path, masks="runs")
+    with pytest.raises(OptionError, match=r"^mask_format='runs' .*needs the exact runs"):
+        sa1bpack.open(path, mask_format="runs")
     with pytest.raises(OptionError, match="mask_sampling is 'any': choose one of area, center"):
         sa1bpack.open(path, mask_sampling="any")
