@@ -24,7 +24,7 @@ from PIL import Image
 
 import sa1bpack
 from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
-from sa1bpack.format.image_bytes import canvas_spans
+from sa1bpack.format.layout import canvas_spans
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.loading.batch.put import put_image
 from sa1bpack.pixels import decode_into, yuv420_to_rgb

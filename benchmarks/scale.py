@@ -23,19 +23,18 @@ from statistics import median
 
 import numpy as np
 
-from sa1bpack.format.checksums import CHECKSUMS_NAME
-from sa1bpack.format.files import byte_view
-from sa1bpack.format.layout import Extent, Layout
-from sa1bpack.format.manifest import ShardEntry, make_manifest
-from sa1bpack.format.publish import publish
-from sa1bpack.format.shard_writer import shard_bytes
-from sa1bpack.format.zarr_metadata import (
+from sa1bpack.format.arrays import (
     METADATA_NAME,
     array_metadata,
     canonical_json,
     chunk_file,
     group_metadata,
 )
+from sa1bpack.format.files import CHECKSUMS_NAME, byte_view
+from sa1bpack.format.index import publish
+from sa1bpack.format.layout import Extent, Layout
+from sa1bpack.format.manifest import ShardEntry, make_manifest
+from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.measuring.memory import drop_pages
 
 SAMPLES = 11_185_362  # images of SA-1B

@@ -14,7 +14,7 @@ from sa1bpack.cli.arguments import Job
 from sa1bpack.cli.output import say, say_json, warn
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
-from sa1bpack.format.completeness import remedy_of
+from sa1bpack.format.manifest import remedy_of
 from sa1bpack.format.problems import Problem, Report
 from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.urls import is_pack_url, pack_url

@@ -27,8 +27,7 @@ from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_
 from sa1bpack.dataset.shards import CACHE, OpenShard
 from sa1bpack.dataset.sides import Side
 from sa1bpack.errors import FormatError, OptionError, ResourceShortage
-from sa1bpack.format.duplicates import repeated_rows
-from sa1bpack.format.index import has_distinct_ids
+from sa1bpack.format.index import has_distinct_ids, repeated_rows
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
 from sa1bpack.format.side.part import ShardIdentity, SidePart
@@ -329,7 +328,7 @@ class Pack:
 
     @cached_property
     def _repeated(self) -> tuple[np.ndarray, ...]:
-        """See `format.duplicates.repeated_rows`: before means in a pack that was given earlier.
+        """See `format.index.repeated_rows`: before means in a pack that was given earlier.
 
         Nothing is sorted where the indexes of the packs prove that there is no such row: each of
         its pack, and their ranges are apart.

@@ -13,11 +13,11 @@ import numpy as np
 from sa1bpack.dataset.shards import CACHE, wrong_span
 from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format.array_reader import REMEDY, check_offsets_rise, map_array
-from sa1bpack.format.completeness import completeness_of
-from sa1bpack.format.image_bytes import image_nbytes
+from sa1bpack.format.arrays import check_offsets_rise, map_array
+from sa1bpack.format.files import REMEDY
 from sa1bpack.format.index import check_index, open_manifest_and_index
-from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.layout import image_nbytes
+from sa1bpack.format.manifest import SHARDS_NAME, completeness_of
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.side.part import ShardIdentity, shard_identities
 from sa1bpack.urls import Lease, ShardSource

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.format.files import REMEDY
 from sa1bpack.masks import MaskRule
 
 # Rows of a pack in the order of a dataset: an arithmetic progression, or int64 (n,) read-only.

@@ -18,9 +18,8 @@ from sa1bpack.dataset.sides import side_paths
 from sa1bpack.dataset.specs import AS_STORED, RGB_OF_YUV, ImageSpec, MaskSpec, image_spec, mask_spec
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
-from sa1bpack.format.array_reader import map_array
-from sa1bpack.format.image_bytes import image_nbytes, image_planes
-from sa1bpack.format.layout import Layout
+from sa1bpack.format.arrays import map_array
+from sa1bpack.format.layout import Layout, image_nbytes, image_planes
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.select import ThresholdKeywords, Thresholds

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 
 from sa1bpack.errors import FormatError, ResourceShortage
-from sa1bpack.format.image_bytes import image_nbytes
+from sa1bpack.format.layout import image_nbytes
 from sa1bpack.format.shard_reader import REPAIR, Shard
 from sa1bpack.format.side.part import SidePart
 from sa1bpack.urls import Lease

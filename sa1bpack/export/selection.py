@@ -12,7 +12,7 @@ from sa1bpack.arguments import paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError, UnknownName
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.selection import is_selection
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.wording import brief

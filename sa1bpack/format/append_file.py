@@ -15,10 +15,19 @@ import numpy as np
 import xxhash
 
 from sa1bpack.disk.direct import BLOCK, aligned
-from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums, update_zeros
-from sa1bpack.format.files import flush_file, flush_folder, naming, read_at, write_at, write_durably
+from sa1bpack.format.arrays import METADATA_NAME, array_metadata, canonical_json, chunk_file
+from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
+    flush_file,
+    flush_folder,
+    format_checksums,
+    naming,
+    read_at,
+    update_zeros,
+    write_at,
+    write_durably,
+)
 from sa1bpack.format.layout import ArraySpec, Extent
-from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, canonical_json, chunk_file
 
 # Smaller appends are gathered before they are written.
 STAGE_BYTES = 64 * BLOCK

@@ -1,23 +1,29 @@
-"""Files written completely or not at all: short writes, flushing, atomic replacement, mapping."""
+"""Files written completely or not at all: short writes, flushing, atomic replacement, mapping; and
+their checksums, XXH3-128 in a form that `xxhsum -c` checks."""
 
 import ctypes
 import errno
 import mmap
 import os
+import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from sa1bpack.errors import FormatError
+from sa1bpack.wording import brief
 
 # All of SA-1B has 1 MB of manifest, and 100 kB of metadata per shard; a source of MAX_REJECTS
 # rejects adds 40 MB. Hostile JSON takes 25 times its size in memory.
 MAX_METADATA_BYTES = 1 << 28
+
+REMEDY = "restore the file from a copy, or rebuild it with `sa1bpack repair PACK TARS`"
 
 # Working names of an unfinished file or folder: always beside its final name, never read back.
 TEMPORARY_PREFIX = ".tmp-"
@@ -72,6 +78,19 @@ def cut_short(path: Path | str, end: int, needed: int) -> FormatError:
     return FormatError(
         f"{path}: cut short: it ends at byte {end}, but must have rows up to byte {needed}; "
         "restore it"
+    )
+
+
+def missing(path: Path) -> FormatError:
+    """The error for a file of a pack that is missing, alone or with folders above it."""
+    gone = path
+    while not gone.parent.exists():
+        gone = gone.parent
+    if gone == path:
+        return FormatError(f"{path}: missing; {REMEDY}")
+    return FormatError(
+        f"{path}: missing, with all of {gone} (if that was moved or is not mounted, open it where "
+        f"it is); {REMEDY}"
     )
 
 
@@ -306,3 +325,72 @@ class _Mapping:
     def __del__(self):
         if self._address is not None:
             _libc.munmap(self._address, self._nbytes)
+
+
+# ------------------------------------------------------------------------------------- checksums
+
+CHECKSUMS_NAME = "checksums.xxh128"
+READ_BYTES = 1 << 20
+_LINE = re.compile(r"([0-9a-f]{32})  (\S.*)")
+_ZEROS = np.zeros(1 << 20, np.uint8)
+
+
+def file_digest(path: Path) -> str:
+    """XXH3-128 of a file as 32 hexadecimal digits, as `xxh128sum` prints it.
+
+    Raises FormatError if it is not a regular file, OSError if it cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    buffer = bytearray(READ_BYTES)
+    view = memoryview(buffer)
+    with naming(path), os.fdopen(open_file(path), "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def format_checksums(digests: Mapping[str, str]) -> bytes:
+    """The text of a checksum file: one `<digest>  <path>` line per file, sorted by path."""
+    return "".join(f"{digests[path]}  {path}\n" for path in sorted(digests)).encode()
+
+
+def read_checksums(path: Path) -> dict[str, str]:
+    """Read a checksum file into {path: digest}.
+
+    Raises FormatError if it is missing, differs from the exact form that `format_checksums` writes,
+    or names a path outside its folder.
+    """
+    try:
+        text = read_metadata_file(path)
+    except FileNotFoundError:
+        raise missing(path) from None
+    digests: dict[str, str] = {}
+    for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
+        match = _LINE.fullmatch(line)
+        if match is None or not is_inside(match[2]):
+            raise FormatError(
+                f"{path}, line {number}: {brief(line)} is not '<32 hex digits>  <path below this "
+                f"folder>'; {REMEDY}"
+            )
+        digests[match[2]] = match[1]
+    if format_checksums(digests) != text:
+        raise FormatError(
+            f"{path}: lines are repeated, out of order or not separated by newlines; {REMEDY}"
+        )
+    return digests
+
+
+def is_inside(path: str) -> bool:
+    """Whether a relative path stays below its folder: not absolute, no empty, `.` or `..` part.
+
+    Unprintable characters are refused too: no file of a pack has any, and a NUL would end the path.
+    """
+    return path.isprintable() and all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def update_zeros(digest, count: int) -> None:
+    """Update a hash with `count` zero bytes."""
+    while count > 0:
+        part = min(count, _ZEROS.size)
+        digest.update(_ZEROS[:part])
+        count -= part

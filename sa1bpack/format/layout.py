@@ -4,20 +4,23 @@ The arrays are defined here alone; docs/format.md shows the same table, and a te
 Axes are named, not numbered: a *sample* is one image, a *mask* one annotation of an image, a *run*
 one stretch of equal pixels of a mask, an *image byte* one byte of an image that is stored without
 padding. Ragged data is flat along its own axis; an offset array on the axis above says where the
-part of each row starts. Where the pixels of an image lie in its bytes is defined in `image_bytes`.
+part of each row starts. Where the pixels of an image lie in its bytes is defined at the end.
 """
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import xxhash
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import FormatError, OptionError, UnknownName
+from sa1bpack.format.files import byte_view, update_zeros
 from sa1bpack.wording import brief
 
 FORMAT_NAME = "sa1bpack"
@@ -249,7 +252,7 @@ def _image_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
     if layout.flat:
         return (
             array_spec("image_offset", "<i8", ("sample_edge",), child_axis="image_byte"),
-            # the bytes of the images in sequence, see image_bytes
+            # the bytes of the images in sequence, see image_planes
             array_spec("image", "|u1", ("image_byte",)),
         )
     if layout.pixels == "yuv420":
@@ -272,3 +275,103 @@ NUMBER_TYPE_BITS: dict[str, tuple[int, ...]] = {
     "stability_score": (12,),
     "counts_not_canonical": (15,),
 }
+
+# ------------------------------------------------------------------------------ bytes of an image
+# A *canvas* (fit "pad" and "squash") has a fixed number of bytes per sample, zero beyond the stored
+# height and width. A *flat* image (fit "native") has no padding; `image_offset` says where its
+# bytes start. Either holds one plane of interleaved RGB, or the planes Y, Cb and Cr in sequence
+# (I420), each chroma plane with half the rows and columns, rounded up.
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One plane of an image.
+
+    name    "rgb", "y", "cb" or "cr"
+    start   offset of its first byte from the first byte of the image
+    stride  bytes from one row to the next
+    shape   stored rows and columns, without padding, and 3 for interleaved RGB
+    """
+
+    name: str
+    start: int
+    stride: int
+    shape: tuple[int, ...]
+
+    def view(self, image: np.ndarray) -> np.ndarray:
+        """The stored pixels, `shape`, as a view of the bytes of an image, (n,) uint8."""
+        strides = (self.stride, 3, 1) if len(self.shape) == 3 else (self.stride, 1)
+        return np.ndarray(self.shape, np.uint8, image, self.start, strides)
+
+
+def half(side):
+    """Rows or columns of a chroma plane: half of a side (an int or an array), rounded up."""
+    return (side + 1) // 2
+
+
+def image_nbytes(layout: Layout, height, width):
+    """Number of bytes of an image of stored height x width; ints, or arrays of one shape."""
+    if not layout.flat:
+        height = width = layout.image_size
+    if layout.pixels == "rgb":
+        return height * width * 3
+    return height * width + 2 * half(height) * half(width)
+
+
+def image_planes(layout: Layout, height: int, width: int) -> tuple[Plane, ...]:
+    """The planes of an image of stored height x width, in stored order."""
+    rows, columns = (height, width) if layout.flat else (layout.image_size,) * 2
+    if layout.pixels == "rgb":
+        return (Plane("rgb", 0, columns * 3, (height, width, 3)),)
+    chroma = half(rows) * half(columns)
+    shape = (half(height), half(width))
+    return (
+        Plane("y", 0, columns, (height, width)),
+        Plane("cb", rows * columns, half(columns), shape),
+        Plane("cr", rows * columns + chroma, half(columns), shape),
+    )
+
+
+def canvas_spans(layout: Layout, height: int) -> tuple[tuple[int, int], ...]:
+    """(start, stop) byte ranges of a canvas that hold the rows of an image of stored `height`.
+
+    All other bytes are zero, and holes on disk. For the full height the ranges cover the canvas.
+    """
+    planes = image_planes(layout, height, layout.image_size)
+    return tuple((plane.start, plane.start + plane.shape[0] * plane.stride) for plane in planes)
+
+
+def is_zero_beyond(layout: Layout, image: np.ndarray, height: int, width: int) -> bool:
+    """Whether a canvas, (n,) uint8, is zero beyond the stored height and width."""
+    whole = image_planes(layout, layout.image_size, layout.image_size)
+    stored = image_planes(layout, height, width)
+    for plane, part in zip(whole, stored, strict=True):
+        pixels = plane.view(image)
+        if pixels[part.shape[0] :].any() or pixels[: part.shape[0], part.shape[1] :].any():
+            return False
+    return True
+
+
+def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height: int) -> int:
+    """XXH3-64 of one sample, from its rows.
+
+    rows           the sample's rows of every array of the layout except `checksum`, C-contiguous;
+                   of an offset array the lengths (differences of neighbours, int64), so that the
+                   value does not depend on the position of the sample in the pack
+    stored_height  rows of a canvas from here on are zero; they are not read, and may be missing
+
+    The hash covers the bytes in the order of `layout.arrays`.
+    """
+    digest = xxhash.xxh3_64()
+    for name in (spec.name for spec in layout.arrays if spec.name != "checksum"):
+        if name == "image" and not layout.flat:
+            part = byte_view(rows[name])
+            done = 0
+            for start, stop in canvas_spans(layout, stored_height):
+                update_zeros(digest, start - done)
+                digest.update(part[start:stop])
+                done = stop
+            update_zeros(digest, layout.array(name).row_bytes - done)
+        else:
+            digest.update(rows[name])
+    return digest.intdigest()

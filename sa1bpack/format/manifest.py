@@ -1,26 +1,37 @@
-"""The manifest: what a pack holds, in one JSON file that is replaced atomically."""
+"""The manifest: what a pack holds, in one JSON file that is replaced atomically; and how much of a
+pack is published by it."""
 
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError
-from sa1bpack.format.array_reader import REMEDY, Count, check_version, read_json
-from sa1bpack.format.files import replace_file
+from sa1bpack.format.arrays import Count, canonical_json, check_version, read_json
+from sa1bpack.format.files import REMEDY, replace_file
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Extent, Layout
-from sa1bpack.format.zarr_metadata import canonical_json
 from sa1bpack.wording import brief, counted
 
 MANIFEST_NAME = "manifest.json"
 SIDE_FORMAT_NAME = "sa1bpack-side"  # of side arrays, whose manifest has the same name
 SHARDS_NAME = "shards"
+REJECTS_NAME = "rejects.jsonl"
 MAX_NAME_BYTES = 200
 _INDEX = re.compile(r"index-[0-9a-f]{8}")
+
+
+# In the folder of a pack: what the parts of a job (`sa1bpack pack --part`) leave for
+# `sa1bpack finalize`. Each job has a plan there until its sources are all in the pack.
+PARTS_NAME = ".parts"
+PLAN_PREFIX = "plan-"
+
+_REPEAT = "repeat the pack command"
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,3 +249,81 @@ def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
     elif parts:
         parts.append("no md5")
     return ", ".join(parts) or "none: no tar"
+
+
+def shard_folders(root: Path) -> list[Path]:
+    """Folders of all published shards, listed or not, sorted by name."""
+    shards = Path(root) / SHARDS_NAME
+    if not shards.is_dir():
+        return []
+    return sorted(path for path in shards.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """How much of a pack is published.
+
+    complete
+        Whether every source given to the packer was packed to its end.
+    images, shards
+        Samples and shards in the index: what `sa1bpack.open` and `sa1bpack.info` count.
+    sources
+        Number of sources packed to their end.
+    partial
+        Names of the sources of an incomplete pack that have shards in the index, but are not packed
+        to their end.
+    unindexed
+        Names of the published shards of an incomplete pack that are not in its index yet. A packer
+        indexes them when it completes a source, and when it is run again.
+    remedy
+        What completes a pack that is not complete: the pack command, or `sa1bpack finalize`.
+    """
+
+    complete: bool
+    images: int
+    shards: int
+    sources: int
+    partial: tuple[str, ...]
+    unindexed: tuple[str, ...]
+    remedy: str = _REPEAT
+
+    def __str__(self) -> str:
+        """One sentence without a full stop, which names the remedy."""
+        more = f"{counted(len(self.unindexed), 'published shard')} not in the index yet"
+        if not self.images:
+            if self.complete:
+                return f"no images: the sources held none that could be packed, see {REJECTS_NAME}"
+            reason = more if self.unindexed else "no shard is published"
+            return f"no images yet: {reason}; {self.remedy}"
+        text = f"{counted(self.images, 'image')} in {counted(self.shards, 'shard')}, "
+        text += f"{counted(self.sources, 'source')} packed to the end"
+        text += f", {len(self.partial):,} in part" if self.partial else ""
+        text += f", {more}" if self.unindexed else ""
+        return f"complete: {text}" if self.complete else f"not complete: {text}; {self.remedy}"
+
+
+def completeness_of(root: Path, manifest: Manifest) -> Completeness:
+    """Return how much of the pack at `root` is published, by a manifest read from it.
+
+    Lists the folder of shards, and opens none. Raises OSError if it cannot be listed.
+    """
+    listed = {shard.name for shard in manifest.shards}
+    found = [] if manifest.complete else [folder.name for folder in shard_folders(root)]
+    names = [record.get("name") for record in manifest.sources]
+    partial = {shard.source for shard in manifest.shards if shard.source not in names}
+    return Completeness(
+        complete=manifest.complete,
+        images=manifest.samples,
+        shards=len(manifest.shards),
+        sources=len(manifest.sources),
+        partial=() if manifest.complete else tuple(sorted(partial)),
+        unindexed=tuple(name for name in found if name not in listed),
+        remedy=remedy_of(root),
+    )
+
+
+def remedy_of(root: Path) -> str:
+    """What completes the pack at `root` if it is not complete, in words."""
+    if any((root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")):
+        return f"once all parts of its job have ended: sa1bpack finalize {quote(str(root))}"
+    return _REPEAT

@@ -12,8 +12,7 @@ import numpy as np
 from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
 from sa1bpack.disk.stream import FileStream
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import REMEDY
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest
 from sa1bpack.format.manifest import MANIFEST_NAME
 
 Progress = Callable[[int, int], None]

@@ -14,7 +14,7 @@ import xxhash
 from zlib_ng import zlib_ng
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError
-from sa1bpack.format.array_reader import Count, check_version
+from sa1bpack.format.arrays import Count, check_version
 from sa1bpack.format.files import naming, read_metadata_file, replace_file
 from sa1bpack.format.manifest import MANIFEST_NAME
 

@@ -20,20 +20,27 @@ import xxhash
 
 from sa1bpack.disk.direct import open_direct_if_possible, read_direct
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import (
-    REMEDY,
+from sa1bpack.format.arrays import (
+    METADATA_NAME,
     check_group,
     check_offset_ends,
     check_version,
+    chunk_file,
+    group_metadata,
     map_array,
     read_metadata,
 )
-from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums, rows_checksum
-from sa1bpack.format.files import byte_view, cut_short, naming, read_at
-from sa1bpack.format.image_bytes import image_nbytes, image_planes
-from sa1bpack.format.layout import ArraySpec, Layout
+from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
+    REMEDY,
+    byte_view,
+    cut_short,
+    naming,
+    read_at,
+    read_checksums,
+)
+from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes, image_planes, rows_checksum
 from sa1bpack.format.manifest import ShardEntry
-from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metadata
 
 REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
 

@@ -16,33 +16,40 @@ from pathlib import Path
 from sa1bpack.arguments import ALL, Share, checks_options, choice, local_path, part_of_job, share_of
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, VersionError
-from sa1bpack.format.array_reader import check_metadata
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.duplicates import find_duplicates
+from sa1bpack.format.arrays import (
+    METADATA_NAME,
+    check_metadata,
+    group_files,
+    group_metadata,
+    root_metadata,
+)
+from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import (
     Index,
     check_against_shards,
     check_whole_index,
+    find_duplicates,
     index_arrays,
     open_index,
+    top_files,
 )
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
+    REJECTS_NAME,
     SHARDS_NAME,
     Manifest,
     ShardEntry,
     is_index_name,
     read_manifest,
+    shard_folders,
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
-from sa1bpack.format.publish import REJECTS_NAME, shard_folders, top_files
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side.check import check_side, side_folders
 from sa1bpack.format.side.part import part_names, shard_identities
 from sa1bpack.format.side.spec import SIDES_NAME, is_side
 from sa1bpack.format.verify_shard import check_shard, compare_files
-from sa1bpack.format.zarr_metadata import METADATA_NAME, group_files, group_metadata, root_metadata
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 
 __all__ = ["Problem", "Report", "verify"]

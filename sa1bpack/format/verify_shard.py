@@ -14,15 +14,12 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import first_fall
-from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
-from sa1bpack.format.files import byte_view, naming
-from sa1bpack.format.image_bytes import image_nbytes, is_zero_beyond
-from sa1bpack.format.layout import ArraySpec, Layout
+from sa1bpack.format.arrays import chunk_file, first_fall, group_files
+from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, naming, read_checksums
+from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes, is_zero_beyond
 from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.format.problems import Check, PackFiles, Stream
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
-from sa1bpack.format.zarr_metadata import chunk_file, group_files
 from sa1bpack.wording import counted
 
 # Nine tenths and more of a pack: a quick check skips their digests.

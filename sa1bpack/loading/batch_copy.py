@@ -21,7 +21,7 @@ from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.disk.aio import CUT_SHORT
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
-from sa1bpack.format.array_reader import missing
+from sa1bpack.format.files import missing
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.loading.batch.load_samples import (
     AS_IT_IS,

@@ -17,8 +17,16 @@ import xxhash
 
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, OptionError, VersionError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, read_metadata_file, replace_file
+from sa1bpack.format.arrays import METADATA_NAME, canonical_json
+from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
+    TEMPORARY_PREFIX,
+    file_digest,
+    flush_folder,
+    read_checksums,
+    read_metadata_file,
+    replace_file,
+)
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -27,12 +35,11 @@ from sa1bpack.format.manifest import (
     make_manifest,
     manifest_bytes,
     read_manifest,
+    shard_folders,
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem
-from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import check_pack
-from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
 from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import check_can_write, check_shard_record, check_source_record
 from sa1bpack.wording import span_text

@@ -18,10 +18,8 @@ from sa1bpack import interrupts
 from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError, OutputRefused, SourceError
 from sa1bpack.format.files import TEMPORARY_PREFIX
-from sa1bpack.format.image_bytes import canvas_spans, image_nbytes
-from sa1bpack.format.layout import Extent, Layout
-from sa1bpack.format.manifest import SHARDS_NAME
-from sa1bpack.format.publish import shard_folders
+from sa1bpack.format.layout import Extent, Layout, canvas_spans, image_nbytes
+from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.execution.processes import WORKERS_PER_READER_THREAD
 from sa1bpack.packing.options import MASKS, PIXELS, PackOptions, RunKeywords

@@ -21,13 +21,15 @@ from typing import Any
 from sa1bpack import interrupts
 from sa1bpack.arguments import check_can_be_folder, checks_options, local_path, paths_of
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputRefused
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
+    file_digest,
     flush_file,
     flush_folder,
     make_folder,
     naming,
+    read_checksums,
     temporary_beside,
     write_at,
 )

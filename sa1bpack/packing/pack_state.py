@@ -21,20 +21,21 @@ from typing import Any, TypeVar
 import msgspec
 
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceError, VersionError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
-from sa1bpack.format.completeness import PARTS_NAME
-from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
+    file_digest,
     make_folder,
     read_metadata_file,
     remove_published,
     replace_file,
 )
-from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.format.index import find_duplicates, open_manifest_and_index, publish, remove_stale
 from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
+    PARTS_NAME,
+    REJECTS_NAME,
     SHARDS_NAME,
     Count,
     Manifest,
@@ -42,9 +43,9 @@ from sa1bpack.format.manifest import (
     identity_text,
     make_manifest,
     read_manifest,
+    shard_folders,
     write_manifest,
 )
-from sa1bpack.format.publish import REJECTS_NAME, publish, remove_stale, shard_folders
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.options import PackOptions

@@ -26,16 +26,23 @@ import xxhash
 
 from sa1bpack.arguments import checks_options, local_path
 from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
-from sa1bpack.format.completeness import PARTS_NAME, PLAN_PREFIX
 from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
+    file_digest,
     flush_folder,
     make_folder,
     remove_published,
     replace_file,
 )
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, read_manifest, write_manifest
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    PARTS_NAME,
+    PLAN_PREFIX,
+    SHARDS_NAME,
+    read_manifest,
+    write_manifest,
+)
 from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import (
     PackState,

@@ -14,7 +14,7 @@ import msgspec
 from tqdm import tqdm
 
 from sa1bpack.errors import TooManyRejects
-from sa1bpack.format.publish import REJECTS_NAME
+from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.packing.sample import Outcome, Packed
 from sa1bpack.progress import Bar
 from sa1bpack.source.find import Source

@@ -17,11 +17,10 @@ from shlex import quote
 from sa1bpack import interrupts
 from sa1bpack.arguments import ALL, Share, checks_options, local_path, part_of_job, patterns_of
 from sa1bpack.errors import FormatError, OptionError, SourceError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
-from sa1bpack.format.files import put_in_place, restore_set_aside
+from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, put_in_place, restore_set_aside
+from sa1bpack.format.index import remove_old_indexes, remove_stale
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
 from sa1bpack.format.problems import Check, PackFiles, Problem
-from sa1bpack.format.publish import remove_old_indexes, remove_stale
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.damage import (
     Damage,

@@ -11,9 +11,8 @@ import simplejpeg
 from sa1bpack import pixels
 from sa1bpack.disk.direct import HUGE_PAGE, aligned
 from sa1bpack.errors import AnnotationError, MaskError, SampleError
-from sa1bpack.format.image_bytes import image_nbytes, image_planes
-from sa1bpack.format.layout import FILE_NAME_BYTES, Extent, Layout
-from sa1bpack.format.sample_rows import finished_rows, sample_extent
+from sa1bpack.format.layout import FILE_NAME_BYTES, Extent, Layout, image_nbytes, image_planes
+from sa1bpack.format.shard_writer import finished_rows, sample_extent
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.masks.raster import rasterize
 from sa1bpack.masks.rle import parse_counts

@@ -17,10 +17,18 @@ from typing import Any
 import xxhash
 
 from sa1bpack.errors import FormatError, StoreError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.files import cut_short, naming, open_file, read_metadata_file, write_at
+from sa1bpack.format.arrays import METADATA_NAME, array_metadata, canonical_json, chunk_file
+from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
+    cut_short,
+    file_digest,
+    naming,
+    open_file,
+    read_checksums,
+    read_metadata_file,
+    write_at,
+)
 from sa1bpack.format.layout import ArraySpec
-from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, canonical_json, chunk_file
 from sa1bpack.urls import Counts, local_folder
 
 # Requests at once: an object store takes tens of milliseconds to answer each, and delivers some 50

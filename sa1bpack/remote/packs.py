@@ -14,15 +14,20 @@ from tempfile import TemporaryDirectory
 import xxhash
 
 from sa1bpack.errors import FormatError, NotAPack, StoreError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.files import temporary_beside
+from sa1bpack.format.arrays import METADATA_NAME, chunk_file
+from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums, temporary_beside
 from sa1bpack.format.index import index_arrays, index_name_of
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardEntry, read_manifest
-from sa1bpack.format.publish import REJECTS_NAME
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    REJECTS_NAME,
+    SHARDS_NAME,
+    Manifest,
+    ShardEntry,
+    read_manifest,
+)
 from sa1bpack.format.side.part import ShardIdentity
 from sa1bpack.format.side.spec import SIDES_NAME, SideSpec
-from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
 from sa1bpack.remote.cache import Cache, Lock
 from sa1bpack.remote.origin import (
     TRIES,

@@ -19,26 +19,28 @@ import msgspec
 import xxhash
 
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.array_reader import read_metadata
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.arrays import METADATA_NAME, canonical_json, chunk_file, read_metadata
 from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
+    file_digest,
     make_folder,
+    read_checksums,
     remove_published,
     replace_file,
     temporary_beside,
     write_durably,
 )
+from sa1bpack.format.index import top_files
 from sa1bpack.format.layout import Extent, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
+    REJECTS_NAME,
     SHARDS_NAME,
     check_shard_name,
     is_index_name,
     read_manifest,
 )
-from sa1bpack.format.publish import REJECTS_NAME, top_files
 from sa1bpack.format.side.spec import SIDES_NAME
-from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, chunk_file
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState, PublishedShard

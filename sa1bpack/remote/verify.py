@@ -17,12 +17,11 @@ import xxhash
 from sa1bpack.arguments import ALL, choice, part_of_job
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, is_inside
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
+from sa1bpack.format.arrays import METADATA_NAME
+from sa1bpack.format.files import CHECKSUMS_NAME, is_inside
+from sa1bpack.format.manifest import MANIFEST_NAME, REJECTS_NAME, SHARDS_NAME
 from sa1bpack.format.problems import PackFiles, Progress, Report, Stream
-from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.format.verify import check_files
-from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.remote.origin import fetch_files, submit
 from sa1bpack.remote.stores import Bucket
 

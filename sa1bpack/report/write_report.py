@@ -18,9 +18,8 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.format.files import replace_file
-from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.manifest import REJECTS_NAME, read_manifest
 from sa1bpack.format.problems import Progress, reason_of
-from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.packing.progress import read_runs
 from sa1bpack.report.drawing import drawn, fitted
 from sa1bpack.report.output import check_output

@@ -15,9 +15,9 @@ from several_packs import PACKS, joined_pack
 from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, NotAPack, OptionError, ReadError
+from sa1bpack.format.index import publish
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import make_manifest, read_manifest
-from sa1bpack.format.publish import publish
 
 SAMPLES = sum(len(shards) for _, names in PACKS.values() for shards in names.values())
 

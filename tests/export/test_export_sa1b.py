@@ -12,8 +12,13 @@ from small_tars import SMALL, contents, members, record, write_tar
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, format_checksums, read_checksums
-from sa1bpack.format.files import TEMPORARY_PREFIX
+from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
+    TEMPORARY_PREFIX,
+    file_digest,
+    format_checksums,
+    read_checksums,
+)
 
 NUMBERS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sa1bpack.format.index import publish
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import make_manifest
-from sa1bpack.format.publish import publish
-from sa1bpack.format.sample_rows import finished_rows
-from sa1bpack.format.shard_writer import ShardWriter
+from sa1bpack.format.shard_writer import ShardWriter, finished_rows
 
 LAYOUT = Layout(image_size=16, mask_size=8)
 MASKS_OF_SHARDS = {"sa_000000-000": (2, 0, 5, 1), "sa_000000-001": (), "sa_000001-000": (0, 3, 4)}

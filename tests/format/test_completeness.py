@@ -2,9 +2,8 @@
 
 import msgspec
 
-from sa1bpack.format.completeness import completeness_of
-from sa1bpack.format.manifest import make_manifest, read_manifest, write_manifest
-from sa1bpack.format.publish import publish
+from sa1bpack.format.index import publish
+from sa1bpack.format.manifest import completeness_of, make_manifest, read_manifest, write_manifest
 
 SHARD = "sa_000002-000"
 

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sa1bpack.format.duplicates import MAX_EXAMPLES, Duplicates, find_duplicates
-from sa1bpack.format.index import Index
+from sa1bpack.format.index import MAX_EXAMPLES, Duplicates, Index, find_duplicates
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import ShardEntry, make_manifest
 

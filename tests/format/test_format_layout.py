@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.format.arrays import MAX_INNER_BYTES, array_metadata, canonical_json, chunk_file
 from sa1bpack.format.index import INDEX_ARRAYS
 from sa1bpack.format.layout import (
     FITS,
@@ -20,12 +21,6 @@ from sa1bpack.format.layout import (
     Extent,
     Layout,
     array_spec,
-)
-from sa1bpack.format.zarr_metadata import (
-    MAX_INNER_BYTES,
-    array_metadata,
-    canonical_json,
-    chunk_file,
 )
 
 DOCS = Path(__file__).parents[2] / "docs" / "format.md"

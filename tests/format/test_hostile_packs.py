@@ -11,11 +11,15 @@ from edited_packs import edit
 from memory import peak_growth
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.files import MAX_METADATA_BYTES, remove_published
-from sa1bpack.format.index import open_index
+from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
+    MAX_METADATA_BYTES,
+    file_digest,
+    read_checksums,
+    remove_published,
+)
+from sa1bpack.format.index import open_index, remove_stale
 from sa1bpack.format.manifest import MANIFEST_NAME, read_manifest
-from sa1bpack.format.publish import remove_stale
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import verify
 
@@ -194,7 +198,7 @@ def test_a_sparse_pack_of_terabytes_opens_in_bounded_memory(pack):
 import json
 from pathlib import Path
 from sa1bpack.format.layout import Extent, Layout
-from sa1bpack.format.zarr_metadata import chunk_file, group_metadata
+from sa1bpack.format.arrays import chunk_file, group_metadata
 folder, masks = Path(sys.argv[1]), 10**10
 attributes = json.loads((folder / "zarr.json").read_text())["attributes"]["sa1bpack"]
 attributes["masks"] = masks

@@ -7,10 +7,9 @@ import pytest
 from edited_packs import edit
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
-from sa1bpack.format.index import open_index
+from sa1bpack.format.index import open_index, publish, remove_stale
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import MANIFEST_NAME, make_manifest, read_manifest, write_manifest
-from sa1bpack.format.publish import publish, remove_stale
 from sa1bpack.format.verify import verify
 
 

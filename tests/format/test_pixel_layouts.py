@@ -13,11 +13,9 @@ from sample_views import sample_checksum, sample_views
 from verify_script import script_finds
 
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format.image_bytes import image_planes
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.sample_rows import finished_rows
+from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.shard_writer import ShardWriter
+from sa1bpack.format.shard_writer import ShardWriter, finished_rows
 from sa1bpack.format.verify import verify
 
 SHARD = "sa_000000-000"

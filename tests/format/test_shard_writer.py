@@ -10,9 +10,8 @@ from sample_views import sample_checksum, sample_views
 from sa1bpack.errors import FormatError, OptionError, PackError
 from sa1bpack.format import append_file
 from sa1bpack.format.layout import Extent, Layout
-from sa1bpack.format.sample_rows import finished_rows, sample_extent
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.shard_writer import ShardWriter
+from sa1bpack.format.shard_writer import ShardWriter, finished_rows, sample_extent
 
 MASKS = (2, 0, 5, 1)
 ATTRIBUTES = {"source": "sa_000000", "part": 0, "rejects": [{"member": "sa_5.jpg"}]}

@@ -15,9 +15,9 @@ from edited_packs import edit, flip, rewrite_checksums
 from verify_script import SCRIPT, script, script_finds
 
 from sa1bpack.errors import FormatError, VersionError
-from sa1bpack.format.checksums import format_checksums
+from sa1bpack.format.files import format_checksums
+from sa1bpack.format.index import publish
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.publish import publish
 from sa1bpack.format.verify import verify
 from sa1bpack.format.verify_shard import HEAVY_ARRAYS
 

@@ -9,10 +9,9 @@ from killed_calls import Killed, killed_after
 from verify_script import script_finds
 
 from sa1bpack.format import verify as verify_module
-from sa1bpack.format.index import open_index
+from sa1bpack.format.index import open_index, publish, remove_stale
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import make_manifest, read_manifest, write_manifest
-from sa1bpack.format.publish import publish, remove_stale, shard_folders
+from sa1bpack.format.manifest import make_manifest, read_manifest, shard_folders, write_manifest
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import verify
 

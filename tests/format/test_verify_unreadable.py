@@ -9,8 +9,8 @@ from edited_packs import flip
 from unprivileged import without_privileges
 from verify_script import script_finds
 
+from sa1bpack.format.index import publish
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.publish import publish
 from sa1bpack.format.verify import verify
 
 SHARD = "sa_000000-000"

@@ -9,9 +9,8 @@ import zarr
 
 from sa1bpack.format.index import open_index
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.sample_rows import finished_rows
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.shard_writer import ShardWriter
+from sa1bpack.format.shard_writer import ShardWriter, finished_rows
 
 DOCS = Path(__file__).parents[2] / "docs" / "format.md"
 SHARD = "sa_000000-000"

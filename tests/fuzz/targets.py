@@ -30,7 +30,7 @@ from sa1bpack.errors import (
     OptionsDiffer,
     SourceError,
 )
-from sa1bpack.format.checksums import read_checksums
+from sa1bpack.format.files import read_checksums
 from sa1bpack.format.index import open_index
 from sa1bpack.format.manifest import manifest_bytes, read_manifest
 from sa1bpack.format.shard_reader import open_shard

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sa1bpack.format.arrays import chunk_file
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify_shard import HEAVY_ARRAYS
-from sa1bpack.format.zarr_metadata import chunk_file
 
 KINDS = {
     "flip": 10, "truncate": 4, "extend": 2, "swap": 2, "missing": 2, "extra": 2, "link": 2,

@@ -9,9 +9,9 @@ import numpy as np
 import xxhash
 from sample_views import sample_views
 
-from sa1bpack.format.checksums import format_checksums
+from sa1bpack.format.files import format_checksums
+from sa1bpack.format.index import publish
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.publish import publish
 from sa1bpack.format.shard_reader import open_shard
 
 

@@ -14,7 +14,7 @@ import mmap
 
 import numpy as np
 
-from sa1bpack.format import array_reader, files
+from sa1bpack.format import arrays, files
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -55,5 +55,5 @@ def guard_maps(side: str) -> list[int]:
         count[0] += 1
         return guarded(data, side)
 
-    files.map_bytes = array_reader.map_bytes = map_bytes
+    files.map_bytes = arrays.map_bytes = map_bytes
     return count

@@ -6,13 +6,10 @@ import numpy as np
 from damage import linked_copy
 from reading_packs import SHARDS, made_sample
 
-from sa1bpack.format.image_bytes import image_nbytes
-from sa1bpack.format.index import index_arrays
-from sa1bpack.format.layout import ArraySpec, Layout
+from sa1bpack.format.index import index_arrays, publish
+from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes
 from sa1bpack.format.manifest import make_manifest, read_manifest
-from sa1bpack.format.publish import publish
-from sa1bpack.format.sample_rows import finished_rows
-from sa1bpack.format.shard_writer import ShardWriter
+from sa1bpack.format.shard_writer import ShardWriter, finished_rows
 
 LAYOUTS = {
     "pad": Layout(image_size=24, mask_size=16),

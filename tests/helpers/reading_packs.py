@@ -10,11 +10,10 @@ import pytest
 from unflushed import unflushed
 
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.format.index import publish
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import make_manifest
-from sa1bpack.format.publish import publish
-from sa1bpack.format.sample_rows import finished_rows
-from sa1bpack.format.shard_writer import ShardWriter
+from sa1bpack.format.shard_writer import ShardWriter, finished_rows
 
 LAYOUT = Layout(image_size=24, mask_size=16)
 # Shard → masks of its samples. The second one is empty.

@@ -3,8 +3,8 @@
 import numpy as np
 
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.sample_rows import finished_rows
 from sa1bpack.format.shard_reader import Shard, rows_of_sample
+from sa1bpack.format.shard_writer import finished_rows
 
 
 def sample_views(shard: Shard, row: int) -> dict[str, np.ndarray]:

@@ -8,8 +8,8 @@ import pytest
 from reading_packs import write_pack
 from unflushed import unflushed
 
+from sa1bpack.format.index import publish
 from sa1bpack.format.manifest import make_manifest, read_manifest
-from sa1bpack.format.publish import publish
 
 # Pack → its first image id, and its shards with the masks of their samples. The second shard of all
 # is empty; sources alternate between packs, and one source has a part in each of two packs.

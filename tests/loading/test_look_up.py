@@ -8,8 +8,7 @@ from layout_packs import LAYOUTS
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.shards import FIRST_ADDRESS
-from sa1bpack.format.image_bytes import image_nbytes
-from sa1bpack.format.layout import Layout
+from sa1bpack.format.layout import Layout, image_nbytes
 from sa1bpack.loading.planner import (
     BAD_IMAGE,
     BAD_MASKS,

@@ -18,8 +18,8 @@ from unprivileged import give_up_privileges
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, ReadError
+from sa1bpack.format.index import publish
 from sa1bpack.format.manifest import make_manifest, read_manifest
-from sa1bpack.format.publish import publish
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import verify
 from sa1bpack.loading.loader import Loader

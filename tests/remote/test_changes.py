@@ -17,7 +17,7 @@ from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.errors import OptionError, StoreError
-from sa1bpack.format.checksums import CHECKSUMS_NAME
+from sa1bpack.format.files import CHECKSUMS_NAME
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.remote.cache import Cache
 

@@ -9,9 +9,8 @@ import xxhash
 
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, NotAPack
-from sa1bpack.format.array_reader import check_metadata, read_metadata
-from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
-from sa1bpack.format.files import byte_view
+from sa1bpack.format.arrays import METADATA_NAME, check_metadata, chunk_file, read_metadata
+from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, read_checksums
 from sa1bpack.format.index import Index
 from sa1bpack.format.layout import Extent
 from sa1bpack.format.manifest import MANIFEST_NAME, Count
@@ -26,7 +25,6 @@ from sa1bpack.format.side.spec import (
     side_root_metadata,
 )
 from sa1bpack.format.verify_shard import Listed, check_group, check_listed, check_tail, open_streams
-from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
 from sa1bpack.wording import counted
 
 

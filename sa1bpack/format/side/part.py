@@ -13,15 +13,13 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import check_group, map_array
-from sa1bpack.format.checksums import CHECKSUMS_NAME
-from sa1bpack.format.files import byte_view
+from sa1bpack.format.arrays import METADATA_NAME, check_group, chunk_file, group_metadata, map_array
+from sa1bpack.format.files import CHECKSUMS_NAME, byte_view
 from sa1bpack.format.index import shard_digests
 from sa1bpack.format.layout import Extent
 from sa1bpack.format.manifest import MANIFEST_NAME, Manifest
 from sa1bpack.format.shard_reader import read_rows
 from sa1bpack.format.side.spec import AGAIN, CHECKSUM, REMAKE, SIDE_FORMAT_VERSION, SideSpec
-from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metadata
 from sa1bpack.wording import counted
 
 _DIGITS = 8

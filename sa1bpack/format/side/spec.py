@@ -13,18 +13,24 @@ import xxhash
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused
-from sa1bpack.format.array_reader import check_version, read_json
-from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums
+from sa1bpack.format.arrays import (
+    METADATA_NAME,
+    canonical_json,
+    check_version,
+    group_metadata,
+    read_json,
+)
 from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
     claim_name,
     flush_folder,
+    format_checksums,
     make_folder,
     temporary_beside,
     write_durably,
 )
 from sa1bpack.format.layout import ArraySpec, Extent, array_spec
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME
-from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, group_metadata
 from sa1bpack.wording import brief
 
 SIDE_FORMAT_VERSION = (1, 0)

@@ -11,6 +11,7 @@ import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format.append_file import AppendFile, complete_group
+from sa1bpack.format.arrays import canonical_json
 from sa1bpack.format.files import (
     TEMPORARY_PREFIX,
     byte_view,
@@ -25,7 +26,6 @@ from sa1bpack.format.files import (
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.side.part import ShardIdentity, part_metadata
 from sa1bpack.format.side.spec import CHECKSUM, SideSpec, read_side_manifest
-from sa1bpack.format.zarr_metadata import canonical_json
 
 _LOCK_SUFFIX = ".lock"
 # In the working folder of a part that may be continued: what its rows are made by.

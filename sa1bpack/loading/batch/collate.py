@@ -14,8 +14,7 @@ from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.dataset.specs import RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.display import Sample, call_text
 from sa1bpack.errors import LoaderError, OptionError, ReadError
-from sa1bpack.format.image_bytes import half
-from sa1bpack.format.layout import MAX_IMAGE_SIZE
+from sa1bpack.format.layout import MAX_IMAGE_SIZE, half
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.loading.batch.mask_choice import Choose, MaskChoice, fixed_capacity
 from sa1bpack.loading.batch.put import put_image, unpack_into

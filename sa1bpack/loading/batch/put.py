@@ -6,7 +6,7 @@ larger than they are. Non-temporal stores do neither: pixels are copied a quarte
 than by memcpy, and all other code and data stay in the caches.
 
 A stored image is `height` x `width` pixels, rgb or the planes Y, Cb, Cr of yuv420, with or without
-the padding of a canvas; see `sa1bpack.format.image_bytes`. A batch has canvases of one size, zero
+the padding of a canvas; see `sa1bpack.format.layout`. A batch has canvases of one size, zero
 beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at half the size.
 """
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from sa1bpack.format.append_file import BLOCK
 from sa1bpack.format.files import naming
-from sa1bpack.format.image_bytes import image_nbytes
-from sa1bpack.format.layout import Extent, Layout
+from sa1bpack.format.layout import Extent, Layout, image_nbytes
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import MAX_BITS, Packed
 from sa1bpack.source.annotations import MAX_ANNOTATIONS

@@ -11,7 +11,7 @@ import sa1bpack
 from sa1bpack.errors import (
     VersionError,
 )
-from sa1bpack.format.checksums import file_digest, format_checksums, read_checksums
+from sa1bpack.format.files import file_digest, format_checksums, read_checksums
 
 
 @pytest.fixture
