@@ -63,7 +63,7 @@ class Line(NamedTuple):
     """One line of the table.
 
     reader  one of the kind's readers; None reads bytes only
-    order   of the Loader
+    order   of the Loader: "shuffle", "sequential", or a name that it takes
     io      option of the Loader; None: not given
     direct  of bytes: with O_DIRECT
     threads of bytes
@@ -131,7 +131,8 @@ def loader_of(kind: str, line: Line, ds: Dataset, batch: int, seed: int) -> Load
     """A Loader with the options of a line."""
     io = {} if line.io is None else {"io": line.io}
     loaded = KINDS[kind].readers[line.reader][1]
-    return Loader(ds, batch, order=line.order, seed=seed, **loaded, **io)
+    order = {"shuffle": {"shuffle": True}, "sequential": {}}.get(line.order, {"order": line.order})
+    return Loader(ds, batch, seed=seed, **order, **loaded, **io)
 
 
 def dataset_of(kind: str, line: Line, pack: Path) -> Dataset:

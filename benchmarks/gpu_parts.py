@@ -146,7 +146,14 @@ def loader(ds, options: Options, masks: str, pipeline=None, threads: int | None 
     @contextmanager
     def way() -> Iterator[Begin]:
         with Loader(
-            ds, options.batch, device=DEVICE, masks=masks, threads=threads, prefetch=4, io="cached"
+            ds,
+            options.batch,
+            shuffle=True,
+            device=DEVICE,
+            masks=masks,
+            threads=threads,
+            prefetch=4,
+            io="cached",
         ) as batches:
             yield lambda: _counted(batches if pipeline is None else map(pipeline, batches))
 
@@ -159,7 +166,7 @@ def dataloader(ds, options: Options, pin: bool):
     @contextmanager
     def way() -> Iterator[Begin]:
         batches = make_dataloader(
-            ds, options.batch, masks="padded_bits", num_workers=0, pin_memory=pin
+            ds, options.batch, shuffle=True, masks="padded_bits", num_workers=0, pin_memory=pin
         )
 
         def moved() -> Iterator[dict]:

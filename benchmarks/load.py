@@ -149,7 +149,9 @@ def _loader(batch: int | None = None):
 
     @contextmanager
     def way(task: Task) -> Iterator[Epoch]:
-        with Loader(task.ds, batch or task.batch, masks="padded_bits", threads=THREADS) as batches:
+        with Loader(
+            task.ds, batch or task.batch, shuffle=True, masks="padded_bits", threads=THREADS
+        ) as batches:
             yield lambda: count_samples(batches)
 
     return way
@@ -159,14 +161,14 @@ def _loader(batch: int | None = None):
 def loader_checked(task: Task) -> Iterator[Epoch]:
     """The Loader, comparing every sample with its checksum."""
     ds = task.ds.with_options(check="read")
-    with Loader(ds, task.batch, masks="padded_bits", threads=THREADS) as batches:
+    with Loader(ds, task.batch, shuffle=True, masks="padded_bits", threads=THREADS) as batches:
         yield lambda: count_samples(batches)
 
 
 @contextmanager
 def loader_bool(task: Task) -> Iterator[Epoch]:
     """sa1bpack.Loader, unpacking the masks on the CPU: eight times their bytes."""
-    with Loader(task.ds, task.batch, masks="padded", threads=THREADS) as batches:
+    with Loader(task.ds, task.batch, shuffle=True, masks="padded", threads=THREADS) as batches:
         yield lambda: count_samples(batches)
 
 
@@ -174,7 +176,12 @@ def _dataloader(workers: int):
     @contextmanager
     def way(task: Task) -> Iterator[Epoch]:
         batches = make_dataloader(
-            task.ds, task.batch, masks="padded_bits", num_workers=workers, pin_memory=False
+            task.ds,
+            task.batch,
+            shuffle=True,
+            masks="padded_bits",
+            num_workers=workers,
+            pin_memory=False,
         )
         yield lambda: count_samples(batches)
         if batches._iterator is not None:

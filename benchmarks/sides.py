@@ -58,7 +58,9 @@ class CollateBoth:
 @contextmanager
 def loader(task: Task):
     """A Loader, with the side arrays of the dataset."""
-    with sa1bpack.Loader(task.ds, task.batch, masks=MASKS, threads=THREADS) as batches:
+    with sa1bpack.Loader(
+        task.ds, task.batch, shuffle=True, masks=MASKS, threads=THREADS
+    ) as batches:
         yield batches
 
 
@@ -68,7 +70,7 @@ def dataloader(workers: int):
     @contextmanager
     def way(task: Task):
         batches = sa1bpack.make_dataloader(
-            task.ds, task.batch, masks=MASKS, num_workers=workers, pin_memory=False
+            task.ds, task.batch, shuffle=True, masks=MASKS, num_workers=workers, pin_memory=False
         )
         yield batches
         if batches._iterator is not None:

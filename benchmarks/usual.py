@@ -184,11 +184,13 @@ def ways(folder: Path, batch: int, workers: list[int]) -> list[Way]:
         return DataLoader(ds, batch, shuffle=True, num_workers=count, collate_fn=collate)
 
     def ours(kind: str) -> Loader:
-        return Loader(sa1bpack.open(pack), batch, masks=kind, device=device)
+        return Loader(sa1bpack.open(pack), batch, shuffle=True, masks=kind, device=device)
 
     def pipeline() -> Iterable:
         ds = sa1bpack.open(pack, mask_format="runs")
-        loader = Loader(ds, batch, max_masks=SAM2_MASKS, choose="random", device=device)
+        loader = Loader(
+            ds, batch, shuffle=True, max_masks=SAM2_MASKS, choose="random", device=device
+        )
         steps = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()], mask_size=SIDE)
         return _Mapped(loader, steps)
 

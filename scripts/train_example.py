@@ -130,8 +130,9 @@ class Trainer:
         self.layout = ds.layout
         # Both take rank and world size from torch.distributed. The last batch of an epoch is short,
         # so that every sample occurs exactly once; `train_step` weights the ranks' unequal parts.
-        options = {"global_batch_size": args.batch_size, "order": args.order, "seed": args.seed,
-                   "masks": "flat", "max_masks": args.masks, "choose": "largest"}  # fmt: skip
+        options = {"global_batch_size": args.batch_size, "shuffle": args.order is None,
+                   "order": args.order, "seed": args.seed, "masks": "flat",
+                   "max_masks": args.masks, "choose": "largest"}  # fmt: skip
         if args.workers is None:
             self.loader = sa1bpack.Loader(ds, device=str(device), **options)
         else:
@@ -262,9 +263,8 @@ def make_parser(file: str, description: str) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="seed of weights, order and prompts")
     add(
         "--order",
-        choices=["shuffle", "local", "home", "sequential"],
-        default="shuffle",
-        help="order of images",
+        choices=["local", "home"],
+        help="order of images, in place of a shuffle of all of them",
     )
     add(
         "--workers",

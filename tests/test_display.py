@@ -21,7 +21,7 @@ def ds(packed):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def batch(ds):
-    with sa1bpack.Loader(ds, 2, order="sequential", max_masks=3, pad_to_max=True) as loader:
+    with sa1bpack.Loader(ds, 2, max_masks=3, pad_to_max=True) as loader:
         return next(iter(loader))
 
 
@@ -60,7 +60,8 @@ def test_readers_orders_buckets_and_collate_show_what_they_were_made_with(ds):
         "Collate(masks='flat', max_masks=3, choose='largest', seed=1, pad_to_max=False, "
         f"on_error='raise', canvas=None, sample_spec={ds.spec_text!r}, relations=())"
     )
-    with sa1bpack.Loader(ds, 2, max_masks=sa1bpack.Linear(2, 4, epochs=2), threads=1) as loader:
+    options = {"max_masks": sa1bpack.Linear(2, 4, epochs=2), "threads": 1}
+    with sa1bpack.Loader(ds, 2, shuffle=True, **options) as loader:
         assert repr(loader).endswith(
             " of 2, shuffle order, epoch 0, max_masks Linear(2, 4, epochs=2) padded, cpu, 1 thread>"
         )

@@ -68,11 +68,12 @@ class DataModule(LightningDataModule):
             val: share of the images that are for validation, 0 for none; or, as `pack`, the images
                 themselves, and then all of `pack` is for training.
             split_seed: of the split.
-            val_options: options of the validation loader that differ from `options`. By default
-                its order is sequential, without buckets, and what changes while training has its
-                last value in every validation. Where the last batch has fewer images than there are
-                ranks, which is an error, `{"pad_last": True}` repeats some.
-            options: of both loaders, see `Loader`. The device is the trainer's unless given.
+            val_options: options of the validation loader that differ from `options`. By default it
+                has no shuffle, order or buckets, and what changes while training has its last value
+                in every validation. Where the last batch has fewer images than there are ranks,
+                which is an error, `{"pad_last": True}` repeats some.
+            options: of both loaders, see `Loader`; `shuffle=True` is for training alone. The device
+                is the trainer's unless given.
         """
         super().__init__()
         self.pack, self.batch_size = pack, batch_size
@@ -83,7 +84,7 @@ class DataModule(LightningDataModule):
         if "max_masks" in options:  # a function is called here, once
             self._options["max_masks"] = as_schedule("max_masks", options["max_masks"])
         fixed = {name: _last(name, self._options[name]) for name in _CHANGING & options.keys()}
-        in_order = {"order": "sequential", "buckets": None}
+        in_order = {"shuffle": False, "order": None, "buckets": None}
         self._val_options = {**self._options, **fixed, **in_order, **(val_options or {})}
         self._loaders: dict[str, Loader] = {}
         if isinstance(val, Real) and val == 0:
@@ -105,7 +106,7 @@ class DataModule(LightningDataModule):
         self.train, self.val = split
 
     def train_dataloader(self) -> Loader:
-        """The training loader: one for all epochs, which it shuffles differently."""
+        """The training loader: one for all epochs."""
         return self._loader("train", self.train, self.batch_size, self._options)
 
     def val_dataloader(self) -> Loader:

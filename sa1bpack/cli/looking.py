@@ -207,13 +207,13 @@ def bench(
 ) -> int:
     """Measure your pack on this machine: how fast memory, disk and device are by
     themselves (the ceilings), then how many samples per second a Loader and a
-    DataLoader yield to a loop that does nothing with them, with the pack's pages
-    dropped (cold) and in the page cache (warm), the seconds to the first batch of
-    a new process, and the memory of each. Takes about 10 times --seconds, and the
-    start of six processes, 3 to 10 seconds each.
+    DataLoader that shuffle yield to a loop that does nothing with them, with the
+    pack's pages dropped (cold) and in the page cache (warm), the seconds to the
+    first batch of a new process, and the memory of each. Takes about 10 times
+    --seconds, and the start of six processes, 3 to 10 seconds each.
 
-    With --sweep it compares settings too: threads, io, ahead and batch size of a
-    Loader; workers, prefetched batches and pinning of a DataLoader, some 25
+    With --sweep it compares settings too: threads, io, prefetch and batch size of
+    a Loader; workers, prefetched batches and pinning of a DataLoader, some 25
     settings, each measured three times in interleaved rounds. The tables have
     medians and the memory that each takes; * is the one to choose, ~ those that
     differ from the fastest by no more than the noise. The last lines are the

@@ -166,7 +166,7 @@ class PartMaker:
             )
         self._batch_size = whole_number("batch_size", batch_size, 1)
         self._fn, self._options = fn, dict(options)
-        self._loading = {"order": "sequential", "rank": 0, "world_size": 1, **others}
+        self._loading = {"rank": 0, "world_size": 1, **others}
         made_by = {"function": function_name(fn), "options": self._options}
         self.target = Target(ds, name, made_by | {"samples": ds.spec_text}, **rows)
         self.made: list[ShardToDo] = []

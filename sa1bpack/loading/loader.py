@@ -69,7 +69,7 @@ class Loader(BatchReader):
 
     ::
 
-        with sa1bpack.Loader(ds, 32, device="cuda", max_masks=64) as loader:
+        with sa1bpack.Loader(ds, 32, shuffle=True, device="cuda") as loader:
             print(loader.plan())
             for epoch in range(epochs):
                 for batch in loader:             # one epoch
@@ -128,9 +128,9 @@ class Loader(BatchReader):
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
                 "auto", as None: "cached" if the dataset takes at most half of the memory of this
                 machine or container, else "direct"; `plan()` says which, and why.
-            options: global_batch_size, order, masks, max_masks, choose, pad_to_max, buckets,
-                relations, seed, drop_last, pad_last, rank, world_size, on_error, max_dropped,
-                timeout, on_epoch_end: see ReadingOptions.
+            options: global_batch_size, shuffle, order, masks, max_masks, choose, pad_to_max,
+                buckets, relations, seed, drop_last, pad_last, rank, world_size, on_error,
+                max_dropped, timeout, on_epoch_end: see ReadingOptions.
 
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.

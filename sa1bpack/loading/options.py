@@ -27,12 +27,12 @@ from sa1bpack.loading.stats import LoadingStats
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 
-_SEEDED = {"shuffle": ShuffleOrder, "local": LocalShuffleOrder, "home": HomeShuffleOrder}
-ORDERS = (*_SEEDED, "sequential")
+ORDERS = {"local": LocalShuffleOrder, "home": HomeShuffleOrder}
+# What `order` was once, and what says it now.
+_FORMER_ORDERS = {"shuffle": "shuffle=True", "sequential": "shuffle=False, the default"}
 
 # Options of other loaders, and their names here.
 OF_OTHER_LOADERS = {
-    "shuffle": "order: 'shuffle', 'local' or 'sequential'",
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
     "last": "drop_last=True or pad_last=True",
@@ -50,7 +50,8 @@ class ReadingKeywords(TypedDict, total=False):
     """The fields of `ReadingOptions`, as keyword arguments."""
 
     global_batch_size: WholeNumbers | None
-    order: str | Order
+    shuffle: bool
+    order: str | Order | None
     masks: str
     max_masks: WholeNumbers | None
     choose: ScheduledChoose
@@ -76,9 +77,11 @@ class ReadingOptions:
     global_batch_size
         In place of `batch_size`: samples per batch of all ranks together, a multiple of their
         number; or a schedule of it. Batches are then the same for any number of ranks.
+    shuffle
+        Shuffle the samples, again in every epoch. By default, they come as they are stored.
     order
-        "shuffle", "local" (shuffle within a few shards at a time), "home" (shuffle, each rank its
-        own shards in every epoch), "sequential", or an Order of this dataset.
+        In place of `shuffle`: "local" (shuffle within a few shards at a time), "home" (shuffle,
+        each rank its own shards in every epoch), or an Order of this dataset.
     masks
         "padded", "flat", "padded_bits" or "flat_bits", as in `Collate`.
     max_masks
@@ -97,7 +100,7 @@ class ReadingOptions:
     relations
         Names of relations of the masks of a batch, or a `transforms.Relate`: each is one more key.
     seed
-        Of a named order and of the random choice. None: that of the order, or 0.
+        Of the shuffle and of the random choice of masks. None: that of an Order, or 0.
     drop_last
         Drop the samples at the end of an epoch that do not fill a batch. By default, they are a
         short one.
@@ -129,7 +132,8 @@ class ReadingOptions:
     """
 
     global_batch_size: WholeNumbers | None = None
-    order: str | Order = "shuffle"
+    shuffle: bool = False
+    order: str | Order | None = None
     masks: str = "padded"
     max_masks: WholeNumbers | None = None
     choose: ScheduledChoose = "largest"
@@ -149,6 +153,11 @@ class ReadingOptions:
     def __post_init__(self):
         choice("on_error", self.on_error, ON_ERROR)
         flag("pad_to_max", self.pad_to_max)
+        if flag("shuffle", self.shuffle) and self.order is not None:
+            raise OptionError(
+                "shuffle is True, and an order is given, which says itself how samples are "
+                "shuffled: choose one of them"
+            )
         number("max_dropped", self.max_dropped, 0, 1)
         object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
         if self.on_epoch_end is not None and not callable(self.on_epoch_end):
@@ -206,18 +215,23 @@ class ReadingOptions:
     def _order_of(self, ds: Ordered) -> Order:
         """The order of a dataset that has the name, or that is given."""
         order, seed = self.order, self.seed
+        if order is None:
+            return ShuffleOrder(ds, seed=seed or 0) if self.shuffle else SequentialOrder(ds)
         if isinstance(order, OrderedBatches):
             raise OptionError(
-                "order is OrderedBatches, which have batch_size, last, rank and world_size "
+                "order is OrderedBatches, which have a batch size and a rank "
                 "already: pass their order as order=batches.order, and these as options of their "
                 "own"
             )
-        if isinstance(order, str) and order in _SEEDED:
-            return _SEEDED[order](ds, seed=seed or 0)
-        if order == "sequential":
-            return SequentialOrder(ds)
+        if isinstance(order, str) and order in ORDERS:
+            return ORDERS[order](ds, seed=seed or 0)
+        if isinstance(order, str) and order in _FORMER_ORDERS:
+            raise OptionError(f"order is {order!r}: use {_FORMER_ORDERS[order]}")
         if not isinstance(order, Order):
-            raise OptionError(f"order is {order!r}: choose one of {', '.join(ORDERS)}, or an Order")
+            raise OptionError(
+                f"order is {order!r}: choose one of {', '.join(ORDERS)}, or an Order; or "
+                "shuffle=True in its place"
+            )
         if order.size != len(ds) or order.fingerprint != ds.fingerprint:
             raise OptionError(
                 f"the order has {order.size} samples with fingerprint {order.fingerprint}, but the "

@@ -71,7 +71,7 @@ class Task:
             gc.collect()  # maps keep pages
             drop_pages(self.files())
         else:
-            with Loader(self.open(), 8, io="cached", order="sequential", masks="flat") as loader:
+            with Loader(self.open(), 8, io="cached", masks="flat") as loader:
                 for _ in loader:
                     pass
 
@@ -113,7 +113,7 @@ class Setting:
     def call(self, options: dict[str, Any], device: str) -> str:
         """The line of Python that makes it."""
         name = "sa1bpack.Loader" if self.reader == "Loader" else "sa1bpack.make_dataloader"
-        given = dict(self.options) | options
+        given = {"shuffle": True} | dict(self.options) | options
         if self.reader == "Loader" and device != "cpu":
             given["device"] = device
         named = "".join(f", {key}={value!r}" for key, value in given.items())
@@ -176,16 +176,16 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
 
 @contextmanager
 def loader_of(task: Task, setting: Setting, ds: Dataset, seed: int = 0) -> Iterator[Any]:
-    """A loader of a dataset with a setting, until the end of the block."""
-    options = task.options | dict(setting.options)
+    """A loader of a dataset with a setting, shuffled, until the end of the block."""
+    options = {"shuffle": True, "seed": seed} | task.options | dict(setting.options)
     if setting.reader == "Loader":
-        with Loader(ds, setting.batch, device=task.device, seed=seed, **options) as loader:
+        with Loader(ds, setting.batch, device=task.device, **options) as loader:
             yield loader
         return
     with warnings.catch_warnings():
         # Of more workers than cores: that is what is measured.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        loader = make_dataloader(ds, setting.batch, seed=seed, **options)
+        loader = make_dataloader(ds, setting.batch, **options)
         try:
             yield loader
         finally:

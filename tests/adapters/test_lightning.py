@@ -14,7 +14,7 @@ from sa1bpack.errors import OptionError
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 EPOCHS = 3
 # By their ids, four of the five images are for training and one for validation.
-OPTIONS = {"val": 0.15, "split_seed": 2, "max_masks": 2, "seed": 1}
+OPTIONS = {"val": 0.15, "split_seed": 2, "max_masks": 2, "shuffle": True, "seed": 1}
 
 
 def made(photos, **options) -> DataModule:

@@ -130,7 +130,7 @@ def test_boxes_contain_their_masks_and_touch_them_on_all_sides(photos, as_tv_ten
 @pytest.mark.parametrize("layout", ["padded", "flat", "padded_bits"])
 def test_a_batch_has_those_of_its_samples(photos, as_tv_tensors, layout, coordinates):
     ds = open_photos(photos, coordinates=coordinates)
-    with sa1bpack.Loader(ds, 3, order="sequential", masks=layout) as loader:
+    with sa1bpack.Loader(ds, 3, masks=layout) as loader:
         batch = next(iter(loader))
         made = as_tv_tensors(batch)
     samples = [as_tv_tensors(sample, coordinates) for sample in ds[:3]]

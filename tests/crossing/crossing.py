@@ -104,8 +104,10 @@ class Crossing:
     def _readers(self, turn: int) -> list[Any]:
         case, options = self.case, dict(self.case.reading)
         name, of_order = case.order
-        if name in ("weighted", "sequential") or of_order.keys() - {"seed"}:
+        if name == "weighted" or of_order.keys() - {"seed"}:
             options["order"] = self.order
+        elif name in ("shuffle", "sequential"):
+            options |= {"shuffle": name == "shuffle", **of_order}
         else:
             options |= {"order": name, **of_order}
         make = sa1bpack.Loader if case.workers is None else sa1bpack.make_dataloader

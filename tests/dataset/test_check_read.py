@@ -177,7 +177,7 @@ def test_columns_are_checked_by_the_digest_of_their_file(root):
 def test_a_loader_raises_or_drops_what_was_damaged(root, array):
     """Also if it was read before the damage."""
     ds = open_pack(root, check="read")
-    with Loader(ds, 4, order="sequential") as loader:
+    with Loader(ds, 4) as loader:
         assert len([None for _ in loader]) == 3
         flip(chunk(root, array), middle_of(root, array))
         iterator = iter(loader)
@@ -185,7 +185,7 @@ def test_a_loader_raises_or_drops_what_was_damaged(root, array):
         with pytest.raises(ReadError, match="sa1bpack repair") as found:
             next(iterator)
         assert (found.value.row, found.value.file_name) == (5, "sa_4985.jpg")
-    with Loader(ds, 4, order="sequential", on_error="drop", masks="flat_bits") as loader:
+    with Loader(ds, 4, on_error="drop", masks="flat_bits") as loader:
         rows, images = [], {}
         for batch in loader:
             rows += batch["indices"].tolist()
@@ -201,10 +201,10 @@ def test_a_loader_raises_or_drops_what_was_damaged(root, array):
 def test_a_torch_dataloader_raises_or_drops_what_was_damaged(root, workers):
     flip(chunk(root, "mask_bits"), middle_of(root, "mask_bits"))
     ds = open_pack(root, check="read")
-    loader = make_dataloader(ds, 4, order="sequential", num_workers=workers)
+    loader = make_dataloader(ds, 4, num_workers=workers)
     with pytest.raises(ReadError, match="checksum of sample 1"):
         list(loader)
-    loader = make_dataloader(ds, 4, order="sequential", num_workers=workers, on_error="drop")
+    loader = make_dataloader(ds, 4, num_workers=workers, on_error="drop")
     rows = [row for batch in loader for row in batch["indices"].tolist()]
     assert rows == [row for row in range(12) if row != 5]
     loader.end_workers()
@@ -232,7 +232,7 @@ from sa1bpack.errors import ReadError
 
 root, shard = Path(sys.argv[1]), sys.argv[2]
 ds = open_pack(root, check="read")
-loader = Loader(ds, 3, order="sequential", on_error="drop", max_dropped=0.25, max_masks=2)
+loader = Loader(ds, 3, on_error="drop", max_dropped=0.25, max_masks=2)
 expected = [batch["indices"].tolist() for batch in loader]
 assert sum(expected, []) == list(range(12)), expected
 for path in sorted((root / "shards" / shard).glob("*/c.*")):

@@ -137,7 +137,13 @@ CASES = [
 def test_loader_and_dataloader_yield_the_same_batches(layout_packs, fit, pixels, masks, options):
     ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
     for masks_of_batch in ("padded", "flat"):
-        given = {"masks": masks_of_batch, "max_masks": 3, "choose": "random", "seed": 3}
+        given = {
+            "masks": masks_of_batch,
+            "max_masks": 3,
+            "choose": "random",
+            "shuffle": True,
+            "seed": 3,
+        }
         theirs = sa1bpack.make_dataloader(ds, 2, num_workers=0, pin_memory=False, **given)
         with sa1bpack.Loader(ds, 2, device="cpu", threads=2, **given) as loader:
             assert same_batches(loader, theirs) == 3
@@ -170,7 +176,7 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(
 @pytest.mark.parametrize("fit, pixels, masks, options", CASES, ids=str)
 def test_a_cuda_device_gets_the_batches_of_the_cpu(layout_packs, fit, pixels, masks, options):
     ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
-    given = {"max_masks": 3, "order": "sequential"}
+    given = {"max_masks": 3}
     with (
         sa1bpack.Loader(ds, 2, device="cuda", **given) as loader,
         sa1bpack.Loader(ds, 2, device="cpu", **given) as expected,
@@ -193,8 +199,8 @@ def test_a_buffer_grows_for_a_batch_with_more_runs_than_usual(tmp_path):
     source = write_tar(tmp_path / "sa_000001.tar", found)
     sa1bpack.pack(source, tmp_path / "pack", workers=1, image_size=32, mask_size=8, masks="runs")
     ds = sa1bpack.open(tmp_path / "pack", mask_format="runs")
-    theirs = sa1bpack.make_dataloader(ds, 1, num_workers=0, pin_memory=False, order="sequential")
-    with sa1bpack.Loader(ds, 1, order="sequential", device="cpu") as loader:
+    theirs = sa1bpack.make_dataloader(ds, 1, num_workers=0, pin_memory=False)
+    with sa1bpack.Loader(ds, 1, device="cpu") as loader:
         most = max(batch["runs"].run_ends.nbytes for batch in loader)
         assert most > loader.plan().batch_bytes
         loader.set_epoch(0)
@@ -245,7 +251,7 @@ def test_damaged_runs_are_an_error_of_their_sample_alone(
     bad = int(np.flatnonzero(ds.column("mask_count"))[0])
     found = ds.__getitems__(range(len(ds)))
     assert [row for row in range(len(ds)) if isinstance(found[row], ReadError)] == [bad]
-    given = {"order": "sequential", "on_error": "drop"}
+    given = {"on_error": "drop"}
     with sa1bpack.Loader(ds, len(ds), device="cpu", **given) as loader:
         theirs = sa1bpack.make_dataloader(ds, len(ds), num_workers=0, pin_memory=False, **given)
         assert same_batches(loader, theirs) == 1

@@ -208,7 +208,7 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"axis": "row"}, "axis is 'row'"),
         ({"part": (0, 2)}, "part is 0"),
         ({"part": 2}, r"choose \(K, N\)"),
-        ({"order": "shuffle"}, "no option 'order'"),
+        ({"shuffle": True}, "no option 'shuffle'"),
         ({"axis": "mask", "masks": "padded"}, "masks is 'padded'"),
         ({"options": {"scale": object()}}, "what JSON can hold"),
         ({"fn": Returning(lambda batch: batch["image_ids"][:1])}, "it must return 3 rows"),

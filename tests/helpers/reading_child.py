@@ -115,7 +115,7 @@ def _through_loader(ds) -> dict:
     found = {}
     options = {"masks": "flat_bits", "max_masks": 2, "on_error": "drop", "threads": 2}
     options["max_dropped"] = 1
-    with sa1bpack.Loader(ds, 4, order="sequential", **options) as loader:
+    with sa1bpack.Loader(ds, 4, **options) as loader:
         for batch in loader:
             found |= batch_digests(batch)
         for error in loader.dropped:

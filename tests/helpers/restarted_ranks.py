@@ -58,11 +58,12 @@ def read(loader: sa1bpack.Loader, count: int) -> list[list[list]]:
     return found
 
 
-def loader_of(ds: sa1bpack.Dataset, order: str, **options) -> sa1bpack.Loader:
-    """A loader whose arrays have the same shapes on all ranks."""
+def loader_of(ds: sa1bpack.Dataset, order: str | None = None, **options) -> sa1bpack.Loader:
+    """A loader whose arrays have the same shapes on all ranks, shuffled if it has no order."""
     return sa1bpack.Loader(
         ds,
         global_batch_size=BATCH,
+        shuffle=order is None,
         order=order,
         seed=1,
         max_masks=4,
@@ -103,7 +104,7 @@ def run_rank(given: dict, number: int, rank: int, ranks: int, count: int, state)
 
 def run_all(given: dict) -> list[Found]:
     """The runs, one after another, each in processes of its own."""
-    with loader_of(sa1bpack.open(given["local"]), "shuffle", rank=0, world_size=1) as loader:
+    with loader_of(sa1bpack.open(given["local"]), rank=0, world_size=1) as loader:
         read(loader, 1)  # compiled code is loaded once, before the forks
     every: list[Found] = []
     for number, (ranks, count) in enumerate(given["runs"]):
@@ -129,7 +130,7 @@ def run_all(given: dict) -> list[Found]:
 
 
 def restarted(
-    folder: Path, local: Path, order: str, runs: list, *, place: str | None = None, **options
+    folder: Path, local: Path, order: str | None, runs: list, *, place: str | None = None, **options
 ) -> list[Found]:
     """What the runs found, in processes of their own. AssertionError with stderr if one fails."""
     given = {

@@ -39,7 +39,7 @@ from sa1bpack.loading.order.orders import ShuffleOrder
 from sa1bpack.schedules import Steps
 
 EPOCHS, BATCH = 3, 4
-OPTIONS = {"seed": 3, "max_masks": 2, "choose": "random"}
+OPTIONS = {"shuffle": True, "seed": 3, "max_masks": 2, "choose": "random"}
 
 
 def content(batch) -> list:
@@ -103,7 +103,9 @@ def one_of_two(root, rank) -> dict:
     with Loader(ds, global_batch_size=BATCH, **OPTIONS) as loader:
         assert Accelerator(cpu=True).prepare(loader) is loader
         found["loader"] = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
-    short = Accelerator(cpu=True).prepare(make_dataloader(ds, global_batch_size=8, seed=3))
+    short = Accelerator(cpu=True).prepare(
+        make_dataloader(ds, global_batch_size=8, shuffle=True, seed=3)
+    )
     found["short"] = [batch["image_ids"].tolist() for batch in short]
     batches = OrderedBatches(
         ShuffleOrder(ds, seed=3), global_batch_size=BATCH, rank=rank, world_size=2
@@ -143,7 +145,7 @@ def test_a_run_sees_every_epoch_as_without_accelerate_wherever_it_resumes(
 
 
 def test_schedules_are_of_the_step_wherever_it_resumes_and_of_the_process(ds):
-    options = {"max_masks": Steps(1, {2: 2, 4: 5}, by="step"), "seed": 3}
+    options = {"max_masks": Steps(1, {2: 2, 4: 5}, by="step"), "shuffle": True, "seed": 3}
     sizes = [4, 2]
     whole = [[content(batch) for batch in make_dataloader(ds, global_batch_size=sizes, **options)]]
     later = make_dataloader(ds, global_batch_size=sizes, **options)

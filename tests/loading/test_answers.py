@@ -48,9 +48,9 @@ for later in (0, 1):
     for io, root, given in cases:
         print(later, io, root, given, file=sys.stderr, flush=True)
         ds = sa1bpack.open(root, **given)
-        expected = sa1bpack.make_dataloader(ds, 3, order="sequential", num_workers=0)
+        expected = sa1bpack.make_dataloader(ds, 3, num_workers=0)
         asked.clear()
-        with sa1bpack.Loader(ds, 3, order="sequential", threads=1, io=io) as loader:
+        with sa1bpack.Loader(ds, 3, threads=1, io=io) as loader:
             for found, wanted in zip(loader, expected, strict=True):
                 for key in ("images", "masks", "bboxes", "image_ids"):
                     if key in wanted:

@@ -27,7 +27,7 @@ def test_a_loader_yields_masks_of_its_own_samples_alone(root, make, damage, choo
     overwrite_scores(root, array, DAMAGED[damage])
     ds, seen = open_pack(root), 0
     collate = Collate(masks, max_masks=3, choose=choose)
-    for batch in make(ds, 4, order="sequential", masks=masks, max_masks=3, choose=choose):
+    for batch in make(ds, 4, masks=masks, max_masks=3, choose=choose):
         samples = [ds[row] for row in batch["indices"].tolist()]
         same(clone(batch), collate(samples))
         expected = [min(3, len(sample["areas"])) for sample in samples]

@@ -15,7 +15,12 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.schedules import Linear, Steps
 
 # Batches of 6, then 4 and 2; 1 mask, then 3 and 5; by size, then drawn.
-OPTIONS = {"max_masks": Linear(1, 5, epochs=2), "choose": ["largest", "random"], "seed": 5}
+OPTIONS = {
+    "max_masks": Linear(1, 5, epochs=2),
+    "choose": ["largest", "random"],
+    "shuffle": True,
+    "seed": 5,
+}
 SIZES = Steps(6, {1: 4, 2: 2})
 
 
@@ -36,7 +41,11 @@ def equal(found, expected):
 
 def test_worker_processes_that_run_ahead_make_the_batches_of_their_step(ds):
     """Every batch of the epoch is requested before the first is used."""
-    options = {"max_masks": Steps(1, {1: 2, 2: 3, 4: 5}, by="step"), "choose": "random"}
+    options = {
+        "max_masks": Steps(1, {1: 2, 2: 3, 4: 5}, by="step"),
+        "choose": "random",
+        "shuffle": True,
+    }
     loader = make_dataloader(ds, 4, num_workers=2, prefetch_factor=4, **options)
     found = epochs_of(loader, 2)
     expected = epochs_of(make_dataloader(ds, 4, **options), 2)
@@ -151,18 +160,18 @@ def test_a_weight_may_depend_on_the_epoch(ds, make):
 def test_buckets_yield_the_same_samples_with_less_padding(ds, make):
     shares = {}
     for buckets in ("mask_count", None):
-        loader = make(ds, 3, buckets=buckets, seed=2)
+        loader = make(ds, 3, buckets=buckets, shuffle=True, seed=2)
         batches = [clone(batch) for batch in loader]
         assert sorted(i for batch in batches for i in batch["indices"].tolist()) == list(range(12))
         used = sum(int(batch["mask_counts"].sum()) for batch in batches)
         rows = sum(batch["areas"].numel() for batch in batches)
         shares[buckets] = 1 - used / rows
-        plan = make(ds, 3, buckets=buckets, seed=2).plan()
+        plan = make(ds, 3, buckets=buckets, shuffle=True, seed=2).plan()
         if buckets:
             assert plan.padding == shares[buckets]
             planned = plan.padding_without
     assert planned == shares[None] > 1.5 * shares["mask_count"]
-    assert f"{planned:.0%}" in str(make(ds, 3, buckets="mask_count", seed=2).plan())
+    assert f"{planned:.0%}" in str(make(ds, 3, buckets="mask_count", shuffle=True, seed=2).plan())
     assert make(ds, 3, buckets="mask_count", masks="flat").plan().padding is None
     assert make(ds, 3).plan().padding is None
 
@@ -171,7 +180,7 @@ def test_buckets_yield_the_same_samples_with_less_padding(ds, make):
 def test_buckets_count_the_masks_that_a_rule_leaves_of_the_samples_of_a_subset(packed, make):
     ruled = open_pack(packed.root, min_area=25)
     part = torch.utils.data.Subset(ruled, [11, 0, 4, 5, 9, 2])
-    loader = make(part, 2, buckets="mask_count", order="sequential")
+    loader = make(part, 2, buckets="mask_count")
     counts = [batch["mask_counts"].tolist() for batch in loader]
     assert sorted(map(sorted, counts)) == [
         sorted(pair.tolist())

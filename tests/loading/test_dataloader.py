@@ -18,7 +18,7 @@ from sa1bpack.loading import dataloader as dataloader_module
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
-OPTIONS = {"masks": "flat", "max_masks": 3, "choose": "random", "seed": 4}
+OPTIONS = {"masks": "flat", "max_masks": 3, "choose": "random", "shuffle": True, "seed": 4}
 
 
 def stop(loader: DataLoader) -> None:
@@ -43,7 +43,7 @@ def test_batches_of_workers_are_those_of_the_loader_in_every_epoch(ds):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_state_counts_batches_that_were_taken_not_those_fetched_ahead(ds, workers):
-    made = make_dataloader(ds, 2, num_workers=workers, seed=1)
+    made = make_dataloader(ds, 2, num_workers=workers, shuffle=True, seed=1)
     complete = rows_of(made)
     made.set_epoch(0)
     for number, _ in enumerate(made):
@@ -51,11 +51,11 @@ def test_the_state_counts_batches_that_were_taken_not_those_fetched_ahead(ds, wo
             break
     state = made.state_dict()
     assert state["samples"] == 4
-    other = make_dataloader(ds, 2, num_workers=workers, seed=1)
+    other = make_dataloader(ds, 2, num_workers=workers, shuffle=True, seed=1)
     other.load_state_dict(state)
     assert rows_of(other) == complete[2:]
     assert other.state_dict()["epoch"] == 1
-    with Loader(ds, 2, seed=1) as loader:  # and the Loader can continue from it
+    with Loader(ds, 2, shuffle=True, seed=1) as loader:  # and the Loader can continue from it
         loader.load_state_dict(state)
         assert rows_of(loader) == complete[2:]
     stop(made), stop(other)
@@ -110,7 +110,7 @@ def test_only_a_dataset_is_taken(packed):
 @pytest.mark.parametrize("layout", ["padded", "flat_bits"])
 def test_dropped_samples_are_those_that_the_loader_drops_even_in_workers(damaged, workers, layout):
     """No sample of batch 2 remains, so it is skipped."""
-    options = {"order": "sequential", "masks": layout, "on_error": "drop", "max_dropped": 0.3}
+    options = {"masks": layout, "on_error": "drop", "max_dropped": 0.3}
     made = make_dataloader(damaged, 2, num_workers=workers, **options)
     with Loader(damaged, 2, **options) as loader:
         for epoch in (1, 2):
@@ -128,9 +128,7 @@ def test_dropped_samples_are_those_that_the_loader_drops_even_in_workers(damaged
 
 
 def test_samples_of_batches_not_taken_do_not_count_as_dropped(damaged):
-    made = make_dataloader(
-        damaged, 2, order="sequential", num_workers=2, on_error="drop", max_dropped=1
-    )
+    made = make_dataloader(damaged, 2, num_workers=2, on_error="drop", max_dropped=1)
     batches = iter(made)
     next(batches), next(batches)
     assert made.dropped == []
@@ -142,7 +140,7 @@ def test_samples_of_batches_not_taken_do_not_count_as_dropped(damaged):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ended_by", ["a state", "a new one"])
 def test_an_iteration_that_was_ended_reports_it_and_leaves_the_state_alone(ds, workers, ended_by):
-    made = make_dataloader(ds, 2, num_workers=workers, seed=1)
+    made = make_dataloader(ds, 2, num_workers=workers, shuffle=True, seed=1)
     complete = rows_of(made)
     made.set_epoch(0)
     old = iter(made)
@@ -169,7 +167,7 @@ def test_an_interrupt_within_torchs_iterator_does_not_reach_the_next_epoch(
     ds, step, taken, monkeypatch
 ):
     """Ctrl-C in a notebook, which goes on to use the loader: its workers persist."""
-    made = make_dataloader(ds, 4, num_workers=2, seed=1, timeout=30)
+    made = make_dataloader(ds, 4, num_workers=2, shuffle=True, seed=1, timeout=30)
     expected = [rows_of(made) for _ in range(2)]
 
     def interrupt(*_):

@@ -40,7 +40,7 @@ def test_the_consumers_own_stream_may_be_any(packed):
     ds = open_pack(packed.root)
     stream = torch.cuda.Stream()
     sums = []
-    with Loader(ds, 2, device="cuda", order="sequential") as loader, torch.cuda.stream(stream):
+    with Loader(ds, 2, device="cuda") as loader, torch.cuda.stream(stream):
         for batch in loader:
             torch.cuda._sleep(2_000_000)  # the device lags the host
             sums.append(batch["images"].long().sum())

@@ -27,7 +27,6 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.reading import SampleReader
 
 LARGE = ("image", "mask_bits", "run_ends")  # arrays that are read past the page cache
-SEQUENTIAL = {"order": "sequential", "io": "direct"}
 
 
 def files_of(root: Path, *arrays: str) -> list[Path]:
@@ -112,7 +111,7 @@ def test_a_file_cut_short_is_an_error_with_the_samples_name(root, array, more, c
     width = ds.layout.array(array).row_bytes
     rows = 2 if array == "image" else int(ds.column("mask_count")[:2].sum())
     gone = 2
-    with Loader(ds, 1, masks="flat_bits", **SEQUENTIAL) as loader:
+    with Loader(ds, 1, masks="flat_bits", io="direct") as loader:
         for _ in loader:  # everything is open and mapped
             pass
         path = cut(root, array, rows * width + more)
@@ -145,12 +144,12 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
 
     monkeypatch.setattr(SampleReader, "load", failing)
     failure = pytest.raises(ReadError, match=r"Input/output error")
-    with Loader(ds, 4, masks="flat_bits", **SEQUENTIAL) as loader, failure as found:
+    with Loader(ds, 4, masks="flat_bits", io="direct") as loader, failure as found:
         next(iter(loader))
     assert found.value.row == 2 and found.value.__cause__.errno == errno.EIO
     assert found.value.__cause__.filename == str(files_of(root, LARGE[array])[0])
     more = {"on_error": "drop", "max_dropped": 0.5}
-    with Loader(ds, 4, masks="flat_bits", **more, **SEQUENTIAL) as loader:
+    with Loader(ds, 4, masks="flat_bits", **more, io="direct") as loader:
         batch = next(iter(loader))
         assert batch["dropped"].tolist() == [2]
         for key, tensor in expected.items():
@@ -159,7 +158,7 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
 
 
 def test_a_thread_without_a_context_is_an_error_of_the_epoch(root, monkeypatch):
-    loader = Loader(open_pack(root), 2, threads=1, **SEQUENTIAL)
+    loader = Loader(open_pack(root), 2, threads=1, io="direct")
 
     def refused():
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -276,7 +275,7 @@ def test_a_shard_whose_file_system_cannot_is_read_through_the_page_cache_with_on
 
 def test_nothing_is_left_open_but_what_the_caches_keep(root):
     def run() -> None:
-        with Loader(open_pack(root), 2, threads=2, **SEQUENTIAL) as loader:
+        with Loader(open_pack(root), 2, threads=2, io="direct") as loader:
             for _ in loader:
                 break
             assert len([None for _ in loader]) == 3
@@ -297,7 +296,7 @@ def test_nothing_is_left_open_but_what_the_caches_keep(root):
 
 def test_a_fork_while_iterating_disturbs_neither_process(root, layout_packs):
     """Requests in progress belong to the parent; the child reads with contexts of its own."""
-    options = {"threads": 2, "masks": "flat_bits", "order": "sequential"}
+    options = {"threads": 2, "masks": "flat_bits"}
     expected = batches_of(layout_packs(), {}, 1, io="cached", **options)
     loader = Loader(open_pack(root), 1, io="direct", **options)
     batches = iter(loader)

@@ -61,7 +61,7 @@ def load_everything(
     by_rule = choose == "of a rule"
     options = {"coordinates": "source", "duplicates": "all"} | (RULE if by_rule else {})
     ds = sa1bpack.open(root, check=check, **options)[list(READ)]
-    given = {"masks": masks, "order": "sequential", "on_error": "raise"}
+    given = {"masks": masks, "on_error": "raise"}
     if choose is not None:
         given |= {"max_masks": 3, "choose": "balanced" if by_rule else choose}
     found, loaded = Found(root), 0

@@ -68,7 +68,7 @@ def load(root, check, masks, io):
         try:
             sample = ds[row]
             with not_asked(io), sa1bpack.Loader(
-                ds[row : row + 1], 1, order="sequential", masks=masks, io=io, threads=1
+                ds[row : row + 1], 1, masks=masks, io=io, threads=1
             ) as batches:
                 [batch] = map(clone, batches)
         except FormatError as error:

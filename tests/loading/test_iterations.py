@@ -17,7 +17,7 @@ from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
 @BOTH
 def test_threads_that_share_an_iteration_get_every_batch_once_and_all_end(ds, make):
     # Each thread holds a batch while it asks for the next one.
-    loader = make(ds, 1, seed=1, **({"prefetch": 5} if make is Loader else {}))
+    loader = make(ds, 1, shuffle=True, seed=1, **({"prefetch": 5} if make is Loader else {}))
     for epoch in range(2):
         batches, found, ended = iter(loader), [], []
         start = threading.Barrier(4)
@@ -44,7 +44,7 @@ def test_threads_that_share_an_iteration_get_every_batch_once_and_all_end(ds, ma
 @BOTH
 @pytest.mark.parametrize("epoch", [0, 5])
 def test_set_epoch_ends_an_iteration_so_that_the_state_describes_what_comes_next(ds, make, epoch):
-    loader = make(ds, 4, seed=1)
+    loader = make(ds, 4, shuffle=True, seed=1)
     running = iter(loader)
     next(running)
     loader.set_epoch(epoch)
@@ -52,14 +52,14 @@ def test_set_epoch_ends_an_iteration_so_that_the_state_describes_what_comes_next
         next(running)
     state = loader.state_dict()
     assert (state["epoch"], state["samples"]) == (epoch, 0)
-    expected = make(ds, 4, seed=1)
+    expected = make(ds, 4, shuffle=True, seed=1)
     expected.set_epoch(epoch)
     assert rows_of(loader) == rows_of(expected)
 
 
 @BOTH
 def test_an_error_after_the_first_batch_uses_up_the_epoch(damaged, make):
-    loader = make(damaged, 4, order="sequential")
+    loader = make(damaged, 4)
     with pytest.raises(ReadError):
         rows_of(loader)
     assert loader.state_dict()["samples"] == 4
@@ -69,7 +69,7 @@ def test_an_error_after_the_first_batch_uses_up_the_epoch(damaged, make):
 
 @BOTH
 def test_a_loop_that_skips_errors_gets_an_error_once_its_epoch_is_over(damaged, make):
-    batches, errors = iter(make(damaged, 4, order="sequential")), []
+    batches, errors = iter(make(damaged, 4)), []
     for _ in range(4):
         try:
             next(batches)
@@ -81,7 +81,7 @@ def test_a_loop_that_skips_errors_gets_an_error_once_its_epoch_is_over(damaged, 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_of_a_loader_keeps_its_position_in_the_order(ds, duplicate):
-    with Loader(ds, 4, seed=1) as loader:
+    with Loader(ds, 4, shuffle=True, seed=1) as loader:
         running = iter(loader)
         next(running)
         other = duplicate(loader)
@@ -98,7 +98,9 @@ def test_a_seed_that_an_order_does_not_have_is_refused(ds, make):
     with pytest.raises(OptionError, match="seed is 3, but the order has the seed 1"):
         make(ds, 4, order=order, seed=3)
     for seed in (None, 1):
-        assert rows_of(make(ds, 4, order=order, seed=seed)) == rows_of(make(ds, 4, seed=1))
+        assert rows_of(make(ds, 4, order=order, seed=seed)) == rows_of(
+            make(ds, 4, shuffle=True, seed=1)
+        )
 
 
 @BOTH
@@ -107,9 +109,9 @@ def test_the_random_choice_has_the_seed_of_the_order(ds, make):
         loader = make(ds, 12, max_masks=2, choose="random", **options)
         return next(iter(loader))["areas"].tolist()
 
-    assert areas(order=ShuffleOrder(ds, seed=1)) == areas(seed=1)
-    assert areas(order="sequential", seed=5) == areas(order=SequentialOrder(ds), seed=5)
-    assert areas(order="sequential", seed=5) != areas(order="sequential")
+    assert areas(order=ShuffleOrder(ds, seed=1)) == areas(shuffle=True, seed=1)
+    assert areas(seed=5) == areas(order=SequentialOrder(ds), seed=5)
+    assert areas(seed=5) != areas()
 
 
 @BOTH

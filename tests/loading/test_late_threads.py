@@ -73,7 +73,7 @@ def test_a_loop_left_while_copies_hang_corrupts_neither_the_next_epoch_nor_its_s
         pytest.skip(reason)
     for array in ("image", "mask_bits") if io == "direct" else ():
         drop(*ds.root.glob(f"shards/*/{array}/c.*"))
-    options = {"threads": 2, "seed": 3, "io": io}
+    options = {"threads": 2, "shuffle": True, "seed": 3, "io": io}
     with Loader(ds, 2, **options) as undisturbed:
         epochs = [[clone(batch) for batch in undisturbed] for _ in range(2)]
     loader = Loader(ds, 2, **options)

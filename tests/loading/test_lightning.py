@@ -23,7 +23,7 @@ def pack(tmp_path_factory):
 
 def fit(pack, module, resume=None) -> list:
     trainer = quiet_trainer(max_epochs=EPOCHS)
-    with sa1bpack.Loader(sa1bpack.open(pack), BATCH, device="cpu", max_masks=2) as loader:
+    with sa1bpack.Loader(sa1bpack.open(pack), BATCH, shuffle=True, max_masks=2) as loader:
         trainer.fit(module, loader, ckpt_path=resume, weights_only=resume and False)
     return module.seen
 

@@ -29,7 +29,7 @@ def cut(root, array: str, shard: str = LAST_SHARD) -> None:
 @pytest.mark.parametrize("array", ["image", "mask_bits"])
 def test_a_file_cut_short_while_it_is_mapped_is_an_error_with_the_samples_name(root, array):
     ds = open_pack(root)
-    with Loader(ds, 4, order="sequential") as loader:
+    with Loader(ds, 4) as loader:
         for _ in loader:  # everything is open and mapped
             pass
         cut(root, array)
@@ -53,7 +53,7 @@ def test_a_file_cut_short_while_it_is_mapped_is_an_error_with_the_samples_name(r
 def test_dropped_samples_are_counted_and_named(root, when, caplog):
     ds = open_pack(root)
     options = {"masks": "flat", "on_error": "drop", "max_dropped": 0.25}
-    loader = Loader(ds, 4, order="sequential", **options)
+    loader = Loader(ds, 4, **options)
     if when == "before":
         cut(root, "image")
         gone = [9, 10, 11]
@@ -77,7 +77,7 @@ def test_dropped_samples_are_counted_and_named(root, when, caplog):
         assert torch.equal(batches[2][key], expected[key]), key
 
 
-DROPS = {"order": "sequential", "on_error": "drop"}
+DROPS = {"on_error": "drop"}
 
 
 @BOTH
@@ -180,7 +180,7 @@ def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed
 
     monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.0)
     ds = open_pack(packed.root)
-    loader = Loader(ds, 3, threads=1, order="sequential")
+    loader = Loader(ds, 3, threads=1)
     ids = ds.column("image_id")[:3].tolist()
     with monkeypatch.context() as patch:
         patch.setattr(BatchCopy, "copy", hanging)

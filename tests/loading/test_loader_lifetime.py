@@ -102,7 +102,7 @@ def test_a_closed_loader_reports_it(ds):
 
 def test_batches_that_are_kept_never_change_however_many_they_are(ds, caplog):
     """`list(loader)` is ordinary in PyTorch; the memory that it takes is logged once."""
-    with Loader(ds, 1, prefetch=2, order="sequential") as loader:
+    with Loader(ds, 1, prefetch=2) as loader:
         kept = list(loader)
         again = list(loader)
         plan = loader.plan()
@@ -166,7 +166,7 @@ def test_a_read_error_that_is_kept_keeps_no_buffers(
     pack_writer, tmp_path, no_collection, pools, monkeypatch, kind
 ):
     pack_writer(tmp_path / "pack")
-    loader = Loader(open_pack(tmp_path / "pack"), 1, order="sequential", threads=1)
+    loader = Loader(open_pack(tmp_path / "pack"), 1, threads=1)
     copy = BatchCopy.copy
 
     def cut_and_copy(batch, *arguments):
@@ -228,7 +228,7 @@ def test_a_forked_child_gets_an_error_or_threads_of_its_own(packed):
     script = """
 import warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: fork with threads, on purpose
-loader = Loader(ds, 1, order="sequential")
+loader = Loader(ds, 1)
 iterator = iter(loader)
 batch = next(iterator)
 child = os.fork()

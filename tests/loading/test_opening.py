@@ -32,7 +32,7 @@ def test_batches_come_out_while_the_next_shards_are_being_opened(root, monkeypat
         return real(folder, number)
 
     monkeypatch.setattr(PackFolder, "open_shard", slow)
-    with Loader(open_pack(root), 2, order="sequential", threads=2) as loader:
+    with Loader(open_pack(root), 2, threads=2) as loader:
         batches = iter(loader)
         try:
             assert next(batches)["indices"].tolist() == [0, 1]
@@ -57,7 +57,7 @@ def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
         return real(paths, direct)
 
     monkeypatch.setattr(files_module, "ShardFiles", slow)
-    with Loader(open_pack(root), 2, order="sequential", threads=2) as loader:
+    with Loader(open_pack(root), 2, threads=2) as loader:
         batches, found = iter(loader), []
         thread = threading.Thread(target=lambda: found.append(next(batches)["indices"].tolist()))
         thread.start()
@@ -75,9 +75,9 @@ def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
 @BOTH
 def test_an_open_file_that_the_system_refuses_drops_no_sample(root, make, check, code, monkeypatch):
     ds, real = open_pack(root, check=check), os.open
-    loader = make(ds, 2, order="sequential", on_error="drop", max_dropped=1)
+    loader = make(ds, 2, on_error="drop", max_dropped=1)
     assert len(list(loader)) == 6
-    loader = make(open_pack(root, check=check), 2, order="sequential", on_error="drop")
+    loader = make(open_pack(root, check=check), 2, on_error="drop")
 
     def refused(path, *rest, **options):
         if str(root) in str(path):
@@ -103,5 +103,5 @@ def test_a_file_is_opened_again_after_older_ones_were_closed_to_free_descriptors
         return real(path, *rest, **options)
 
     monkeypatch.setattr(files_module.os, "open", refused_once)
-    with Loader(ds, 2, order="sequential") as loader:
+    with Loader(ds, 2) as loader:
         assert len(list(loader)) == 6 and len(refusals) == 1

@@ -20,7 +20,8 @@ from sa1bpack.loading.loader import Loader
 
 root, meeting = sys.argv[1:]
 ds = open_pack(root)
-made = [Loader(ds, global_batch_size=4, seed=1), make_dataloader(ds, global_batch_size=4, seed=1)]
+options = {"global_batch_size": 4, "shuffle": True, "seed": 1}
+made = [Loader(ds, **options), make_dataloader(ds, **options)]
 uneven = Loader(ds, global_batch_size=3)
 child = os.fork()
 rank = 1 if child == 0 else 0
@@ -48,7 +49,7 @@ def test_loaders_made_before_the_process_group_give_each_rank_its_part(ds, packe
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     ranks = json.loads(done.stdout)
-    with Loader(ds, global_batch_size=4, seed=1, rank=0, world_size=1) as loader:
+    with Loader(ds, global_batch_size=4, shuffle=True, seed=1, rank=0, world_size=1) as loader:
         complete = [batch["indices"].tolist() for batch in loader]
         state = loader.state_dict()
     for kind in range(2):

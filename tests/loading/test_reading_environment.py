@@ -227,7 +227,7 @@ def test_a_file_that_cannot_be_opened_is_an_error_with_the_samples_name(root, mo
             raise OSError(errno.EACCES, "Permission denied", str(path))
         return real(path, *rest, **options)
 
-    options = {"order": "sequential", "on_error": "drop", "max_dropped": 0.25}
+    options = {"on_error": "drop", "max_dropped": 0.25}
     with Loader(ds, 4, **options) as loader:
         monkeypatch.setattr(os, "open", opened)
         rows = [row for batch in loader for row in batch["indices"].tolist()]
@@ -313,7 +313,7 @@ def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(
     late = open_pack(root, check=check)  # whose shards are opened after the index is gone
     before, ids = everything(ds), ds.column("image_id").tolist()
     assert len(ds) == 7 and before[0] == expected[0][:7]
-    loader = Loader(ds, 3, order="sequential")
+    loader = Loader(ds, 3)
     running = iter(loader)
     rows = next(running)["indices"].tolist()
     for count, complete in ((4, False), (5, False), (5, True)):

@@ -21,8 +21,7 @@ def ds(request, layout_packs):
 def test_worker_processes_send_relations(layout_packs):
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"))
     batches = [
-        list(make_dataloader(ds, 2, num_workers=workers, order="sequential", relations="ious"))
-        for workers in (0, 1)
+        list(make_dataloader(ds, 2, num_workers=workers, relations="ious")) for workers in (0, 1)
     ]
     for single, sent in zip(*batches, strict=True):
         same(single, sent)

@@ -26,18 +26,20 @@ def test_batches_in_which_no_sample_has_a_mask_are_batches(root, make, check):
 @BOTH
 def test_a_state_of_another_rule_is_refused_and_of_the_same_resumes(root, make):
     ds = sa1bpack.open(root, **RULE)
-    loader = make(ds, 4, seed=1, max_masks=2, choose="balanced")
+    loader = make(ds, 4, shuffle=True, seed=1, max_masks=2, choose="balanced")
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
     rest = [clone(batch) for batch in batches]
-    again = make(sa1bpack.open(root, **RULE), 4, seed=1, max_masks=2, choose="balanced")
+    again = make(
+        sa1bpack.open(root, **RULE), 4, shuffle=True, seed=1, max_masks=2, choose="balanced"
+    )
     again.load_state_dict(state)
     for one, other in zip(again, rest, strict=True):
         same(clone(one), other)
     for rule in ({}, RULE | {"min_area": 13}):
         with pytest.raises(OptionError):
-            make(sa1bpack.open(root, **rule), 4, seed=1).load_state_dict(state)
+            make(sa1bpack.open(root, **rule), 4, shuffle=True, seed=1).load_state_dict(state)
 
 
 def random_bytes(stored: np.ndarray) -> np.ndarray:
@@ -77,7 +79,7 @@ def test_a_count_that_differs_from_the_plan_is_an_error_of_the_sample(root, monk
 
     monkeypatch.setattr(planner, "read_rows_unchecked", damaged)
     ds = sa1bpack.open(root, check="read", min_area=1)
-    with Loader(ds, 12, order="sequential") as loader, pytest.raises(ReadError) as caught:
+    with Loader(ds, 12) as loader, pytest.raises(ReadError) as caught:
         list(loader)
     assert "it has 2 masks, of which 2 are kept, but 0 were to be kept" in str(caught.value)
 
@@ -89,7 +91,7 @@ def test_a_file_of_scores_that_was_cut_short_is_an_error_that_names_it(root):
     path = sorted(root.glob("shards/*/stability_score/c.0*"))[0]
     with path.open("r+b") as file:
         file.truncate(4)
-    with Loader(ds, 12, order="sequential") as loader, pytest.raises(ReadError) as caught:
+    with Loader(ds, 12) as loader, pytest.raises(ReadError) as caught:
         list(loader)
     assert str(path) in str(caught.value)
 

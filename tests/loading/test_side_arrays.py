@@ -75,9 +75,9 @@ def test_masks_from_runs_are_read_together_with_side_arrays(
     shutil.copytree(real_masks, root)
     drop(*root.glob("side/*/*/values/c*"), *root.glob("shards/*/*/c*"))
     ds = sa1bpack.open(root, side=names, **how)
-    with sa1bpack.Loader(ds, 6, io=io, threads=1, order="sequential") as loader:
+    with sa1bpack.Loader(ds, 6, io=io, threads=1) as loader:
         [found] = loader
-    [expected] = sa1bpack.make_dataloader(ds, 6, num_workers=0, order="sequential")
+    [expected] = sa1bpack.make_dataloader(ds, 6, num_workers=0)
     for name in (*names, "bboxes", "image_ids"):
         assert torch.equal(found[name], expected[name]), name
     if how == {"mask_format": "runs"}:

@@ -130,7 +130,14 @@ def test_an_error_of_a_call_reaches_the_consumer_and_nothing_is_lost(ds, monkeyp
     failure = RuntimeError(f"CUDA error: {call} failed")
 
     def train() -> None:
-        options = {"threads": 2, "prefetch": 1, "seed": seed, "io": "cached", "masks": "flat_bits"}
+        options = {
+            "threads": 2,
+            "prefetch": 1,
+            "shuffle": True,
+            "seed": seed,
+            "io": "cached",
+            "masks": "flat_bits",
+        }
         with Loader(ds, 2, device="cuda:1", **options) as batches:
             if call == "enter_thread":
                 cuda.fail[call] = failure
@@ -184,7 +191,9 @@ def test_the_same_code_lends_the_buffers_of_a_cpu(ds, monkeypatch, seed):
             assert torch.equal(batch[key], tensor), key
 
     def train() -> None:
-        with Loader(ds, 2, threads=1 + seed % 4, prefetch=1, seed=seed, io="cached") as batches:
+        with Loader(
+            ds, 2, threads=1 + seed % 4, prefetch=1, shuffle=True, seed=seed, io="cached"
+        ) as batches:
             for _ in range(2):
                 for batch in batches:
                     rows.extend(batch["indices"].tolist())

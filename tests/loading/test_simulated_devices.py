@@ -101,7 +101,7 @@ def test_sizes_of_planes_are_checked_before_the_device_uses_them(
     sizes[6:8] = stored
     sizes.flush()
     with (
-        Loader(open_pack(root), 6, device="cuda", order="sequential") as batches,
+        Loader(open_pack(root), 6, device="cuda") as batches,
         pytest.raises(ReadError, match=r"/size: sides must be .*at most 128"),
     ):
         next(iter(batches))

@@ -83,18 +83,18 @@ def test_a_limit_far_below_an_epoch_changes_no_batch(pack, tmp_path, sizes):
     assert Cache(tmp_path).used <= limit_of(sizes, 2.5)
 
 
-@pytest.mark.parametrize("order", ["shuffle", "local"])
+@pytest.mark.parametrize("mixed", [{"shuffle": True}, {"order": "local"}])
 def test_an_order_that_mixes_more_shards_than_fit_is_refused_with_the_remedy(
-    pack, tmp_path, sizes, order
+    pack, tmp_path, sizes, mixed
 ):
     ds = open_cached(pack, tmp_path, limit_of(sizes, 2.5))
     for make in (sa1bpack.Loader, sa1bpack.make_dataloader):
         with pytest.raises(OptionError, match=r"4 shards at any time.*raise cache_size, use"):
-            make(ds, 2, order=order)
-    for fits in ("sequential", sa1bpack.LocalShuffleOrder(ds, window=2), "home"):
+            make(ds, 2, **mixed)
+    for fits in (None, sa1bpack.LocalShuffleOrder(ds, window=2), "home"):
         sa1bpack.Loader(ds, 2, order=fits).close()
-    sa1bpack.Loader(ds[:4], 2, order=order).close()  # of two shards
-    sa1bpack.Loader(sa1bpack.open(pack), 2, order=order).close()
+    sa1bpack.Loader(ds[:4], 2, **mixed).close()  # of two shards
+    sa1bpack.Loader(sa1bpack.open(pack), 2, **mixed).close()
 
 
 def test_a_pack_that_does_not_fit_at_all_is_an_error_that_names_the_limit(pack, tmp_path):

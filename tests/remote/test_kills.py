@@ -209,7 +209,7 @@ def test_a_shard_that_is_damaged_in_the_origin_is_an_error_of_its_samples(pack, 
     assert shards_in(tmp_path / "cache") == {"sa_000000-001"}
     with pytest.raises((FormatError, ReadError), match=r"bbox/c\.0\.0 came 3 times"):
         open_cached(pack, tmp_path / "cache")[0]
-    with sa1bpack.Loader(ds, 2, order="sequential", on_error="drop", max_dropped=1) as loader:
+    with sa1bpack.Loader(ds, 2, on_error="drop", max_dropped=1) as loader:
         assert sum(len(batch["image_ids"]) for batch in loader) == 2
     assert len(loader.dropped) == 4
 
@@ -236,7 +236,7 @@ def test_an_origin_that_fails_ends_the_epoch_and_drops_nothing(pack, tmp_path, d
         return data
 
     origin.change = fail
-    with sa1bpack.Loader(ds, 2, order="sequential", on_error="drop", max_dropped=1) as loader:
+    with sa1bpack.Loader(ds, 2, on_error="drop", max_dropped=1) as loader:
         with pytest.raises(StoreError, match="Input/output error"):
             list(loader)
         assert loader.dropped == []

@@ -41,13 +41,16 @@ def test_samples_and_batches_are_those_of_the_pack(layout_packs, tmp_path, layou
     for k in (5, 0, 3, 1, 2, 4, 5):
         assert same_samples(ds[k], own[k])
     for io in ("cached", "direct"):
-        with sa1bpack.Loader(own, 2, io=io) as one, sa1bpack.Loader(ds, 2, io=io) as other:
+        with (
+            sa1bpack.Loader(own, 2, shuffle=True, io=io) as one,
+            sa1bpack.Loader(ds, 2, shuffle=True, io=io) as other,
+        ):
             assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_what_a_loader_reads_it_fetched_and_counts(layout_packs, tmp_path):
     ds = open_cached(layout_packs(), tmp_path)
-    with sa1bpack.Loader(ds, 2) as loader:
+    with sa1bpack.Loader(ds, 2, shuffle=True) as loader:
         for _ in loader:
             pass
         cold = loader.stats()
@@ -73,7 +76,7 @@ def test_a_loader_opens_the_next_shards_before_they_are_needed(tmp_path, driven)
     with unflushed():
         write_pack(tmp_path / "pack", {f"sa_00000{k}-000": (2, 1) for k in range(4)})
     origin, ds = driven(tmp_path / "pack"), open_cached(tmp_path / "pack", tmp_path / "cache")
-    with sa1bpack.Loader(ds, 2, order="sequential") as loader:
+    with sa1bpack.Loader(ds, 2, shuffle=True) as loader:
         batches = iter(loader)
         next(batches)
         limit = time.monotonic() + 60
@@ -108,7 +111,10 @@ def test_side_arrays_in_the_pack_and_elsewhere(with_sides, tmp_path, check):
     apart = url_of(tmp_path / "apart/features")
     ds = open_cached(with_sides.root, tmp_path / "cache", side=[*names, apart], check=check)
     assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
-    with sa1bpack.Loader(own, 4) as one, sa1bpack.Loader(ds, 4) as other:
+    with (
+        sa1bpack.Loader(own, 4, shuffle=True) as one,
+        sa1bpack.Loader(ds, 4, shuffle=True) as other,
+    ):
         assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
     assert np.array_equal(ds.column("odd"), own.column("odd"))
     assert np.array_equal(ds.mask_column("level"), own.mask_column("level"))
@@ -130,8 +136,8 @@ def test_worker_processes_share_the_cache(layout_packs, tmp_path, context, drive
     options = {"num_workers": 2, "multiprocessing_context": context}
     if context == "spawn":  # a new process takes seconds to import torch
         options["num_workers"] = 1
-    one = sa1bpack.make_dataloader(own, 2, num_workers=0)
-    other = sa1bpack.make_dataloader(ds, 2, **options)
+    one = sa1bpack.make_dataloader(own, 2, shuffle=True, num_workers=0)
+    other = sa1bpack.make_dataloader(ds, 2, shuffle=True, **options)
     assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
     used = ds.pack.fetched().requests
     assert all(same_samples(ds[k], own[k]) for k in range(6))
@@ -140,7 +146,10 @@ def test_worker_processes_share_the_cache(layout_packs, tmp_path, context, drive
 
 def test_a_loader_resumes_and_columns_and_subsets_are_those_of_the_pack(layout_packs, tmp_path):
     own, ds = sa1bpack.open(layout_packs()), open_cached(layout_packs(), tmp_path)
-    with sa1bpack.Loader(own, 2) as one, sa1bpack.Loader(ds, 2) as other:
+    with (
+        sa1bpack.Loader(own, 2, shuffle=True) as one,
+        sa1bpack.Loader(ds, 2, shuffle=True) as other,
+    ):
         next(iter(one))
         state = one.state_dict()
         one.load_state_dict(state)

@@ -60,7 +60,7 @@ def test_spoilt_answers_are_asked_for_again(proxy, packs, tmp_path):
         (fault for word, fault in FAULTS.items() if number == 0 and word in path), None
     )
     own, ds = sa1bpack.open(packs["pack"]), open_s3(tmp_path)
-    with sa1bpack.Loader(ds, 3, order="sequential") as loader:
+    with sa1bpack.Loader(ds, 3) as loader:
         ids = [int(number) for batch in loader for number in batch["image_ids"]]
     assert ids == [sample["image_id"] for sample in own]
     assert all(same_samples(ds[k], own[k]) for k in range(len(own)))

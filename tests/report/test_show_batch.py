@@ -22,7 +22,7 @@ def batches(small_pack):
 
     def made(mask_format="bits", layout="padded", **options):
         ds = sa1bpack.open(small_pack, mask_format=mask_format, **options)
-        with sa1bpack.Loader(ds, 6, seed=3, masks=layout, device="cpu") as loader:
+        with sa1bpack.Loader(ds, 6, shuffle=True, seed=3, masks=layout, device="cpu") as loader:
             for batch in loader:
                 return ds, {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
 

@@ -22,7 +22,7 @@ def ds(sample_tar, tmp_path_factory):
 def batch_of(ds, layout="padded", indices=None, steps=STEPS):
     part = ds if indices is None else ds[indices]
     pipeline = T.Pipeline(ds, steps, size=(96, 128), mask_size=(48, 64))
-    with sa1bpack.Loader(part, 3, order="sequential", masks=layout, max_masks=40) as loader:
+    with sa1bpack.Loader(part, 3, masks=layout, max_masks=40) as loader:
         return pipeline(next(iter(loader)))
 
 

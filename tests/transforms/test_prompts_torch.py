@@ -87,7 +87,7 @@ def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs, m
     """float32 boxes and padded ids, with the numbers that each mask has in any batch."""
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), mask_format="runs")
     key = {"seed": 1, "epoch": 2}
-    with sa1bpack.Loader(ds, 3, order="sequential", masks=masks_as, max_masks=7) as loader:
+    with sa1bpack.Loader(ds, 3, masks=masks_as, max_masks=7) as loader:
         batch = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()], size=96)(
             next(iter(loader))
         )

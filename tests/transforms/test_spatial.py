@@ -25,7 +25,7 @@ def ds(with_sides):  # noqa: F811
 
 
 def batches(ds, size=4):
-    with sa1bpack.Loader(ds, size, seed=1) as loader:
+    with sa1bpack.Loader(ds, size, shuffle=True, seed=1) as loader:
         return [
             {
                 key: value.clone() if hasattr(value, "clone") else value

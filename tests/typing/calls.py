@@ -89,7 +89,7 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
     )
     for batch in other:
         assert_type(batch, Batch)
-    sa1bpack.make_dataloader(ds, sizes(0), prefetch_factor=4)
+    sa1bpack.make_dataloader(ds, sizes(0), shuffle=True, prefetch_factor=4)
     options = sa1bpack.ReadingOptions(order=sa1bpack.ShuffleOrder(ds), max_masks=64)
     assert_type(options.timeout, float)
     collate = sa1bpack.Collate("flat", sample_spec=ds.spec)

@@ -15,8 +15,9 @@ _KNOTS = 4097  # size of the table of quantiles
 class MixStep:
     """A step that mixes every image with the next one of its batch (the last one with the first).
 
-    Batches are shuffled already. The weight lam is drawn per image from Beta(alpha, alpha): it
-    depends on the image alone, but the partner on the batch, and thus on the number of ranks.
+    Partners are random where batches are shuffled. The weight lam is drawn per image from
+    Beta(alpha, alpha): it depends on the image alone, but the partner on the batch, and thus on the
+    number of ranks.
     """
 
     def __init__(self, alpha: float):

@@ -71,7 +71,7 @@ def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, layout, ho
 
 def test_bits_that_a_hook_cut_are_still_bits(packed):
     ds = open_pack(packed.root, transform=of_masks(lambda bits: bits[:, 4:12, :1]))
-    batch = next(iter(make_dataloader(ds, 4, order="sequential", num_workers=0)))
+    batch = next(iter(make_dataloader(ds, 4, num_workers=0)))
     complete = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
     assert torch.equal(batch["masks"], complete[:, :, 4:12, :8])
 

@@ -14,37 +14,49 @@ from sa1bpack.loading.order.orders import (
     ShuffleOrder,
 )
 
-ORDERS = "shuffle, local, home, sequential"
+ORDERS = "local, home"
 DS = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))
 
 
-def make(order="shuffle", batch_size=4, **options):
-    return ReadingOptions(order=order, **options).batches(DS, batch_size)
+def make(batch_size=4, **options):
+    return ReadingOptions(**options).batches(DS, batch_size)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("given", "kind"),
     [
-        ("shuffle", ShuffleOrder),
-        ("local", LocalShuffleOrder),
-        ("home", HomeShuffleOrder),
-        ("sequential", SequentialOrder),
+        ({"shuffle": True}, ShuffleOrder),
+        ({"order": "local"}, LocalShuffleOrder),
+        ({"order": "home"}, HomeShuffleOrder),
+        ({"shuffle": False, "order": "local"}, LocalShuffleOrder),
+        ({"shuffle": False}, SequentialOrder),
+        ({}, SequentialOrder),
     ],
 )
-def test_a_name_stands_for_an_order_with_the_seed(name, kind):
-    batches = make(name, seed=7)
+def test_shuffle_and_names_stand_for_an_order_with_the_seed(given, kind):
+    batches = make(**given, seed=7)
     same = SequentialOrder(DS) if kind is SequentialOrder else kind(DS, seed=7)
     assert type(batches.order) is kind
     assert batches.order.identity() == same.identity()
-    assert make(name).order.identity() == make(name, seed=0).order.identity()
-    assert list(batches) == list(make(same))
+    assert make(**given).order.identity() == make(**given, seed=0).order.identity()
+    assert list(batches) == list(make(order=same))
+
+
+def test_a_state_belongs_to_a_shuffle_or_to_none():
+    for one, other in ((True, False), (False, True)):
+        with pytest.raises(OptionError, match=r"kind was '(shuffle|sequential)'"):
+            make(shuffle=one).load_state_dict(make(shuffle=other).state_dict())
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"order": "random"}, f"order is 'random': choose one of {ORDERS}, or an"),
-        ({"order": None}, f"order is None: choose one of {ORDERS}, or an Order"),
+        ({"order": "shuffle"}, "order is 'shuffle': use shuffle=True"),
+        ({"order": "sequential"}, "order is 'sequential': use shuffle=False, the default"),
+        ({"shuffle": 1}, "shuffle is 1: choose True or False"),
+        ({"shuffle": True, "order": "local"}, "shuffle is True, and an order is given"),
+        ({"shuffle": True, "order": SequentialOrder(DS)}, "shuffle is True, and an order is"),
         ({"order": OrderedBatches(ShuffleOrder(DS), 4)}, "order=batches.order"),
         ({"order": ShuffleOrder(Extent(19, "0" * 16))}, "has 19 samples .* make the order from"),
         ({"order": ShuffleOrder(Extent(20, "0" * 16))}, "fingerprint 0{16}, but the dataset"),
