@@ -16,9 +16,9 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.client import responses
 from importlib import import_module
@@ -107,16 +107,12 @@ def package(name: str) -> ModuleType:
 
 def _s3_config(bucket: str) -> dict[str, Any]:
     """Region, endpoint and credentials of S3, as the AWS command line finds them."""
-    session = package("botocore.session").Session()
-    try:
+    with _aws(f"s3://{bucket}"):
+        session = package("botocore.session").Session()
         region = session.get_config_variable("region")
         endpoint = _s3_endpoint(session)
         _check_endpoint(bucket, endpoint)
         credentials = session.get_credentials()
-    except package("botocore.exceptions").BotoCoreError as error:
-        raise OptionError(
-            f"s3://{bucket}: the configuration of AWS cannot be used: {cleared(str(error))}"
-        ) from None
     config: dict[str, Any] = {"region": region or "us-east-1"}
     if endpoint:
         config["endpoint"] = endpoint
@@ -130,7 +126,8 @@ def _s3_config(bucket: str) -> dict[str, Any]:
         )
 
     def current() -> dict[str, Any]:
-        frozen = credentials.get_frozen_credentials()
+        with _aws(f"s3://{bucket}"):
+            frozen = credentials.get_frozen_credentials()
         handed = (frozen.access_key, frozen.secret_key, frozen.token)
         _secrets.update(each for each in handed if each and len(each) >= SHORTEST_SECRET)
         return {
@@ -144,8 +141,42 @@ def _s3_config(bucket: str) -> dict[str, Any]:
     return config | {"credential_provider": current}
 
 
+# Errors of botocore whose text is of files on this machine, not of a server's answer.
+_OF_FILES = (
+    "ConfigNotFound",
+    "ConfigParseError",
+    "InvalidConfigError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "SSOError",
+)
+
+
+@contextmanager
+def _aws(bucket: str) -> Iterator[None]:
+    """Raise OptionError for whatever botocore raises here.
+
+    It asks servers of credentials, and an answer that is malformed ends it with any exception. What
+    such a server says is not shown: it may echo the token that was sent to it.
+    """
+    exceptions = package("botocore.exceptions")
+    try:
+        yield
+    except OptionError:
+        raise
+    except tuple(getattr(exceptions, name) for name in _OF_FILES) as error:
+        raise OptionError(
+            f"{bucket}: the configuration of AWS cannot be used: {cleared(str(error))}"
+        ) from None
+    except Exception as error:
+        raise OptionError(
+            f"{bucket}: AWS credentials could not be obtained ({type(error).__name__}); `aws sts "
+            "get-caller-identity` shows why"
+        ) from None
+
+
 def s3_client() -> Any:
-    """botocore's client, for what obstore does not offer. Raises as `open_store` does."""
+    """botocore's client, for what obstore does not offer. Raises what botocore raises."""
     session = package("botocore.session").Session()
     region = session.get_config_variable("region") or "us-east-1"
     return session.create_client("s3", region_name=region)
@@ -511,7 +542,6 @@ class Bucket(Origin):
         """
         if self.scheme != "s3":
             return
-        errors = package("botocore.exceptions")
         try:
             client = s3_client()
             pages = client.get_paginator("list_multipart_uploads")
@@ -520,7 +550,7 @@ class Bucket(Origin):
                     client.abort_multipart_upload(
                         Bucket=self.name, Key=upload["Key"], UploadId=upload["UploadId"]
                     )
-        except (errors.ClientError, errors.BotoCoreError) as error:
+        except Exception as error:  # botocore's, or of a malformed answer
             if (why := type(error).__name__) != "NoSuchBucket":  # what follows says so
                 _log.warning(
                     "%s: parts of uploads that were not completed could not be looked for (%s); a "

@@ -23,7 +23,7 @@ from sa1bpack.urls import parse_address
 @pytest.fixture
 def no_credentials(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_a_profile_of_the_aws_command_line_has_credentials_and_endpoint(
@@ -172,6 +172,77 @@ def test_no_text_of_the_library_shows_a_credential_in_any_spelling(echo, spelt):
     assert error_text(Exception("status code: 503 <Code>SlowDown</Code>")) == (
         "status code: 503 Service Unavailable (SlowDown)"
     )
+
+
+@pytest.fixture
+def aws(monkeypatch, no_credentials):
+    """A server that hands out credentials, in `aws.url`: it answers with `aws.answer`.
+
+    aws.answer  status, and the body, in which SENT is the token that came with the request
+    """
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            sent = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+            status, body = server.answer
+            body = body.replace("SENT", f"{sent}{self.headers.get('Authorization')}").encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("time.sleep", lambda _: None)  # between botocore's attempts
+        monkeypatch.setattr(stores, "PAUSE", 0.001)
+        yield server
+        server.shutdown()
+
+
+KEYS = '"AccessKeyId": "a", "SecretAccessKey": "b", "Token": "c"'
+ANSWERS = {
+    "an echo": (403, "no access with SENT"),
+    "a late year": (200, f'{{{KEYS}, "Expiration": "99999-01-01T00:00:00Z"}}'),
+    "no secret": (200, '{"AccessKeyId": "SENT", "Expiration": "2099-01-01T00:00:00Z"}'),
+    "a number for a date": (200, f'{{{KEYS}, "Expiration": 5}}'),
+    "a list": (200, '["SENT"]'),
+    "no JSON": (200, "SENT"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_nothing_that_a_server_of_credentials_says_is_shown_and_it_is_an_option_error(
+    aws, monkeypatch, answer
+):
+    """That of a container. botocore lets KeyError, TypeError and others through."""
+    aws.answer = answer
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{aws.url}/credentials")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", TOKEN)
+    with pytest.raises(OptionError, match=r"^s3://b: .*get-caller-identity") as caught:
+        open_store("s3", "b")
+    assert TOKEN not in "".join(traceback.format_exception(caught.value))
+
+
+def test_the_token_of_a_web_identity_is_not_shown_when_the_server_echoes_it(
+    aws, monkeypatch, tmp_path
+):
+    """Which is asked with the first request."""
+    error = "<Error><Code>Bad</Code><Message>SENT</Message></Error>"
+    aws.answer = 400, f"<ErrorResponse>{error}</ErrorResponse>"
+    (tmp_path / "token").write_text(token := "a_web_token")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/reader")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(StoreError, match="get-caller-identity") as caught:
+        Bucket("s3://b/folder").read("x")
+    assert token not in "".join(traceback.format_exception(caught.value))
+    Bucket("s3://b/folder").abort_uploads()  # is best effort
 
 
 def test_a_manifest_in_a_bucket_has_a_limit_and_is_not_read_before(web, monkeypatch, tmp_path):
