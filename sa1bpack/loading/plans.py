@@ -17,9 +17,10 @@ from sa1bpack.loading.batch.spec import BatchSpec, Regions, expected_runs
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.wording import counted, size_text
 
-# The cap that a plan without one compares with. SA-1B has about 100 masks per image, and some
-# images have more than 400.
+# What a plan without a cap compares with. SA-1B has about 100 masks per image, and some images have
+# more than 400, which a small part of it may not show.
 USUAL_CAP = 64
+MANY_MASKS = 400
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class LoadingPlan:
     files         the most files that a Loader holds open
     io            how a Loader reads what is not in the page cache, and why
     uncapped      without max_masks: which image decides how large a batch gets, and what a batch
-                  would take with a cap
+                  takes of SA-1B's images with 400 masks, and with a cap
     schedules     what changes from epoch to epoch or from step to step; the figures are those of
                   the batch that takes the most bytes, of all epochs
     padding       with buckets: the part of mask rows, or of pixels, that is padding, 0 to 1, in the
@@ -138,7 +139,15 @@ class LargestBatch:
 
         capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
         """
-        most = int(choice.counts(np.array(ds.most_masks)))
+        return cls.of_masks(
+            ds, spec, samples, int(choice.counts(np.array(ds.most_masks))), capacity
+        )
+
+    @classmethod
+    def of_masks(
+        cls, ds: Dataset, spec: BatchSpec, samples: int, most: int, capacity: int | None = None
+    ) -> "LargestBatch":
+        """Of that many samples with `most` masks each."""
         capacity = most if capacity is None else capacity
         total = samples * most
         regions, nbytes = spec.regions(samples, capacity, total, expected_runs(ds, total))
@@ -162,13 +171,16 @@ def figures_of(
         "batch_bytes": largest.nbytes,
         "schedules": ", ".join(f"{name}={each}" for name, each in schedules),
     }
-    if masks.unlimited and largest.most_masks > USUAL_CAP:
-        usual = MaskChoice(USUAL_CAP)
-        capped = LargestBatch.of_samples(ds, spec, largest.samples, usual, None).nbytes
-        found["uncapped"] = (
-            f"without max_masks the image with the most masks, {largest.most_masks:,}, decides: "
-            f"max_masks={USUAL_CAP} takes {size_text(capped)} each"
+    if masks.unlimited:
+        most = largest.most_masks
+        capped, many = (
+            size_text(LargestBatch.of_masks(ds, spec, largest.samples, each).nbytes)
+            for each in (USUAL_CAP, MANY_MASKS)
         )
+        text = f"without max_masks the image with the most masks, {most:,}, decides"
+        if most < MANY_MASKS and ds.manifest.options.get("max_masks") is None:
+            text += f" (some of SA-1B have {MANY_MASKS}, with which a batch takes {many})"
+        found["uncapped"] = f"{text}: max_masks={USUAL_CAP} takes {capped} each"
     buckets = batches.buckets
     if buckets is not None and (spec.layout.padded or not buckets.of_masks):
 

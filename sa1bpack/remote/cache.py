@@ -38,7 +38,7 @@ import msgspec
 
 from sa1bpack.dataset.shards import CACHE as OPEN_SHARDS
 from sa1bpack.errors import CacheFull, OptionError, StoreError
-from sa1bpack.format.files import replace_file
+from sa1bpack.format.files import remove_temporaries, replace_file
 from sa1bpack.wording import size_text
 
 # How long a fetch waits for room that others use: batches in progress release theirs in time.
@@ -127,6 +127,7 @@ class Cache:
         for kind in _KINDS:
             (self.root / kind).mkdir(parents=True, exist_ok=True)
         with self._alone("room"):
+            remove_temporaries(self.root)
             self.limit = self._settle(limit)
         for lock in list(self._locks()):
             self._remove(lock, only_begun=True)

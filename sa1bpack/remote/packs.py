@@ -7,6 +7,7 @@ shared. What is in the folder of a shard is an ordinary shard.
 """
 
 import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,12 @@ import xxhash
 
 from sa1bpack.errors import FormatError, NotAPack, StoreError
 from sa1bpack.format.arrays import METADATA_NAME, chunk_file
-from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums, temporary_beside
+from sa1bpack.format.files import (
+    CHECKSUMS_NAME,
+    TEMPORARY_PREFIX,
+    file_digest,
+    read_checksums,
+)
 from sa1bpack.format.index import index_arrays, index_name_of
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import (
@@ -155,13 +161,17 @@ class RemoteSide(_Brought):
 
 
 def _link(link: Path, folder: Path) -> None:
-    """Make a link to a folder of the cache, unless it is there."""
+    """Make a link to a folder of the cache, unless it is there.
+
+    Its working name is the same in all processes: who finds one, also of a killed one, uses it.
+    """
     target = os.path.relpath(folder, link.parent)
-    if link.is_symlink() and str(link.readlink()) == target:
-        return
-    temporary = temporary_beside(link)
-    temporary.symlink_to(target)
-    temporary.replace(link)
+    temporary = link.with_name(TEMPORARY_PREFIX + link.name)
+    while not (link.is_symlink() and str(link.readlink()) == target):
+        with suppress(FileExistsError):
+            temporary.symlink_to(target)
+        with suppress(FileNotFoundError):  # another process was faster
+            temporary.replace(link)
 
 
 def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:

@@ -96,6 +96,28 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_that_opens_the_ca
     assert used == Cache(tmp_path / "other").used and len(head) == 6
 
 
+@pytest.mark.parametrize("kept", ["cache.json", "sa_000000"], ids=["the limit", "a link"])
+def test_nothing_is_left_of_a_process_that_is_killed_before_a_file_has_its_name(
+    pack, tmp_path, driven, monkeypatch, kept
+):
+    driven(pack)
+
+    def die(path: Path, target):
+        if path.name.startswith(f".tmp-{kept}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.replace(path, target)
+
+    def read():
+        monkeypatch.setattr(Path, "rename", die)
+        monkeypatch.setattr(Path, "replace", die)
+        open_cached(pack, tmp_path / "cache")[0]
+
+    assert os.waitpid(in_child(read), 0)[1] == signal.SIGKILL
+    assert list((tmp_path / "cache").rglob(".tmp-*"))
+    assert same_samples(open_cached(pack, tmp_path / "cache")[0], sa1bpack.open(pack)[0])
+    assert not list((tmp_path / "cache").rglob(".tmp-*"))
+
+
 def test_a_shard_is_fetched_by_one_process_and_seen_by_all(pack, tmp_path, driven):
     origin, own = driven(pack), sa1bpack.open(pack)
     ds = open_cached(pack, tmp_path / "cache")
