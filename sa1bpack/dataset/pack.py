@@ -27,7 +27,7 @@ from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_
 from sa1bpack.dataset.shards import CACHE, OpenShard
 from sa1bpack.dataset.sides import Side
 from sa1bpack.errors import FormatError, OptionError, ResourceShortage
-from sa1bpack.format.index import has_distinct_ids, repeated_rows
+from sa1bpack.format.index import has_distinct_ids, repeated_rows, repeated_text
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
 from sa1bpack.format.side.part import ShardIdentity, SidePart
@@ -346,15 +346,14 @@ class Pack:
         return repeated_rows(ids, np.repeat(self._folder_of, np.diff(self._first_row)))
 
     def _refusal(self, later: np.ndarray, first: np.ndarray) -> str:
-        count = len(np.unique(self.image_ids(later)))
+        ids = np.unique(self.image_ids(later)).tolist()
         numbers = self.shard_numbers(np.array([first[0], later[0]])).tolist()
         one, other = (
             f"{self.manifest.shards[number].source} of {self.places[number][0].root}"
             for number in numbers
         )
         return (
-            f"{self.name}: {counted(count, 'image id')} occur{'s' if count == 1 else ''} more than "
-            f"once, such as {self.image_id(int(later[0]))}, in {one} and {other}: choose "
+            f"{self.name}: {repeated_text(ids, len(ids), f'{one} and {other}')}: choose "
             "duplicates='first' to keep the first sample of each, or 'all' to keep every one (for "
             "commands: `sa1bpack subset PACK... FILE --duplicates first`, and give them FILE)"
         )

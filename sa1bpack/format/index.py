@@ -62,7 +62,7 @@ from sa1bpack.format.manifest import (
     write_manifest,
 )
 from sa1bpack.format.shard_reader import check_rows_digest
-from sa1bpack.wording import printable
+from sa1bpack.wording import counted, printable
 
 _BLOCK = 1 << 18  # ids that are compared together
 _THREADS = 16  # small files that are hashed at the same time
@@ -439,14 +439,26 @@ class Duplicates:
             for kind, digest, names in self.files
         ]
         if self.image_ids:
-            image_id, sources = self.examples[0]
-            one = self.image_ids == 1
+            ids, sources = [image_id for image_id, _ in self.examples], self.examples[0][1]
             lines.append(
-                f"{self.image_ids:,} image {'id occurs' if one else 'ids occur'} more than once"
-                f"{': ' if one else ', e.g. '}{image_id} in {_with_counts(sources)}; open with "
-                "duplicates='first' to leave the later ones out"
+                f"{repeated_text(ids, self.image_ids, _with_counts(sources))}; open with "
+                "duplicates='first' to leave the later ones out, or 'all' to keep them"
             )
         return lines
+
+
+def repeated_text(ids: Sequence[int], count: int, where: str) -> str:
+    """Image ids that occur repeatedly: "3 image ids occur more than once: 5 in a and b, also 6, 7".
+
+    ids    the lowest MAX_EXAMPLES of them, or all
+    count  of all
+    where  the first is found
+    """
+    first, *others = map(str, ids[:MAX_EXAMPLES])
+    also = f", also {', '.join(others)}" if others else ""
+    more = f" and {count - MAX_EXAMPLES:,} more" if count > MAX_EXAMPLES else ""
+    occur = f"{counted(count, 'image id')} occur{'s' if count == 1 else ''}"
+    return f"{occur} more than once: {first} in {where}{also}{more}"
 
 
 def find_duplicates(manifest: Manifest, index: Index | None) -> Duplicates:

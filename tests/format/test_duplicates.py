@@ -9,7 +9,7 @@ from sa1bpack.format.index import MAX_EXAMPLES, Duplicates, Index, find_duplicat
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import ShardEntry, make_manifest
 
-REMEDY = "; open with duplicates='first' to leave the later ones out"
+REMEDY = "; open with duplicates='first' to leave the later ones out, or 'all' to keep them"
 
 LAYOUT = Layout(image_size=16, mask_size=8)
 
@@ -43,7 +43,7 @@ def test_an_id_in_two_sources_names_both_also_across_empty_shards():
     found = find_duplicates(*pack_of([("a", [5, 9]), ("hollow", []), ("b", [7, 9]), ("c", [5])]))
     assert found.image_ids == 2
     assert found.examples == ((5, ("a", "c")), (9, ("a", "b")))
-    assert found.lines() == ["2 image ids occur more than once, e.g. 5 in a and c" + REMEDY]
+    assert found.lines() == ["2 image ids occur more than once: 5 in a and c, also 9" + REMEDY]
 
 
 def test_an_id_that_a_source_holds_twice_is_counted_once_and_said_so():

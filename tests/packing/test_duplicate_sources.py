@@ -6,7 +6,7 @@ from small_tars import SMALL, members, write_tar
 
 import sa1bpack
 
-REMEDY = "; open with duplicates='first' to leave the later ones out"
+REMEDY = "; open with duplicates='first' to leave the later ones out, or 'all' to keep them"
 
 
 def test_the_same_tar_under_two_names_is_noted(tmp_path, capsys):
@@ -15,6 +15,6 @@ def test_the_same_tar_under_two_names_is_noted(tmp_path, capsys):
     result = sa1bpack.pack([tar, copy], tmp_path / "pack", workers=1, **SMALL)
     same, ids = result.notes
     assert same.startswith("sources copy and sa_000000 have the same XXH3-128 ")
-    assert ids == "3 image ids occur more than once, e.g. 1 in copy and sa_000000" + REMEDY
+    assert ids == "3 image ids occur more than once: 1 in copy and sa_000000, also 2, 3" + REMEDY
     assert f"sa1bpack: {same}\n" in (said := capsys.readouterr().err) and ids in said
     assert result.complete

@@ -102,10 +102,12 @@ def test_nothing_is_left_of_a_process_that_is_killed_before_a_file_has_its_name(
 ):
     driven(pack)
 
+    replace = Path.replace
+
     def die(path: Path, target):
         if path.name.startswith(f".tmp-{kept}"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return os.replace(path, target)
+        return replace(path, target)
 
     def read():
         monkeypatch.setattr(Path, "rename", die)
