@@ -19,7 +19,7 @@ $(error $(filter-out $(KNOWN),$(GIVEN)): no such variable; there are TARS (tars 
 OUT, PACK_FLAGS, TEST_FLAGS, COLD and PYTHON, see `make help`)
 endif
 # Also in the environment, where TAR may be the program of that name for others.
-ifneq ($(if $(filter pack,$(MAKECMDGOALS)),$(filter %.tar %.tar.gz %.tgz,$(TAR))),)
+ifneq ($(if $(filter pack,$(MAKECMDGOALS)),$(filter %.tar %.tar.gz %.tgz,$(TAR))$(wildcard $(addsuffix /.,$(TAR)))),)
 $(error TAR=$(TAR) is not read: give TARS, the tars or folders to pack)
 endif
 

@@ -324,6 +324,7 @@ def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Call
     code = call.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     known = {*names[code.co_posonlyargcount + method :]}
+    positional = inf if code.co_flags & inspect.CO_VARARGS else code.co_argcount
     keywords: Any = None
     if code.co_flags & inspect.CO_VARKEYWORDS:
         several = bool(code.co_flags & inspect.CO_VARARGS)
@@ -332,12 +333,19 @@ def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Call
 
     @functools.wraps(call)
     def checked(*args, **options):
-        if known.issuperset(options):
+        if len(args) <= positional and known.issuperset(options):
             return call(*args, **options)
-        owner, name = call.__name__, min(options.keys() - known)
+        owner = call.__name__
         if method:
             cls = args[0] if isinstance(args[0], type) else type(args[0])
             owner = cls.__name__ if owner == "__init__" else f"{cls.__name__}.{owner}"
+        if len(args) > positional:
+            named = ", ".join(sorted(known - {*names[: code.co_argcount]})) or "it has none"
+            raise OptionError(
+                f"{owner} has no place for {_short(args[positional])}: give options by their "
+                f"names: {named}"
+            )
+        name = min(options.keys() - known)
         near = get_close_matches(name, known, 1)
         hint = f"{f': is {near[0]} meant?' if near else ';'} valid options: "
         hint += ", ".join(sorted(known)) or "none"

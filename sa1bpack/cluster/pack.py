@@ -94,6 +94,8 @@ def _look(
     Returns the sources that are tasks, how many are packed, those that cannot be read, and the
     rejects so far.
     """
+    if not request.out.exists():  # if that is refused, it is not made
+        check_room(request, request.sources)
     state = PartState(request.out, request.options, plan, plan.sources)
     try:
         todo, unreadable = sources_to_pack(state, request)

@@ -110,10 +110,11 @@ class Forecast:
         return self.needed_bytes <= self.free_bytes
 
     def remedy(self) -> str:
-        """The layouts that would fit, in words."""
-        if not self.fitting:
-            return "no layout would fit: use fewer tars"
-        return f"what would fit: {'; '.join(self.fitting)}"
+        """The layouts that would fit, in words, and what else helps."""
+        found = "no layout would fit: use fewer tars"
+        if self.fitting:
+            found = f"what would fit: {'; '.join(self.fitting)}"
+        return f"{found}, or another disk, or continue with --ignore-space"
 
     def as_text(self) -> str:
         """The forecast in a few lines."""
@@ -207,8 +208,7 @@ def check_room(request: Request, sources: list[Source]) -> None:
     if not forecast.fits:
         raise OutputRefused(
             f"{request.out}: packing takes about {size_text(forecast.needed_bytes)} more, and "
-            f"{size_text(forecast.free_bytes)} are free there; {forecast.remedy()}, or another "
-            "disk, or continue with --ignore-space"
+            f"{size_text(forecast.free_bytes)} are free there; {forecast.remedy()}"
         )
 
 

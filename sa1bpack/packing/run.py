@@ -144,6 +144,8 @@ def pack(
         request = replace(request, ignore_space=True)
     warm_up(request.options)
     interrupts.check()
+    if not request.out.exists():  # if that is refused, it is not made
+        check_room(request, request.sources)
     if url is None:
         state = PackState(request.out, request.options)
     else:

@@ -63,11 +63,21 @@ def _options_of(place: str) -> set[str]:
     return found
 
 
-def test_a_share_without_a_name_is_refused(packed):
-    """`split(0.9)` reads as the part for training."""
-    ds = sa1bpack.open(packed.root)
-    with pytest.raises(TypeError, match="1 positional argument"):
-        ds.split(0.9)
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        # which reads as the part for training
+        (lambda ds: ds.split(0.9), "Dataset.split has no place for 0.9: .* seed, val_fraction"),
+        (lambda ds: sa1bpack.Collate("padded", 4), "Collate has no place for 4: .* max_masks"),
+        (
+            lambda ds: sa1bpack.Loader(ds, 2, "shuffle"),
+            "Loader has no place for 'shuffle': .* order",
+        ),
+    ],
+)
+def test_an_option_without_its_name_is_refused_with_the_names(packed, call, said):
+    with pytest.raises(OptionError, match=said):
+        call(sa1bpack.open(packed.root))
 
 
 def test_a_cache_for_a_pack_that_is_read_where_it_is_is_refused(packed, tmp_path):
