@@ -29,8 +29,8 @@ import numpy as np
 from sa1bpack.loading.order.functions import Key, permutation
 from sa1bpack.loading.order.orders import (
     Extent,
-    HomeShuffleOrder,
     LocalShuffleOrder,
+    NodeShuffleOrder,
     Order,
     SequentialOrder,
     ShuffleOrder,
@@ -52,7 +52,7 @@ def orders(extent: Extent) -> Iterator[tuple[str, Order]]:
         name = "all" if window is None else window
         shards = len(extent.shard_bounds()) - 1 if window is None else window
         yield f"window {name}, block {block}", LocalShuffleOrder(extent, window=shards, block=block)
-    yield "home, 64 homes", HomeShuffleOrder(extent)
+    yield "by node, 64 parts", NodeShuffleOrder(extent)
     yield "full shuffle", ShuffleOrder(extent)
 
 

@@ -36,7 +36,7 @@ _MODULES = {
     "SequentialOrder": "sa1bpack.loading.order.orders",
     "ShuffleOrder": "sa1bpack.loading.order.orders",
     "LocalShuffleOrder": "sa1bpack.loading.order.orders",
-    "HomeShuffleOrder": "sa1bpack.loading.order.orders",
+    "NodeShuffleOrder": "sa1bpack.loading.order.orders",
     "WeightedOrder": "sa1bpack.loading.order.orders",
     "Extent": "sa1bpack.loading.order.orders",
     "OrderedBatches": "sa1bpack.loading.order.batches",
@@ -78,7 +78,8 @@ def __getattr__(name: str):
         return import_module(f"sa1bpack.{name}")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}")
+    now = ": it is NodeShuffleOrder" if name == "HomeShuffleOrder" else ""
+    raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}{now}")
 
 
 def __dir__() -> list[str]:

@@ -23,8 +23,8 @@ from sa1bpack.loading.options import ReadingOptions as ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches as OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets as Buckets
 from sa1bpack.loading.order.orders import Extent as Extent
-from sa1bpack.loading.order.orders import HomeShuffleOrder as HomeShuffleOrder
 from sa1bpack.loading.order.orders import LocalShuffleOrder as LocalShuffleOrder
+from sa1bpack.loading.order.orders import NodeShuffleOrder as NodeShuffleOrder
 from sa1bpack.loading.order.orders import SequentialOrder as SequentialOrder
 from sa1bpack.loading.order.orders import ShuffleOrder as ShuffleOrder
 from sa1bpack.loading.order.orders import WeightedOrder as WeightedOrder

@@ -263,7 +263,7 @@ def make_parser(file: str, description: str) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="seed of weights, order and prompts")
     add(
         "--order",
-        choices=["local", "home"],
+        choices=["local", "by_node"],
         help="order of images, in place of a shuffle of all of them",
     )
     add(

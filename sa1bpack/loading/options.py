@@ -15,8 +15,8 @@ from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets
 from sa1bpack.loading.order.orders import (
-    HomeShuffleOrder,
     LocalShuffleOrder,
+    NodeShuffleOrder,
     Order,
     Ordered,
     SequentialOrder,
@@ -27,9 +27,13 @@ from sa1bpack.loading.stats import LoadingStats
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 
-ORDERS = {"local": LocalShuffleOrder, "home": HomeShuffleOrder}
+ORDERS = {"local": LocalShuffleOrder, "by_node": NodeShuffleOrder}
 # What `order` was once, and what says it now.
-_FORMER_ORDERS = {"shuffle": "shuffle=True", "sequential": "shuffle=False, the default"}
+_FORMER_ORDERS = {
+    "shuffle": "shuffle=True",
+    "sequential": "shuffle=False, the default",
+    "home": "'by_node'",
+}
 
 # Options of other loaders, and their names here.
 OF_OTHER_LOADERS = {
@@ -80,8 +84,8 @@ class ReadingOptions:
     shuffle
         Shuffle the samples, again in every epoch. By default, they come as they are stored.
     order
-        In place of `shuffle`: "local" (shuffle within a few shards at a time), "home" (shuffle,
-        each rank its own shards in every epoch), or an Order of this dataset.
+        In place of `shuffle`: "local" (shuffle within a few shards at a time), "by_node"
+        (shuffle, each node its own shards in every epoch), or an Order of this dataset.
     masks
         "padded", "flat", "padded_bits" or "flat_bits", as in `Collate`.
     max_masks

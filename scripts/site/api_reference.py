@@ -15,7 +15,7 @@ TOP = {
     "looking": ("Looking", ["info", "show", "write_report"]),
     "reading": ("Reading", ["open", "Dataset", "TarDataset", "IterableTarDataset"]),
     "order": ("Order and schedules", [
-        "SequentialOrder", "ShuffleOrder", "LocalShuffleOrder", "HomeShuffleOrder", "WeightedOrder",
+        "SequentialOrder", "ShuffleOrder", "LocalShuffleOrder", "NodeShuffleOrder", "WeightedOrder",
         "Extent", "OrderedBatches", "Buckets", "Steps", "Linear", "Cosine", "Function",
     ]),
     "loading": ("Loading", [

@@ -191,7 +191,7 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         names = rng.sample(RELATIONS, rng.randint(1, 3))
         relate = transforms.Relate(names, share=rng.choice((0.6, 0.9)), neighbors=4)
         reading["relations"] = rng.choice((names, relate))
-    if case.order[0] != "home" and rng.random() < 0.3:
+    if case.order[0] != "by_node" and rng.random() < 0.3:
         reading["buckets"] = _drawn_buckets(rng, ds, case)
     if rng.random() < 0.15:
         reading["on_error"] = "drop"
@@ -207,13 +207,13 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
 
 def _drawn_order(rng: random.Random, ds: sa1bpack.Dataset) -> tuple[str, dict[str, Any]]:
     seed = {"seed": rng.choice((0, 7, 2**64 - 1))}
-    kind = rng.choice(("shuffle", "shuffle", "sequential", "local", "home", "weighted"))
+    kind = rng.choice(("shuffle", "shuffle", "sequential", "local", "by_node", "weighted"))
     if kind == "sequential":
         return kind, {}
     if kind == "local":
         return kind, seed | rng.choice(({}, {"window": 2, "block": 2}))
-    if kind == "home":
-        return kind, seed | rng.choice(({}, {"homes": 3}))
+    if kind == "by_node":
+        return kind, seed | rng.choice(({}, {"nodes": 3}))
     if kind == "weighted":
         weights = np.random.default_rng(rng.randrange(99)).integers(0, 3, len(ds))
         weights[0] = 1

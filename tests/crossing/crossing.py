@@ -25,7 +25,7 @@ from sa1bpack import transforms
 ORDERS = {
     "shuffle": sa1bpack.ShuffleOrder,
     "local": sa1bpack.LocalShuffleOrder,
-    "home": sa1bpack.HomeShuffleOrder,
+    "by_node": sa1bpack.NodeShuffleOrder,
     "sequential": sa1bpack.SequentialOrder,
     "weighted": sa1bpack.WeightedOrder,
 }

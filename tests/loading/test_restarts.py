@@ -44,6 +44,6 @@ def test_global_batches_through_caches_are_the_same_on_any_number_of_ranks(
     """The ranks of a node share a cache, and nodes have caches of their own."""
     cache = str(tmp_path / "cache")
     options = {"cache_dir": cache, "cache_size": "1 GB"}
-    found = restarted(tmp_path, packed.root, "home", RUNS, place=bucket, **options)
-    check(found, packed, "home")
+    found = restarted(tmp_path, packed.root, "by_node", RUNS, place=bucket, **options)
+    check(found, packed, "by_node")
     assert all(any((tmp_path / f"cache-{node}/shards").iterdir()) for node in range(2))

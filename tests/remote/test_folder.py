@@ -91,7 +91,7 @@ def test_an_order_that_mixes_more_shards_than_fit_is_refused_with_the_remedy(
     for make in (sa1bpack.Loader, sa1bpack.make_dataloader):
         with pytest.raises(OptionError, match=r"4 shards at any time.*raise cache_size, use"):
             make(ds, 2, **mixed)
-    for fits in (None, sa1bpack.LocalShuffleOrder(ds, window=2), "home"):
+    for fits in (None, sa1bpack.LocalShuffleOrder(ds, window=2), "by_node"):
         sa1bpack.Loader(ds, 2, order=fits).close()
     sa1bpack.Loader(ds[:4], 2, **mixed).close()  # of two shards
     sa1bpack.Loader(sa1bpack.open(pack), 2, **mixed).close()

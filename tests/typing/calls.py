@@ -58,7 +58,7 @@ def order(ds: sa1bpack.Dataset) -> sa1bpack.OrderedBatches:
         sa1bpack.SequentialOrder(ds),
         sa1bpack.ShuffleOrder(ds, seed=1),
         sa1bpack.LocalShuffleOrder(ds, window=4),
-        sa1bpack.HomeShuffleOrder(ds, homes=8),
+        sa1bpack.NodeShuffleOrder(ds, nodes=8),
         sa1bpack.WeightedOrder(ds, weights, samples=10),
     ):
         assert_type(one.take(0, 0, 3), np.ndarray)

@@ -118,7 +118,7 @@ class EpochBatches:
     `start` + (k + 1) * n of the order; if the batch size changes, they adjoin one another as well.
     Of its n samples, rank r of w takes the part from n * r // w to n * (r + 1) // w: neighbours
     stay together, and full batches are cut into equal parts. An order may arrange the samples of
-    a batch before it is cut, see `HomeShuffleOrder`. With buckets, the batches of a window exchange
+    a batch before it is cut, see `NodeShuffleOrder`. With buckets, the batches of a window exchange
     samples, see `Buckets`.
 
     The (len(order) - start) % n samples that do not fill a batch come last:

@@ -16,7 +16,7 @@ from sa1bpack.errors import OptionError
 MAX_SAMPLES = 2**32
 
 # What random words are used for. Each use has its own stream, so that no draw repeats another.
-_SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, _BUCKETS, _LEFT_OVER, _KEYS, _HOMES = range(8)
+_SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, _BUCKETS, _LEFT_OVER, _KEYS, _NODES = range(8)
 
 _CHUNK = 1 << 20
 
@@ -152,31 +152,31 @@ def _ranges(first: np.ndarray, length: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def home_shards(shards: int) -> np.ndarray:
-    """Return uint32 (shards,), the shards in the order in which homes have them.
+def node_shards(shards: int) -> np.ndarray:
+    """Return uint32 (shards,), the shards in the order in which nodes have them.
 
     Random, but the same for every seed, epoch and fingerprint: what one run has left in the cache
     of a node is what the next one reads there.
     """
-    return permutation(Key(0, 0, "0" * 16).words(_HOMES, 0, shards))
+    return permutation(Key(0, 0, "0" * 16).words(_NODES, 0, shards))
 
 
-def home_shuffle(key: Key, size: int, homes: int) -> np.ndarray:
-    """Return uint32 (size,), the place of the sample at each position; each home is shuffled.
+def node_shuffle(key: Key, size: int, nodes: int) -> np.ndarray:
+    """Return uint32 (size,), the place of the sample at each position; each part is shuffled.
 
-    The places 0 to size are divided into `homes` parts in sequence, the homes, of which the first
-    size % homes have one place more. Position p has home p % homes, so every run of positions has
-    equally many samples of each, but for one.
+    The places 0 to size are divided into `nodes` parts in sequence, of which the first size % nodes
+    have one place more. Position p is of part p % nodes, so every run of positions has equally many
+    samples of each, but for one.
 
     Args:
         key: seed, epoch, fingerprint.
         size: samples.
-        homes: at least 1.
+        nodes: at least 1.
     """
     found, first = np.empty(size, np.uint32), 0
-    for home in range(min(homes, size)):
-        own = found[home::homes]
-        own[:] = permutation(key.words(_SAMPLES, home, len(own)))
+    for part in range(min(nodes, size)):
+        own = found[part::nodes]
+        own[:] = permutation(key.words(_SAMPLES, part, len(own)))
         own += np.uint32(first)
         first += len(own)
     return found

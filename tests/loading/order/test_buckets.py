@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets
-from sa1bpack.loading.order.orders import HomeShuffleOrder, ShuffleOrder
+from sa1bpack.loading.order.orders import NodeShuffleOrder, ShuffleOrder
 from sa1bpack.schedules import Steps
 
 SIZE = 500
@@ -202,7 +202,7 @@ def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
         (lambda: Buckets(DS, batches=0), "batches is 0"),
         (lambda: Buckets(2), "buckets are of a dataset, not of 2: choose one of sa1bpack.open"),
         (
-            lambda: OrderedBatches(HomeShuffleOrder(DS), 8, buckets=Buckets(DS)),
+            lambda: OrderedBatches(NodeShuffleOrder(DS), 8, buckets=Buckets(DS)),
             "by which each rank keeps its part of the shards",
         ),
         (lambda: OrderedBatches(ORDER, 8, buckets="mask_count"), r"pass Buckets\(ds, 'mask_count'"),

@@ -8,13 +8,13 @@ from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import (
     Extent,
-    HomeShuffleOrder,
     LocalShuffleOrder,
+    NodeShuffleOrder,
     SequentialOrder,
     ShuffleOrder,
 )
 
-ORDERS = "local, home"
+ORDERS = "local, by_node"
 DS = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))
 
 
@@ -27,7 +27,7 @@ def make(batch_size=4, **options):
     [
         ({"shuffle": True}, ShuffleOrder),
         ({"order": "local"}, LocalShuffleOrder),
-        ({"order": "home"}, HomeShuffleOrder),
+        ({"order": "by_node"}, NodeShuffleOrder),
         ({"shuffle": False, "order": "local"}, LocalShuffleOrder),
         ({"shuffle": False}, SequentialOrder),
         ({}, SequentialOrder),
@@ -54,6 +54,7 @@ def test_a_state_belongs_to_a_shuffle_or_to_none():
         ({"order": "random"}, f"order is 'random': choose one of {ORDERS}, or an"),
         ({"order": "shuffle"}, "order is 'shuffle': use shuffle=True"),
         ({"order": "sequential"}, "order is 'sequential': use shuffle=False, the default"),
+        ({"order": "home"}, "order is 'home': use 'by_node'"),
         ({"shuffle": 1}, "shuffle is 1: choose True or False"),
         ({"shuffle": True, "order": "local"}, "shuffle is True, and an order is given"),
         ({"shuffle": True, "order": SequentialOrder(DS)}, "shuffle is True, and an order is"),

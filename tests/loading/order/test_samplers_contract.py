@@ -11,8 +11,8 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import (
     Extent,
-    HomeShuffleOrder,
     LocalShuffleOrder,
+    NodeShuffleOrder,
     SequentialOrder,
     ShuffleOrder,
     WeightedOrder,
@@ -28,7 +28,7 @@ ORDERS = {
     "shuffle": lambda seed=0, extent=EXTENT: ShuffleOrder(extent, seed=seed),
     "local": lambda seed=0, extent=EXTENT: LocalShuffleOrder(extent, window=2, seed=seed),
     "blocks": lambda seed=0, extent=EXTENT: LocalShuffleOrder(extent, window=3, block=4, seed=seed),
-    "home": lambda seed=0, extent=EXTENT: HomeShuffleOrder(extent, homes=8, seed=seed),
+    "by_node": lambda seed=0, extent=EXTENT: NodeShuffleOrder(extent, nodes=8, seed=seed),
     "weighted": lambda seed=0, extent=EXTENT: WeightedOrder(
         extent, np.arange(len(extent)), seed=seed
     ),
