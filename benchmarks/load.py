@@ -160,7 +160,7 @@ def _loader(batch: int | None = None):
 @contextmanager
 def loader_checked(task: Task) -> Iterator[Epoch]:
     """The Loader, comparing every sample with its checksum."""
-    ds = task.ds.with_options(check="read")
+    ds = task.ds.with_options(verify_checksums=True)
     with Loader(ds, task.batch, shuffle=True, masks="padded_bits", threads=THREADS) as batches:
         yield lambda: count_samples(batches)
 
@@ -196,7 +196,7 @@ WAYS = {
     "memcpy, 2 threads": copying(ctypes.memmove),
     "sa1bpack.Loader, bits": _loader(),
     **{f"sa1bpack.Loader, bits, batches of {n}": _loader(n) for n in LARGER_BATCHES},
-    "sa1bpack.Loader, bits, check=read": loader_checked,
+    "sa1bpack.Loader, bits, verify_checksums=True": loader_checked,
     "sa1bpack.Loader, bool": loader_bool,
     "dataset in a DataLoader, 0 workers": _dataloader(0),
     "dataset in a DataLoader, 2 workers": _dataloader(2),

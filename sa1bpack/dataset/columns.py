@@ -51,7 +51,7 @@ class Columns:
         options: SampleOptions,
     ):
         self.positions = positions
-        self._pack, self._rows, self._check = pack, rows, options.check
+        self._pack, self._rows, self._verified = pack, rows, options.verify_checksums
         number, local, first, _ = pack.locate(int(rows[0]))
         self._kept: slice | np.ndarray = slice(None)  # of the masks that are stored
         self._opened = pack.open(number)  # checks the offsets that are used below
@@ -104,7 +104,7 @@ class Columns:
         """The rows of a side array, each sample's compared with its checksum if that is asked."""
         part = next(part for part in self._opened.sides if part.spec.name == name)
         of_samples = part.spec.axis == "sample"
-        if self._check != "read":
+        if not self._verified:
             return part.values[self._local if of_samples else self._masks]
         found = np.concatenate(
             [self._pack.read_side(part, row) for row in row_array(self._rows).tolist()]
@@ -112,7 +112,7 @@ class Columns:
         return found if of_samples else found[self._kept]
 
     def _array(self, name: str) -> np.ndarray:
-        read = read_array_rows if self._check == "read" else Shard.__getitem__
+        read = read_array_rows if self._verified else Shard.__getitem__
         return CACHE.with_resources(lambda: read(self._opened.shard, name))
 
     def reduced(self, name: str, how: str) -> np.ndarray:

@@ -81,14 +81,16 @@ _RENAMED = {
 }
 
 
-@checks_options(masks="mask_format")
+@checks_options(
+    masks="mask_format", check="verify_checksums=True or False", verify="verify_checksums"
+)
 class Dataset(MapStyle, Pictured):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
     `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied but boxes and
-    points, which are scaled, and what is not used is not read. With `check="read"` it is a dict of
-    read-only copies that were compared with the sample's checksum. m is the number of masks, S and
-    Sm are the layout's image and mask size:
+    points, which are scaled, and what is not used is not read. With `verify_checksums=True` it is a
+    dict of read-only copies that were compared with the sample's checksum. m is the number of
+    masks, S and Sm are the layout's image and mask size:
 
     ========================  ===================  ==========================================
     key                       type                 content
@@ -121,8 +123,8 @@ class Dataset(MapStyle, Pictured):
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples, which share
     the pack; nothing is read for them. A view keeps its memory map alive, whatever happens to the
     dataset. But it shows what is in the file when it is used: a file that is changed in place shows
-    through, and one that is cut short ends the process (SIGBUS). With `check="read"` neither can
-    happen.
+    through, and one that is cut short ends the process (SIGBUS). With `verify_checksums=True`
+    neither can happen.
 
     Works in a torch DataLoader with any sampler, in threads, after fork, and after spawn: it
     pickles to its path and options. A subset by slices, sources or shards adds a few bytes; one
@@ -152,7 +154,7 @@ class Dataset(MapStyle, Pictured):
         sides = tuple(side.spec for side in pack.sides)
         self.spec = SampleSpec.of(pack.layout, pack_sampling(pack.manifest), options, sides)
         self._rows = rows
-        if options.check == "read":
+        if options.verify_checksums:
             pack.check_index()
 
     def __getattr__(self, name: str) -> Any:

@@ -29,7 +29,13 @@ from sa1bpack.wording import brief
 _log = logging.getLogger("sa1bpack")
 
 
-@checks_options(cache="cache_dir", cache_bytes="cache_size", masks="mask_format")
+@checks_options(
+    cache="cache_dir",
+    cache_bytes="cache_size",
+    masks="mask_format",
+    check="verify_checksums=True or False",
+    verify="verify_checksums",
+)
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -73,14 +79,14 @@ def open(
     - `on_error`: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
       sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into the
       list in place of the sample, for `Collate(on_error="drop")` to count and drop.
-    - `check`: what is compared with what was written. "open": the structure, when the pack and each
-      shard are opened: metadata, lengths of files, offsets, ids; no bytes of samples. "read": also
-      the bytes, whenever something is read. The index is compared with its digests at once (24
-      bytes per sample). A sample is copied out of its files and all of it is compared with its
-      checksum; `ds[i]`, Loader and make_dataloader return that copy, so no later change of a file
-      shows in it. Columns are compared with the digest of their file. What differs, is cut short or
-      cannot be read is a ReadError; for columns and the index, a FormatError. `ds.shards` remains
-      unchecked memory maps.
+    - `verify_checksums`: whether bytes are compared with what was written, whenever something is
+      read. False: only the structure is checked, when the pack and each shard are opened: metadata,
+      lengths of files, offsets, ids; no bytes of samples. True: the index is compared with its
+      digests at once (24 bytes per sample). A sample is copied out of its files and all of it is
+      compared with its checksum; `ds[i]`, Loader and make_dataloader return that copy, so no later
+      change of a file shows in it. Columns are compared with the digest of their file. What
+      differs, is cut short or cannot be read is a ReadError; for columns and the index, a
+      FormatError. `ds.shards` remains unchecked memory maps.
     - `side`: side arrays, see docs/side-data.md: names of those in PACK/side, or paths of others.
       Each is a key of samples and batches. Every shard must have its part.
     - `min_area`, `max_area_frac`, `min_iou`, `min_stability`: samples have only masks of at least

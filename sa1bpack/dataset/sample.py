@@ -42,7 +42,7 @@ class SampleKeywords(ThresholdKeywords, total=False):
     coordinates: str
     transform: Callable[[Sample], Any] | None
     on_error: str
-    check: str
+    verify_checksums: bool
     mask_size: int | None
     mask_sampling: str | None
     pixels: str
@@ -81,7 +81,7 @@ class SampleOptions(Thresholds):
         choices=COORDINATES,
     )
     on_error: str = option("raise", "a ReadError in a batched fetch", choices=("raise", "return"))
-    check: str = option("open", "what is compared with what was written", choices=("open", "read"))
+    verify_checksums: bool = option(False, "whatever is read is compared with its checksum")
     transform: Callable[[Sample], Any] | None = None
     side: tuple[str, ...] = ()
 
@@ -159,7 +159,7 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     """
     number, local, first, stop = pack.locate(row)
     try:
-        if options.check == "read":
+        if options.verify_checksums:
             rows = pack.read_rows(row)
             sample = sample_of_rows(rows, pack.layout, spec) | pack.read_sides(row)
         else:

@@ -1,9 +1,9 @@
 """The copy of one batch: where its samples are, and copying any part of them into a buffer.
 
-With check="read", a sample is first read out of its files, its pixels straight into place in the
-buffer, and compared with its checksum there, so a file cannot change between the check and the use.
-Only the index is read from a memory map, and each of its values is compared with the sample's own
-rows.
+With verify_checksums=True, a sample is first read out of its files, its pixels straight into place
+in the buffer, and compared with its checksum there, so a file cannot change between the check and
+the use. Only the index is read from a memory map, and each of its values is compared with the
+sample's own rows.
 """
 
 import os
@@ -86,7 +86,7 @@ class BatchSource:
     @property
     def checked(self) -> bool:
         """Whether samples are compared with their checksums as they are copied."""
-        return self.ds.options.check == "read"
+        return self.ds.options.verify_checksums
 
     def error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
         """The error of a sample: its index in the dataset, shard, row in the shard, and cause."""

@@ -142,10 +142,10 @@ class Loader(BatchReader):
                 "the dataset has a transform, which would run Python for every sample: transform "
                 "the batch, or use make_dataloader"
             )
-        if ds.options.check == "read" and ds.spec.masks.source == "runs":
+        if ds.options.verify_checksums and ds.spec.masks.source == "runs":
             raise OptionError(
-                "a Loader cannot yield runs with check='read': run lengths are unknown until read; "
-                "open the pack with a mask_size, or use make_dataloader"
+                "a Loader cannot yield runs with verify_checksums=True: run lengths are unknown "
+                "until read; open the pack with a mask_size, or use make_dataloader"
             )
         batches = chosen.batches(ds, batch_size)
         self._mode = reading_mode("auto" if io is None else io, ds)
@@ -202,7 +202,7 @@ class Loader(BatchReader):
                 )
         # Checked reading opens files as it reads them, one at a time per thread.
         files, per_shard = self._threads, 2 + len(ds.spec.sides)
-        if ds.options.check != "read":
+        if not ds.options.verify_checksums:
             files = 2 * most_open_shards() + per_shard * self._threads * OPEN_SAMPLES
             files = min(files, per_shard * len(ds.manifest.shards))
         return LoadingPlan(

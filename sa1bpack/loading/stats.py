@@ -33,7 +33,8 @@ class LoadingStats:
     """What a loader did in one epoch so far, and what the consumer waited for.
 
     None stands for what this loader cannot know: a DataLoader knows nothing of what happens within
-    torch and its worker processes, and with check="read" it is not known where bytes come from.
+    torch and its worker processes, and with verify_checksums=True it is not known where bytes come
+    from.
 
     epoch           its number
     ended           whether it has ended; if not, the figures are those up to now
@@ -49,8 +50,8 @@ class LoadingStats:
     threads         of a Loader
     plan_seconds    of all threads together: looking up where samples are, and opening shards
     read_seconds    as before: waiting for reads past the page cache, and announcing others
-    copy_seconds    as before: copying, and reading through the page cache; with check="read", also
-                    reading past it, and hashing
+    copy_seconds    as before: copying, and reading through the page cache; with
+                    verify_checksums=True, also reading past it, and hashing
     stage_seconds   as before: waiting for copies to a device to end, and starting them
     deliver_seconds the part of `waited_seconds` in which the batch was there, and its tensors were
                     made: on a CPU, masks are unpacked then

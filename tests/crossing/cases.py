@@ -89,7 +89,7 @@ def drawn_opening(seed: int) -> Case:
     if SCALES[scale][0] % 2 == 0:
         opened["pixels"] = rng.choice(("rgb", "stored"))
     if rng.random() < 0.25:
-        opened["check"] = "read"
+        opened["verify_checksums"] = True
     if rng.random() < 0.3:
         rules = {"min_area": 300, "max_area_frac": 0.5, "min_iou": 0.93, "min_stability": 0.95}
         opened |= {name: rules[name] for name in rng.sample(list(rules), rng.randint(1, 2))}
@@ -155,7 +155,7 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
     direct  whether the file system can be read past the page cache
     """
     rng = random.Random(f"{case.seed} reading")
-    checked_runs = case.yields_runs and case.opened.get("check") == "read"  # not with a Loader
+    checked_runs = case.yields_runs and case.opened.get("verify_checksums")  # not with a Loader
     hardest = case.seed % HARDEST == 0 and not checked_runs
     if checked_runs or (rng.random() < 0.25 and not hardest):
         case.workers = 2 if rng.random() < 0.1 else 0

@@ -229,7 +229,7 @@ class Crossing:
     def _compare_samples(self) -> None:
         """The samples are those of their own pack, opened plainly."""
         case = self.case
-        options = {name: value for name, value in case.opened.items() if name != "check"}
+        options = {name: value for name, value in case.opened.items() if name != "verify_checksums"}
         packs = [sa1bpack.open(root, **options) for root in self._folders[:2] if self._has(root)]
         for index, sample in self.samples.items():
             assert sample["image_id"] == self.ds.column("image_id")[index]

@@ -80,7 +80,7 @@ def test_the_text_of_a_dataset_differs_where_batches_mean_something_else(layout_
     for options in (
         {"mask_format": "bool"},
         {"mask_format": "runs", "mask_size": GRID},
-        {"check": "read"},
+        {"verify_checksums": True},
     ):
         assert text("pad", **options) == text("native", **options) == expected
     texts = {expected, text("squash")} | {text("pad", **options) for options in (

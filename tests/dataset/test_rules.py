@@ -34,9 +34,9 @@ def passing(sample: dict, rule: dict) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("check", ["open", "read"])
-def test_a_sample_has_the_masks_that_pass(packed, rule, check):
-    ds = sa1bpack.open(packed.root, check=check, coordinates="source", **rule)
+@pytest.mark.parametrize("verified", [False, True])
+def test_a_sample_has_the_masks_that_pass(packed, rule, verified):
+    ds = sa1bpack.open(packed.root, verify_checksums=verified, coordinates="source", **rule)
     plain = sa1bpack.open(packed.root)
     assert len(ds) == len(plain)
     for k, stored in enumerate(packed.samples):
@@ -50,10 +50,10 @@ def test_a_sample_has_the_masks_that_pass(packed, rule, check):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize("verified", [False, True])
 @pytest.mark.parametrize("rows", [slice(None), slice(None, None, -2), [7, 2, 2, 0, 9, 4], []])
-def test_columns_have_the_masks_that_pass(packed, rule, check, rows):
-    ds = sa1bpack.open(packed.root, check=check, **rule)[rows]
+def test_columns_have_the_masks_that_pass(packed, rule, verified, rows):
+    ds = sa1bpack.open(packed.root, verify_checksums=verified, **rule)[rows]
     order = np.arange(len(packed.samples))[rows if isinstance(rows, slice) else np.array(rows, int)]
     chosen = [(packed.samples[k], passing(packed.samples[k], rule)) for k in order]
     counts = [len(kept) for _, kept in chosen]

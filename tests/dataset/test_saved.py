@@ -33,7 +33,7 @@ def test_a_selection_opens_as_it_was_saved(several, tmp_path, no_flush, select):
     for path in (several.roots, several.joined):
         ds = select(open_pack(path))
         ds.save_selection(tmp_path / "file")
-        again = open_pack(tmp_path / "file", mask_format="bool", check="read")
+        again = open_pack(tmp_path / "file", mask_format="bool", verify_checksums=True)
         assert again.fingerprint == ds.fingerprint
         assert again.column("image_id").tolist() == ds.column("image_id").tolist()
         assert again.options.mask_format == "bool"

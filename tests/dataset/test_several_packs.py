@@ -22,9 +22,11 @@ from sa1bpack.format.manifest import make_manifest, read_manifest
 SAMPLES = sum(len(shards) for _, names in PACKS.values() for shards in names.values())
 
 
-@pytest.mark.parametrize("check", ["open", "read"])
-def test_samples_and_columns_are_those_of_one_pack_with_all_shards(several, check):
-    ds, one = (open_pack(path, check=check) for path in (several.roots, several.joined))
+@pytest.mark.parametrize("verified", [False, True])
+def test_samples_and_columns_are_those_of_one_pack_with_all_shards(several, verified):
+    ds, one = (
+        open_pack(path, verify_checksums=verified) for path in (several.roots, several.joined)
+    )
     assert len(ds) == len(one) == SAMPLES
     for index in range(SAMPLES):
         assert same_samples(ds[index], one[index])
@@ -259,7 +261,7 @@ def test_what_cannot_be_opened_is_named(several, path, error, match):
 
 def test_a_damaged_sample_is_named_with_its_own_pack(several, tmp_path):
     root = joined_pack(tmp_path / "one", several.roots[:1])
-    ds = open_pack([root, *several.roots[1:]], check="read")
+    ds = open_pack([root, *several.roots[1:]], verify_checksums=True)
     path = root / "shards" / "sa_000004-000" / "area" / "c.0"
     data = bytearray(path.read_bytes())
     data[0] ^= 1

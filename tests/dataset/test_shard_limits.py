@@ -75,17 +75,17 @@ def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, limited):
 # --------------------------------------------------------------------------- refused by the system
 
 
-@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize("verified", [False, True])
 @pytest.mark.parametrize("code, limit", [
     (errno.ENOMEM, r"another memory map.*vm.max_map_count = \d+.*sysctl -w vm.max_map_count"),
     (errno.EMFILE, r"another open file.*`ulimit -n` = \d+.*ulimit -n 65536"),
     (errno.ENFILE, r"another open file.*fs.file-max"),
 ])  # fmt: skip
 def test_a_map_or_file_that_is_refused_again_is_an_error_of_its_own(
-    packed, cache, around, code, limit, check
+    packed, cache, around, code, limit, verified
 ):
     """Never one of the sample, which on_error="return" would have dropped."""
-    ds = open_pack(packed.root, on_error="return", check=check)
+    ds = open_pack(packed.root, on_error="return", verify_checksums=verified)
 
     def refuse(folder):
         raise OSError(code, os.strerror(code), "/packs/the-file")
@@ -150,7 +150,7 @@ assert [ds[i]["index"] for i in range(12)] == list(range(12)), "and it works aga
 
 most = resource.getrlimit(resource.RLIMIT_NOFILE)
 fresh = open_pack(root, on_error="return")
-checked = open_pack(root, on_error="return", check="read")
+checked = open_pack(root, on_error="return", verify_checksums=True)
 ds.column("size")  # numpy imports a module of its own for it
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, most[1]))
 texts = []

@@ -31,9 +31,9 @@ def check_samples(ds) -> None:
             np.testing.assert_array_equal(sample[name], expected)
 
 
-@pytest.mark.parametrize("check", ["open", "read"])
-def test_samples_have_their_rows_read_only(with_sides, check):  # noqa: F811
-    ds = sa1bpack.open(with_sides.root, side=NAMES, check=check)
+@pytest.mark.parametrize("verified", [False, True])
+def test_samples_have_their_rows_read_only(with_sides, verified):  # noqa: F811
+    ds = sa1bpack.open(with_sides.root, side=NAMES, verify_checksums=verified)
     check_samples(ds)
     check_samples(ds[::-2])
     check_samples(ds.where(lambda columns: columns["mask_count"] > 2))
@@ -110,7 +110,7 @@ def test_a_part_that_was_damaged_before_it_is_opened_is_a_read_error(pack, name)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_with_checked_reading_a_changed_byte_is_a_read_error(pack, name):
-    ds = sa1bpack.open(pack, side=[name], check="read")
+    ds = sa1bpack.open(pack, side=[name], verify_checksums=True)
     check = next(i for i, n in enumerate(ds.column("mask_count")) if n)
     ds[check]
     [path] = (pack / "side" / name).glob("sa_000000-000-*/values/c*")
@@ -133,10 +133,10 @@ def test_side_arrays_of_a_saved_selection_are_checked_for_it_alone(pack, tmp_pat
     assert all("odd" in sample for part in (train, val) for sample in part)
 
 
-@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize("verified", [False, True])
 @pytest.mark.parametrize("rule", [{}, {"min_area": 20}])
-def test_side_arrays_are_columns_of_samples_and_masks(with_sides, check, rule):  # noqa: F811
-    whole = sa1bpack.open(with_sides.root, side=NAMES, check=check, **rule)
+def test_side_arrays_are_columns_of_samples_and_masks(with_sides, verified, rule):  # noqa: F811
+    whole = sa1bpack.open(with_sides.root, side=NAMES, verify_checksums=verified, **rule)
     for ds in (whole, whole[::-2], whole[[7, 0, 3]], whole[:0]):
         samples = list(ds)
         for name in NAMES:

@@ -222,9 +222,11 @@ def test_a_mask_size_that_cannot_be_drawn_is_refused(layout_packs, size):
 
 
 def test_runs_are_not_read_with_their_checksums_by_a_loader(layout_packs):
-    with pytest.raises(OptionError, match="cannot yield runs with check='read'"):
+    with pytest.raises(OptionError, match="cannot yield runs with verify_checksums=True"):
         sa1bpack.Loader(
-            sa1bpack.open(layout_packs(), mask_format="runs", check="read"), 2, device="cpu"
+            sa1bpack.open(layout_packs(), mask_format="runs", verify_checksums=True),
+            2,
+            device="cpu",
         )
 
 

@@ -16,11 +16,19 @@ TAR = "tests/samples/sa_000000.tar"
     [
         (lambda pack: sa1bpack.open(pack, max_masks=3), "'max_masks': it is an option of Loader"),
         (lambda pack: sa1bpack.open(pack, mask_form=3), "'mask_form': is mask_format meant"),
-        (lambda pack: sa1bpack.open(pack).with_options(chek="read"), "'chek': is check meant"),
+        (lambda pack: sa1bpack.open(pack).with_options(verify=True), "use verify_checksums"),
         (lambda pack: sa1bpack.open(pack, masks="runs"), "'masks': use mask_format"),
         (lambda pack: sa1bpack.open(pack).with_options(masks="bool"), "'masks': use mask_format"),
         (lambda pack: sa1bpack.TarDataset(TAR, masks="bool"), "'masks': use mask_format"),
         (lambda pack: sa1bpack.IterableTarDataset(TAR, masks="x"), "'masks': use mask_format"),
+        (
+            lambda pack: sa1bpack.open(pack, check="read"),
+            "'check': use verify_checksums=True or False",
+        ),
+        (
+            lambda pack: sa1bpack.open(pack).with_options(check="open"),
+            "'check': use verify_checksums=True or False",
+        ),
         (lambda pack: sa1bpack.open(pack, cache="x"), "'cache': use cache_dir"),
         (lambda pack: sa1bpack.open(pack, cache_bytes=1), "'cache_bytes': use cache_size"),
         (lambda pack: sa1bpack.TarDataset(TAR, cache_bytes=1), "'cache_bytes': use cache_size"),

@@ -1,7 +1,8 @@
 """A process that reads packs, for checks that nothing in a pack can crash it.
 
-Started as a program, it takes one line of JSON per request, [folder, check, ids], and answers with
-one line: digests of everything that `sa1bpack.open(folder, check=check)` reads, or the error
+Started as a program, it takes one line of JSON per request, [folder, verified, ids], and answers
+with one line: digests of everything that `sa1bpack.open` reads there, with `verify_checksums` or
+without, or the error
 instead.
 
     samples  row → digest of ds[row]
@@ -34,10 +35,10 @@ class ReadingChild:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def read(self, root: Path, check: str, ids: list[int]) -> dict:
+    def read(self, root: Path, verified: bool, ids: list[int]) -> dict:
         """Everything read from a pack. AssertionError with stderr if the process dies."""
         try:
-            self._process.stdin.write(json.dumps([str(root), check, ids]) + "\n")
+            self._process.stdin.write(json.dumps([str(root), verified, ids]) + "\n")
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
         except BrokenPipeError:
@@ -85,14 +86,14 @@ def batch_digests(batch: dict) -> dict[int, str]:
     return found
 
 
-def _answer(root: str, check: str, ids: list[int]) -> dict:
+def _answer(root: str, verified: bool, ids: list[int]) -> dict:
     def attempt(call, *also):
         try:
             return call()
         except (Sa1bpackError, OSError, *also) as error:
             return f"{type(error).__name__}: {error}"
 
-    opened = attempt(lambda: sa1bpack.open(root, check=check))
+    opened = attempt(lambda: sa1bpack.open(root, verify_checksums=verified))
     if isinstance(opened, str):
         return {"error": opened}
     ds, answer = opened, {"samples": {}, "by_id": {}, "columns": {}}
@@ -100,7 +101,7 @@ def _answer(root: str, check: str, ids: list[int]) -> dict:
         answer["samples"][row] = attempt(lambda row=row: sample_digest(ds[row]))
     for image_id in ids:
         # An index that is not checked may fail to find it.
-        also = () if check == "read" else (KeyError,)
+        also = () if verified else (KeyError,)
         found = attempt(lambda image_id=image_id: sample_digest(ds.by_id(image_id)), *also)
         answer["by_id"][image_id] = found
     for name in _COLUMNS:

@@ -52,7 +52,7 @@ def not_asked(io: str):
 
 
 def load_everything(
-    root: Path, masks: str, choose: str | None, check: str, loader: str, io: str = "cached"
+    root: Path, masks: str, choose: str | None, verified: bool, loader: str, io: str = "cached"
 ) -> int:
     """Load samples one by one; returns how many loaded. Raises AssertionError otherwise.
 
@@ -60,7 +60,7 @@ def load_everything(
     """
     by_rule = choose == "of a rule"
     options = {"coordinates": "source", "duplicates": "all"} | (RULE if by_rule else {})
-    ds = sa1bpack.open(root, check=check, **options)[list(READ)]
+    ds = sa1bpack.open(root, verify_checksums=verified, **options)[list(READ)]
     given = {"masks": masks, "on_error": "raise"}
     if choose is not None:
         given |= {"max_masks": 3, "choose": "balanced" if by_rule else choose}
@@ -138,14 +138,14 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, nam
     A DataLoader reads as a dataset does, of which there is such a test as well.
     """
     number = CASES.index((name, target))
-    combinations = [(masks, choose, check) for masks in LAYOUT_NAMES for choose in CHOICES
-                    for check in ("open", "read")]  # fmt: skip
+    combinations = [(masks, choose, verified) for masks in LAYOUT_NAMES for choose in CHOICES
+                    for verified in (False, True)]  # fmt: skip
     chosen = combinations[number % 11 :: 11]
     if target in ("area", "predicted_iou", "stability_score", "mask_offset", "run_offset", "size"):
         chosen = combinations[number % 5 :: 5]
-    for seed, (masks, choose, check) in enumerate(chosen):
-        io = ios[seed // 2 % len(ios)]  # each with either check
-        load_or_refuse(hostile.pack(name, target, seed), masks, choose, check, "Loader", io)
+    for seed, (masks, choose, verified) in enumerate(chosen):
+        io = ios[seed // 2 % len(ios)]  # each with either
+        load_or_refuse(hostile.pack(name, target, seed), masks, choose, verified, "Loader", io)
 
 
 @pytest.mark.parametrize("loader", ["Loader", "make_dataloader"])
@@ -153,10 +153,10 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, nam
 @pytest.mark.parametrize("masks", LAYOUT_NAMES)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_an_intact_pack_is_loaded_completely(hostile, ios, name, masks, choose, loader):
-    for check in ("open", "read"):
-        for io in ios if loader == "Loader" and check == "open" else ("cached",):
+    for verified in (False, True):
+        for io in ios if loader == "Loader" and not verified else ("cached",):
             root = hostile.pack(name, None)
-            assert load_everything(root, masks, choose, check, loader, io) == len(READ)
+            assert load_everything(root, masks, choose, verified, loader, io) == len(READ)
 
 
 PROGRAM = """
@@ -173,10 +173,10 @@ maps, loaded = guard_maps(side), 0
 cases = [(name, target) for name in names for target in (None, *targets(LAYOUTS[name]))]
 for number, (name, target) in enumerate(cases):
     masks, choose = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 7]
-    for seed, check in enumerate(("open", "read")):
+    for seed, verified in enumerate((False, True)):
         root = hostile.pack(name, target, seed)
         io = ios[(number + seed) % len(ios)]
-        loaded += load_or_refuse(root, masks, choose, check, "Loader", io)
+        loaded += load_or_refuse(root, masks, choose, verified, "Loader", io)
 assert maps[0] > 100 and loaded > 20
 print("alive")
 """

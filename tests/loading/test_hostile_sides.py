@@ -56,11 +56,11 @@ def expected(root, found, stored, row):
             else rows[name][slice(*span)] for key, rows in stored.items()}
 
 
-def load(root, check, masks, io):
+def load(root, verified, masks, io):
     found, loaded = Found(root), 0
     stored = {name: rows_of(root, spec) for name, spec in SPECS.items()}
     try:
-        ds = sa1bpack.open(root, side=list(SPECS), check=check)
+        ds = sa1bpack.open(root, side=list(SPECS), verify_checksums=verified)
     except FormatError as error:
         assert "index-" in str(error), error
         return 0
@@ -87,12 +87,12 @@ def load(root, check, masks, io):
 
 
 maps, loaded = guard_maps(side), 0
-assert load(sound, "open", "flat", ios[-1]) == len(READ)
+assert load(sound, False, "flat", ios[-1]) == len(READ)
 for number, target in enumerate(("mask_offset", "index/mask_offset", "all of the shard", "all")):
     for seed in range(0, 6, 2):
         root = hostile.pack("pad", target, seed)
-        check, masks = ("open", "read")[seed // 3], ("flat", "padded")[(seed + number) % 2]
-        loaded += load(root, check, masks, ios[(seed + number) % len(ios)])
+        verified, masks = bool(seed // 3), ("flat", "padded")[(seed + number) % 2]
+        loaded += load(root, verified, masks, ios[(seed + number) % len(ios)])
 assert maps[0] > 100 and loaded > 12, (maps, loaded)
 print("alive")
 """

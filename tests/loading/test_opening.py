@@ -71,13 +71,15 @@ def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
-@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize("verified", [False, True])
 @BOTH
-def test_an_open_file_that_the_system_refuses_drops_no_sample(root, make, check, code, monkeypatch):
-    ds, real = open_pack(root, check=check), os.open
+def test_an_open_file_that_the_system_refuses_drops_no_sample(
+    root, make, verified, code, monkeypatch
+):
+    ds, real = open_pack(root, verify_checksums=verified), os.open
     loader = make(ds, 2, on_error="drop", max_dropped=1)
     assert len(list(loader)) == 6
-    loader = make(open_pack(root, check=check), 2, on_error="drop")
+    loader = make(open_pack(root, verify_checksums=verified), 2, on_error="drop")
 
     def refused(path, *rest, **options):
         if str(root) in str(path):

@@ -24,10 +24,10 @@ def compile(self, signature):
 
 Dispatcher.compile = compile
 for pack in sys.argv[1:]:
-    for check in ("open", "read"):
+    for verified in (False, True):
         given = {"mask_size": 64} if pack.endswith("-runs") else {}
         for rule in ({}, {"min_area": 10}):
-            ds = sa1bpack.open(pack, check=check, **given, **rule)
+            ds = sa1bpack.open(pack, verify_checksums=verified, **given, **rule)
             for options in ({}, {"max_masks": 2}, {"max_masks": 2, "choose": "balanced"}):
                 with sa1bpack.Loader(ds, 2, threads=2, **options) as loader:
                     assert sum(len(batch["indices"]) for batch in loader) == len(ds)

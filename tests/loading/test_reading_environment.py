@@ -70,8 +70,8 @@ def in_a_child(call, *arguments):
 # ---------------------------------------------------------------------------------- where it lies
 
 
-@pytest.mark.parametrize("check", ["open", "read"])
-def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, expected, check):
+@pytest.mark.parametrize("verified", [False, True])
+def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, expected, verified):
     """By a process that may not write, so that it would be an error."""
     for path in (*root.rglob("*"), root):
         path.chmod(stat.S_IRUSR | (stat.S_IXUSR if path.is_dir() else 0))
@@ -84,7 +84,7 @@ def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, expected, ch
                 path.open("ab").close()
             except PermissionError:
                 refused += 1
-        return refused, everything(open_pack(root, check=check)), verify(root).ok
+        return refused, everything(open_pack(root, verify_checksums=verified)), verify(root).ok
 
     assert in_a_child(read) == (3, expected, True)
 
@@ -105,8 +105,8 @@ def hook(event, arguments):
                    "os.symlink", "os.chmod", "os.utime", "tempfile.mkstemp", "tempfile.mkdtemp"):
         seen.append((event, arguments))
 sys.addaudithook(hook)
-for check in ("open", "read"):
-    ds = sa1bpack.open(sys.argv[1], check=check)
+for verified in (False, True):
+    ds = sa1bpack.open(sys.argv[1], verify_checksums=verified)
     assert len([sample["image"].sum() for sample in ds]) == 12
     ds.column("area", "max"), ds.index_of(4988)
     with sa1bpack.Loader(ds, 4) as loader:
@@ -129,7 +129,7 @@ def test_a_pack_is_read_wherever_it_was_moved_to(root, expected, tmp_path):
     new.parent.mkdir()
     root.rename(new)
     assert open_pack(new).fingerprint == fingerprint
-    assert everything(open_pack(new, check="read")) == expected and verify(new).ok
+    assert everything(open_pack(new, verify_checksums=True)) == expected and verify(new).ok
     link = tmp_path / "link"
     link.symlink_to(new)
     assert everything(open_pack(link)) == expected and verify(link).ok
@@ -190,8 +190,8 @@ from sa1bpack import Loader, open
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 found = []
-for check in ("open", "read"):
-    ds, batches = open(sys.argv[1], check=check, duplicates="all"), {}
+for verified in (False, True):
+    ds, batches = open(sys.argv[1], verify_checksums=verified, duplicates="all"), {}
     with Loader(ds, 5, masks="flat_bits", threads=2) as loader:
         for batch in loader:
             batches |= batch_digests(batch)
@@ -302,15 +302,17 @@ def publish_some(root: Path, count: int, complete: bool) -> None:
     publish(root, manifest)
 
 
-@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize("verified", [False, True])
 def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(
-    root, expected, check, monkeypatch
+    root, expected, verified, monkeypatch
 ):
     """Bit for bit, over epochs; a pack opened again shows more."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     publish_some(root, 3, complete=False)
-    ds = open_pack(root, check=check)
-    late = open_pack(root, check=check)  # whose shards are opened after the index is gone
+    ds = open_pack(root, verify_checksums=verified)
+    late = open_pack(
+        root, verify_checksums=verified
+    )  # whose shards are opened after the index is gone
     before, ids = everything(ds), ds.column("image_id").tolist()
     assert len(ds) == 7 and before[0] == expected[0][:7]
     loader = Loader(ds, 3)
@@ -320,7 +322,7 @@ def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(
         publish_some(root, count, complete)
         assert everything(ds) == before
         assert ds.column("image_id").tolist() == ids
-        newer = open_pack(root, check=check)
+        newer = open_pack(root, verify_checksums=verified)
         assert len(newer) == (0, 0, 0, 0, 9, 12)[count] and verify(root).ok
         assert everything(newer)[0] == expected[0][: len(newer)]
     assert rows + [row for batch in running for row in batch["indices"].tolist()] == [*range(7)]
@@ -345,8 +347,8 @@ def test_opening_never_fails_while_a_packer_publishes(root, monkeypatch):
         while met < 3:  # openings that a publication fell into
             assert child.is_alive()
             before = published.value
-            for check in ("open", "read"):
-                ds = open_pack(root, check=check)
+            for verified in (False, True):
+                ds = open_pack(root, verify_checksums=verified)
                 assert len(ds) in (7, 9, 12) and ds[6]["index"] == 6
             met += published.value > before
     finally:

@@ -13,9 +13,9 @@ RULE = {"min_area": 12, "max_area_frac": 0.0013, "min_iou": 0.8, "min_stability"
 
 
 @BOTH
-@pytest.mark.parametrize("check", ["open", "read"])
-def test_batches_in_which_no_sample_has_a_mask_are_batches(root, make, check):
-    ds = sa1bpack.open(root, min_area=51, check=check)
+@pytest.mark.parametrize("verified", [False, True])
+def test_batches_in_which_no_sample_has_a_mask_are_batches(root, make, verified):
+    ds = sa1bpack.open(root, min_area=51, verify_checksums=verified)
     for masks in ("padded", "flat"):
         batches = [clone(batch) for batch in make(ds, 4, masks=masks, max_masks=3)]
         assert sorted(i for batch in batches for i in batch["indices"].tolist()) == list(range(12))
@@ -55,17 +55,17 @@ def test_scores_of_any_bytes_lead_to_masks_of_the_sample_or_a_named_error(root, 
     plain = sa1bpack.open(root)
     known = [set(sample["annotation_ids"].tolist()) for sample in plain]
     overwrite_scores(root, array, values)
-    for check in ("open", "read"):
-        ds = sa1bpack.open(root, check=check, **RULE)
+    for verified in (False, True):
+        ds = sa1bpack.open(root, verify_checksums=verified, **RULE)
         for k in range(len(ds)):
             with Loader(ds[k : k + 1], 1, threads=1, masks="flat", max_masks=2) as loader:
                 try:
                     [batch] = loader
                 except ReadError as error:
-                    assert check == "read" and "checksum of sample" in str(error)
+                    assert verified and "checksum of sample" in str(error)
                     continue
             assert set(batch["annotation_ids"].tolist()) <= known[k]
-            assert check == "open" or not known[k]  # without masks nothing is damaged
+            assert not (verified and known[k])  # without masks nothing is damaged
 
 
 def test_a_count_that_differs_from_the_plan_is_an_error_of_the_sample(root, monkeypatch):
@@ -78,7 +78,7 @@ def test_a_count_that_differs_from_the_plan_is_an_error_of_the_sample(root, monk
         return real(shard, name, first, stop) * (0 if name == "area" else 1)
 
     monkeypatch.setattr(planner, "read_rows_unchecked", damaged)
-    ds = sa1bpack.open(root, check="read", min_area=1)
+    ds = sa1bpack.open(root, verify_checksums=True, min_area=1)
     with Loader(ds, 12) as loader, pytest.raises(ReadError) as caught:
         list(loader)
     assert "it has 2 masks, of which 2 are kept, but 0 were to be kept" in str(caught.value)
@@ -86,7 +86,7 @@ def test_a_count_that_differs_from_the_plan_is_an_error_of_the_sample(root, monk
 
 def test_a_file_of_scores_that_was_cut_short_is_an_error_that_names_it(root):
     """Read through a memory map it would be a signal that ends the process."""
-    ds = sa1bpack.open(root, check="read", min_area=1)
+    ds = sa1bpack.open(root, verify_checksums=True, min_area=1)
     len(ds[0]["areas"])  # the shard is open
     path = sorted(root.glob("shards/*/stability_score/c.0*"))[0]
     with path.open("r+b") as file:

@@ -107,7 +107,7 @@ def test_a_file_that_is_cut_short_while_it_is_open_is_a_read_error(on_disk, io, 
 
 
 def test_damage_found_by_checked_reading_names_the_sample(on_disk):
-    ds = sa1bpack.open(on_disk, side=["features"], check="read")
+    ds = sa1bpack.open(on_disk, side=["features"], verify_checksums=True)
     [path] = (on_disk / "side" / "features").glob("sa_000002-000-*/values/c*")
     data = bytearray(path.read_bytes())
     data[0] ^= 1

@@ -229,7 +229,7 @@ def test_bytes_are_counted_where_they_come_from(packed, direct_folder):
 
 
 def test_with_checked_reading_it_is_not_known_where_bytes_come_from(packed):
-    with Loader(open_pack(packed.root, check="read"), 4) as loader:
+    with Loader(open_pack(packed.root, verify_checksums=True), 4) as loader:
         list(loader)
         found = loader.stats()
     assert found.cached_share is found.disk_bytes is found.read_seconds is None

@@ -80,12 +80,12 @@ def check_found_by_script(root: Path, damage: Damage) -> None:
 
 
 def check_reading(child: ReadingChild, root: Path, whole: dict, damage: Damage) -> int:
-    """With check="read" everything is correct or an error; without, at least nothing crashes.
+    """With verify_checksums everything is correct or an error; without, at least nothing crashes.
 
-    Returns the number of samples that were wrong without a check.
+    Returns the number of samples that were wrong without it.
     """
     ids = [int(image_id) for image_id in whole["by_id"]]
-    found = child.read(root, "read", ids)
+    found = child.read(root, True, ids)
     if damage.harmless:
         assert found == whole, damage
     if "error" not in found:
@@ -98,7 +98,7 @@ def check_reading(child: ReadingChild, root: Path, whole: dict, damage: Damage) 
                 got = found[part][key]
                 error = "ReadError: " if part != "columns" else "FormatError: "
                 assert got == value or got.startswith(error), (damage, part, key, got)
-    found = child.read(root, "open", ids)
+    found = child.read(root, False, ids)
     samples = found.get("samples", {})
     return sum(
         value != whole["samples"][row] and "Error: " not in value for row, value in samples.items()
@@ -119,10 +119,10 @@ def plan_of(damagers: list[Damager], rounds: int, rng) -> list[tuple[int, str | 
 
 
 def read_whole(child: ReadingChild, pack: Path) -> dict:
-    """Everything read from an undamaged pack, with and without a check."""
+    """Everything read from an undamaged pack, with and without it."""
     ids = sa1bpack.open(pack).column("image_id").tolist()
-    whole = child.read(pack, "read", ids)
-    assert whole == child.read(pack, "open", ids)
+    whole = child.read(pack, True, ids)
+    assert whole == child.read(pack, False, ids)
     assert len(whole["samples"]) == len(whole["loader"]) == 8
     assert not any("Error" in value for part in whole.values() for value in part.values())
     return whole
@@ -144,11 +144,12 @@ def test_damage_is_found_and_named_and_never_read_with_a_check(packs, tmp_path, 
             wrong += check_reading(child, root, wholes[which], damage)
             for path in tmp_path.glob(f"{number}*"):
                 shutil.rmtree(path)
-    assert wrong, "no damage was read without a check, so the test proves nothing"
+    assert wrong, "no damage was read without checksums, so the test proves nothing"
     torture.record(
         f"damage at rest: {_listed(kinds)}; layouts: {_listed(hit)}",
         rounds,
-        f'all found and named, 0 crashes, 0 wrong samples with check="read" ({wrong} without)',
+        "all found and named, 0 crashes, 0 wrong samples with verify_checksums=True "
+        f"({wrong} without)",
     )
 
 

@@ -1,4 +1,4 @@
-"""With check="read", a reader gets exactly what was written into a pack, or an error."""
+"""With verify_checksums=True, a reader gets exactly what was written into a pack, or an error."""
 
 import pickle
 import shutil
@@ -53,7 +53,10 @@ def middle_of(root, array: str) -> int:
     {"transform": lambda sample: {**sample, "masks": sample["masks"].sum()}},
 ])  # fmt: skip
 def test_a_checked_sample_is_the_same_sample(packed, options):
-    ds, checked = open_pack(packed.root, **options), open_pack(packed.root, check="read", **options)
+    ds, checked = (
+        open_pack(packed.root, **options),
+        open_pack(packed.root, verify_checksums=True, **options),
+    )
     assert len(ds) == len(checked) and ds.fingerprint == checked.fingerprint
     for row in range(len(ds)):
         assert same_samples(ds[row], checked[row])
@@ -65,7 +68,7 @@ def test_a_checked_sample_is_the_same_sample(packed, options):
 
 def test_a_checked_sample_is_a_copy_that_cannot_be_written_to(root):
     """A later change of the file shows in a view, not in it."""
-    view, copy = open_pack(root)[5], open_pack(root, check="read")[5]
+    view, copy = open_pack(root)[5], open_pack(root, verify_checksums=True)[5]
     before = int(copy["image"].reshape(-1)[0])
     for value in copy.values():
         if isinstance(value, np.ndarray) and value.size:
@@ -87,7 +90,7 @@ ARRAYS = (
 @pytest.mark.parametrize("array", ARRAYS)
 def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, array, when):
     """Also in arrays that a sample does not include: its checksum covers all. Others are read."""
-    ds = open_pack(root, check="read")
+    ds = open_pack(root, verify_checksums=True)
     if when == "while":
         ds[4]
     flip(chunk(root, array), middle_of(root, array))
@@ -105,7 +108,7 @@ def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, arra
 
 def test_offsets_out_of_range_are_errors_before_anything_is_read(root):
     """Otherwise one flipped bit could request any amount of memory."""
-    ds = open_pack(root, check="read")
+    ds = open_pack(root, verify_checksums=True)
     ds[5]
     for array, row in (("mask_offset", 2), ("run_offset", 10)):
         path = chunk(root, array)
@@ -120,7 +123,7 @@ def test_offsets_out_of_range_are_errors_before_anything_is_read(root):
 
 def test_offsets_whose_differences_wrap_round_are_errors_of_their_own(root):
     """In int64 each difference of these is positive, and the last minus the first is right."""
-    ds = open_pack(root, check="read")
+    ds = open_pack(root, verify_checksums=True)
     ds[4]
     path = chunk(root, "run_offset")
     offsets = np.fromfile(path, "<i8", 10)
@@ -138,11 +141,11 @@ def test_a_flipped_bit_of_the_index_is_an_error_when_opening(root, name):
     index = next(root.glob("index-*"))
     flip(index / name / "c.0", 3 * 8)
     with pytest.raises(FormatError, match=rf"{name}"):
-        open_pack(root, check="read")
+        open_pack(root, verify_checksums=True)
     if name in ("image_id", "id_order"):
         unchecked = open_pack(root)
         with pytest.raises(FormatError, match=rf"{name}"):
-            unchecked.with_options(check="read")
+            unchecked.with_options(verify_checksums=True)
 
 
 def test_an_index_that_no_checksum_lists_is_compared_with_the_shards(root):
@@ -150,15 +153,15 @@ def test_an_index_that_no_checksum_lists_is_compared_with_the_shards(root):
     listed = root / "checksums.xxh128"
     lines = [line for line in listed.read_text().splitlines() if "  index-" not in line]
     listed.write_text("\n".join(lines) + "\n")
-    ds = open_pack(root, check="read")
+    ds = open_pack(root, verify_checksums=True)
     assert [sample["index"] for sample in ds] == list(range(12))
     flip(next(root.glob("index-*")) / "image_id" / "c.0", 8)
     with pytest.raises(FormatError, match="not those of shard"):
-        open_pack(root, check="read")
+        open_pack(root, verify_checksums=True)
 
 
 def test_columns_are_checked_by_the_digest_of_their_file(root):
-    ds = open_pack(root, check="read")
+    ds = open_pack(root, verify_checksums=True)
     whole = open_pack(root)
     for name in ("size", "annotation_count", "file_name", "checksum", "mask_count", "image_id"):
         np.testing.assert_array_equal(ds.column(name), whole.column(name))
@@ -176,7 +179,7 @@ def test_columns_are_checked_by_the_digest_of_their_file(root):
 @pytest.mark.parametrize("array", ["image", "mask_bits", "predicted_iou", "run_ends"])
 def test_a_loader_raises_or_drops_what_was_damaged(root, array):
     """Also if it was read before the damage."""
-    ds = open_pack(root, check="read")
+    ds = open_pack(root, verify_checksums=True)
     with Loader(ds, 4) as loader:
         assert len([None for _ in loader]) == 3
         flip(chunk(root, array), middle_of(root, array))
@@ -200,7 +203,7 @@ def test_a_loader_raises_or_drops_what_was_damaged(root, array):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_torch_dataloader_raises_or_drops_what_was_damaged(root, workers):
     flip(chunk(root, "mask_bits"), middle_of(root, "mask_bits"))
-    ds = open_pack(root, check="read")
+    ds = open_pack(root, verify_checksums=True)
     loader = make_dataloader(ds, 4, num_workers=workers)
     with pytest.raises(ReadError, match="checksum of sample 1"):
         list(loader)
@@ -213,14 +216,14 @@ def test_a_torch_dataloader_raises_or_drops_what_was_damaged(root, workers):
 def test_the_check_goes_with_the_dataset(root):
     """To subsets, other options, and other processes."""
     ds = pickle.loads(
-        pickle.dumps(open_pack(root, check="read")[2:].with_options(mask_format="bool"))
+        pickle.dumps(open_pack(root, verify_checksums=True)[2:].with_options(mask_format="bool"))
     )
     flip(chunk(root, "image"), middle_of(root, "image"))
     with pytest.raises(ReadError):
         ds[3]
-    assert ds.with_options(check="open")[3]["index"] == 5
-    with pytest.raises(OptionError, match="check is 'always': choose one of open, read"):
-        open_pack(root, check="always")
+    assert ds.with_options(verify_checksums=False)[3]["index"] == 5
+    with pytest.raises(OptionError, match="verify_checksums is 'read': choose True or False"):
+        open_pack(root, verify_checksums="read")
 
 
 CUT_WHILE_MAPPED = """
@@ -231,7 +234,7 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.errors import ReadError
 
 root, shard = Path(sys.argv[1]), sys.argv[2]
-ds = open_pack(root, check="read")
+ds = open_pack(root, verify_checksums=True)
 loader = Loader(ds, 3, on_error="drop", max_dropped=0.25, max_masks=2)
 expected = [batch["indices"].tolist() for batch in loader]
 assert sum(expected, []) == list(range(12)), expected
@@ -263,7 +266,7 @@ def test_a_file_cut_short_while_it_is_mapped_never_ends_the_process(root):
 def test_a_shard_that_was_put_in_place_of_a_damaged_one_is_read_at_once(root, packed):
     """As `sa1bpack repair` does."""
     flip(chunk(root, "image"), middle_of(root, "image"))
-    ds = open_pack(root, check="read")
+    ds = open_pack(root, verify_checksums=True)
     with pytest.raises(ReadError):
         ds[5]
     folder = root / "shards" / SHARD
