@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 # The folder of the script, for train_example and for this module's own teacher.
-from train_example import MaskPredictor, Trainer, arguments, draw_prompts, make_parser, run
+from train_example import MaskPredictor, Trainer, arguments, draw_prompts, make_parser, owners, run
 
 import sa1bpack
 from sa1bpack import transforms as T
@@ -93,11 +93,10 @@ class Distiller(Trainer):
         return {**batch, "boxes": batch["boxes_xyxy"] / batch["images"].shape[-1]}
 
     def measure(self, batch: dict) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        images, counts, target = batch["images"], batch["mask_counts"], batch[self.teacher.name]
-        owner = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
-        prompts = draw_prompts(batch, self.args.seed)
-        with torch.autocast(self.device.type, self.half, enabled=self.device.type == "cuda"):
-            logits, embedding = self.parallel(images, owner, prompts, target.shape[2:])
+        target, prompts = batch[self.teacher.name], draw_prompts(batch, self.args.seed)
+        given = batch["images"], owners(batch), prompts, target.shape[2:]
+        with self.autocast():
+            logits, embedding = self.parallel(*given)
         known = inside(batch, target.shape[2:])[:, None]
         error = (embedding.float() - target.float()).square().mean(1, keepdim=True)
         error = (error * known).sum((1, 2, 3)) / known.sum((1, 2, 3)).clamp(min=1)

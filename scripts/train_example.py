@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from sa1bpack.errors import Sa1bpackError
 
 LEARNING_RATE = 1e-2
 SAVE_EVERY, PRINT_EVERY = 100, 10  # steps
+READ_EVERY = 10  # steps on a GPU whose results are read together: reading waits for it
 
 
 class MaskPredictor(nn.Module):
@@ -87,18 +89,14 @@ def edges(bboxes: torch.Tensor) -> torch.Tensor:
 
 
 def draw_prompts(batch: dict, seed: int) -> torch.Tensor:
-    """For each mask a point inside it or its box, (T, 5), random by (seed, epoch, image).
+    """For each mask a point inside it or its box, (T, 5), random by (seed, epoch, mask).
 
     `masks` are bool (T, G, G), `boxes` (T, 4) x0, y0, x1, y1 as fractions of the image.
 
     They are the same on any number of ranks, and there is no generator state to save.
     """
-    masks, counts, epoch = batch["masks"], batch["mask_counts"].tolist(), batch["epoch"]
-    numbers = np.concatenate([
-        np.random.default_rng((seed, epoch, image)).random((count, 2))
-        for image, count in zip(batch["image_ids"].tolist(), counts, strict=True)
-    ])  # fmt: skip
-    kind, where = torch.from_numpy(numbers).to(masks.device).unbind(1)
+    masks = batch["masks"]
+    kind, where = random_numbers(batch["annotation_ids"], seed, batch["epoch"]).unbind(1)
     inside = masks.flatten(1).cumsum(1)  # cells of the mask up to each cell of the grid
     nth = (where * inside[:, -1]).long() + 1
     cell = torch.searchsorted(inside, nth[:, None]).squeeze(1)
@@ -107,6 +105,25 @@ def draw_prompts(batch: dict, seed: int) -> torch.Tensor:
     is_box = (kind < 0.5)[:, None]
     prompts = torch.where(is_box, batch["boxes"], point.repeat(1, 2))
     return torch.cat([prompts, is_box], 1).float()
+
+
+def random_numbers(ids: torch.Tensor, *key: int) -> torch.Tensor:
+    """float64 (T, 2) in [0, 1), a function of ids, int64 (T,), and of the key; on their device.
+
+    Products that overflow keep their last 64 bits.
+    """
+    words = torch.stack([ids, ~ids], 1)
+    for number in key:
+        words = ((words ^ number) + 0x1E3779B97F4A7C15) * 0x5851F42D4C957F2D
+        words = (words ^ (words >> 32)) * 0x5851F42D4C957F2D
+    return ((words >> 11) & (2**53 - 1)).double() / 2**53
+
+
+def owners(batch: dict) -> torch.Tensor:
+    """int64 (T,), the image of each mask. With `output_size`, it does not wait for the device."""
+    counts = batch["mask_counts"]
+    images = torch.arange(len(counts), device=counts.device)
+    return images.repeat_interleave(counts, output_size=len(batch["masks"]))
 
 
 def score(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,12 +137,17 @@ def score(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 class Trainer:
-    """Model, optimizer, batches, and the state to resume from."""
+    """Model, optimizer, batches, and the state to resume from.
+
+    A step queues its work on the device and does not wait for it: the host is free to take the next
+    batch, and the device has always something to do.
+    """
 
     PROGRESS = "step {step:5}  epoch {epoch:4}  loss {loss:.4f}  IoU {iou:.4f}"
 
     def __init__(self, args: argparse.Namespace, device: torch.device):
         self.args, self.device, self.step = args, device, 0
+        self.read_every = READ_EVERY if device.type == "cuda" else 1
         ds = self.open()
         self.layout = ds.layout
         # Both take rank and world size from torch.distributed. The last batch of an epoch is short,
@@ -162,13 +184,14 @@ class Trainer:
         images = F.interpolate(images.float() / 255, self.layout.mask_size, mode="area")
         return {**batch, "images": images, "boxes": edges(batch["bboxes"]) / self.layout.image_size}
 
+    def autocast(self):
+        return torch.autocast("cuda", self.half) if self.device.type == "cuda" else nullcontext()
+
     def measure(self, batch: dict) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Name → (sum, of how many), over this rank's part; what has a gradient is minimised."""
-        counts = batch["mask_counts"]
-        owner = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
         prompts = draw_prompts(batch, self.args.seed)
-        with torch.autocast(self.device.type, self.half, enabled=self.device.type == "cuda"):
-            logits = self.parallel(batch["images"], owner, prompts)
+        with self.autocast():
+            logits = self.parallel(batch["images"], owners(batch), prompts)
         return self.measure_masks(logits, batch["masks"])
 
     def measure_masks(self, logits, masks) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -194,7 +217,7 @@ class Trainer:
             part.replace(path)
 
     def train_step(self, batch: dict, stop: bool) -> dict:
-        """One step; returns the values to log, and whether any rank must stop."""
+        """One step; returns what `read` will read: sums over all masks and ranks, on the device."""
         self.step += 1
         # So anything else that is random (dropout, augmentation) needs no saved state either.
         own_seed = np.random.SeedSequence((self.args.seed, self.step, self.rank))
@@ -208,14 +231,15 @@ class Trainer:
             # Every rank must take part in DDP's sums: with an empty mask, which has no weight.
             batch["masks"] = batch["masks"].new_zeros((1, *batch["masks"].shape[1:]))
             batch["boxes"] = batch["boxes"].new_zeros((1, 4))
-            batch["mask_counts"] = (torch.arange(len(batch["images"])) == 0).long().to(self.device)
+            batch["annotation_ids"] = batch["annotation_ids"].new_zeros(1)
+            first = torch.arange(len(batch["images"]), device=self.device) == 0
+            batch["mask_counts"] = first.long()
         found = self.measure(batch)
         sums = [part.detach().double() for pair in found.values() for part in pair]
-        sums = torch.stack([*sums, sums[0].new_tensor(stop)])
+        sums = torch.stack([*sums, torch.full_like(sums[0], stop)])
         if dist.is_initialized():
             dist.all_reduce(sums)
-        *sums, stops = sums.tolist()
-        totals = {name: max(total, 1) for name, total in zip(found, sums[1::2], strict=True)}
+        totals = dict(zip(found, sums[1::2].clamp(min=1).float(), strict=False))
         self.optimizer.zero_grad()
         # DDP averages gradients over ranks. With this scale they are those of the mean over all
         # masks of the global batch, however samples and masks are distributed over the ranks.
@@ -224,27 +248,43 @@ class Trainer:
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        means = {name: part / totals[name] for name, part in zip(found, sums[::2], strict=True)}
-        return {"step": self.step, "epoch": batch["epoch"], **means,
-                "images": batch["image_ids"].tolist(), "stop": stops > 0}  # fmt: skip
+        return {"step": self.step, "epoch": batch["epoch"], "names": tuple(found), "sums": sums,
+                "images": batch["image_ids"]}  # fmt: skip
+
+    def read(self, done: list[dict], shown: set[int]) -> bool:
+        """Write the results of steps, and print those that are to be shown.
+
+        Waits for the device. Returns whether a rank must stop.
+        """
+        stops = 0
+        for line in done:
+            *sums, stop = line.pop("sums").tolist()
+            means = {name: part / max(total, 1) for name, part, total in
+                     zip(line.pop("names"), sums[::2], sums[1::2], strict=True)}  # fmt: skip
+            line = {"step": line["step"], "epoch": line["epoch"], **means,
+                    "images": line["images"].tolist()}  # fmt: skip
+            if self.args.history is not None:
+                with (self.args.history / f"rank{self.rank}.jsonl").open("a") as history:
+                    print(json.dumps(line), file=history)
+            if self.rank == 0 and (line["step"] in shown or line["step"] % PRINT_EVERY == 0):
+                print(self.PROGRESS.format(**line), flush=True)
+            stops += stop
+        return stops > 0
 
     def train(self, stop: threading.Event) -> bool:
         """Train to the end, or until `stop` is set on any rank; returns whether it was set."""
-        args, first = self.args, self.step + 1
+        args, shown, done = self.args, {self.step + 1, self.args.steps}, []
         for _ in range(self.loader.state_dict()["epoch"], args.epochs):
             for batch in self.loader:
-                line = self.train_step(batch, stop.is_set())
-                stopped = line.pop("stop")
-                ends = stopped or self.step == args.steps
-                if args.history is not None:
-                    with (args.history / f"rank{self.rank}.jsonl").open("a") as history:
-                        print(json.dumps(line), file=history)
-                if self.rank == 0 and (ends or self.step == first or self.step % PRINT_EVERY == 0):
-                    print(self.PROGRESS.format(**line), flush=True)
-                if ends:
-                    return stopped
+                done.append(self.train_step(batch, stop.is_set()))
+                if self.step in shown or self.step % self.read_every == 0:
+                    stopped = self.read(done, shown)
+                    done.clear()
+                    if stopped or self.step == args.steps:
+                        return stopped
                 if self.step % SAVE_EVERY == 0:
                     self.save()
+        self.read(done, shown)
         return False
 
 
@@ -295,7 +335,7 @@ def run(make_trainer: type[Trainer], args: argparse.Namespace) -> int:
     if args.history is not None:
         args.history.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # checked at the end of a step
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # read with the results of steps
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -35,6 +35,7 @@ from sa1bpack.errors import Sa1bpackError
 
 FOCAL, DICE, IOU, DISTILL = 20.0, 1.0, 1.0, 1.0  # weights of the losses; the first three are SAM's
 CORRECTIONS = 2  # rounds of clicks in training
+READ_EVERY = 10  # steps on a GPU whose results are read together: reading waits for it
 CLICKS = (1, 3, 5)  # at which validation reports the mean IoU
 COLORS = ((230, 60, 60), (60, 160, 250), (70, 200, 90), (250, 190, 40), (190, 90, 230))
 
@@ -264,6 +265,7 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace, device: torch.device):
         self.args, self.device, self.step = args, device, 0
+        self.read_every = READ_EVERY if device.type == "cuda" else 1
         features = [args.distill] if args.distill else []
         ds = sa1bpack.open(args.pack, mask_format="runs", side=features, min_area=args.min_area)
         self.train, self.val = (ds, ds) if args.val == 0 else ds.split(val_fraction=args.val)
@@ -345,14 +347,14 @@ class Trainer:
         return DISTILL * F.mse_loss(student, teacher, reduction="none").mean((1, 2, 3)).sum()
 
     def train_step(self, batch: dict, stop: bool) -> dict:
-        """One step. Returns what to log, and whether any rank must stop."""
+        """One step. Returns what `read` will read: sums over all masks and ranks, on the device."""
         self.step += 1
         for group in self.optimizer.param_groups:
             group["lr"] = self.args.lr * min(1.0, self.step / self.args.warmup)
         batch = self.prompts(self.pipeline(batch))
         self.model.train()
         loss, iou, count, teacher = self.parallel(batch, CORRECTIONS, self.losses)
-        images = loss.new_tensor(float(len(batch["images"])))
+        images = torch.full_like(loss.detach(), len(batch["images"]))
         sums = torch.stack([loss.detach(), iou, count, teacher.detach(), images, images * stop])
         if dist.is_initialized():
             dist.all_reduce(sums)
@@ -362,11 +364,19 @@ class Trainer:
         total.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        loss, iou, count, teacher, images, stops = sums.tolist()
-        values = {"loss": loss / max(count, 1), "iou": iou / max(count, 1)}
-        if self.model.imitate is not None:
-            values["distill"] = teacher / images
-        return {"step": self.step, "epoch": batch["epoch"], **values, "stop": stops > 0}
+        return {"step": self.step, "epoch": batch["epoch"], "sums": sums}
+
+    def read(self, done: list[dict]) -> bool:
+        """Log the results of steps; waits for the device. Returns whether a rank must stop."""
+        stop = False
+        for line in done:
+            loss, iou, count, teacher, images, stops = line.pop("sums").tolist()
+            line |= {"loss": loss / max(count, 1), "iou": iou / max(count, 1)}
+            if self.model.imitate is not None:
+                line["distill"] = teacher / images
+            self.log(line)
+            stop = stop or stops > 0
+        return stop
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -410,19 +420,22 @@ class Trainer:
 
     def run(self, stop: threading.Event) -> bool:
         """Train to the end, or until `stop` is set on any rank; returns whether it was."""
-        args = self.args
+        args, done = self.args, []
         start = self.loader.state_dict()["epoch"]
         for _ in range(start, args.epochs):
             for batch in self.loader:
                 if args.seconds and time.monotonic() - STARTED > args.seconds:
                     stop.set()
-                line = self.train_step(batch, stop.is_set())
-                stopped = line.pop("stop")
-                self.log(line)
-                if stopped or self.step == args.steps:
-                    return stopped
+                done.append(self.train_step(batch, stop.is_set()))
+                ends = self.step == args.steps
+                if ends or self.step == 1 or self.step % self.read_every == 0:
+                    stopped = self.read(done)
+                    done.clear()
+                    if stopped or ends:
+                        return stopped
                 if self.step % args.save_every == 0:
                     self.save()
+        self.read(done)
         return False
 
     def log(self, line: dict) -> None:
@@ -555,7 +568,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     args.out.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # looked at between two steps
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # read with the results of steps
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

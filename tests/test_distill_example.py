@@ -12,6 +12,7 @@ from example_runs import IDS, SCRIPTS, TORCHRUN, finish, lines, same_as, start
 
 import sa1bpack
 
+CPU = torch.device("cpu")
 SCRIPT = "distill_example"
 BATCHES = ("--batch-size", str(example_runs.BATCH))
 
@@ -61,6 +62,13 @@ def test_resuming_in_mid_epoch_has_bit_for_bit_the_losses_of_an_undisturbed_run(
     train(script, pack, part, "--steps", 5, "--resume")
     assert same_as(undisturbed, part)
     assert all(line["teacher"] > 0 and line["loss"] > 0 for line in lines(part))
+
+
+def test_a_step_does_not_wait_for_the_device(script, pack, monkeypatch):
+    made = []
+    monkeypatch.setattr(script, "run", lambda kind, args: made.append(kind(args, CPU)) or 0)
+    assert script.main([str(pack), "--batch-size", "2"]) == 0
+    assert all(done["sums"].is_meta for done in example_runs.steps_on_meta(made[0]))
 
 
 def test_two_ranks_derive_and_train_as_one_which_resumes_their_run(script, tmp_path):

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import example_runs
@@ -133,6 +134,26 @@ def test_a_run_on_cuda_resumes_with_step_counts_on_the_cpu(script, pack, tmp_pat
         assert script.main([str(pack), *options, "--steps", "5"]) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_step_does_not_wait_for_the_device(script, pack, deterministic):
+    trainer = script.Trainer(parsed(script, [str(pack), "--batch-size", "2"]), torch.device("cpu"))
+    assert all(done["sums"].is_meta for done in example_runs.steps_on_meta(trainer))
+
+
+def test_results_that_are_read_together_are_those_of_single_steps(
+    script, pack, deterministic, undisturbed, tmp_path
+):
+    options = ["--history", str(tmp_path), "--batch-size", str(BATCH), "--steps", "7"]
+    trainer = script.Trainer(parsed(script, [str(pack), *options]), torch.device("cpu"))
+    trainer.read_every = 3
+    assert not trainer.train(threading.Event())
+    assert lines(tmp_path) == lines(undisturbed)
+    stop = threading.Event()
+    stop.set()
+    trainer.args.steps = None
+    assert trainer.train(stop)
+    assert trainer.step == 8  # the first one of a run is read by itself
 
 
 def test_make_dataloader_trains_identically(script, pack, undisturbed, tmp_path):

@@ -67,6 +67,14 @@ def test_a_run_that_was_stopped_in_mid_epoch_continues_with_the_losses_of_an_und
     assert lines == undisturbed[1]
 
 
+def test_a_step_does_not_wait_for_the_device(script, pack, tmp_path):
+    arguments = [str(pack), "--out", str(tmp_path / "run"), *SMALL]
+    arguments += ["--val", "0", "--distill", "teacher"]
+    with pytest.MonkeyPatch.context() as patch, example_runs.in_this_process(patch):
+        trainer = script.Trainer(script.make_parser().parse_args(arguments), torch.device("cpu"))
+    assert all(done["sums"].is_meta for done in example_runs.steps_on_meta(trainer))
+
+
 def test_the_model_learns_what_it_is_shown(script, pack, tmp_path):
     options = "--val", 0, "--no-augment", "--lr", 3e-3, "--warmup", 1
     lines = run(script, pack, tmp_path / "run", "--steps", 24, *options)

@@ -33,6 +33,7 @@ from sa1bpack.loading.batch.spec import BatchSpec, Region, Regions, split_region
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.cuda_runtime import CUDA, CudaRuntime
+from sa1bpack.transforms.host import on_host, remember
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch
@@ -125,7 +126,7 @@ def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
 def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
     """Bring a sent batch into the layout that the consumer requested, on the batch's device."""
     if spec.to_rgb:
-        batch["images"] = _to_rgb(batch["images"], batch["sizes"][:, 2:])
+        batch["images"] = yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
     if spec.masks.source == "runs":
         batch["runs"] = _run_batch(batch, copy)
         if spec.layout.padded:
@@ -137,21 +138,16 @@ def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
     return batch
 
 
-def _to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """Planes as RGB, zero beyond `stored`: heights and widths, integers (B, 2)."""
-    rgb = yuv420_to_rgb(planes, stored)
-    steps = torch.arange(rgb.shape[1], device=rgb.device)
-    inside = (steps[:, None] < stored[:, 0, None, None]) & (steps < stored[:, 1, None, None])
-    return rgb.masked_fill_(~inside[..., None], 0).contiguous()  # as on a CPU
-
-
 def _run_batch(batch: Batch, copy: BatchCopy) -> RunBatch:
     """The runs of a batch, from the three arrays that hold them."""
+    sizes = batch["sizes"][:, :2].long()
+    if (known := on_host(batch["sizes"])) is not None:
+        remember(sizes, known[:, :2].long())
     return RunBatch(
         batch.pop("run_ends"),
         batch.pop("run_offset"),
         batch["mask_offsets"],
-        batch["sizes"][:, :2].long(),
+        sizes,
         torch.from_numpy(copy.run_offset),
     )
 
@@ -181,12 +177,14 @@ class Staged(NamedTuple):
     buffer  where it is in host memory; None if that is free for the next batch
     data    where it is on a device, uint8 (n,); None: it is not there, or not yet
     event   recorded when it is there
+    small   the host's copy of its small arrays, once it is sent, uint8 (m,)
     """
 
     copy: BatchCopy
     buffer: Buffer | None
     data: torch.Tensor | None = None
     event: Any = None
+    small: np.ndarray | None = None
 
 
 class Lease:
@@ -316,7 +314,8 @@ class Cuda:
                 buffer.bytes, buffer.pinned = buffer.bytes[:0], None
                 raise
         buffer.event = event
-        return Staged(copy, None, data, event)
+        _, _, span = split_regions(copy.regions)
+        return Staged(copy, None, data, event, buffer.bytes[span].copy())
 
     def _sent_late(self, staged: Staged, pool: BufferPool) -> Staged:
         """The batch of a buffer that was handed over. Raises LoaderError."""
@@ -357,8 +356,10 @@ class Cuda:
             # Allocated on the side stream: its memory must not be reused before this one is done.
             CUDA.keep(data, stream)
             large, small, span = split_regions(copy.regions)
-            views = batch_views(data, large) | batch_views(data[span].clone(), small)
-            return finish(views, spec, copy)
+            views = batch_views(data[span].clone(), small)
+            for key, known in host_views(staged.small, small).items():
+                remember(views[key], known)
+            return finish(batch_views(data, large) | views, spec, copy)
 
 
 class CudaChoice:

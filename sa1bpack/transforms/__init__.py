@@ -6,6 +6,7 @@ elsewhere and for all that is small. On a CPU, compiled kernels make images and 
 prompts from runs, with the same cells, and pixels that differ by rounding only.
 
     pipeline    all of these in the right order; its arguments are checked in options and checks
+    host        what the host knows of a batch on a device, and small arrays sent there
     geometry/   maps, the place of an image on the canvas, the steps that move it, and its boxes
     images/     images under these maps, pixels, colours, mixup
     masks/      masks under these maps, from runs or a grid; prompts, clicks and relations

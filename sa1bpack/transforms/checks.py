@@ -1,6 +1,6 @@
 """Checks of a pipeline's dataset and batches, made before any work.
 
-The contents of tensors are checked only on a CPU, through numpy: on a device the check would wait.
+The contents of tensors are checked only on a CPU, through numpy: nothing waits for a device.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -143,15 +143,15 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
         )
 
 
-def check_runs(runs: RunBatch, counts: torch.Tensor, shape: tuple[int, ...]) -> None:
+def check_runs(runs: RunBatch, small: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> None:
     """Raise OptionError if the runs do not belong to the masks of a batch.
 
-    counts  int64 (B,), masks per sample
+    small   `mask_counts` of the batch, and `mask_offset` of the runs
     shape   (T,) or (B, M), the leading shape of the arrays with one row per mask; with (B, M) the
             runs may include padding or not
     """
     remedy = "a transform that drops masks must drop their runs as well"
-    flat, total = len(shape) == 1, int(np.prod(shape))
+    counts, flat, total = small["mask_counts"], len(shape) == 1, int(np.prod(shape))
     if (runs.masks != total) if flat else (runs.masks > total):
         rows = f"{total} masks" if flat else f"arrays of {shape[0]} x {shape[1]} masks"
         raise OptionError(f"the runs have {runs.masks} masks, but the batch has {rows}: {remedy}")
@@ -161,7 +161,7 @@ def check_runs(runs: RunBatch, counts: torch.Tensor, shape: tuple[int, ...]) -> 
         )
     if counts.device.type != "cpu":
         return
-    found, expected = np.diff(runs.mask_offset.numpy()), counts.numpy()
+    found, expected = np.diff(small["mask_offset"].numpy()), counts.numpy()
     if not flat and (found == shape[1]).all():
         return  # with padding
     wrong = np.flatnonzero(found != expected)

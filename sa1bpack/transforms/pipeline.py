@@ -33,6 +33,7 @@ from sa1bpack.transforms.geometry.frame import (
     stored_to_source,
 )
 from sa1bpack.transforms.geometry.steps import GeometricStep, Uniform
+from sa1bpack.transforms.host import all_on_host, sent
 from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.mix import MixStep
@@ -43,6 +44,9 @@ from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.options import Size, Sizes, as_numbers
 from sa1bpack.transforms.random import uniform
+
+# Keys of a batch with a few numbers per image or mask that a pipeline reads.
+_SMALL = ("image_ids", "sizes", "mask_counts", "bboxes", "point_coords")
 
 Step = GeometricStep | ColorJitter | MixStep
 
@@ -258,50 +262,70 @@ class Pipeline:
         Raises:
             OptionError: `batch` is not a batch of tensors, does not come from this dataset, or has
                 runs that do not fit its masks; or its epoch is missing though there are random
-                steps, or differs from `epoch`. On a device the contents of sizes and counts are not
-                checked: that would wait for the device.
+                steps, or differs from `epoch`. The contents of sizes and counts are checked where
+                the host knows them, as those of a Loader's batches: nothing waits for a device.
             MaskError: runs on the CPU are damaged.
         """
-        self._check(batch)
+        small = self._checked(batch)
         changes = self._sizes.change_by("epoch")
         epoch = check_epoch(batch, epoch, needed=bool(self.steps) or changes)
         sized = self._sized(epoch, self._sizes.step_of(batch))
         with full_precision(batch["images"].device):
-            return sized._made(batch, epoch)
+            return sized._made(batch, small, epoch)
 
-    def _made(self, batch: Mapping, epoch: int | None) -> Batch:
-        """The result for a checked batch."""
-        frame = fit_frame(batch["sizes"], self.canvas)
+    def _made(self, batch: Mapping, small: Mapping, epoch: int | None) -> Batch:
+        """The result for a checked batch.
+
+        small  its numbers per image and mask, all on the host if possible: what is made of them is
+               sent to the device of the batch
+        """
+        frame = fit_frame(small["sizes"], self.canvas)
         for number, step in enumerate(self._geometric):
-            frame = step(frame, self._uniform(batch, epoch, number))
+            frame = step(frame, self._uniform(small, epoch, number))
         done = Batch(batch)
         done.pop("spec", None)  # it describes the images of the batch, not those of the result
         after = len(self._geometric)
         colors = None
         if after < len(self.steps) and isinstance(self.steps[after], ColorJitter):
-            colors = self.steps[after], self._uniform(batch, epoch, after)
-        done["images"] = self._make_images(batch["images"], batch["sizes"], frame, colors)
-        mean, std = self._normal.on(batch["images"].device)
-        done |= {"pixel_mean": mean.clone(), "pixel_std": std.clone()}
-        done["input_to_source"] = stored_to_source(batch["sizes"]).after(frame.maps).matrix()
-        self._put_annotations(done, batch, frame)
+            colors = self.steps[after], self._uniform(small, epoch, after)
+        done["images"] = self._make_images(batch["images"], small["sizes"], frame, colors)
+        mean, std = self._normal.on(small["sizes"].device)
+        placed = {"pixel_mean": mean.clone(), "pixel_std": std.clone()}
+        placed["input_to_source"] = stored_to_source(small["sizes"]).after(frame.maps).matrix()
+        leading = [batch[key].shape for key in MASK_KEYS if key in batch]
+        areas = None
+        if leading:
+            owner, shape, valid = _owners(small["mask_counts"], leading[0], "mask_offsets" in batch)
+            placed |= self._annotations(small, owner, shape, valid, frame)
+            areas = self._put_masks(done, batch, small, owner, shape, frame)
+        done.pop("bboxes", None)
+        done |= dict(zip(placed, sent([*placed.values()], batch["images"].device), strict=True))
+        if areas is not None:
+            done["valid"] &= (areas >= self.min_area).view(shape)
         for name in self._spatial.keys() & batch.keys():
             moved = bool(self._geometric)
             done[name] = move_spatial(batch[name], frame, self.image_size, moved, self._shrinks)
         if self.steps and isinstance(self.steps[-1], MixStep):
-            numbers = self._uniform(batch, epoch, len(self.steps) - 1)
+            numbers = self._uniform(small, epoch, len(self.steps) - 1)
             done |= self.steps[-1](done["images"], numbers)
         return done
 
-    def _uniform(self, batch: Mapping, epoch: int, number: int) -> Uniform:
-        return lambda n: uniform(self.seed, epoch, batch["image_ids"], number, n)
+    def _uniform(self, small: Mapping, epoch: int, number: int) -> Uniform:
+        return lambda n: uniform(self.seed, epoch, small["image_ids"], number, n)
 
-    def _check(self, batch: Mapping) -> None:
+    def _checked(self, batch: Mapping) -> dict[str, torch.Tensor]:
+        """Check a batch. Returns its numbers per image and mask, on the host if they are known
+        there: those of `_SMALL`, and of runs `mask_offset` and `source_sizes`."""
         needed = ("images", "sizes", "image_ids") if self.steps else ("images", "sizes")
         check_tensors(batch, needed, MASK_KEYS)
         check_spec(batch, self.spec)
         check_images(batch["images"], self.image_size)
-        check_sizes(batch["sizes"], len(batch["images"]), self.image_size, self.fit)
+        small = {key: batch[key] for key in _SMALL if key in batch}
+        if "runs" in batch:
+            runs = batch["runs"]
+            small |= {"mask_offset": runs.mask_offset, "source_sizes": runs.sizes}
+        small = all_on_host(small)
+        check_sizes(small["sizes"], len(batch["images"]), self.image_size, self.fit)
         if self._relate is not None and not {"masks", "runs"} & batch.keys():
             raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
         if "masks" in batch and "runs" not in batch:
@@ -309,63 +333,77 @@ class Pipeline:
         for name, shape in self._spatial.items():
             if name in batch:
                 check_spatial(batch[name], name, len(batch["images"]), shape)
+        return small
 
-    def _put_annotations(self, done: Batch, batch: Mapping, frame: Frame) -> None:
-        """Move masks, boxes and points: the arrays with one row per mask."""
-        leading = [batch[key].shape for key in MASK_KEYS if key in batch]
-        if not leading:
-            return
-        owner, shape, valid = _owners(batch, leading[0])
-        extent = frame.extent[owner]
+    def _put_masks(
+        self,
+        done: Batch,
+        batch: Mapping,
+        small: Mapping,
+        owner: torch.Tensor,
+        shape: tuple[int, ...],
+        frame: Frame,
+    ) -> torch.Tensor | None:
+        """Move masks and relate them. Returns the cells of each, (T,); None without masks."""
         if "runs" in batch:
-            check_runs(batch["runs"], batch["mask_counts"], shape)
-            masks, areas = self._masks.draw(batch, owner, shape, frame)
+            check_runs(batch["runs"], small, shape)
+            masks, areas = self._masks.draw(batch["runs"], small, owner, shape, frame)
         elif "masks" in batch:
-            masks, areas = self._masks.take(batch, owner, frame)
+            masks, areas = self._masks.take(batch["masks"], small["sizes"], owner, frame)
         else:
-            masks = None
-        if masks is not None:
-            valid &= areas >= self.min_area
-            done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
-            if self._relate is not None:
-                # A kernel on a device may have written them in another type.
-                cells = masks if masks.dtype == torch.bool else masks > 0
-                cells, padded = cells.view(*shape, *self.grid), "mask_offsets" not in batch
-                done |= self._relate.of_masks(cells, batch["mask_counts"], padded)
-        to_canvas = frame.maps.inverse().of(owner)
-        source_pixel, to_stored = self._scales(batch)
-        if "bboxes" in batch:
-            edges = box_edges(done.pop("bboxes").reshape(-1, 4), source_pixel[owner])
-            boxes = move_boxes(edges * to_stored[owner].repeat(1, 2), to_canvas, extent)
-            valid &= (boxes[:, 2:] > boxes[:, :2]).all(1)
-            done["boxes_xyxy"] = boxes.float().view(*shape, 4)
-        if "point_coords" in batch:
-            stored = batch["point_coords"].reshape(-1, 2) * to_stored[owner]
-            points = to_canvas.apply(stored)
-            done["point_coords"] = points.float().view(*shape, 2)
-            done["point_inside"] = points_inside(points, stored, frame, owner).view(shape)
-        done["valid"] = valid.view(shape)
+            return None
+        done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
+        if self._relate is not None:
+            # A kernel on a device may have written them in another type.
+            cells = masks if masks.dtype == torch.bool else masks > 0
+            cells, padded = cells.view(*shape, *self.grid), "mask_offsets" not in batch
+            done |= self._relate.of_masks(cells, batch["mask_counts"], padded)
+        return areas
 
-    def _scales(self, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
+    def _annotations(
+        self,
+        small: Mapping,
+        owner: torch.Tensor,
+        shape: tuple[int, ...],
+        valid: torch.Tensor,
+        frame: Frame,
+    ) -> dict[str, torch.Tensor]:
+        """Boxes and points on the canvas, and which masks are `valid`, whatever their cells are."""
+        found = {}
+        to_canvas = frame.maps.inverse().of(owner)
+        source_pixel, to_stored = self._scales(small["sizes"])
+        if "bboxes" in small:
+            edges = box_edges(small["bboxes"].reshape(-1, 4), source_pixel[owner])
+            edges = edges * to_stored[owner].repeat(1, 2)
+            boxes = move_boxes(edges, to_canvas, frame.extent[owner])
+            valid = valid & (boxes[:, 2:] > boxes[:, :2]).all(1)
+            found["boxes_xyxy"] = boxes.float().view(*shape, 4)
+        if "point_coords" in small:
+            stored = small["point_coords"].reshape(-1, 2) * to_stored[owner]
+            points = to_canvas.apply(stored)
+            found["point_coords"] = points.float().view(*shape, 2)
+            found["point_inside"] = points_inside(points, stored, frame, owner).view(shape)
+        return {**found, "valid": valid.view(shape)}
+
+    def _scales(self, sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """float64 (B, 2) each, x and y: the size of a source pixel in the dataset's coordinates,
         and the scale from these to stored coordinates."""
-        sizes = batch["sizes"].double()
+        sizes = sizes.double()
         scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)
         ones = torch.ones_like(scale)
         return (scale, ones) if self.coordinates == "stored" else (ones, scale)
 
 
 def _owners(
-    batch: Mapping, leading: torch.Size
+    counts: torch.Tensor, leading: torch.Size, flat: bool
 ) -> tuple[torch.Tensor, tuple[int, ...], torch.Tensor]:
     """The samples of the rows of the per-mask arrays; `leading` is the shape of one of them.
 
     Returns int64 (T,), the sample of each row; the leading shape of those arrays, (T,) or (B, M);
     and bool (T,), whether the row is a mask and not padding. Nothing waits for the device.
     """
-    counts = batch["mask_counts"]
     samples = torch.arange(len(counts), device=counts.device)
-    if "mask_offsets" in batch:
+    if flat:
         shape = tuple(leading[:1])
         owner = samples.repeat_interleave(counts, output_size=shape[0])
         return owner, shape, torch.ones_like(owner, dtype=torch.bool)

@@ -1,6 +1,7 @@
 """Runs of the example scripts, in their own processes or in this one."""
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from made_batches import sent
 from small_tars import members, write_tar
 from unflushed import unflushed
 
@@ -20,6 +22,7 @@ import sa1bpack
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 IDS = range(100, 107)
 BATCH = 4  # two steps per epoch; the second has three images
+META = torch.device("meta")
 _PATIENCE = 90  # seconds; a process that takes longer has hung
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -88,3 +91,13 @@ def same_as(undisturbed: Path, folder: Path) -> bool:
     return lines(undisturbed) == lines(folder) and all(
         torch.equal(expected[name], found[name]) for name in expected | found
     )
+
+
+def steps_on_meta(trainer, steps: int = 3) -> list[dict]:
+    """The results of steps on meta tensors, which raise wherever their contents are needed: what
+    works on them never waits for a device."""
+    trainer.device = META
+    trainer.model.to(META)
+    trainer.optimizer = torch.optim.AdamW(trainer.model.parameters())
+    batches = itertools.islice(trainer.loader, steps)
+    return [trainer.train_step(sent(batch, META), stop=False) for batch in batches]

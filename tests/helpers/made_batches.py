@@ -14,6 +14,7 @@ from sa1bpack.transforms import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     ScaleJitter,
+    host,
     unpack_bits,
 )
 from sa1bpack.transforms.masks.run_batch import RunBatch
@@ -136,6 +137,18 @@ def moved(batch: dict, device: torch.device) -> dict:
     return {
         key: value.to(device) if hasattr(value, "to") else value for key, value in batch.items()
     }
+
+
+def sent(batch: dict, device: torch.device) -> dict:
+    """The batch on a device, as a Loader sends it: the host knows what is small."""
+    there = moved(batch, device)
+    for key, value in batch.items():
+        if isinstance(value, RunBatch):
+            host.remember(there[key].mask_offset, value.mask_offset)
+            host.remember(there[key].sizes, value.sizes)
+        elif torch.is_tensor(value) and key not in ("images", "masks"):
+            host.remember(there[key], value)
+    return there
 
 
 def ragged(layout: str) -> dict:

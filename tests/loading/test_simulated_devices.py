@@ -12,6 +12,7 @@ from simulated_loading import LATE
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.loading import devices
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.loader import Loader
@@ -67,6 +68,22 @@ def test_batches_of_a_device_are_those_of_collate(ds, cuda, layout):
 
 
 # ------------------------------------------------------------------------- memory that is not there
+
+
+@pytest.mark.parametrize("masks", ["bits", "runs"])
+def test_the_host_keeps_the_numbers_of_what_it_sent(layout_packs, cuda, masks, monkeypatch):
+    """All that a pipeline reads but images and masks: nothing has to wait for them."""
+    known = {}
+    monkeypatch.setattr(devices, "remember", lambda tensor, copy: known.update({id(tensor): copy}))
+    with Loader(open_pack(layout_packs(), masks=masks), 5, device="cuda") as batches:
+        for batch in batches:
+            keys = ("sizes", "image_ids", "mask_counts", "bboxes", "point_coords")
+            small = [batch[key] for key in keys]
+            if masks == "runs":
+                small += [batch["runs"].mask_offset, batch["runs"].sizes]
+            for tensor in small:
+                assert torch.equal(known[id(tensor)], tensor)
+                assert known[id(tensor)] is not tensor
 
 
 def test_missing_pinned_memory_is_an_error_with_the_plan_and_the_remedy(ds, cuda):

@@ -22,6 +22,7 @@ from made_batches import (
     ragged,
     rectangle_batch,
     rectangle_runs,
+    sent,
 )
 
 from sa1bpack.transforms import (
@@ -35,6 +36,7 @@ from sa1bpack.transforms import (
     ScaleJitter,
     backends,
     draw_runs,
+    host,
 )
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks import prompts
@@ -105,6 +107,46 @@ def test_no_launch_of_a_triton_kernel_depends_on_data(masks, monkeypatch):
     drawn = {"_convert", "_draw", "_draw_affine"} if masks == "runs" else {"_take", "_take_affine"}
     assert {"_sample", "_sample_affine", "_adjust"} | drawn <= set(launched)
     assert backends.failed == {}
+
+
+@pytest.mark.parametrize("masks", ["flat", "flat_bits", "runs"])
+def test_relations_of_a_batch_that_a_loader_sent_do_not_wait_for_the_device(masks):
+    made = Pipeline(dataset(LAYOUT), FEW_STEPS["enlarging"], relations=["ious", "parents"])
+    expected, found = (
+        made(way(ragged(masks), there), 1) for way, there in ((moved, CPU), (sent, META))
+    )
+    assert found["ious"].is_meta and found["ious"].shape == expected["ious"].shape
+    if masks != "runs":
+        with pytest.raises(RuntimeError, match="meta"):  # nobody but the device knows the counts
+            made(moved(ragged(masks), META), 1)
+
+
+@pytest.mark.parametrize("masks", ["padded_bits", "flat", "runs"])
+def test_what_the_host_knows_counts_as_long_as_the_device_has_it(masks, monkeypatch):
+    made = Pipeline(dataset(LAYOUT), FEW_STEPS["any"])
+    batch = sent(ragged(masks), META)
+    known = [host.on_host(batch[key]) for key in ("sizes", "bboxes", "mask_counts")]
+    assert None not in known
+    batch["sizes"] += 0
+    batch["bboxes"] = batch["bboxes"] * 1
+    assert host.on_host(batch["sizes"]) is None and host.on_host(batch["bboxes"]) is None
+    there = sent(ragged(masks), META)
+    there["mask_counts"] = there["mask_counts"].clone()
+    found = made(there, 1)
+    assert all(found[key].is_meta for key in ("images", "masks", "boxes_xyxy", "valid"))
+    known = sent(ragged(masks), META)
+    monkeypatch.setattr(host, "captured", lambda tensors: True)
+    assert host.all_on_host({"sizes": known["sizes"]})["sizes"].is_meta
+
+
+def test_small_tensors_are_sent_as_they_are():
+    given = [torch.tensor([True, False, True]), torch.tensor(2.5), torch.zeros(0, 3),
+             torch.arange(6).view(2, 3).T, torch.tensor([[1, 2]], dtype=torch.int32)]  # fmt: skip
+    for found, expected in zip(host.sent(given, META), given, strict=True):
+        assert found.is_meta and found.dtype == expected.dtype and found.shape == expected.shape
+    # Another name of the CPU takes the way of a device, and has the numbers.
+    for there in (CPU, torch.device("cpu:0")):
+        assert all(map(torch.equal, host.sent(given, there), given))
 
 
 @pytest.mark.parametrize("region", ["inside", "boundary", "outside"])

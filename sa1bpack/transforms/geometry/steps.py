@@ -40,7 +40,8 @@ class GeometricStep:
         """Return the next frame.
 
         uniform(n), to be called once, returns float64 (B, n) in [0, 1) that depend on the seed, the
-        epoch, the image and the position of the step in the pipeline.
+        epoch, the image and the position of the step in the pipeline; on the device of the frame,
+        which for a batch of a Loader is the CPU, wherever its images are.
         """
         raise NotImplementedError
 

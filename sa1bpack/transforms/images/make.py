@@ -25,6 +25,7 @@ from sa1bpack.transforms import backends
 from sa1bpack.transforms.backends import Job, run_jobs
 from sa1bpack.transforms.geometry.frame import Frame
 from sa1bpack.transforms.geometry.steps import Uniform
+from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.pixels import normalize, yuv420_to_rgb
 from sa1bpack.transforms.images.resample import (
@@ -64,13 +65,14 @@ class ImageMaker:
         """`dtype` (B, 3, H, W), normalised, zero outside the images.
 
         images  of the batch: RGB (B, S, S, 3) or planes (B, S * 3 / 2, S), uint8
-        sizes   (B, 4) of the batch
+        sizes   (B, 4) of the batch, on the device of the frame
         colors  a step that changes colours, with its random numbers
         """
         device, stored = images.device, sizes[:, 2:]
         compiled = backends.uses_compiled(device)
         if images.dim() == 3:
-            images = (planes_as_rgb if compiled else yuv420_to_rgb)(images, stored)
+            convert = planes_as_rgb if compiled else yuv420_to_rgb
+            images = convert(images, *sent([stored], device))
         normal, dtype = (self.normal, self.dtype) if colors is None else (_UNCHANGED, torch.float32)
         sampling = Sampling(images, stored, frame, normal, self.shrinks)
         if compiled:
@@ -80,11 +82,11 @@ class ImageMaker:
         if made is not None and colors is None:
             return made.to(self.dtype)
         if made is None:
-            made = self._resampled(sampling)
-        inside = frame.visible(frame.canvas)
+            made = self._resampled(sampling.on_device)
+        inside = frame.on(device).visible(frame.canvas)
         if colors is not None:
             step, uniform = colors
-            factors = step.factors(uniform)
+            [factors] = sent([step.factors(uniform)], device)
             given = made, inside, factors, step.used, self.normal.on(device), self.dtype
             # If the kernel cannot be started, images are as they were.
             done = backends.launch(device, "images.adjust_colors", *given)

@@ -7,6 +7,7 @@ from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.steps import Uniform
+from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.memory import Table
 
 _KNOTS = 4097  # size of the table of quantiles
@@ -73,7 +74,7 @@ class Mixup(MixStep):
 
     def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
         """Mix images (B, 3, H, W). Returns mixed images and the keys that are added."""
-        lam = self.draw(uniform(1)[:, 0])
+        [lam] = sent([self.draw(uniform(1)[:, 0])], images.device)
         weight = lam.view(-1, 1, 1, 1).to(images.dtype)
         mixed = images.roll(-1, 0).lerp_(images, weight)
         return {"images": mixed, "mix_lambda": lam, "mix_partner": _partners(images)}
@@ -119,16 +120,18 @@ class CutMix(MixStep):
             ends = torch.stack([middle - reach, middle + reach], 1)
             edges.append((ends + 0.5).floor().long().clamp_(0, side))
         (x0, x1), (y0, y1) = (pair.unbind(1) for pair in edges)
+        left = (1 - ((x1 - x0) * (y1 - y0)).double() / (height * width)).float()
+        box, left = sent([torch.stack([x0, y0, x1, y1], 1), left], images.device)
+        x0, y0, x1, y1 = box.unbind(1)
         x, y = (torch.arange(side, device=images.device) for side in (width, height))
         across = (x >= x0[:, None]) & (x < x1[:, None])
         down = (y >= y0[:, None]) & (y < y1[:, None])
         pasted = (down[:, :, None] & across[:, None, :])[:, None]
-        left = 1 - ((x1 - x0) * (y1 - y0)).double() / (height * width)
         return {
             "images": torch.where(pasted, images.roll(-1, 0), images),
-            "mix_lambda": left.float(),
+            "mix_lambda": left,
             "mix_partner": _partners(images),
-            "mix_box": torch.stack([x0, y0, x1, y1], 1),
+            "mix_box": box,
         }
 
 

@@ -17,8 +17,7 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     planes  uint8 (B, S * 3 / 2, S), I420: S rows of Y, then Cb and Cr, two of their rows per row
     stored  integers (B, 2): height and width of the stored images; padding does not affect them
 
-    Returns uint8 (B, S, S, 3), undefined outside `stored`: contiguous from a Triton kernel, and a
-    view of (B, 3, S, S) from torch operations.
+    Returns uint8 (B, S, S, 3), contiguous, zero outside `stored`.
 
     Examples:
         >>> planes = torch.full((1, 12, 8), 128, dtype=torch.uint8)
@@ -37,7 +36,9 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
         rgb.unbind(1), (91881 * red, -22554 * blue - 46802 * red, 116130 * blue), strict=True
     ):
         plane.copy_(offset.add_(32768).bitwise_right_shift_(16).add_(luma).clamp_(0, 255))
-    return rgb.permute(0, 2, 3, 1)
+    steps = torch.arange(side, device=rgb.device)
+    inside = (steps[:, None] < stored[:, 0, None, None]) & (steps < stored[:, 1, None, None])
+    return rgb.masked_fill_(~inside[:, None], 0).permute(0, 2, 3, 1).contiguous()
 
 
 def _enlarge_chroma(chroma: torch.Tensor, halves: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ the image: a teacher has seen it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
@@ -32,6 +32,7 @@ from sa1bpack.transforms.geometry.frame import (
     positions,
     scaling,
 )
+from sa1bpack.transforms.host import record_on
 from sa1bpack.transforms.memory import Table, chunk_bytes
 
 
@@ -40,8 +41,9 @@ class Sampling:
     """How images are resampled and normalised: the arguments of everything that does it.
 
     images   uint8 (B, S, S, 3), S up to 16384
-    stored   integers (B, 2): height and width of the stored images
-    frame    of the images; results are on its canvas, (B, 3, H, W), zero outside the images
+    stored   integers (B, 2): height and width of the stored images, and
+    frame    of the images, both on one device, if possible the CPU: results are on its canvas,
+             (B, 3, H, W), zero outside the images
     normal   float32 (2, 3): mean and std of R, G, B; std above 0
     shrinks  no map reduces an image by a larger factor
     """
@@ -51,6 +53,12 @@ class Sampling:
     frame: Frame
     normal: Table
     shrinks: float
+
+    @property
+    def on_device(self) -> "Sampling":
+        """This with everything on the device of the images."""
+        device = self.images.device
+        return replace(record_on(self, device), frame=self.frame.on(device))
 
     @property
     def supports(self) -> torch.Tensor:
@@ -192,7 +200,8 @@ def move_spatial(
     """Move spatial rows with their images.
 
     rows       (B, C, h, w)
-    frame      of the images: its maps are from pixels of the canvas to those of the stored image
+    frame      of the images, on any device: its maps are from pixels of the canvas to those of the
+               stored image
     side       S, of the stored canvas
     geometric  whether there are geometric steps: cells that they left without image are zero
     shrinks    the largest factor by which a map that may rotate reduces an image
@@ -204,7 +213,7 @@ def move_spatial(
     canvas, kind = frame.canvas, rows.dtype if rows.is_floating_point() else torch.float32
     if not geometric and canvas == (side, side):
         return rows.to(kind)
-    height, width = rows.shape[2:]
+    frame, (height, width) = frame.on(rows.device), rows.shape[2:]
     out = max(1, canvas[0] * height // side), max(1, canvas[1] * width // side)
     sides = pair(width, height, rows.device).expand(len(rows), -1)
     to_canvas = scaling(pair(canvas[1] / out[1], canvas[0] / out[0], rows.device))

@@ -4,13 +4,14 @@ Grids are sampled at the centres of the output cells, so masks remain true or fa
 concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.transforms.geometry.frame import FRACTION, Frame, Maps, fixed_steps, positions
+from sa1bpack.transforms.host import record_on
 from sa1bpack.transforms.memory import chunk_bytes
 
 
@@ -52,6 +53,8 @@ def count_along(cells: torch.Tensor, dim: int) -> torch.Tensor:
 class Taking:
     """How masks are taken from their grids: the arguments of everything that does it.
 
+    All but the masks may be on the CPU, if possible.
+
     masks    bool (T, s, s), or bits uint8 (T, s, s / 8)
     owner    int64 (T,), the sample of each mask, non-decreasing
     samples  B
@@ -66,6 +69,14 @@ class Taking:
     size: tuple[int, int]
     maps: Maps | None = None
     frame: Frame | None = None
+
+    @property
+    def on_device(self) -> "Taking":
+        """This with everything on the device of the masks."""
+        device = self.masks.device
+        maps = None if self.maps is None else record_on(self.maps, device)
+        frame = None if self.frame is None else self.frame.on(device)
+        return replace(record_on(self, device), maps=maps, frame=frame)
 
     @property
     def columns_and_rows(self) -> list[torch.Tensor]:

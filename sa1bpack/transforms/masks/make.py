@@ -31,7 +31,7 @@ from sa1bpack.transforms.geometry.frame import (
 )
 from sa1bpack.transforms.masks import compiled
 from sa1bpack.transforms.masks.cells import Taking, count_cells, take_affine, take_cells
-from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch
+from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, padded_rows
 from sa1bpack.transforms.masks.runs import draw_affine, draw_masks
 from sa1bpack.transforms.memory import Memory
 
@@ -60,9 +60,10 @@ class MaskMaker:
     dtype: torch.dtype
     _memory: Memory = field(default_factory=Memory)
 
-    def take(self, batch: Mapping[str, Any], owner: torch.Tensor, frame: Frame) -> Masks:
-        """Masks from the grids in the batch, bits or bool."""
-        masks, sizes = batch["masks"], batch["sizes"]
+    def take(
+        self, masks: torch.Tensor, sizes: torch.Tensor, owner: torch.Tensor, frame: Frame
+    ) -> Masks:
+        """Masks from the grids in the batch, bits or bool. sizes: (B, 4), on the frame's device."""
         masks = masks.flatten(0, masks.dim() - 3)
         as_stored = self.untouched and self.grid == (self.cells, self.cells)
         if as_stored and masks.dtype == torch.bool:
@@ -78,16 +79,25 @@ class MaskMaker:
         return self._made("take_cells", compiled.take_cells, take_cells, taking)
 
     def draw(
-        self, batch: Mapping[str, Any], owner: torch.Tensor, shape: tuple[int, ...], frame: Frame
+        self,
+        runs: RunBatch,
+        small: Mapping[str, torch.Tensor],
+        owner: torch.Tensor,
+        shape: tuple[int, ...],
+        frame: Frame,
     ) -> Masks:
-        """Masks from the runs of the batch. shape: (T,) or (B, M), that of the result's rows."""
-        runs: RunBatch = batch["runs"]
+        """Masks from the runs of the batch.
+
+        small  `sizes` of the batch; `mask_offset` and `source_sizes` of the runs
+        shape  (T,) or (B, M), that of the result's rows
+        """
         if runs.masks == len(owner):
             place = torch.arange(runs.masks, device=owner.device)
         else:  # padding has no runs
-            place = runs.padded_rows(shape[1])
-        maps, seen = self._cells_to_source(batch["sizes"], frame), frame if self.geometric else None
-        drawing = Drawing(runs, maps, place, owner, self.grid, self.sampling, seen)
+            place = padded_rows(small["mask_offset"], runs.masks, shape[1])
+        maps, seen = self._cells_to_source(small["sizes"], frame), frame if self.geometric else None
+        given = small["source_sizes"], maps, place, owner, self.grid, self.sampling, seen
+        drawing = Drawing(runs, *given)
         if isinstance(maps, AffineMaps):
             return self._made("draw_affine", compiled.draw_affine, draw_affine, drawing)
         return self._made("draw_masks", compiled.draw_masks, draw_masks, drawing)
@@ -100,12 +110,12 @@ class MaskMaker:
         how: Drawing | Taking,
     ) -> Masks:
         """Masks by what their device has."""
-        device = how.owner.device
+        device = (how.masks if isinstance(how, Taking) else how.runs.run_ends).device
         if backends.uses_compiled(device):
             return by_compiled(how, self._memory)
         made = backends.launch(device, f"masks.{kernel}", how, self.dtype)
         if made is None:
-            masks = by_torch(how)
+            masks = by_torch(how.on_device)
             made = masks, count_cells(masks)
         return made
 
@@ -165,7 +175,7 @@ def draw_runs(
         )
     device = runs.run_ends.device
     place = torch.arange(runs.masks, device=device)
-    drawing = Drawing(runs, maps, place, runs.owner, size, sampling)
+    drawing = Drawing(runs, runs.sizes, maps, place, runs.owner, size, sampling)
     if backends.uses_compiled(device):
         any_maps = _any_maps(matrices.cpu())
         return compiled.draw_masks(replace(drawing, maps=any_maps), Memory())[0]
@@ -175,10 +185,12 @@ def draw_runs(
     upright = torch.from_numpy(check_maps(matrices.numpy(), size))
     axes = replace(drawing, maps=AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2]))
     if upright.all():
-        return _upright(axes)
-    drawn = draw_affine(replace(drawing, maps=_any_maps(matrices)))
+        return _upright(axes.on_device)
+    drawn = draw_affine(replace(drawing, maps=_any_maps(matrices)).on_device)
     if upright.any():
-        drawn = torch.where(upright.to(device)[runs.owner][:, None, None], _upright(axes), drawn)
+        drawn = torch.where(
+            upright.to(device)[runs.owner][:, None, None], _upright(axes.on_device), drawn
+        )
     return drawn
 
 

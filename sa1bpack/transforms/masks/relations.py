@@ -28,6 +28,7 @@ from sa1bpack.masks.relations import (
     relate_runs,
 )
 from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
+from sa1bpack.transforms.host import on_host
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.memory import on_device
@@ -69,7 +70,8 @@ class Relate:
     =============  =======  ===========
 
     Padding is 0, but -1 in `parents` and `levels`. Units are pixels of the source with `runs`, and
-    otherwise cells of the masks' grid. For flat masks on a device, M waits for the device.
+    otherwise cells of the masks' grid. For flat masks on a device, M is known to the host if the
+    batch is a Loader's; otherwise it waits for the device.
 
     Args:
         names: of relations; one may stand alone.
@@ -145,8 +147,8 @@ class Relate:
 
         Args:
             batch: with `mask_counts`, and `masks` or `runs`; padded unless it has `mask_offsets`.
-            most: the mask count of the fullest sample, for flat masks on a device; None: found
-                there, which waits for the device.
+            most: the mask count of the fullest sample, for flat masks; None: found in the
+                host's copy of the counts, or on a device, which waits for it.
 
         Raises:
             OptionError: the batch has no masks, masks that are neither bool nor bits, or runs on a
@@ -181,7 +183,7 @@ class Relate:
         if padded:
             most = masks.shape[1]
         elif most is None:
-            most = int(counts.max()) if len(counts) else 0
+            most = _fullest(counts)
         if not uses_compiled(masks.device):
             return self._with_torch(masks, counts, padded, most)
         found = masks.flatten(0, 1).numpy() if padded else masks.numpy()
@@ -204,7 +206,7 @@ class Relate:
                 "masks that it draws, or open the pack with a mask_size"
             )
         if most is None:
-            most = int(counts.max()) if len(counts) else 0
+            most = _fullest(counts)
         leading = (len(counts), most) if padded else (runs.masks,)
         places = runs.padded_rows(most) if runs.masks != prod(leading) else None
         samples = ((at, image) for _, at, image in compiled_samples(runs, places))
@@ -295,6 +297,12 @@ def relation(
         single = ", ".join(key for key, relation in RELATIONS.items() if not relation.pairs)
         raise OptionError(f"{name} has a row per pair of masks; choose one of {single}")
     return found(batch)[name]
+
+
+def _fullest(counts: torch.Tensor) -> int:
+    """The mask count of the fullest sample. Waits for a device if the host does not know it."""
+    known = on_host(counts)
+    return int((counts if known is None else known).max()) if len(counts) else 0
 
 
 class _Batch:

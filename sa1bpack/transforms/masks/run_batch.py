@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from sa1bpack.arguments import checks_options
 from sa1bpack.masks._arrays import check_image_runs
 from sa1bpack.transforms.geometry.frame import Frame, Maps
+from sa1bpack.transforms.host import record_on
 from sa1bpack.wording import counted
 
 
@@ -96,9 +97,7 @@ class RunBatch:
 
     def padded_rows(self, columns: int) -> torch.Tensor:
         """int64 (T,): the row of each mask if each sample has `columns` rows, one after another."""
-        owner = self.owner
-        numbers = torch.arange(self.masks, device=owner.device)
-        return numbers + owner * columns - self.mask_offset[owner]
+        return padded_rows(self.mask_offset, self.masks, columns)
 
     def part(self, start: int, stop: int) -> "RunBatch":
         """The masks start..stop, without waiting for the device. All samples remain."""
@@ -123,11 +122,22 @@ class RunBatch:
         return self.run_ends[:total].long(), mask, number
 
 
+def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Tensor:
+    """`RunBatch.padded_rows`, on the device of the offsets."""
+    samples = torch.arange(len(mask_offset) - 1, device=mask_offset.device)
+    owner = samples.repeat_interleave(mask_offset.diff(), output_size=masks)
+    numbers = torch.arange(masks, device=owner.device)
+    return numbers + owner * columns - mask_offset[owner]
+
+
 @dataclass(frozen=True)
 class Drawing:
     """How masks are drawn from their runs: the arguments of everything that does it.
 
+    All but the runs may be on the CPU, if possible.
+
     runs      of T masks
+    sizes     int64 (B, 2), those of the runs
     maps      per sample, from cells of the result to source pixels
     place     int64 (T,): the row of the result for each mask of the runs; the others are False
     owner     int64 (n,): the sample of each row of the result
@@ -137,12 +147,26 @@ class Drawing:
     """
 
     runs: RunBatch
+    sizes: torch.Tensor
     maps: Maps
     place: torch.Tensor
     owner: torch.Tensor
     size: tuple[int, int]
     sampling: str
     frame: Frame | None = None
+
+    @property
+    def on_device(self) -> "Drawing":
+        """This with everything on the device of the runs."""
+        device = self.runs.run_ends.device
+        frame = None if self.frame is None else self.frame.on(device)
+        return replace(record_on(self, device), maps=record_on(self.maps, device), frame=frame)
+
+    @property
+    def run_offset(self) -> torch.Tensor:
+        """That of the runs, on the device of the rest."""
+        on_host = self.owner.device.type == "cpu"
+        return self.runs.host_offset if on_host else self.runs.run_offset
 
     @property
     def keep(self) -> torch.Tensor | None:

@@ -81,12 +81,11 @@ class UprightDrawer:
     """Draws under upright maps, see the module."""
 
     def __init__(self, drawing: Drawing):
-        runs, size = self.runs, self.size = drawing.runs, drawing.size
+        self.runs, self.size = drawing.runs, drawing.size
+        size = self.size
         center, maps = drawing.sampling == "center", drawing.maps
-        device = runs.run_ends.device
-        scale, offset = maps.scale.to(device), maps.offset.to(device)
-        self.x = UprightAxis(size[1], scale[:, 0], offset[:, 0], center)
-        self.y = UprightAxis(size[0], scale[:, 1], offset[:, 1], center)
+        self.x = UprightAxis(size[1], maps.scale[:, 0], maps.offset[:, 0], center)
+        self.y = UprightAxis(size[0], maps.scale[:, 1], maps.offset[:, 1], center)
         least = torch.ones_like(self.x.cell) if center else (self.x.cell * self.y.cell + 1) // 2
         self.least = torch.where(self.x.drawn & self.y.drawn, least, 2**62)
         self.sign = 1 - 2 * (self.x.mirrored ^ self.y.mirrored).long()
@@ -140,10 +139,10 @@ class AffineDrawer:
     """Draws under maps that rotate or shear: looks up sample points in the run ends."""
 
     def __init__(self, drawing: Drawing):
-        runs, size = self.runs, self.size = drawing.runs, drawing.size
+        self.runs, self.size = drawing.runs, drawing.size
         self.level = LEVELS[drawing.sampling]
-        self.steps = fixed_steps(drawing.maps, 1 << self.level).to(runs.run_ends.device)
-        self.mask_bytes = size[0] * size[1] * 32  # positions, search results, hits
+        self.steps = fixed_steps(drawing.maps, 1 << self.level)
+        self.mask_bytes = self.size[0] * self.size[1] * 32  # positions, search results, hits
 
     def draw(self, runs: RunBatch) -> torch.Tensor:
         """bool (m, h, w), m masks of the runs."""

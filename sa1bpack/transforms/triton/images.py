@@ -18,6 +18,7 @@ import triton.language as tl
 
 from sa1bpack.transforms.backends import FLOATS
 from sa1bpack.transforms.geometry.frame import places as places_of
+from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.images.color import LUMA
 from sa1bpack.transforms.images.resample import Sampling
 
@@ -349,12 +350,12 @@ def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     """
     frame, stored, shrinks = sampling.frame, sampling.stored, sampling.shrinks
     (samples, side), (height, width) = sampling.images.shape[:2], frame.canvas
-    kind, device = dtype if dtype in FLOATS else torch.float32, stored.device
+    kind, device = dtype if dtype in FLOATS else torch.float32, sampling.images.device
     out = torch.empty((samples, 3, height, width), dtype=kind, device=device)
     if not out.numel():
         return out
     images = sampling.images.contiguous()
-    normals = sampling.normal.on(device).flatten().expand(samples, -1)
+    normals = sampling.normal.on(stored.device).flatten().expand(samples, -1)
     # Of the pixels k + 1/2 at less than s from a point there are at most ceil(2 s).
     taps = ceil(2 * max(shrinks, 1.0))
     rows = ROWS if frame.window is None else AFFINE_ROWS
@@ -363,6 +364,7 @@ def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     if frame.window is not None:
         numbers = torch.cat([sampling.supports, normals], 1)
         places = torch.cat([places_of(frame, frame.canvas), stored], 1)
+        places, numbers = sent([places, numbers], device)
         _sample_affine[grid](
             *(images, places, numbers, out, side, width, height, taps),
             num_warps=AFFINE_WARPS,
@@ -371,6 +373,7 @@ def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
         return out
     keep = frame.kept(frame.canvas)
     numbers = torch.cat([frame.maps.scale, frame.maps.offset, stored, keep, normals], 1)
+    [numbers] = sent([numbers], device)
     taps, count = min(taps, side), max(height, width)
     shape = samples, 2, 1 + taps, count
     filters = torch.empty(shape, dtype=torch.float32, device=device)

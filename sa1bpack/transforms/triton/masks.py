@@ -22,6 +22,7 @@ from sa1bpack.masks.window import UNIT as GRID_UNIT
 from sa1bpack.transforms.backends import FLOATS
 from sa1bpack.transforms.geometry.frame import fixed_steps
 from sa1bpack.transforms.geometry.frame import places as places_of
+from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.masks.cells import Taking
 from sa1bpack.transforms.masks.run_batch import Drawing
 from sa1bpack.transforms.masks.runs import UprightAxis
@@ -317,13 +318,19 @@ def _launched(
 def _rows(drawing: Drawing) -> torch.Tensor:
     """int64 (n, 3): first end, number of ends and sample of each row of the result; no ends where
     there is no mask."""
-    runs, owner = drawing.runs, drawing.owner
+    run_offset, owner = drawing.run_offset, drawing.owner
     rows = owner.new_zeros((len(owner), 3))
     rows[:, 2] = owner
     # Without background after the last foreground: an even number of ends.
-    ends = torch.stack([runs.run_offset[:-1], runs.run_offset.diff() & -2], 1)
+    ends = torch.stack([run_offset[:-1], run_offset.diff() & -2], 1)
     rows[:, :2].index_copy_(0, drawing.place, ends)
     return rows
+
+
+def _with_frames(drawing: Drawing, frames: torch.Tensor) -> list[torch.Tensor]:
+    """The run ends, `_rows` and frames of a drawing, on the device of the runs."""
+    ends = drawing.runs.run_ends
+    return [ends, *sent([_rows(drawing), frames], ends.device)]
 
 
 def draw_masks(drawing: Drawing, dtype: torch.dtype) -> Masks:
@@ -332,18 +339,17 @@ def draw_masks(drawing: Drawing, dtype: torch.dtype) -> Masks:
     Returns `dtype` (n, h, w), see `_launched`, the cells of `transforms.draw_runs`, and int32 (n,),
     how many of each are set.
     """
-    runs, size, keep = drawing.runs, drawing.size, drawing.keep
-    device = runs.run_ends.device
-    scale, offset = drawing.maps.scale.to(device), drawing.maps.offset.to(device)
+    size, keep = drawing.size, drawing.keep
+    scale, offset = drawing.maps.scale, drawing.maps.offset
     y, x = (UprightAxis(size[k], scale[:, 1 - k], offset[:, 1 - k], False) for k in range(2))
     # With a side of 2**31 units, cells are 2**21 pixels in total: one unit makes no difference.
     cells = [axis.cell.clamp(max=2**31 - 1) for axis in (y, x)]
     kept = (x.drawn & y.drawn)[:, None] * (max(size) if keep is None else keep)
     axes = [cells[0], y.start, y.mirrored.long(), cells[1], x.start, x.mirrored.long()]
     frames = torch.stack(
-        [*runs.sizes.unbind(1), *axes, (cells[0] * cells[1] + 1) // 2, *kept.expand(-1, 2).T], 1
+        [*drawing.sizes.unbind(1), *axes, (cells[0] * cells[1] + 1) // 2, *kept.expand(-1, 2).T], 1
     )
-    given, tile = (runs.run_ends, _rows(drawing), frames), (size[0], STRIP.value)
+    given, tile = _with_frames(drawing, frames), (size[0], STRIP.value)
     options = {
         "AREA": drawing.sampling == "area",
         "num_warps": DRAW_WARPS,
@@ -354,10 +360,10 @@ def draw_masks(drawing: Drawing, dtype: torch.dtype) -> Masks:
 
 def draw_affine(drawing: Drawing, dtype: torch.dtype) -> Masks:
     """`draw_masks` at the sample points of affine maps."""
-    runs, points = drawing.runs, 1 << LEVELS[drawing.sampling]
+    points = 1 << LEVELS[drawing.sampling]
     steps = fixed_steps(drawing.maps, points).flatten(1)
-    frames = torch.cat([places_of(drawing.frame, drawing.size), steps, runs.sizes], 1)
-    given, tile = (runs.run_ends, _rows(drawing), frames), (DRAW_ROWS.value, DRAW_COLUMNS.value)
+    frames = torch.cat([places_of(drawing.frame, drawing.size), steps, drawing.sizes], 1)
+    given, tile = _with_frames(drawing, frames), (DRAW_ROWS.value, DRAW_COLUMNS.value)
     return _launched(_draw_affine, tile, drawing.shape, dtype, *given, POINTS=points)
 
 
@@ -377,6 +383,7 @@ def take_affine(taking: Taking, dtype: torch.dtype) -> Masks:
 
 
 def _taken(kernel: Callable, taking: Taking, frames: torch.Tensor, dtype: torch.dtype) -> Masks:
-    given, side = (taking.masks.contiguous(), taking.owner, frames), taking.masks.shape[1]
+    masks, side = taking.masks.contiguous(), taking.masks.shape[1]
+    given = masks, *sent([taking.owner, frames], masks.device)
     tile, shape = (TAKE_ROWS.value, TAKE_COLUMNS.value), (len(taking.owner), *taking.size)
     return _launched(kernel, tile, shape, dtype, *given, side=side)

@@ -23,7 +23,7 @@ def drawn(runs: RunBatch, maps, size, sampling, device):
     """Masks of all rows, and their counts, on the CPU; never by another backend."""
     runs = runs.to(device)
     place = torch.arange(runs.masks, device=device)
-    drawing = Drawing(runs, maps, place, runs.owner, tuple(size), sampling)
+    drawing = Drawing(runs, runs.sizes, maps, place, runs.owner, tuple(size), sampling)
     found = backends.launch(device, "masks.draw_masks", drawing, torch.bool)
     assert found is not None
     return [tensor.cpu() for tensor in found]
