@@ -75,7 +75,7 @@ def test_the_host_keeps_the_numbers_of_what_it_sent(layout_packs, cuda, masks, m
     """All that a pipeline reads but images and masks: nothing has to wait for them."""
     known = {}
     monkeypatch.setattr(devices, "remember", lambda tensor, copy: known.update({id(tensor): copy}))
-    with Loader(open_pack(layout_packs(), masks=masks), 5, device="cuda") as batches:
+    with Loader(open_pack(layout_packs(), mask_format=masks), 5, device="cuda") as batches:
         for batch in batches:
             keys = ("sizes", "image_ids", "mask_counts", "bboxes", "point_coords")
             small = [batch[key] for key in keys]
