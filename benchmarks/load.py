@@ -65,9 +65,11 @@ class Task:
 
     @property
     def bytes(self) -> int:
-        """Pixels, mask bits and side arrays (a row per image) of an epoch."""
+        """Pixels, mask bits and features (a row per image) of an epoch."""
         layout, masks = self.ds.layout, int(self.ds.column("mask_count").sum())
-        each = layout.image_size**2 * 3 + sum(side.row_bytes for side in self.ds.spec.sides)
+        each = layout.image_size**2 * 3 + sum(
+            feature.row_bytes for feature in self.ds.spec.features
+        )
         return len(self.ds) * each + masks * layout.mask_size**2 // 8
 
 
@@ -113,8 +115,8 @@ def _copies(task: Task):
     ds, size = task.ds, task.ds.layout.image_size**2 * 3
     width = ds.layout.mask_size**2 // 8
     most = int(ds.column("mask_count").max())
-    sides = ds.spec.sides
-    each = size + most * width + sum(side.row_bytes for side in sides)
+    features = ds.spec.features
+    each = size + most * width + sum(feature.row_bytes for feature in features)
     buffers = [np.zeros(task.batch * each, np.uint8) for _ in range(BUFFERS)]
 
     def jobs(order: np.ndarray) -> list[list[tuple[int, int, int]]]:
@@ -129,11 +131,11 @@ def _copies(task: Task):
                 count = (stop - start) * width
                 batch.append((masks_at, arrays["mask_bits"].ctypes.data + start * width, count))
                 masks_at += count
-                sample = ds[int(index)] if sides else {}
-                for side in sides:
-                    row = sample[side.name].ctypes.data
-                    batch.append((masks_at, row, side.row_bytes))
-                    masks_at += side.row_bytes
+                sample = ds[int(index)] if features else {}
+                for feature in features:
+                    row = sample[feature.name].ctypes.data
+                    batch.append((masks_at, row, feature.row_bytes))
+                    masks_at += feature.row_bytes
             batches.append(batch)
         return batches
 

@@ -282,7 +282,7 @@ def keywords_of(keywords: type, *sources: Callable, **defaults: Any) -> None:
 PLACES = {
     "Loader": "max_masks choose pad_to_max shuffle order buckets relations batch_size threads "
     "device io prefetch drop_last pad_last seed timeout max_dropped",
-    "open": "mask_format coordinates transform verify_checksums duplicates side cache_dir "
+    "open": "mask_format coordinates transform verify_checksums duplicates features cache_dir "
     "cache_size",
     "pack": "image_size fit resample select empty samples_per_shard workers md5sums max_rejects",
     "TarDataset": "index_folder cache_dir_size",

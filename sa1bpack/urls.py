@@ -31,7 +31,7 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 class Counts:
     """The amount that this process read from one place.
 
-    hits      shards, and parts of side arrays, that were on this machine when they were opened
+    hits      shards, and parts of features, that were on this machine when they were opened
     misses    those that were fetched
     requests  made
     nbytes    bytes that came
@@ -57,7 +57,7 @@ class Lease(Protocol):
 
 
 class SideSource(Protocol):
-    """The place that the parts of a side array come from.
+    """The place that the parts of a feature come from.
 
     root  the folder that has its manifest, the names of all its parts, and those that were brought
     """
@@ -93,7 +93,7 @@ class ShardSource(Protocol):
         """
 
     def open_side(self, name: str) -> SideSource | None:
-        """One of the pack's own side arrays, None if it has none of that name; or one at a URL."""
+        """One of the pack's own features, None if it has none of that name; or one at a URL."""
 
     def counts(self) -> Counts:
         """The amount that this process has read so far of what has this URL."""

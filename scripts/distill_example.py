@@ -4,9 +4,9 @@
     python scripts/distill_example.py packed --teacher my_teacher:embed --checkpoint run.pt --resume
     torchrun --nproc-per-node 2 scripts/distill_example.py packed --checkpoint run.pt --resume
 
-The teacher runs once over the pack, without augmentation; its embeddings are kept as a side array.
+The teacher runs once over the pack, without augmentation; its embeddings are kept as a feature.
 The student is trained with crops, flips and colour jitter: a Pipeline moves the embeddings with
-their images. Copy this file together with train_example.py, which it extends; docs/side-data.md
+their images. Copy this file together with train_example.py, which it extends; docs/features.md
 describes both.
 """
 
@@ -63,22 +63,22 @@ class Distiller(Trainer):
     def open(self) -> sa1bpack.Dataset:
         """The dataset with the embeddings, which are computed if they are not there yet."""
         args = self.args
-        ds, side = sa1bpack.open(args.pack, coordinates="stored"), args.side
-        if side is None:
+        ds, feature = sa1bpack.open(args.pack, coordinates="stored"), args.feature
+        if feature is None:
             teacher = function_of(args.teacher)
             # Under torchrun, every rank makes the embeddings of its own shards.
             made = sa1bpack.derive(
-                ds, side := teacher.__name__, teacher,
+                ds, feature := teacher.__name__, teacher,
                 batch_size=args.batch_size, device=str(self.device), spatial=True,
             )  # fmt: skip
             if made.made:
                 print(made, flush=True)
             if dist.is_initialized():
                 dist.all_reduce(torch.zeros(1, device=self.device))  # wait for the others
-        ds = ds.with_options(side=[side])
-        (self.teacher,) = ds.spec.sides
+        ds = ds.with_options(features=[feature])
+        (self.teacher,) = ds.spec.features
         if not self.teacher.spatial:
-            raise OptionError(f"{side}: not a spatial side array; derive it with --spatial")
+            raise OptionError(f"{feature}: not a spatial feature; derive it with --spatial")
         size = ds.layout.mask_size if args.size is None else args.size
         crop = T.RandomResizedCrop(scale=(0.3, 1))
         steps = [crop, T.RandomHorizontalFlip(), T.ColorJitter(0.2, 0.2, 0.2)]
@@ -135,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
         help="computes the embeddings, kept as PACK/side/FUNCTION; a module in the current folder "
         "or an installed one",
     )  # fmt: skip
-    teacher.add_argument("--side", help="use this side array, from `sa1bpack derive --spatial`")
+    teacher.add_argument("--feature", help="use this one, from `sa1bpack derive --spatial`")
     parser.add_argument("--size", type=int, help="side of the student's images, a multiple of 4; "
                         "by default the mask size of the pack")  # fmt: skip
     sys.path.insert(0, "")  # the current folder, as `python -m` has it

@@ -267,7 +267,7 @@ class Trainer:
         self.args, self.device, self.step = args, device, 0
         self.read_every = READ_EVERY if device.type == "cuda" else 1
         features = [args.distill] if args.distill else []
-        ds = sa1bpack.open(args.pack, mask_format="runs", side=features, min_area=args.min_area)
+        ds = sa1bpack.open(args.pack, mask_format="runs", features=features, min_area=args.min_area)
         self.train, self.val = (ds, ds) if args.val == 0 else ds.split(val_fraction=args.val)
         options = {"global_batch_size": args.batch_size, "masks": "flat", "max_masks": args.masks}
         options |= {"device": str(device), "seed": args.seed}

@@ -102,7 +102,7 @@ class Check:
         return None
 
     def pack(self, root: Path, names: list[str], complete: bool) -> int:
-        """Check a pack: its own files, its shards and its side arrays; the number of shards.
+        """Check a pack: its own files, its shards and its features; the number of shards.
 
         The checksums of an incomplete pack may be older than its manifest (docs/format.md,
         "Publication"): that, and what is not in the manifest yet, are notes.

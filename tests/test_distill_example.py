@@ -111,15 +111,15 @@ def test_embeddings_are_computed_once_and_only_where_they_are_missing(
     assert capsys.readouterr().out.count("2 parts made") == 1
 
 
-def test_a_teacher_of_your_own_and_a_side_array_that_exists(script, tmp_path, monkeypatch):
+def test_a_teacher_of_your_own_and_a_feature_that_exists(script, tmp_path, monkeypatch):
     pack = example_runs.write_pack(tmp_path)
     (tmp_path / "my_teacher_of_a_test.py").write_text(
         "def embed(batch):\n    return batch['images'][:, ::8, ::8].permute(0, 3, 1, 2).half()\n"
     )
     monkeypatch.chdir(tmp_path)
     train(script, pack, tmp_path / "own", "--teacher", "my_teacher_of_a_test:embed", "--steps", 2)
-    train(script, pack, tmp_path / "side", "--side", pack / "side" / "embed", "--steps", 2)
-    assert same_as(tmp_path / "own", tmp_path / "side")
+    train(script, pack, tmp_path / "feature", "--feature", pack / "side" / "embed", "--steps", 2)
+    assert same_as(tmp_path / "own", tmp_path / "feature")
     recorded = json.loads((pack / "side" / "embed" / "manifest.json").read_text())
     assert recorded["provenance"]["function"] == "my_teacher_of_a_test:embed"
     assert recorded["row_shape"] == [3, 8, 8]
@@ -141,7 +141,7 @@ def test_the_student_comes_closer_to_its_teacher_and_to_the_masks(script, sample
     "options, message",
     [(["--teacher", "nothing"], "choose MODULE:FUNCTION"),
      (["--teacher", "no_such_module:embed"], "no_such_module"),
-     (["--side", "none"], "none")],
+     (["--feature", "none"], "none")],
     ids=lambda value: "" if isinstance(value, str) else value[1],
 )  # fmt: skip
 def test_a_teacher_that_is_not_there_is_one_line_and_exit_code_2(
@@ -158,5 +158,5 @@ def test_an_array_that_is_not_spatial_is_refused(script, tmp_path, capsys):
     ds = sa1bpack.open(pack)
     ids = ds.column("image_id")
     sa1bpack.attach(ds, "flat", torch.zeros(len(ids), 8), ids)
-    assert script.main([str(pack), "--side", "flat"]) == 2
+    assert script.main([str(pack), "--feature", "flat"]) == 2
     assert "derive it with --spatial" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def flip(path: Path) -> None:
 def test_verify_finds_the_same_in_a_damaged_pack(verify, pack):
     sa1bpack.derive(sa1bpack.open(pack), "ids", ids)
     sound = verify(pack)
-    assert sound == sa1bpack.verify(pack) and sound.ok and sound.counts["side arrays"] == 1
+    assert sound == sa1bpack.verify(pack) and sound.ok and sound.counts["features"] == 1
     flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
     flip(next((pack / "side" / "ids").glob("sa_000002-000-*")) / "values" / "c.0")
     (pack / "shards" / "sa_000000-000" / "zarr.json").unlink()
@@ -117,7 +117,7 @@ def test_verify_reports_or_raises_the_same_without_a_manifest(verify, pack):
         verify(pack.parent / "absent")
 
 
-def test_verify_of_a_side_array_of_its_own_is_the_same(verify, pack, tmp_path):
+def test_verify_of_a_feature_of_its_own_is_the_same(verify, pack, tmp_path):
     folder = tmp_path / "ids"
     sa1bpack.derive(sa1bpack.open(pack), "ids", ids, out=folder)
     flip(next(folder.glob("sa_000002-000-*")) / "values" / "c.0")
@@ -159,7 +159,7 @@ def test_a_part_whose_process_is_killed_is_made_again(ray_address, pack, tmp_pat
     )  # fmt: skip
     assert (tmp_path / "killed").exists() and len(result.made) == 4 and result.missing == ()
     assert steps[-1] == (len(ds), len(ds)) and len(steps) == 4
-    opened = sa1bpack.open(pack, side=["ids"])
+    opened = sa1bpack.open(pack, features=["ids"])
     assert [int(opened[k]["ids"]) for k in range(len(ds))] == [
         int(ds[k]["image_id"]) for k in range(len(ds))
     ]

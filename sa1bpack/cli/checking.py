@@ -38,8 +38,8 @@ def verify(
     found, 5 that a pack is sound, but not complete or without any image.
 
     Args:
-        packs (PACK): folders of packs, whose side arrays in PACK/side are checked too; of
-            side arrays elsewhere; quoted globs; or URLs of either in an object store, s3://
+        packs (PACK): folders of packs, whose features in PACK/side are checked too; of
+            features elsewhere; quoted globs; or URLs of either in an object store, s3://
             or gs://
         quick: structure, sizes and small files only: seconds per tar, not a full read
         io: direct reads past the page cache, cached through it; auto reads past it if the
@@ -55,7 +55,7 @@ def verify(
     examples:
       sa1bpack verify /data/packed
       sa1bpack verify '/data/packs/*' --quick
-      sa1bpack verify /home/teacher    # a side array outside its pack
+      sa1bpack verify /home/teacher    # a feature outside its pack
       sa1bpack verify s3://bucket/packed
     a job array of 20; the pack is sound if no part fails:
       sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
@@ -109,7 +109,7 @@ def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:
     whole  it is on all of a pack, not on a part, which may have no shard
     """
     counts, problems = report.counts, counted(len(report.problems), "problem")
-    empty = whole and counts.get("samples") == 0  # a side array does not count samples
+    empty = whole and counts.get("samples") == 0  # a feature does not count samples
     code, verdict = exits.OK, "sound"
     if not report.ok:
         code, verdict = exits.FAILED, f"DAMAGED: {problems}"
@@ -117,7 +117,7 @@ def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:
         code = exits.INCOMPLETE
     depth = "quick check" if quick else "every byte read"
     if "parts" in counts:
-        return code, f"side array, {verdict}; {counted(counts['parts'], 'part')}, {depth}"
+        return code, f"feature, {verdict}; {counted(counts['parts'], 'part')}, {depth}"
     if report.complete is None:
         return code, f"{verdict}; without its manifest nothing else can be checked"
     if denied := [problem for problem in report.problems if problem.denied]:
@@ -141,12 +141,12 @@ def advice(pack: str, problems: Iterable[Problem]) -> list[str]:
             "as another user"
         )
     damaged = [problem for problem in problems if not (problem.extra or problem.denied)]
-    if any(problem.side is not None for problem in damaged):
+    if any(problem.feature is not None for problem in damaged):
         lines.append(
-            "to make a damaged part of a side array again: remove its folder, and repeat "
+            "to make a damaged part of a feature again: remove its folder, and repeat "
             "sa1bpack derive or sa1bpack.attach"
         )
-    if any(problem.side is None for problem in damaged):
+    if any(problem.feature is None for problem in damaged):
         lines.append(
             f"to repair it: copy it to a disk (aws s3 sync {quote(pack)} DIR, or gsutil rsync), "
             "sa1bpack repair DIR TARS, and copy it back"

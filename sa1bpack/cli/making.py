@@ -225,9 +225,9 @@ def merge(out: str, packs: list[str]) -> int:
         say(f"{counted(result.before, 'shard')} already there")
     if result.repeated:
         say(f"{counted(result.repeated, 'shard')} in several packs, taken once")
-    for name, shards in result.sides.items():
+    for name, shards in result.features.items():
         if shards:
-            say(f"side array {name}: {counted(len(shards), 'shard')} without a part")
+            say(f"feature {name}: {counted(len(shards), 'shard')} without a part")
     if not result.complete:
         warn("not complete: one of the packs is not; repeat its pack command, and merge again")
     return exits.OK if result.complete else exits.FAILED

@@ -186,7 +186,7 @@ def derive(
     """Compute an array with one row per image, or per mask, for a complete pack:
     embeddings of a teacher, saliency, text features, relations of masks. It is
     kept in a folder of its own, by default PACK/side/NAME; the pack does not
-    change. sa1bpack.open(PACK, side=[NAME]) adds it to samples and batches.
+    change. sa1bpack.open(PACK, features=[NAME]) adds it to samples and batches.
 
     Work is published shard by shard. Interrupted? Repeat the command: shards that
     are done are kept, and so are complete batches of the one that is not. A shard

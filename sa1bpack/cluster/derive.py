@@ -1,4 +1,4 @@
-"""`derive_on_ray`: the parts of a side array as tasks of a Ray cluster."""
+"""`derive_on_ray`: the parts of a feature as tasks of a Ray cluster."""
 
 import sys
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def derive_on_ray(
     check: Callable[[], None] = lambda: None,
     **call: Unpack[DeriveKeywords],
 ) -> DeriveResult:
-    """Compute a side array on a Ray cluster, whose nodes see the pack under the same path.
+    """Compute a feature on a Ray cluster, whose nodes see the pack under the same path.
 
     Each shard whose part is missing is a task. One whose process or node dies is run again, up to
     5 times; parts are published complete, and a call that was killed is repeated to resume.

@@ -28,10 +28,10 @@ def verify_on_ray(
     io: str = "auto",
     check: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Check a pack or a side array on a Ray cluster, whose nodes see it under the same path.
+    """Check a pack or a feature on a Ray cluster, whose nodes see it under the same path.
 
     address   of the cluster, as in `ray.init`; default: RAY_ADDRESS, or this machine alone
-    progress  called as progress(shards done, shards in all); of a side array, its parts
+    progress  called as progress(shards done, shards in all); of a feature, its parts
     check     called at least twice a second
 
     Everything else is as in `verify`, and the report has the same problems, counts and notes. A
@@ -59,7 +59,7 @@ def verify_on_ray(
 
 
 def _names(root: Path) -> list[str]:
-    """A name for each part that is a task: of shards, or of parts of a side array."""
+    """A name for each part that is a task: of shards, or of parts of a feature."""
     if is_side(root):
         return part_names(root) or [root.name]
     try:
@@ -68,4 +68,4 @@ def _names(root: Path) -> list[str]:
         return [root.name]  # reported, or raised, by its only part
     sides = [len(part_names(folder)) for folder in side_folders(root) if is_side(folder)]
     more = range(len(names), max(sides, default=0))
-    return [*names, *(f"parts of side arrays, {number}" for number in more)] or [root.name]
+    return [*names, *(f"parts of features, {number}" for number in more)] or [root.name]

@@ -35,7 +35,7 @@ class Columns:
     columns["file_name"]    (k,) S64
     columns["checksum"]     (k,) uint64
     columns["area"], columns["bbox"], ...   (m, ...): one row per mask, types as in docs/format.md
-    columns["NAME"]              (k, ...) or (m, ...): a side array of the dataset
+    columns["NAME"]              (k, ...) or (m, ...): a feature of the dataset
     columns.reduced("area", "max")          (k, ...): one value per sample
 
     Masks that the dataset's rule leaves out are not among the m.
@@ -91,8 +91,8 @@ class Columns:
             return self._pack.image_ids(self._rows)
         if name == "file_name":
             return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
-        if name in side_names(self._pack):
-            return self._side(name)
+        if name in feature_names(self._pack):
+            return self._feature(name)
         if name in SIZE_COLUMNS:
             return self["size"][:, SIZE_COLUMNS[name]]
         if name in SAMPLE_COLUMNS:
@@ -100,14 +100,14 @@ class Columns:
         check_column(name, "mask", self._pack)
         return self._array(name)[self._masks]
 
-    def _side(self, name: str) -> np.ndarray:
-        """The rows of a side array, each sample's compared with its checksum if that is asked."""
-        part = next(part for part in self._opened.sides if part.spec.name == name)
+    def _feature(self, name: str) -> np.ndarray:
+        """The rows of a feature, each sample's compared with its checksum if that is asked."""
+        part = next(part for part in self._opened.features if part.spec.name == name)
         of_samples = part.spec.axis == "sample"
         if not self._verified:
             return part.values[self._local if of_samples else self._masks]
         found = np.concatenate(
-            [self._pack.read_side(part, row) for row in row_array(self._rows).tolist()]
+            [self._pack.read_feature(part, row) for row in row_array(self._rows).tolist()]
         )
         return found if of_samples else found[self._kept]
 
@@ -132,17 +132,19 @@ class Columns:
         return out
 
 
-def side_names(pack: Pack, axis: str | None = None) -> tuple[str, ...]:
-    """The side arrays of a dataset's pack, all or those with a row per "sample" or "mask"."""
-    return tuple(side.spec.name for side in pack.sides if axis in (None, side.spec.axis))
+def feature_names(pack: Pack, axis: str | None = None) -> tuple[str, ...]:
+    """The features of a dataset's pack, all or those with a row per "sample" or "mask"."""
+    return tuple(
+        feature.spec.name for feature in pack.features if axis in (None, feature.spec.axis)
+    )
 
 
 def check_column(name: str, axis: str, pack: Pack) -> None:
     """Raise UnknownName, naming the remedy, unless it is a column with one value per "sample" or
     "mask", which `axis` says."""
     columns = {
-        "sample": _OF_SAMPLES + side_names(pack, "sample"),
-        "mask": MASK_COLUMNS + side_names(pack, "mask"),
+        "sample": _OF_SAMPLES + feature_names(pack, "sample"),
+        "mask": MASK_COLUMNS + feature_names(pack, "mask"),
     }
     if name in columns[axis]:
         return
@@ -180,12 +182,12 @@ def iterate_columns(pack: Pack, rows: Rows, options: SampleOptions) -> Iterator[
 
 
 def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
-    """An array for so many values of a stored array, a column of `size` or a side array."""
+    """An array for so many values of a stored array, a column of `size` or a feature."""
     if name == "file_name":
         return np.empty(count, f"S{FILE_NAME_BYTES}")
-    for side in pack.sides:
-        if side.spec.name == name:
-            return np.empty((count, *side.spec.row_shape), side.spec.stored)
+    for feature in pack.features:
+        if feature.spec.name == name:
+            return np.empty((count, *feature.spec.row_shape), feature.spec.stored)
     if name in SIZE_COLUMNS:
         return np.empty(count, pack.layout.array("size").dtype)
     spec = pack.layout.array(name)

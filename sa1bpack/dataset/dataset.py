@@ -19,6 +19,7 @@ from sa1bpack.arguments import (
 )
 from sa1bpack.dataset import select
 from sa1bpack.dataset.columns import Columns, check_column, empty_column, expanded, iterate_columns
+from sa1bpack.dataset.features import with_features
 from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
@@ -33,7 +34,6 @@ from sa1bpack.dataset.rows import (
     take,
 )
 from sa1bpack.dataset.sample import ChangedKeywords, SampleOptions, SampleSpec, read_sample
-from sa1bpack.dataset.sides import with_sides
 from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
@@ -82,7 +82,10 @@ _RENAMED = {
 
 
 @checks_options(
-    masks="mask_format", check="verify_checksums=True or False", verify="verify_checksums"
+    masks="mask_format",
+    check="verify_checksums=True or False",
+    verify="verify_checksums",
+    side="features",
 )
 class Dataset(MapStyle, Pictured):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
@@ -114,7 +117,7 @@ class Dataset(MapStyle, Pictured):
     size                      int32 (4,)           source height, width, stored height, width
     file_name                 str
     index                     int                  row in the pack, or in all packs together
-    NAME                      (...) or (m, ...)    a side array, with side=["NAME"]
+    NAME                      (...) or (m, ...)    a feature, with features=["NAME"]
     ========================  ===================  ==========================================
 
     Boxes and points are in pixels of the stored image, so they fit `image`; in source pixels, as in
@@ -151,8 +154,8 @@ class Dataset(MapStyle, Pictured):
         self.pack = pack
         self.options = options
         self.manifest, self.layout = pack.manifest, pack.layout
-        sides = tuple(side.spec for side in pack.sides)
-        self.spec = SampleSpec.of(pack.layout, pack_sampling(pack.manifest), options, sides)
+        features = tuple(feature.spec for feature in pack.features)
+        self.spec = SampleSpec.of(pack.layout, pack_sampling(pack.manifest), options, features)
         self._rows = rows
         if options.verify_checksums:
             pack.check_index()
@@ -333,8 +336,8 @@ class Dataset(MapStyle, Pictured):
         a value that is not one of the choices, and for an unknown name.
         """
         found = dataclasses.replace(self.options, **options)
-        changed = found.side != self.options.side
-        pack = with_sides(self.pack, self._rows, found.side) if changed else self.pack
+        changed = found.features != self.options.features
+        pack = with_features(self.pack, self._rows, found.features) if changed else self.pack
         return Dataset(pack, self._rows, found)
 
     # ------------------------------------------------------------------------------------ metadata
@@ -344,7 +347,7 @@ class Dataset(MapStyle, Pictured):
 
         name    image_id, mask_count (both from the index, without reading shards, unless the
                 dataset has a rule for masks: then they are counted), height and width of the
-                source, size, annotation_count, file_name, checksum, or a side array with a row per
+                source, size, annotation_count, file_name, checksum, or a feature with a row per
                 image (read from all shards); with `reduce`, a column of masks
         reduce  "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
                 `ds.column("area", "sum")`
@@ -365,7 +368,7 @@ class Dataset(MapStyle, Pictured):
         """One value per mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
 
         name  bbox, area, predicted_iou, stability_score, point_coords, crop_box, annotation_id,
-              number_types, or a side array with a row per mask
+              number_types, or a feature with a row per mask
 
         All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
         iterates over them, one shard at a time. Raises as `column` does.
@@ -540,7 +543,7 @@ def _reopened(
                 f"{folder.root}: its index is {folder.manifest.index}, but was {index} when the "
                 "dataset was pickled: the pack has changed since; open it again"
             )
-    return Dataset(with_sides(pack, rows, options.side), rows, options)
+    return Dataset(with_features(pack, rows, options.features), rows, options)
 
 
 def as_dataset(value: Any) -> Dataset:

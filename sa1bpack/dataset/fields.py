@@ -75,7 +75,7 @@ SAMPLE_COLUMNS = (
 SIZE_COLUMNS = {"height": 0, "width": 1}
 MASK_COLUMNS = (*(field.array for field in NUMBER_FIELDS), "number_types")
 
-# What a side array cannot be called: other keys of samples and of batches, before and after a
+# What a feature cannot be called: other keys of samples and of batches, before and after a
 # Pipeline.
 TAKEN_NAMES = frozenset(
     {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS}
@@ -87,8 +87,8 @@ TAKEN_NAMES = frozenset(
 ) - {""}
 
 
-def check_side_name(name: str) -> str:
-    """Return the name of a side array. Raises OptionError if it cannot be a key of a sample."""
+def check_feature_name(name: str) -> str:
+    """Return the name of a feature. Raises OptionError if it cannot be a key of a sample."""
     if side_name(name) in TAKEN_NAMES:
         raise OptionError(f"name is {name!r}: samples or batches have that key; choose another")
     return name

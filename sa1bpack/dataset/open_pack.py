@@ -35,6 +35,7 @@ _log = logging.getLogger("sa1bpack")
     masks="mask_format",
     check="verify_checksums=True or False",
     verify="verify_checksums",
+    side="features",
 )
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -55,7 +56,7 @@ def open(
             "error" raises OptionError. "first" keeps one sample per id, that of the pack that is
             first in the list; of several in one pack, the first. The log and `Dataset.left_out` say
             how many are left out. "all" keeps every sample.
-        cache_dir: a folder on a local disk for packs and side arrays that are named by URL. What is
+        cache_dir: a folder on a local disk for packs and features that are named by URL. What is
             read of them is fetched into it once, and shared by all processes of the machine.
         cache_size: what the cache may take, such as "500 GB"; what was used least recently is
             removed. None: as it was opened last, or four fifths of the free disk.
@@ -87,8 +88,9 @@ def open(
       change of a file shows in it. Columns are compared with the digest of their file. What
       differs, is cut short or cannot be read is a ReadError; for columns and the index, a
       FormatError. `ds.shards` remains unchecked memory maps.
-    - `side`: side arrays, see docs/side-data.md: names of those in PACK/side, or paths of others.
-      Each is a key of samples and batches. Every shard must have its part.
+    - `features`: arrays that were computed after packing, see docs/features.md: names of those in
+      PACK/side, or paths of others. Each is a key of samples and batches. Every shard must have its
+      part.
     - `min_area`, `max_area_frac`, `min_iou`, `min_stability`: samples have only masks of at least
       `min_area` source pixels, which cover at most the fraction `max_area_frac` of the image, with
       a predicted IoU of at least `min_iou` and a stability score of at least `min_stability`; see
@@ -111,7 +113,7 @@ def open(
         VersionError: a newer major version of the format.
         OptionError: a value that is not one of the choices, a URL without `cache_dir`, a pattern
             that matches nothing, packs that differ in their layout, image ids that occur more than
-            once (see `duplicates`), and a side array that lacks the part of a shard, or has it for
+            once (see `duplicates`), and a feature that lacks the part of a shard, or has it for
             other bytes.
         ResourceShortage: the system refuses a memory map or an open file.
         StoreError: an object store cannot be reached, or refuses.
@@ -151,9 +153,9 @@ def open(
     for folder in folders:
         if (text := folder.missing()) is not None:
             _log.warning("%s", text)
-    ds = Dataset(pack, pack.rows, dataclasses.replace(given, side=()))
+    ds = Dataset(pack, pack.rows, dataclasses.replace(given, features=()))
     ds = ds if saved is None else ds.load_selection(saved)
-    return ds.with_options(side=given.side) if given.side else ds
+    return ds.with_options(features=given.features) if given.features else ds
 
 
 def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | ShardSource]:

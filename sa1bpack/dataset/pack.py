@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sa1bpack.dataset.features import Feature
 from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_of, row_array
 from sa1bpack.dataset.shards import CACHE, OpenShard
-from sa1bpack.dataset.sides import Side
 from sa1bpack.errors import FormatError, OptionError, ResourceShortage
 from sa1bpack.format.index import has_distinct_ids, repeated_rows, repeated_text
 from sa1bpack.format.manifest import Manifest
@@ -62,14 +62,14 @@ class Pack:
     places      where each shard is: the folder of its pack, and its number there
     first_row   first row of each shard, and the number of all rows
     duplicates  what becomes of image ids that several samples have, see `sa1bpack.open`
-    sides       its side arrays, whose parts are opened with the shards, see `sides.with_sides`
+    features    its features, whose parts are opened with the shards, see `features.with_features`
     """
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
         self._owner = object()  # of open shards
         self.folders = tuple(folders)
         self.duplicates = duplicates
-        self.sides: Sequence[Side] = ()
+        self.features: Sequence[Feature] = ()
         self.places = [
             (folder, number)
             for folder in self.folders
@@ -94,10 +94,10 @@ class Pack:
     def __del__(self):
         CACHE.leave(self._owner)
 
-    def with_sides(self, sides: Sequence[Side]) -> "Pack":
-        """The same pack with other side arrays."""
+    def with_features(self, features: Sequence[Feature]) -> "Pack":
+        """The same pack with other features."""
         found = copy.copy(self)
-        found.sides, found._owner = sides, object()
+        found.features, found._owner = features, object()
         return found
 
     @property
@@ -164,7 +164,7 @@ class Pack:
             raise IndexError(f"shard {number} of a dataset which has {len(self)}")
         folder, own = self.places[number]
         shard, leases = folder.open_shard(own)
-        parts = [side.open(number, leases) for side in self.sides]
+        parts = [feature.open(number, leases) for feature in self.features]
         return OpenShard(shard, parts, leases)
 
     def open_many(
@@ -375,8 +375,8 @@ class Pack:
         if not self.sources:
             return None
         found = {source.url: source for source in self.sources}
-        for side in self.sides:
-            found |= {source.url: source for source in side.sources.values()}
+        for feature in self.features:
+            found |= {source.url: source for source in feature.sources.values()}
         return sum((source.counts() for source in found.values()), Counts())
 
     # -------------------------------------------------------------------------------- checked reads
@@ -404,20 +404,20 @@ class Pack:
             )
         return rows
 
-    def read_sides(self, row: int, direct: bool = False) -> dict[str, np.ndarray]:
-        """The rows of a sample in the side arrays, copied and compared with their checksums.
+    def read_features(self, row: int, direct: bool = False) -> dict[str, np.ndarray]:
+        """The rows of a sample in the features, copied and compared with their checksums.
 
         By name, (*row_shape) or (m, *row_shape), read-only. Raises as `read_rows` does.
         """
         found = {}
-        for part in self.open(self.locate(row)[0]).sides:
-            rows = self.read_side(part, row, direct)
+        for part in self.open(self.locate(row)[0]).features:
+            rows = self.read_feature(part, row, direct)
             rows.flags.writeable = False
             found[part.spec.name] = rows[0] if part.spec.axis == "sample" else rows
         return found
 
-    def read_side(self, part: SidePart, row: int, direct: bool = False) -> np.ndarray:
-        """The rows of a sample in a part of a side array, as `read_sides`, but (n, *row_shape)."""
+    def read_feature(self, part: SidePart, row: int, direct: bool = False) -> np.ndarray:
+        """The rows of a sample in a part of a feature, as `read_features`, but (n, *row_shape)."""
         _, local, first, stop = self.locate(row)
         span = (local, local + 1) if part.spec.axis == "sample" else (first, stop)
         return CACHE.with_resources(partial(part.read, local, *span, direct=direct))

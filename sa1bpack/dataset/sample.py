@@ -11,10 +11,10 @@ import numpy as np
 from sa1bpack import masks as kernels
 from sa1bpack import pixels
 from sa1bpack.arguments import UNCHANGED, keywords_of, option
+from sa1bpack.dataset.features import feature_paths
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, SCALED_KEYS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.shards import OpenShard
-from sa1bpack.dataset.sides import side_paths
 from sa1bpack.dataset.specs import AS_STORED, RGB_OF_YUV, ImageSpec, MaskSpec, image_spec, mask_spec
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
@@ -46,7 +46,7 @@ class SampleKeywords(ThresholdKeywords, total=False):
     mask_size: int | None
     mask_sampling: str | None
     pixels: str
-    side: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+    features: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 class ChangedKeywords(SampleKeywords, total=False):
@@ -83,11 +83,11 @@ class SampleOptions(Thresholds):
     on_error: str = option("raise", "a ReadError in a batched fetch", choices=("raise", "return"))
     verify_checksums: bool = option(False, "whatever is read is compared with its checksum")
     transform: Callable[[Sample], Any] | None = None
-    side: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
     def __post_init__(self):
         super().__post_init__()
-        object.__setattr__(self, "side", side_paths(self.side))
+        object.__setattr__(self, "features", feature_paths(self.features))
         if self.transform is not None and not callable(self.transform):
             raise OptionError(f"transform is {self.transform!r}: choose a function or None")
 
@@ -108,11 +108,15 @@ class SampleSpec:
     image: ImageSpec
     masks: MaskSpec
     coordinates: str
-    sides: tuple[SideSpec, ...] = ()
+    features: tuple[SideSpec, ...] = ()
 
     @classmethod
     def of(
-        cls, layout: Layout, sampling: str, options: SampleOptions, sides: tuple[SideSpec, ...] = ()
+        cls,
+        layout: Layout,
+        sampling: str,
+        options: SampleOptions,
+        features: tuple[SideSpec, ...] = (),
     ) -> "SampleSpec":
         """The form that the options ask for, of packs with this layout and sampling of masks.
 
@@ -121,7 +125,7 @@ class SampleSpec:
         masks = mask_spec(
             layout, sampling, options.mask_format, options.mask_size, options.mask_sampling
         )
-        return cls(image_spec(layout, options.pixels), masks, options.coordinates, sides)
+        return cls(image_spec(layout, options.pixels), masks, options.coordinates, features)
 
     def summary(self) -> str:
         """The form in the words of a repr: "1024 × 1024 rgb, masks 256 bits, boxes in image
@@ -132,8 +136,8 @@ class SampleSpec:
         kind = f"{masks.size} {'bool' if masks.as_bool else 'bits'}"
         kind = "as runs" if masks.source == "runs" else kind
         boxes = "image" if self.coordinates == "stored" else self.coordinates
-        sides = "".join(f", {side.name} {side.to_text()}" for side in self.sides)
-        return f"{most}{side} × {side} {pixels}, masks {kind}, boxes in {boxes} pixels{sides}"
+        features = "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
+        return f"{most}{side} × {side} {pixels}, masks {kind}, boxes in {boxes} pixels{features}"
 
     def as_text(self) -> str:
         """One line, such as "pad 1024 rgb, masks 256 area, stored coordinates".
@@ -144,10 +148,10 @@ class SampleSpec:
         fit = "squash" if self.masks.fit == "squash" else "pad"
         pixels = "rgb" if len(self.image.shape) == 3 else "yuv420"
         kind = "runs" if self.masks.source == "runs" else "masks"
-        sides = "".join(f", {side.name} {side.to_text()}" for side in self.sides)
+        features = "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
         return (
             f"{fit} {self.image.side} {pixels}, {kind} {self.masks.size} {self.masks.sampling}, "
-            f"{self.coordinates} coordinates{sides}"
+            f"{self.coordinates} coordinates{features}"
         )
 
 
@@ -161,7 +165,7 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     try:
         if options.verify_checksums:
             rows = pack.read_rows(row)
-            sample = sample_of_rows(rows, pack.layout, spec) | pack.read_sides(row)
+            sample = sample_of_rows(rows, pack.layout, spec) | pack.read_features(row)
         else:
             sample = _sample_views(pack.open(number), local, first, stop, spec)
         convert(sample, pack.layout, options.rule, spec)
@@ -228,7 +232,7 @@ def _sample_views(opened: OpenShard, row: int, first: int, stop: int, spec: Samp
         sample["image"] = arrays["image"][row]
     if spec.masks.source != "bits":
         sample |= _runs(opened, first, stop)
-    for part in opened.sides:
+    for part in opened.features:
         rows = part.values
         sample[part.spec.name] = rows[row] if part.spec.axis == "sample" else rows[first:stop]
     return sample
@@ -269,7 +273,7 @@ def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
         return
     # Stored bits are not used where masks come from runs.
     keys = [field.sample for field in MASK_FIELDS if field.columns or spec.masks.source == "bits"]
-    keys += [side.name for side in spec.sides if side.axis == "mask"]
+    keys += [feature.name for feature in spec.features if feature.axis == "mask"]
     left = {key: sample[key][kept] for key in keys}
     if "run_ends" in sample:
         runs = kernels.take_masks(sample["run_ends"], sample["run_offset"], kept)

@@ -54,13 +54,15 @@ class OpenShard:
     image_edges  int64 (N + 1,): where images without a canvas begin in `image`; None with canvases
     run_offset   int64 (M + 1,): where the runs of each mask begin; None if there are no runs
     mappings     memory maps that the shard has once all its arrays are in use
-    sides        parts of the side arrays of the dataset, each found to be that of this shard
+    features     parts of the features of the dataset, each found to be that of this shard
     leases       what keeps files in place that were brought here, see `urls.ShardSource`
     """
 
-    def __init__(self, shard: Shard, sides: Sequence[SidePart] = (), leases: Sequence[Lease] = ()):
+    def __init__(
+        self, shard: Shard, features: Sequence[SidePart] = (), leases: Sequence[Lease] = ()
+    ):
         """Map the arrays of a shard. Raises FormatError or OSError if one cannot be mapped."""
-        self.shard, self.sides, self.leases = shard, sides, leases
+        self.shard, self.features, self.leases = shard, features, leases
         rows, extent = shard.layout.array_rows(shard.extent), shard.extent
         names = [spec.name for spec in rows]
         self.arrays = arrays = {name: shard[name] for name in names if name not in _MAPPED_LATER}
@@ -70,7 +72,7 @@ class OpenShard:
         self.sizes = arrays["size"]
         self.image_edges = arrays.get("image_offset")
         self.run_offset = arrays.get("run_offset")
-        self.mappings = sum(map(bool, rows.values())) + sum(len(p.values) > 0 for p in sides)
+        self.mappings = sum(map(bool, rows.values())) + sum(len(p.values) > 0 for p in features)
 
     def image_span(self, row: int) -> tuple[int, int]:
         """First byte in the chunk file of `image`, and number of bytes, of one sample's image.

@@ -1,4 +1,4 @@
-"""Side arrays made: by a function, shard by shard through the Loader, or from an existing array.
+"""Features made: by a function, shard by shard through the Loader, or from an existing array.
 
 target      which parts there are to make, and where
 run         `sa1bpack.derive`

@@ -1,4 +1,4 @@
-"""`sa1bpack.attach`: a side array from an array that exists already."""
+"""`sa1bpack.attach`: a feature from an array that exists already."""
 
 from collections.abc import Callable
 from typing import Any, Unpack
@@ -33,7 +33,7 @@ def attach(
     progress: Callable[[int, int], None] | None = None,
     **options: Unpack[RowKeywords],
 ) -> DeriveResult:
-    """Make a side array of rows that exist, matched by id, whatever their order.
+    """Make a feature of rows that exist, matched by id, whatever their order.
 
     Args:
         ds: a dataset of complete shards, or a torch Subset of one; all its images, or masks, must
@@ -60,7 +60,7 @@ def attach(
         >>> ds = sa1bpack.open("packed")
         >>> captions = np.arange(6, dtype=np.int64).reshape(3, 2)
         >>> result = sa1bpack.attach(ds, "caption", captions, ids=[2, 5, 6], out="derived/caption")
-        >>> sa1bpack.open("packed", side="derived/caption").by_id(5)["caption"]
+        >>> sa1bpack.open("packed", features="derived/caption").by_id(5)["caption"]
         array([2, 3])
     """
     target = Target(as_dataset(ds), name, {"function": "sa1bpack:attach", "options": {}}, **options)

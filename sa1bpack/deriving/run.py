@@ -1,4 +1,4 @@
-"""`sa1bpack.derive`: a side array computed by a function, shard by shard through the Loader."""
+"""`sa1bpack.derive`: a feature computed by a function, shard by shard through the Loader."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -59,11 +59,11 @@ def derive(
     progress: Callable[[int, int], None] | None = None,
     **call: Unpack[DeriveKeywords],
 ) -> DeriveResult:
-    """Compute a side array: one row per image or per mask, by a function of batches.
+    """Compute a feature: one row per image or per mask, by a function of batches.
 
     One part per shard, each published when it is complete. Parts that exist are kept: a call that
     was killed is repeated to resume, and a shard that was packed again is the only one that is
-    computed again. Any number of processes may work on one side array at once, each on the
+    computed again. Any number of processes may work on one feature at once, each on the
     shards of its `part`.
 
     Args:
@@ -86,7 +86,7 @@ def derive(
         spatial: rows are (C, h, w) over the canvas of the stored image, so that a
             `transforms.Pipeline` moves them with the image; default: False.
         options: keyword arguments of `fn`, which JSON can hold; they are recorded.
-        out: folder of the side array, not among the files of the pack. Default: PACK/side/NAME.
+        out: folder of the feature, not among the files of the pack. Default: PACK/side/NAME.
         allow_nonfinite: store NaN and infinities, too, in place of an error; default: False.
         io, masks, prefetch, threads, timeout: of the Loader.
 
@@ -104,7 +104,7 @@ def derive(
         >>> def grey(batch):
         ...     return batch["images"].float().mean((1, 2, 3))
         >>> result = sa1bpack.derive(ds, "mean_grey", grey, out="derived/mean_grey")
-        >>> ds = sa1bpack.open("packed", side="derived/mean_grey")
+        >>> ds = sa1bpack.open("packed", features="derived/mean_grey")
         >>> ds[0]["mean_grey"].shape, ds[0]["mean_grey"].dtype
         ((), dtype('float32'))
     """
@@ -136,9 +136,9 @@ def function_name(fn: Function) -> str:
 
 
 class PartMaker:
-    """Makes the parts of a side array, as a call of `derive` with these arguments asks for.
+    """Makes the parts of a feature, as a call of `derive` with these arguments asks for.
 
-    target  the side array
+    target  the feature
     made    the shards whose parts it has published
     """
 
@@ -224,7 +224,7 @@ class PartMaker:
 def stored_rows(found: Any) -> tuple[np.ndarray, str]:
     """A tensor or an array as it is stored, C-contiguous, and its type by name.
 
-    Raises OptionError for anything else, and for a type that a side array cannot have.
+    Raises OptionError for anything else, and for a type that a feature cannot have.
     """
     if isinstance(found, torch.Tensor):
         dtype = str(found.dtype).removeprefix("torch.")
@@ -236,7 +236,7 @@ def stored_rows(found: Any) -> tuple[np.ndarray, str]:
         dtype = getattr(getattr(found, "dtype", None), "name", type(found).__name__)
     if dtype not in SIDE_DTYPES or not isinstance(found, np.ndarray) or dtype == "bfloat16":
         raise OptionError(
-            f"rows are {dtype}: a side array has rows of one of {', '.join(SIDE_DTYPES)}"
+            f"rows are {dtype}: a feature has rows of one of {', '.join(SIDE_DTYPES)}"
         )
     little = np.ascontiguousarray(found, found.dtype.newbyteorder("<"))
     return little, dtype

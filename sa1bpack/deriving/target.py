@@ -1,4 +1,4 @@
-"""The parts of a side array that a dataset needs: which exist, and which this process makes."""
+"""The parts of a feature that a dataset needs: which exist, and which this process makes."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from sa1bpack.arguments import (
     whole_number,
 )
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import check_side_name
+from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
 from sa1bpack.format.side.part import ShardIdentity, coverage, open_part, part_names
@@ -44,7 +44,7 @@ from sa1bpack.wording import brief, counted
 class DeriveResult:
     """The result of `derive` and `attach`.
 
-    folder   of the side array
+    folder   of the feature
     made     names of the shards whose parts this call made
     present  names of the shards whose parts were there before
     missing  names of the shards that have no part yet: those of other ranks or parts of a job
@@ -91,7 +91,7 @@ class ShardToDo:
 
 
 class Target:
-    """A side array of a dataset, to be made or completed.
+    """A feature of a dataset, to be made or completed.
 
     axis        "sample" or "mask": what has a row
     folder      where it is
@@ -121,10 +121,10 @@ class Target:
             )
         if ds.options.rule is not None:
             raise OptionError(
-                f"the dataset has thresholds for masks, {ds.options.rule.as_text()}, but a side "
-                "array is of all that the pack has: open it without them"
+                f"the dataset has thresholds for masks, {ds.options.rule.as_text()}, but a "
+                "feature is of all that the pack has: open it without them"
             )
-        check_side_name(name)
+        check_feature_name(name)
         self.name, self.provenance = side_name(name), _json(provenance)
         self.folder = _folder(ds, self.name) if out is None else _outside(self.name, out)
         self.shards = _complete_shards(ds)
@@ -237,7 +237,7 @@ def _outside(name: str, out: str | os.PathLike[str]) -> Path:
     root = pack_above(found / "part")
     if root is not None and found.parent != root / SIDES_NAME:
         raise OptionError(
-            f"out is {str(out)!r}: this is in the pack {root}, whose side arrays are in "
+            f"out is {str(out)!r}: this is in the pack {root}, whose features are in "
             f"{SIDES_NAME}; choose {root / SIDES_NAME / name}, or a folder elsewhere"
         )
     return folder
@@ -255,7 +255,7 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
         if not np.array_equal(local[positions], np.arange(identity.extent.samples)):
             raise OptionError(
                 f"ds has {counted(len(positions), 'sample')} of the {identity.extent.samples:,} of "
-                f"shard {identity.name}: a part of a side array is for a complete shard; "
+                f"shard {identity.name}: a part of a feature is for a complete shard; "
                 "compute it for the pack, and any selection of it has the array, or select with "
                 "ds.from_sources(...) or ds.from_shards(...)"
             )

@@ -19,7 +19,7 @@ from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Extent, Layout
 from sa1bpack.wording import brief, counted
 
 MANIFEST_NAME = "manifest.json"
-SIDE_FORMAT_NAME = "sa1bpack-side"  # of side arrays, whose manifest has the same name
+SIDE_FORMAT_NAME = "sa1bpack-side"  # of features, whose manifest has the same name
 SHARDS_NAME = "shards"
 REJECTS_NAME = "rejects.jsonl"
 MAX_NAME_BYTES = 200
@@ -123,8 +123,8 @@ def read_manifest(root: Path) -> Manifest:
         raise without_manifest(Path(root)) from None
     if isinstance(data, dict) and data.get("format") == SIDE_FORMAT_NAME:
         raise NotAPack(
-            f"{root}: not a pack, but a side array: name a pack; sa1bpack.open(PACK, "
-            "side=[FOLDER]) reads it, and `sa1bpack verify FOLDER` checks it"
+            f"{root}: not a pack, but a feature: name a pack; sa1bpack.open(PACK, "
+            "features=[FOLDER]) reads it, and `sa1bpack verify FOLDER` checks it"
         )
     if not isinstance(data, dict) or data.get("format") != FORMAT_NAME:
         raise FormatError(f'{path}: it lacks "format": "{FORMAT_NAME}"; this is not a pack')

@@ -23,8 +23,8 @@ class Problem:
     """One problem of a pack. The remedy for damage of a pack is `sa1bpack repair`.
 
     what       what was found and what is expected
-    side       name of the side array; None for the pack itself. Its remedy is to derive it again
-    shard      name of the shard, or of the part of a side array; None for the pack's own files
+    feature    name of the feature; None for the pack itself. Its remedy is to derive it again
+    shard      name of the shard, or of the part of a feature; None for the pack's own files
     array      name of the array, if the problem is in one
     sample     row of the sample in its shard, if the problem is in one
     image_id   its id, as far as it can be read
@@ -42,12 +42,12 @@ class Problem:
     file_name: str | None = None
     extra: bool = False
     denied: bool = False
-    side: str | None = None
+    feature: str | None = None
 
     def __str__(self) -> str:
-        place = [f"side array {self.side}"] if self.side is not None else []
+        place = [f"feature {self.feature}"] if self.feature is not None else []
         if self.shard is not None:
-            place.append(f"{'shard' if self.side is None else 'part'} {self.shard}")
+            place.append(f"{'shard' if self.feature is None else 'part'} {self.shard}")
         if self.array is not None:
             place.append(f"array {self.array}")
         if self.sample is not None:
@@ -85,11 +85,11 @@ def joined(reports: Sequence[Report]) -> Report:
     counts: dict[str, int] = {}
     for report in reports:
         for key, count in report.counts.items():
-            # Every part looks at all side arrays, and at its own shards.
-            both = max if key == "side arrays" else int.__add__
+            # Every part looks at all features, and at its own shards.
+            both = max if key == "features" else int.__add__
             counts[key] = both(counts.get(key, 0), count)
     complete = next((r.complete for r in reports if r.complete is not None), None)
-    in_order = sorted(problems, key=lambda problem: problem.side is not None)
+    in_order = sorted(problems, key=lambda problem: problem.feature is not None)
     return Report(tuple(in_order), counts, tuple(notes), complete)
 
 
@@ -111,7 +111,7 @@ class Stream(Protocol):
 
 
 class PackFiles:
-    """The files of a pack, or of a side array, that is checked: here, those of a folder.
+    """The files of a pack, or of a feature, that is checked: here, those of a folder.
 
     root   the folder; it has every file with its length, and those that are not read by `stream`,
            `digest` and `rest`, nor below a shard that has not been brought, with their bytes
@@ -187,7 +187,7 @@ class Check:
         Several parts of a check can find the same problem in the same file.
         """
         found = Problem(what.removesuffix(f"; {REMEDY}"), **place)
-        self._problems.setdefault((found.what, found.side, found.shard, found.sample), found)
+        self._problems.setdefault((found.what, found.feature, found.shard, found.sample), found)
 
     @contextmanager
     def collecting(self, **place) -> Iterator[None]:

@@ -72,10 +72,10 @@ def verify(
     progress  called as progress(bytes done, total bytes), after each sample or shard
     io        how samples are read: "direct" past the page cache, "cached" through it, "auto" past
               it if the pack takes more than half of the memory, and its file system can do that
-    part      (K, N): every N-th shard, and part of a side array, from the K-th on; the first of the
+    part      (K, N): every N-th shard, and part of a feature, from the K-th on; the first of the
               N parts also checks the pack's own files. The pack is sound if all parts are
 
-    Side arrays in PACK/side are checked as well; for one in another folder, name that folder.
+    Features in PACK/side are checked as well; for one in another folder, name that folder.
 
     A pack may be checked while a packer works on it. Names that start with "." at the top and under
     shards/ are working files of a packer and are skipped. Of a pack in an object store, every
@@ -157,7 +157,7 @@ def _readable_index(root: Path, manifest: Manifest) -> Index | None:
 
 
 def _verify_side(check: Check, quick: bool, share: Share) -> Report:
-    """Check a side array that is named itself, without its pack."""
+    """Check a feature that is named itself, without its pack."""
     folder = check.files.root
     check.files.choose_mode(_side_bytes(folder))
     check.total = _side_bytes(folder, share)
@@ -166,7 +166,7 @@ def _verify_side(check: Check, quick: bool, share: Share) -> Report:
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
-    """Bytes of the chunk files of a part of a side array, as far as they can be read."""
+    """Bytes of the chunk files of a part of a feature, as far as they can be read."""
     try:
         parts = [folder / name for name in share_of(part_names(folder), share)]
         return sum(path.stat().st_size for part in parts for path in part.glob("*/c.*"))
@@ -186,7 +186,7 @@ def _check_shards(
     share: Share = ALL,
     sides: Sequence[Path] = (),
 ) -> Report:
-    """Check the shards, the index against them, and side arrays.
+    """Check the shards, the index against them, and features.
 
     full     names of shards to read in full even if the check is quick
     sources  names of the sources whose shards are checked; None: all
@@ -220,7 +220,7 @@ def _check_shards(
         "samples": sum(shard.samples for shard in shards),
         "masks": sum(shard.masks for shard in shards),
         "bytes": pack_bytes,
-        **({"side arrays": len(sides)} if sides else {}),
+        **({"features": len(sides)} if sides else {}),
     }
     return check.report(counts, manifest.complete)
 

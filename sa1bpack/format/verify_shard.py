@@ -132,7 +132,7 @@ def check_group(
     known: Set[str] = frozenset(),
     **place,
 ) -> None:
-    """Check the files of a shard, or of a part of a side array.
+    """Check the files of a shard, or of a part of a feature.
 
     read   checks what is in them, given what the checksum file lists; returns the paths of those
            whose digest need not be compared any more

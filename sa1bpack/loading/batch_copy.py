@@ -152,8 +152,12 @@ class BatchCopy:
             table.append((start, width, out, True, capacity, kind))
         else:
             table.append((0, _RUN_BYTES, _RUN_BYTES, True, -1, RUNS))
-        for side in spec.sides:
-            start, width, per_mask = regions[side.name].start, side.row_bytes, side.axis == "mask"
+        for feature in spec.features:
+            start, width, per_mask = (
+                regions[feature.name].start,
+                feature.row_bytes,
+                feature.axis == "mask",
+            )
             table.append((start, width, width, per_mask, rows if per_mask else -1, AS_IT_IS))
         return np.array(table, np.int64)
 
@@ -354,8 +358,8 @@ class BatchCopy:
         images = self.regions["images"].view(buffer)
         rows = pack.read_rows(row, {"image": images[k : k + 1]} if in_place else None, direct)
         # Arrays, so that each has memory of its own: one row may be a number.
-        sides = pack.read_sides(row, direct)
-        sides = [np.ascontiguousarray(sides[side.name]) for side in spec.sides]
+        features = pack.read_features(row, direct)
+        features = [np.ascontiguousarray(features[feature.name]) for feature in spec.features]
         size = rows["size"][0]
         self.regions["sizes"].view(buffer)[k] = found.sizes[at] = size
         if self._source.ds.options.coordinates == "stored":
@@ -374,10 +378,10 @@ class BatchCopy:
         files[:2, MAP] = [address(rows[name]) for name in spec.arrays[:2]]
         if in_place:
             files[IMAGE, OPEN] = IN_PLACE
-        for c, (side, values) in enumerate(zip(spec.sides, sides, strict=True), 2):
-            skipped = local * side.row_bytes if side.axis == "sample" else 0
+        for c, (feature, values) in enumerate(zip(spec.features, features, strict=True), 2):
+            skipped = local * feature.row_bytes if feature.axis == "sample" else 0
             files[c, MAP] = address(values) - skipped
-        return [*rows.values(), *sides]
+        return [*rows.values(), *features]
 
     def _kept(self, at: int, rows: dict[str, np.ndarray]) -> np.ndarray:
         """The masks of a sample that are kept, exactly as many as were planned.
@@ -423,7 +427,7 @@ class BatchCopy:
                 f"{shard.path('run_offset')}: runs of sample {self._lookup.samples.local[at]} are "
                 f"not within 0 and {shard.shard.extent.runs}; {REPAIR}"
             )
-        path = shard.path(self._spec.arrays[c]) if c < 2 else shard.sides[c - 2].path
+        path = shard.path(self._spec.arrays[c]) if c < 2 else shard.features[c - 2].path
         if code != CUT_SHORT:
             return OSError(code, os.strerror(code), path)
         return FormatError(

@@ -92,7 +92,7 @@ _TORCH = {
     np.dtype("f4"): torch.float32,
     np.dtype("i1"): torch.int8,
     np.dtype("i2"): torch.int16,
-    np.dtype("u2"): torch.bfloat16,  # of side arrays alone: numpy has no such type
+    np.dtype("u2"): torch.bfloat16,  # of features alone: numpy has no such type
     np.dtype("f2"): torch.float16,
     np.dtype("f8"): torch.float64,
 }

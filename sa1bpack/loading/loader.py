@@ -201,7 +201,7 @@ class Loader(BatchReader):
                     samples, capacity, total, cells, layout.padded, layout.packed
                 )
         # Checked reading opens files as it reads them, one at a time per thread.
-        files, per_shard = self._threads, 2 + len(ds.spec.sides)
+        files, per_shard = self._threads, 2 + len(ds.spec.features)
         if not ds.options.verify_checksums:
             files = 2 * most_open_shards() + per_shard * self._threads * OPEN_SAMPLES
             files = min(files, per_shard * len(ds.manifest.shards))
@@ -232,7 +232,7 @@ class Loader(BatchReader):
             placed |= {"run_ends"} if spec.as_bool else LARGE_ARRAYS - {"images"}
         outside = LARGE_ARRAYS - placed
         if direct:
-            outside |= {side.name for side in spec.sides}
+            outside |= {feature.name for feature in spec.features}
         outside &= largest.regions.keys()
         return int(self._threads * part * sum(largest.regions[key].nbytes for key in outside))
 

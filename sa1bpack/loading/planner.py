@@ -301,12 +301,12 @@ class Planner:
             run_spans(table, offsets, mask_rows, mask_spans)
         else:
             mask_spans = np.stack([mask_rows, mask_rows + 1], 1)
-        sides = len(self.source.spec.sides)
-        files = np.full((len(found), 2 + sides, 4), NO_FILE)  # none is open yet
+        features = len(self.source.spec.features)
+        files = np.full((len(found), 2 + features, 4), NO_FILE)  # none is open yet
         files[:, :2, MAP] = table[:, FIRST_ADDRESS : FIRST_ADDRESS + 2]
-        if sides:
-            parts = [address(part.values) for shard in found for part in shard.sides]
-            files[:, 2:, MAP] = np.reshape(parts, (-1, sides))
+        if features:
+            parts = [address(part.values) for shard in found for part in shard.features]
+            files[:, 2:, MAP] = np.reshape(parts, (-1, features))
         samples = Samples(
             where[_LOCAL],
             spans,
@@ -373,7 +373,7 @@ class Planner:
         indices, numbers = where[_INDEX], where[_NUMBER]
         rows = self.source.ds.rows_at(indices)
         offsets, n, arrays = offsets_of(counts), len(rows), len(self.source.spec.arrays)
-        total, sides = int(offsets[-1]), len(self.source.spec.sides)
+        total, features = int(offsets[-1]), len(self.source.spec.features)
         samples = Samples(
             where[_LOCAL],
             np.zeros((n, 2), np.int64),
@@ -383,7 +383,7 @@ class Planner:
             np.zeros((n, 4), np.int32),
             np.ones((n, 2)),
             np.zeros((n, arrays - 2), np.int64),
-            np.full((n, 2 + sides, 4), NO_FILE),
+            np.full((n, 2 + features, 4), NO_FILE),
         )
         found = [shards[number] for number in numbers.tolist()]
         ids = self.source.ds.pack.image_ids(rows)

@@ -217,9 +217,9 @@ def dataset_bytes(ds: Dataset) -> int:
     """Bytes of the dataset's samples on disk, by the average of the pack."""
     manifest = ds.manifest
     total = sum(shard.bytes for shard in manifest.shards)
-    for side in ds.spec.sides:
-        rows = manifest.samples if side.axis == "sample" else manifest.masks
-        total += rows * side.row_bytes
+    for feature in ds.spec.features:
+        rows = manifest.samples if feature.axis == "sample" else manifest.masks
+        total += rows * feature.row_bytes
     return total * len(ds) // max(ds.manifest.samples, 1)
 
 

@@ -32,7 +32,7 @@ def most_open_shards() -> int:
 
 
 class ShardFiles:
-    """Files of a shard and of its side arrays, open as long as this object lives.
+    """Files of a shard and of its features, open as long as this object lives.
 
     table  int64 (k, 3): the last columns of `load_samples.Samples.files` for each: its descriptor,
            NO_FILE for an array without rows; whether it is opened past the page cache; and, known
@@ -78,7 +78,7 @@ class OpenFiles:
         self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
     def get(self, shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
-        """The files of these arrays, then of the shard's side arrays, open as long as the caller
+        """The files of these arrays, then of the shard's features, open as long as the caller
         keeps them.
 
         direct  open them past the page cache, if their file system can do that
@@ -93,7 +93,7 @@ class OpenFiles:
                 return held[1]
         # Without holding the lock: other threads need not wait for a slow file system.
         found = [(shard.path(name), len(shard.arrays[name])) for name in names]
-        found += [(part.path, len(part.values)) for part in shard.sides]
+        found += [(part.path, len(part.values)) for part in shard.features]
         try:
             files = ShardFiles(found, direct)
         except OSError as error:

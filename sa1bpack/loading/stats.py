@@ -55,7 +55,7 @@ class LoadingStats:
     stage_seconds   as before: waiting for copies to a device to end, and starting them
     deliver_seconds the part of `waited_seconds` in which the batch was there, and its tensors were
                     made: on a CPU, masks are unpacked then
-    cached_share    share of the bytes of images, masks and side rows that were in the page cache
+    cached_share    share of the bytes of images, masks and feature rows that were in the page cache
     disk_bytes      the others: they came from the disk
     disk_seconds    how long at least one thread read from the disk. Through the page cache, the
                     copy of what was read counts as well
@@ -63,10 +63,10 @@ class LoadingStats:
                     `disk_seconds`; an upper bound, because requests made together count until the
                     last of them is done
     ready           batches that were complete when the consumer asked for one, on average
-    cache_hits      shards, and parts of side arrays, that were in the cache when they were opened,
+    cache_hits      shards, and parts of features, that were in the cache when they were opened,
                     of a pack that is read through one. These four count what this process does with
                     the pack meanwhile, other readers of it included
-    cache_misses    shards, and parts of side arrays, that had to be fetched
+    cache_misses    shards, and parts of features, that had to be fetched
     fetched_bytes   bytes that were fetched
     requests        to the object store, which it may charge for
     fetch_seconds   how long the next batch waited for its shards to be fetched or opened

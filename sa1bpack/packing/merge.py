@@ -80,8 +80,8 @@ class MergeResult:
     packs                   how many were merged
     before                  shards that an earlier merge had put there
     repeated                shards that several packs have, which are there once
-    linked, cloned, copied  files of shards and side arrays that are hard links, clones, and copies
-    sides                   name of a side array → shards without a part of it
+    linked, cloned, copied  files of shards and features that are hard links, clones, and copies
+    features                name of a feature → shards without a part of it
     complete                whether every pack was complete
     seconds                 wall time
 
@@ -101,7 +101,7 @@ class MergeResult:
     linked: int
     cloned: int
     copied: int
-    sides: dict[str, list[str]] = field(default_factory=dict)
+    features: dict[str, list[str]] = field(default_factory=dict)
     complete: bool = True
     seconds: float = 0.0
 
@@ -124,12 +124,12 @@ def merge(
         Called as progress(bytes copied, bytes to copy), again and again while files are copied.
 
     Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
-    else clones that share their blocks, else copies. Side arrays in PACK/side come along. The
+    else clones that share their blocks, else copies. Features in PACK/side come along. The
     result has the same bytes as if all sources had been packed into `out`; interrupted or killed,
     repeat the call.
 
     Raises OptionError; OptionsDiffer; OutputRefused if two packs have different shards, sources or
-    side arrays of one name, or if `out` holds something else;
+    features of one name, or if `out` holds something else;
     OutputLocked (a packer or a repair works on one of the folders); FormatError for a pack that is
     damaged or not one of this packer, and OSError if the disk fails or is too small.
 
@@ -215,7 +215,7 @@ class _Plan:
     sources       name → record, of the sources that are packed to their end
     repeated      shards that several packs have, with the same bytes
     complete      whether every pack is
-    sides         name of a side array in PACK/side → the folders of that name
+    features      name of a feature in PACK/side → the folders of that name
     without_part  name → shards with samples, but without a part in any of the packs
     """
 
@@ -223,7 +223,7 @@ class _Plan:
         """Read the packs, and check that they make one.
 
         Raises OptionsDiffer, naming the differences, if they were not made with the same options;
-        OutputRefused if two packs have different shards, sources or side arrays of one name;
+        OutputRefused if two packs have different shards, sources or features of one name;
         FormatError or VersionError for a pack that is damaged or newer.
         """
         manifests = {pack: read_manifest(pack) for pack in packs}
@@ -242,13 +242,13 @@ class _Plan:
         for pack, manifest in manifests.items():
             self._take_shards(pack, manifest)
             self._take_sources(pack, manifest)
-        self.sides: dict[str, list[Path]] = {}
+        self.features: dict[str, list[Path]] = {}
         self.without_part: dict[str, list[str]] = {}
         for pack in packs:
             for folder in sorted((pack / SIDES_NAME).glob("[!.]*")):
                 if not (is_side(folder) and is_unused(folder)):  # what a failed call left
-                    self.sides.setdefault(folder.name, []).append(folder)
-        for name, folders in self.sides.items():
+                    self.features.setdefault(folder.name, []).append(folder)
+        for name, folders in self.features.items():
             out = root / SIDES_NAME / name
             _check_alike([*folders, out] if out.exists() else folders)
 
@@ -294,12 +294,12 @@ class _Plan:
         return [taken for key, taken in self.shards.items() if key not in state.shards]
 
     def find_parts(self) -> dict[Path, Path]:
-        """The parts of side arrays for the merged pack's shards → where those go that are missing.
+        """The parts of features for the merged pack's shards → where those go that are missing.
 
         A part is bound to the bytes of its shard, so it fits them under the same name in any pack.
         """
         parts: dict[Path, Path] = {}
-        for name, folders in self.sides.items():
+        for name, folders in self.features.items():
             out, self.without_part[name] = self.root / SIDES_NAME / name, []
             for _, taken in sorted(self.shards.items()):
                 shard = ShardIdentity(taken.entry.name, taken.digest, taken.entry.extent)
@@ -311,11 +311,11 @@ class _Plan:
         return parts
 
     def create_sides(self) -> None:
-        """Make the folders of the side arrays, with their manifests, where they are not there yet.
+        """Make the folders of the features, with their manifests, where they are not there yet.
 
         Only for the process that holds the pack's lock: what a killed merge left is removed.
         """
-        for name, folders in self.sides.items():
+        for name, folders in self.features.items():
             out = self.root / SIDES_NAME / name
             make_folder(out.parent)
             for folder in folders:
@@ -345,7 +345,7 @@ def _check_alike(folders: Sequence[Path]) -> None:
     for folder in folders[1:]:
         if (difference := first_difference(first, read_side_manifest(folder))) is not None:
             raise OutputRefused(
-                f"{folders[0]} and {folder} are different side arrays, {difference}: make one of "
+                f"{folders[0]} and {folder} are different features, {difference}: make one of "
                 "them again like the other, or move its folder out of the pack (it can still be "
                 "read by its path), and merge again"
             )

@@ -6,7 +6,7 @@
     upload       a pack that is made in a staging folder and uploaded
     origin       a folder of files that is read, and what is fetched from there: ranges, digests
     cache        the folder of a cache: locks, limit, what is removed
-    packs        packs and side arrays through a cache
+    packs        packs and features through a cache
     verify       a pack in an object store, checked
 
 obstore and botocore, of the extra `cloud`, are imported by `stores` alone, and when a URL of an

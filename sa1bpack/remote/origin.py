@@ -152,7 +152,7 @@ def fetch_group(
     folder: Path,
     beat: Beat,
 ) -> None:
-    """Fetch a shard, or a part of a side array, into a folder that is being made.
+    """Fetch a shard, or a part of a feature, into a folder that is being made.
 
     path    in the origin
     digest  XXH3-128 of its checksum file

@@ -1,4 +1,4 @@
-"""Packs and side arrays that are read through a cache.
+"""Packs and features that are read through a cache.
 
 A pack is a folder of the cache with its manifest, its index, and links to those of its shards that
 are here: an ordinary pack once all are. It is named after the digests of manifest and checksums, so
@@ -119,9 +119,9 @@ class RemotePack(_Brought):
         """See ShardSource. Raises NotAPack for a URL of something else."""
         if not is_pack_url(name):
             return _open_side(self._origin, self._cache, f"{SIDES_NAME}/{name}/")
-        origin = open_origin(pack_url("side", name))
+        origin = open_origin(pack_url("features", name))
         if (found := _open_side(origin, self._cache, "")) is None:
-            raise NotAPack(f"{name}: not a side array: it has no {MANIFEST_NAME}")
+            raise NotAPack(f"{name}: not a feature: it has no {MANIFEST_NAME}")
         return found
 
     def __reduce__(self):
@@ -137,7 +137,7 @@ def _reopened(url: str, root: Path, name: str) -> RemotePack:
 
 
 class RemoteSide(_Brought):
-    """A side array, see `urls.SideSource`, below a path in its origin: "", or "side/NAME/"."""
+    """A feature, see `urls.SideSource`, below a path in its origin: "", or "side/NAME/"."""
 
     def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock, prefix: str):
         super().__init__(origin, cache, name, lease)
@@ -147,7 +147,7 @@ class RemoteSide(_Brought):
         """See SideSource."""
         path = f"{self._prefix}{shard.part}"
         manifest = f"{self._prefix}{MANIFEST_NAME}"
-        if is_replaced(self._origin, manifest, self._digest):  # by another side array
+        if is_replaced(self._origin, manifest, self._digest):  # by another feature
             raise changed(self._origin, manifest)
         try:
             digest = digest_of(self._origin.read(f"{path}/{CHECKSUMS_NAME}"))
@@ -254,7 +254,7 @@ def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:
 
 
 def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
-    """A side array as it is now: its manifest, and a link for each of its parts.
+    """A feature as it is now: its manifest, and a link for each of its parts.
 
     None if there is none.
     """

@@ -29,7 +29,7 @@ from sa1bpack.remote.stores import Bucket
 RANGE_BYTES = 8 << 20
 AHEAD = 8
 
-# Arrays of which a file is read once, as a stream: those of shards, and that of a side array.
+# Arrays of which a file is read once, as a stream: those of shards, and that of a feature.
 _STREAMED = ("image", "mask_bits", "run_ends", "values")
 
 # Files that are fetched whole, besides chunk files of small arrays.

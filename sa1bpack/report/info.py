@@ -45,8 +45,8 @@ class PackInfo(Holdings, Stored):
         How much of the pack is published.
     duplicates
         Sources and image ids that the pack holds more than once.
-    sides
-        The side arrays in PACK/side, name → text; their files are not counted above.
+    features
+        The features in PACK/side, name → text; their files are not counted above.
     packs
         Of several packs, what each holds; empty for one.
     """
@@ -119,7 +119,7 @@ class PackInfo(Holdings, Stored):
             "identity": identity_text(manifest.sources),
             "packed_by": self.packed_by,
             "unknown_keys": self.unknown_keys,
-            "side_arrays": self.sides,
+            "features": self.features,
             "notes": ([] if manifest.complete else [str(self.completeness)])
             + self.duplicates.lines(),
             "packs": [each.as_dict() for each in self.packs],
@@ -145,7 +145,7 @@ class PackInfo(Holdings, Stored):
             for label, text in (
                 *(("state", str(each)) for each in state),
                 *(("duplicates", line) for line in self.duplicates.lines()),
-                *(("side array", f"{name}: {text}") for name, text in self.sides.items()),
+                *(("feature", f"{name}: {text}") for name, text in self.features.items()),
             )
             for line in _wrapped(label, text)
         ]

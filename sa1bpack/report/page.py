@@ -139,9 +139,9 @@ def _cards(held: Holdings, seen: Survey, checked: Verification) -> list[_Card]:
         cards.append(_Card("warn", "Not complete.", f"{text[0].upper()}{text[1:]}."))
     if lines := held.duplicates.lines():
         cards.append(_Card("warn", "Held more than once.", lines=lines, noun="finding"))
-    if lines := [f"{name}: {text}" for name, text in held.sides.items()]:
-        size = counted(len(lines), "side array")
-        cards.append(_Card("good", f"{size}.", lines=lines, noun="side array"))
+    if lines := [f"{name}: {text}" for name, text in held.features.items()]:
+        size = counted(len(lines), "feature")
+        cards.append(_Card("good", f"{size}.", lines=lines, noun="feature"))
     cards.append(_verdict(checked))
     if lines := seen.unreadable:
         text = f"{counted(len(lines), 'part')} of the pack could not be read for this report."

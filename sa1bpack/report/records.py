@@ -89,8 +89,8 @@ class Holdings:
         How much of the pack is published.
     duplicates
         Sources and image ids that the pack holds more than once.
-    sides
-        The side arrays in PACK/side: name → what it holds, how large it is, which function made
+    features
+        The features in PACK/side: name → what it holds, how large it is, which function made
         it, and what is missing; or what is wrong with it.
     """
 
@@ -99,7 +99,7 @@ class Holdings:
     mask_counts: np.ndarray
     completeness: Completeness
     duplicates: Duplicates
-    sides: dict[str, str]
+    features: dict[str, str]
 
     @property
     def annotations(self) -> int:
@@ -139,19 +139,21 @@ def read_holdings(roots: Sequence[Path], pack: Pack | None = None) -> Holdings:
         _check_records(each, root)
     if len(packs) > 1:
         manifest = msgspec.structs.replace(manifest, counts=_summed([m.counts for _, m in packs]))
-    sides = [(root, name, text) for root, each in packs for name, text in _sides(root, each)]
+    features = [(root, name, text) for root, each in packs for name, text in _features(root, each)]
     return Holdings(
         roots=tuple(roots),
         manifest=manifest,
         mask_counts=np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset),
         completeness=_joined_completeness([completeness_of(*each) for each in packs]),
         duplicates=find_duplicates(manifest, index),
-        sides={name if len(packs) == 1 else f"{root}: {name}": text for root, name, text in sides},
+        features={
+            name if len(packs) == 1 else f"{root}: {name}": text for root, name, text in features
+        },
     )
 
 
-def _sides(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Name and text of the side arrays in PACK/side. Raises FormatError for damaged digests."""
+def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Name and text of the features in PACK/side. Raises FormatError for damaged digests."""
     folders = side_folders(root)
     shards = shard_identities(root, manifest) if folders else ()
     for folder in folders:

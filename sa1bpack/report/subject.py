@@ -89,7 +89,7 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
     grid = None if layout.bits else min(-(-side // 8) * 8, _LARGEST_GRID)
     wanted = {"mask_format": "bits", "mask_size": grid, "mask_sampling": None, "pixels": "rgb"}
     as_stored = dataset.with_options(
-        **wanted, coordinates="source", verify_checksums=True, transform=None, side=()
+        **wanted, coordinates="source", verify_checksums=True, transform=None, features=()
     )
     try:
         sample, found = as_stored[index], as_stored.metadata(index)

@@ -28,11 +28,11 @@ def check_dataset(ds: Any) -> Any:
     return ds
 
 
-def check_relations(names: Collection[str], sides: Iterable[Any]) -> None:
-    """Raise OptionError for a relation with the name of one of the side arrays of the dataset."""
-    if taken := sorted(set(names) & {side.name for side in sides}):
+def check_relations(names: Collection[str], features: Iterable[Any]) -> None:
+    """Raise OptionError for a relation with the name of one of the features of the dataset."""
+    if taken := sorted(set(names) & {feature.name for feature in features}):
         raise OptionError(
-            f"relations include {taken[0]!r}, but the dataset has a side array of that name: leave "
+            f"relations include {taken[0]!r}, but the dataset has a feature of that name: leave "
             "one of them out"
         )
 
@@ -173,9 +173,9 @@ def check_runs(runs: RunBatch, small: Mapping[str, torch.Tensor], shape: tuple[i
 
 
 def spatial_sides(ds: Any) -> dict[str, tuple[int, ...]]:
-    """Name → (C, h, w) of the spatial side arrays of a dataset."""
-    sides = getattr(getattr(ds, "spec", None), "sides", ())
-    return {side.name: side.row_shape for side in sides if side.spatial}
+    """Name → (C, h, w) of the spatial features of a dataset."""
+    features = getattr(getattr(ds, "spec", None), "features", ())
+    return {feature.name: feature.row_shape for feature in features if feature.spatial}
 
 
 def check_spatial(rows: Any, name: str, samples: int, shape: tuple[int, ...]) -> None:

@@ -98,9 +98,9 @@ class Pipeline:
     mix_box          int64    (B, 4) with `CutMix`
     ===============  =======  ==================================================================
 
-    Spatial side arrays of the dataset, (B, C, h, w) over the canvas of the stored image, are moved
-    with the image, and have as many pixels per cell as before (`spatial.move_spatial`). Other side
-    arrays stay as they are. `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`.
+    Spatial features of the dataset, (B, C, h, w) over the canvas of the stored image, are moved
+    with the image, and have as many pixels per cell as before (`spatial.move_spatial`). Other
+    features stay as they are. `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`.
 
     Masks are drawn from the exact runs if the batch has `runs`, a `RunBatch` of its masks in the
     same order, without padding or with padding that has no run ends: by the rule of the dataset's
@@ -200,7 +200,7 @@ class Pipeline:
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self._relate = Relate.of(relations)
         if self._relate is not None:
-            check_relations(self._relate.names, getattr(getattr(ds, "spec", None), "sides", ()))
+            check_relations(self._relate.names, getattr(getattr(ds, "spec", None), "features", ()))
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self.steps, geometric = _checked_steps(steps)
         self._geometric = self.steps[:geometric]

@@ -21,7 +21,7 @@ TOP = {
     "loading": ("Loading", [
         "Loader", "make_dataloader", "ReadingOptions", "Collate", "LoadingStats", "bench",
     ]),
-    "deriving": ("Side data", ["derive", "attach", "DeriveResult"]),
+    "deriving": ("Features", ["derive", "attach", "DeriveResult"]),
 }  # fmt: skip
 # What functions of a page return, and nobody makes.
 RESULTS = {

@@ -75,7 +75,7 @@ def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path
     np.testing.assert_array_equal(values(pack, out), 3 * sa1bpack.open(pack).column("image_id"))
     assert not (pack / "side").exists()
     code, printed, _ = in_folder("verify", out)
-    assert (code, printed) == (0, f"{out}: side array, sound; 4 parts, every byte read\n")
+    assert (code, printed) == (0, f"{out}: feature, sound; 4 parts, every byte read\n")
 
 
 def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa: F811
@@ -85,7 +85,7 @@ def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa
         "--option", "name=mask_boxes", "--mask-format", "runs", "-o", "extents",
     )  # fmt: skip
     assert code == 0 and printed == "extents: 2 parts made, 0 present, complete\n"
-    ds = sa1bpack.open(pack, mask_format="runs", side="./extents")
+    ds = sa1bpack.open(pack, mask_format="runs", features="./extents")
     for sample in ds:
         np.testing.assert_array_equal(sample["extents"], sa1bpack.masks.relate(sample).mask_boxes)
     assert ds.mask_column("extents").max() > ds.layout.mask_size / 2  # pixels of images, not cells

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from packs import SCALES, SIDES, Packs
+from packs import FEATURES, SCALES, Packs
 
 import sa1bpack
 from sa1bpack import transforms
@@ -16,7 +16,7 @@ RELATIONS = ("intersections", "ious", "containments", "touching", "distances", "
 RELATIONS += ("centroids", "mask_boxes", "parents", "depths", "levels")
 SELECTIONS = ("all", "all", "slice", "shuffled", "repeated", "where", "fraction", "saved")
 LAYOUTS = ("padded", "flat", "padded_bits", "flat_bits")
-# Every so many cases has masks from runs and side arrays, read past the page cache from the disk:
+# Every so many cases has masks from runs and features, read past the page cache from the disk:
 # what shares a thread's scratch memory.
 HARDEST = 5
 
@@ -94,7 +94,7 @@ def drawn_opening(seed: int) -> Case:
         rules = {"min_area": 300, "max_area_frac": 0.5, "min_iou": 0.93, "min_stability": 0.95}
         opened |= {name: rules[name] for name in rng.sample(list(rules), rng.randint(1, 2))}
     if rng.random() < 0.6:
-        opened["side"] = rng.sample(list(SIDES), rng.randint(1, 3))
+        opened["features"] = rng.sample(list(FEATURES), rng.randint(1, 3))
     if seed % HARDEST == 0:
         stored = rng.choice(("runs", "bits+runs"))
         opened["mask_format"] = rng.choice(("runs", "runs", "bool"))
@@ -102,7 +102,7 @@ def drawn_opening(seed: int) -> Case:
             opened["mask_size"] = rng.choice((24, 40))
         else:
             opened.pop("mask_size", None)
-        opened.setdefault("side", rng.sample(list(SIDES), 2))
+        opened.setdefault("features", rng.sample(list(FEATURES), 2))
     return Case(
         seed,
         (fit, pixels, stored, scale),
@@ -122,7 +122,7 @@ def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
     if case.copied:
         roots = [*roots, packs.copy_of(roots[0])]
     for root in roots:
-        for name in case.opened.get("side", ()):
+        for name in case.opened.get("features", ()):
             packs.attach(root, name)
     more: dict[str, Any] = {"duplicates": case.copied} if case.copied else {}
     paths: list[Any] = list(roots)

@@ -219,7 +219,7 @@ class Crossing:
             np.testing.assert_allclose(made[name].numpy(), expected[name], rtol=1e-5, err_msg=name)
 
     def _spatial(self) -> list[str]:
-        return [side.name for side in self.ds.spec.sides if side.spatial]
+        return [feature.name for feature in self.ds.spec.features if feature.spatial]
 
     def _sample(self, index: int) -> dict:
         if index not in self.samples:

@@ -101,11 +101,11 @@ def expected_batch(
         found["mask_offsets"] = offsets
     for key, kind in NUMBERS.items():
         found[key] = of_masks(key, lambda rows, kind=kind: rows.astype(kind))
-    for side in ds.spec.sides:
-        if side.axis == "mask":
-            found[side.name] = of_masks(side.name)
+    for feature in ds.spec.features:
+        if feature.axis == "mask":
+            found[feature.name] = of_masks(feature.name)
         else:
-            found[side.name] = np.stack([sample[side.name] for sample in samples])
+            found[feature.name] = np.stack([sample[feature.name] for sample in samples])
     if "masks" in samples[0]:
         found["masks"] = of_masks("masks", lambda m: as_layout(m, layout.endswith("bits")))
     else:

@@ -1,4 +1,4 @@
-"""Packs of tiny photographs in every layout, with side arrays; each is made when it is asked for.
+"""Packs of tiny photographs in every layout, with features; each is made when it is asked for.
 
 What is made stays in a folder that processes may share one after the other: a case that ends its
 process leaves the packs to the next one.
@@ -27,7 +27,7 @@ HEIGHTS, WIDTHS = (40, 64, 81, 33, 97), (60, 47, 96, 120, 64, 35, 71)
 
 # Name → axis, type, shape of a row, and whether it moves with the image. Rows of few bytes, of one
 # block of a disk, of no whole number of blocks, and of many blocks.
-SIDES = {
+FEATURES = {
     "few": ("sample", "float32", (3,), False),
     "block": ("sample", "uint8", (4096,), False),
     "odd": ("sample", "int16", (2501,), False),
@@ -74,15 +74,15 @@ class Packs:
         return path
 
     def copy_of(self, pack: Path) -> Path:
-        """A pack with the samples of another, and without its side arrays."""
+        """A pack with the samples of another, and without its features."""
         out = pack.with_name(f"{pack.name}-copy")
         without = shutil.ignore_patterns("side")
         self._once(out, lambda: shutil.copytree(pack, out, ignore=without))
         return out
 
     def attach(self, pack: Path, name: str) -> None:
-        """Make a side array of a pack, of random rows."""
-        axis, dtype, shape, spatial = SIDES[name]
+        """Make a feature of a pack, of random rows."""
+        axis, dtype, shape, spatial = FEATURES[name]
 
         def make() -> None:
             ds = sa1bpack.open(pack)

@@ -11,7 +11,7 @@ from sa1bpack.dataset.fields import (
     MASK_FIELDS,
     SAMPLE_COLUMNS,
     SAMPLE_FIELDS,
-    check_side_name,
+    check_feature_name,
 )
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
@@ -58,7 +58,7 @@ def of_batches():
 
 
 def test_the_documentation_of_a_sample_lists_each_key_once(of_samples):
-    optional = {"run_ends", "run_offset", "NAME"}  # the last stands for side arrays
+    optional = {"run_ends", "run_offset", "NAME"}  # the last stands for features
     assert of_samples.keys() == {field.sample for field in FIELDS} | optional
 
 
@@ -79,13 +79,13 @@ def test_the_documentation_of_a_batch_lists_each_key_once_with_its_type(of_batch
             assert of_batches[field.batch].split()[0] == field.dtype.name, field.batch
 
 
-def test_no_side_array_has_a_key_of_samples_or_of_batches_before_and_after_a_pipeline(
+def test_no_feature_has_a_key_of_samples_or_of_batches_before_and_after_a_pipeline(
     of_samples, of_batches
 ):
     keys = of_samples.keys() | of_batches.keys() | table_of(Pipeline.__doc__).keys()
     for key in keys - {"NAME"}:
         with pytest.raises(OptionError, match="samples or batches have that key"):
-            check_side_name(key)
+            check_feature_name(key)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.fit}-{layout.pixels}")

@@ -29,6 +29,8 @@ TAR = "tests/samples/sa_000000.tar"
             lambda pack: sa1bpack.open(pack).with_options(check="open"),
             "'check': use verify_checksums=True or False",
         ),
+        (lambda pack: sa1bpack.open(pack, side=["x"]), "'side': use features"),
+        (lambda pack: sa1bpack.open(pack).with_options(side=()), "'side': use features"),
         (lambda pack: sa1bpack.open(pack, cache="x"), "'cache': use cache_dir"),
         (lambda pack: sa1bpack.open(pack, cache_bytes=1), "'cache_bytes': use cache_size"),
         (lambda pack: sa1bpack.TarDataset(TAR, cache_bytes=1), "'cache_bytes': use cache_size"),

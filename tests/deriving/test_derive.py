@@ -50,7 +50,7 @@ def no_calls():
 
 
 def rows_of(folder, pack) -> np.ndarray:
-    """All rows of a complete side array, as stored."""
+    """All rows of a complete feature, as stored."""
     spec = read_side_manifest(folder).spec
     shards = shard_identities(pack, read_manifest(pack))
     return np.concatenate(
@@ -291,7 +291,7 @@ def test_a_damaged_part_is_named_and_made_again_once_removed(ds, pack):
     assert verify(pack).ok
 
 
-def test_a_dataset_with_thresholds_has_no_side_array(ds, tmp_path):
+def test_a_dataset_with_thresholds_has_no_feature(ds, tmp_path):
     ruled = ds.with_options(min_area=3)
-    with pytest.raises(OptionError, match="thresholds for masks, min_area=3, but a side array"):
+    with pytest.raises(OptionError, match="thresholds for masks, min_area=3, but a feature"):
         derive(ruled, "depth", depth, axis="mask", out=tmp_path / "depth")

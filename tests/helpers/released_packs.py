@@ -29,7 +29,7 @@ def facts_of(folder: Path, layout: str) -> list[dict[str, Any]]:
     """Every sample of a pack as JSON, with each kind of masks that it has."""
     kinds = LAYOUTS[layout].get("masks", "bits+runs").split("+")
     opened = [
-        sa1bpack.open(folder, mask_format=kind, side=["teacher"], coordinates="source")
+        sa1bpack.open(folder, mask_format=kind, features=["teacher"], coordinates="source")
         for kind in kinds
     ]
     return [

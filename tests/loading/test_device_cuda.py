@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from batches import same, tensors_of
-from packs_with_sides import SPECS, with_sides  # noqa: F401 - a fixture
+from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from sync_debug import waiting_is_an_error
 
 from sa1bpack.dataset.open_pack import open as open_pack

@@ -1,4 +1,4 @@
-"""Side arrays of packs whose metadata is random: an error with a name, or the rows of the sample.
+"""Features of packs whose metadata is random: an error with a name, or the rows of the sample.
 
 In a process that any read after an array would kill.
 """
@@ -20,11 +20,11 @@ import sa1bpack
 from batches import clone
 from guard_pages import guard_maps
 from hostile_packs import Found, Hostile, chunk_path
-from packs_with_sides import SPECS
+from packs_with_features import SPECS
 from sa1bpack.errors import FormatError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.part import shard_identities
-from side_arrays import write_side
+from feature_arrays import write_side
 from test_hostile_metadata import READ, not_asked, ways_to_read
 
 folder, side = Path(sys.argv[3]), sys.argv[4]
@@ -60,7 +60,7 @@ def load(root, verified, masks, io):
     found, loaded = Found(root), 0
     stored = {name: rows_of(root, spec) for name, spec in SPECS.items()}
     try:
-        ds = sa1bpack.open(root, side=list(SPECS), verify_checksums=verified)
+        ds = sa1bpack.open(root, features=list(SPECS), verify_checksums=verified)
     except FormatError as error:
         assert "index-" in str(error), error
         return 0
@@ -99,7 +99,7 @@ print("alive")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
-def test_nothing_outside_a_side_array_is_read(tmp_path):
+def test_nothing_outside_a_feature_is_read(tmp_path):
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(HELPERS),
                str(Path(__file__).parent), str(tmp_path), "end"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

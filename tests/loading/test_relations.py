@@ -49,16 +49,16 @@ def test_a_transform_that_returns_a_relation_is_refused(layout_packs):
         next(iter(make_dataloader(ds, 2, num_workers=0, relations=["ious"])))
 
 
-def test_a_side_array_with_the_name_of_a_relation_is_refused_at_once(layout_packs, tmp_path):
+def test_a_feature_with_the_name_of_a_relation_is_refused_at_once(layout_packs, tmp_path):
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"))
     ids = ds.column("image_id")
     sa1bpack.attach(ds, "ious", ids, ids, out=tmp_path / "ious")
-    ds = ds.with_options(side=[tmp_path / "ious"])
+    ds = ds.with_options(features=[tmp_path / "ious"])
     for make in (
         lambda names: Loader(ds, 2, relations=names),
         lambda names: make_dataloader(ds, 2, num_workers=0, relations=names),
         lambda names: Pipeline(ds, relations=names),
     ):
-        with pytest.raises(OptionError, match="but the dataset has a side array of that name"):
+        with pytest.raises(OptionError, match="but the dataset has a feature of that name"):
             make(["parents", "ious"])
         make(["parents"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from elsewhere import elsewhere  # noqa: F401 - a fixture
-from side_arrays import write_side
+from feature_arrays import write_side
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
@@ -320,7 +320,7 @@ def test_a_damaged_shard_is_refused_and_never_published(copied, tmp_path, damage
 
 
 @pytest.mark.parametrize("other", ["dtype", "provenance", "earlier merge"])
-def test_side_arrays_of_one_name_that_differ_are_refused_before_anything_is_written(
+def test_features_of_one_name_that_differ_are_refused_before_anything_is_written(
     copied, tmp_path, other
 ):
     a, b = copied("ab")
@@ -343,7 +343,7 @@ def test_side_arrays_of_one_name_that_differ_are_refused_before_anything_is_writ
     assert sa1bpack.merge(tmp_path / "pack", [a, b]).complete
 
 
-def test_side_arrays_come_along(copied, tmp_path):
+def test_features_come_along(copied, tmp_path):
     a, b = copied("ab")
     spec = SideSpec("score", "mask", "float16", (2,))
     write_side(a, spec)
@@ -352,20 +352,20 @@ def test_side_arrays_come_along(copied, tmp_path):
     out = tmp_path / "pack"
     result = sa1bpack.merge(out, [a, b])
     assert {path.name for path in (out / "side" / "score").glob("sa_*")} == given.keys()
-    assert "sa_000001-000" not in result.sides["score"] and len(result.sides["score"]) > 0
+    assert "sa_000001-000" not in result.features["score"] and len(result.features["score"]) > 0
     assert result.copied == 0 and result.linked == linked_files(out, [a, b])
     for name, part in given.items():
         assert contents(out / "side" / "score" / name) == contents(part)
     assert sa1bpack.verify(out).ok
     write_side(b, spec)  # the parts that b lacked
     again = sa1bpack.merge(out, [b, a])
-    assert again.sides == {"score": []}
+    assert again.features == {"score": []}
     assert result.linked + again.linked == linked_files(out, [a, b])
     assert sa1bpack.merge(out, [a, b]).linked == 0
     assert sa1bpack.verify(out).ok
 
 
-def test_what_a_killed_merge_left_of_a_side_array_is_removed_and_nothing_else(copied, tmp_path):
+def test_what_a_killed_merge_left_of_a_feature_is_removed_and_nothing_else(copied, tmp_path):
     [a] = copied("a")
     spec = SideSpec("score", "sample", "float16", (2,))
     write_side(a, spec)

@@ -4,5 +4,5 @@ from cached_packs import driven  # noqa: F401 - a fixture
 from fault_server import web  # noqa: F401 - a fixture
 from faulty_http import proxy, proxy_process  # noqa: F401 - fixtures
 from layout_packs import layout_packs  # noqa: F401 - a fixture
-from packs_with_sides import with_sides  # noqa: F401 - a fixture
+from packs_with_features import with_features  # noqa: F401 - a fixture
 from s3_server import s3, s3_process  # noqa: F401 - fixtures

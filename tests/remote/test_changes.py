@@ -10,9 +10,9 @@ import shutil
 import numpy as np
 import pytest
 from cached_packs import open_cached, url_of
+from feature_arrays import write_side
 from reading_packs import write_pack
 from same_samples import same_samples
-from side_arrays import write_side
 from unflushed import unflushed
 
 import sa1bpack
@@ -135,16 +135,16 @@ def test_a_shard_that_was_not_uploaded_whole_is_told_apart_from_damage(origin, t
 SIDE = SideSpec("score", "sample", "float64", ())
 
 
-def test_a_side_array_that_was_replaced_is_not_mixed_with_the_other(origin, tmp_path):
+def test_a_feature_that_was_replaced_is_not_mixed_with_the_other(origin, tmp_path):
     root = tmp_path / "pack"
     write_side(root, SIDE)
-    ds = opened(tmp_path, side="score")
+    ds = opened(tmp_path, features="score")
     first = ds[0]["score"]
     shutil.rmtree(root / "side/score")
     write_side(root, SIDE, function="another")
     assert np.array_equal(ds[0]["score"], first)
     with pytest.raises(StoreError, match=CHANGED):
         ds[3]
-    own = sa1bpack.open(root, side="score")
-    again = opened(tmp_path, side="score")
+    own = sa1bpack.open(root, features="score")
+    again = opened(tmp_path, features="score")
     assert all(same_samples(again[k], own[k]) for k in range(len(own)))

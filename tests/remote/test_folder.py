@@ -142,10 +142,10 @@ def test_caches_of_another_release_are_refused(layout_packs, tmp_path):
         open_cached(layout_packs(), tmp_path / "cache")
 
 
-def test_a_path_with_percent_signs_is_that_folder_and_no_other(tmp_path, with_sides):
+def test_a_path_with_percent_signs_is_that_folder_and_no_other(tmp_path, with_features):
     """`a b` and `a%20b` beside each other: neither is taken for the other."""
     roots = [tmp_path / "a b", tmp_path / "a%20b"]
-    shutil.copytree(with_sides.root, roots[0])
+    shutil.copytree(with_features.root, roots[0])
     with unflushed():
         write_pack(roots[1], dict.fromkeys(NAMES[:1], (3,)))
     shutil.copytree(roots[0] / "side/features", tmp_path / "c%20d")
@@ -153,8 +153,8 @@ def test_a_path_with_percent_signs_is_that_folder_and_no_other(tmp_path, with_si
         ds = open_cached(root, tmp_path / f"cache of {root.name}")
         assert ds.fingerprint == sa1bpack.open(root).fingerprint
         assert len([ds[k] for k in range(len(ds))]) == len(sa1bpack.open(root))
-    own = sa1bpack.open(roots[0], side=[tmp_path / "c%20d"])
-    ds = open_cached(roots[0], tmp_path / "cache", side=[(tmp_path / "c%20d").as_uri()])
+    own = sa1bpack.open(roots[0], features=[tmp_path / "c%20d"])
+    ds = open_cached(roots[0], tmp_path / "cache", features=[(tmp_path / "c%20d").as_uri()])
     assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import zarr
 from cached_packs import open_cached, shards_in, url_of
-from packs_with_sides import SPECS
+from packs_with_features import SPECS
 from reading_packs import write_pack
 from same_samples import same_samples
 from unflushed import unflushed
@@ -89,9 +89,9 @@ def test_a_loader_opens_the_next_shards_before_they_are_needed(tmp_path, driven)
         assert len(list(batches)) == 3
 
 
-def test_what_is_in_a_cache_are_ordinary_shards(with_sides, tmp_path):
-    root = with_sides.root
-    ds = open_cached(root, tmp_path, side=list(SPECS))
+def test_what_is_in_a_cache_are_ordinary_shards(with_features, tmp_path):
+    root = with_features.root
+    ds = open_cached(root, tmp_path, features=list(SPECS))
     ds.shards.open_many(range(len(ds.shards)))
     assert np.array_equal(ds.shards[0]["image"], sa1bpack.open(root).shards[0]["image"])
     folders = (path.parent for path in (tmp_path / "packs").glob("*/index-*"))
@@ -107,15 +107,17 @@ def test_what_is_in_a_cache_are_ordinary_shards(with_sides, tmp_path):
 
 
 @pytest.mark.parametrize("verified", [False, True])
-def test_side_arrays_in_the_pack_and_elsewhere(with_sides, tmp_path, verified):
-    shutil.copytree(with_sides.root / "side/features", tmp_path / "apart/features")
+def test_features_in_the_pack_and_elsewhere(with_features, tmp_path, verified):
+    shutil.copytree(with_features.root / "side/features", tmp_path / "apart/features")
     names = [name for name in SPECS if name != "features"]
     own = sa1bpack.open(
-        with_sides.root, side=[*names, tmp_path / "apart/features"], verify_checksums=verified
+        with_features.root,
+        features=[*names, tmp_path / "apart/features"],
+        verify_checksums=verified,
     )
     apart = url_of(tmp_path / "apart/features")
     ds = open_cached(
-        with_sides.root, tmp_path / "cache", side=[*names, apart], verify_checksums=verified
+        with_features.root, tmp_path / "cache", features=[*names, apart], verify_checksums=verified
     )
     assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
     with (

@@ -17,9 +17,9 @@ SIDE = "score"
 
 
 @pytest.fixture(scope="module")
-def packs(layout_packs, with_sides):
+def packs(layout_packs, with_features):
     """Folders of packs that the bucket has under their names."""
-    return {"pack": layout_packs(), "sides": with_sides.root}
+    return {"pack": layout_packs(), "sides": with_features.root}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,10 +37,10 @@ def open_s3(tmp_path, name="pack", **options):
 
 
 def test_samples_of_a_bucket_are_those_of_the_folder(proxy, packs, tmp_path):
-    own = sa1bpack.open(packs["sides"], side=SIDE)
-    ds = open_s3(tmp_path, "sides", side=SIDE)
+    own = sa1bpack.open(packs["sides"], features=SIDE)
+    ds = open_s3(tmp_path, "sides", features=SIDE)
     assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
-    apart = open_s3(tmp_path / "2", "sides", side=f"s3://packs/sides/side/{SIDE}")
+    apart = open_s3(tmp_path / "2", "sides", features=f"s3://packs/sides/side/{SIDE}")
     assert same_samples(apart[3], own[3])
     count = len(proxy.requests)
     list(ds)
@@ -88,14 +88,16 @@ def test_a_signed_url_is_refused_and_written_nowhere(proxy, tmp_path, url):
         assert "SECRET" not in str(caught.value)
     ds = open_s3(tmp_path)
     with pytest.raises(OptionError, match=r"side is .*leave it out") as caught:
-        ds.with_options(side=url)
+        ds.with_options(features=url)
     assert "SECRET" not in str(caught.value)
     assert not [path for path in tmp_path.rglob("*") if "SECRET" in path.name]
 
 
 def test_neither_folders_nor_files_of_a_cache_have_credentials(proxy, tmp_path):
     for url in ("s3://packs/sides", "S3://packs//sides/"):
-        assert "image" in sa1bpack.open(url, cache_dir=tmp_path, cache_size="1 GB", side=SIDE)[0]
+        assert (
+            "image" in sa1bpack.open(url, cache_dir=tmp_path, cache_size="1 GB", features=SIDE)[0]
+        )
     assert len(list((tmp_path / "packs").glob("sides-*.lock"))) == 1
     for path in tmp_path.rglob("*"):
         assert "test-" not in path.name

@@ -156,14 +156,14 @@ def test_an_object_with_a_path_that_leads_out_is_refused(layout_packs, uploaded,
         sa1bpack.verify(url)
 
 
-def test_a_sound_pack_with_side_arrays_is_read_once_and_not_kept(
-    with_sides, uploaded, proxy, tmp_path, monkeypatch
+def test_a_sound_pack_with_features_is_read_once_and_not_kept(
+    with_features, uploaded, proxy, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(verify, "RANGE_BYTES", 1 << 16)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    url, own = uploaded(with_sides.root), sa1bpack.verify(with_sides.root)
+    url, own = uploaded(with_features.root), sa1bpack.verify(with_features.root)
     report = sa1bpack.verify(url)
     assert report.ok and report == own
     assert len(proxy.requests) > len(set(proxy.requests))  # several ranges of one object
     assert not any(tmp_path.iterdir())
-    assert sa1bpack.verify(with_sides.root.as_uri()) == own
+    assert sa1bpack.verify(with_features.root.as_uri()) == own

@@ -7,8 +7,8 @@ import shutil
 from collections import Counter
 
 import pytest
+from feature_arrays import write_side
 from scenarios import Case, Stage
-from side_arrays import write_side
 from small_tars import SMALL, changed, members, write_tar
 
 import sa1bpack
@@ -191,23 +191,23 @@ def test_records_of_the_packer_may_be_missing_but_not_wrong(pack, tmp_path):
         sa1bpack.info(root)
 
 
-def test_side_arrays_are_listed_with_what_is_missing(pack, tmp_path, monkeypatch):
+def test_features_are_listed_with_what_is_missing(pack, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     root = shutil.copytree(pack, tmp_path / "pack")
     before = sa1bpack.info(root)
-    assert before.sides == {}
+    assert before.features == {}
     names = [shard.name for shard in before.manifest.shards]
     write_side(root, SideSpec("teacher", "sample", "bfloat16", (3,)))
     write_side(root, SideSpec("depth", "mask", "int8", ()), shards=names[1:])
     (root / "side" / "broken").mkdir()
     info = sa1bpack.info(root)
     text = " ".join(info.as_text().split())
-    assert "side array teacher: bfloat16 (3,) per image" in text
+    assert "feature teacher: bfloat16 (3,) per image" in text
     assert "by 'test', complete" in text
     assert f"1 shard missing (1 without a part): {names[0]}" in text
-    assert "side array broken: " in text and "not a side array" in text
+    assert "feature broken: " in text and "not a feature" in text
     assert (info.files, info.folders, info.bytes) == (before.files, before.folders, before.bytes)
     out = tmp_path / "report.html"
     sa1bpack.write_report(root, out, samples=1)
     page = out.read_text()
-    assert "3 side arrays." in page and "teacher: bfloat16 (3,) per image" in page
+    assert "3 features." in page and "teacher: bfloat16 (3,) per image" in page

@@ -11,9 +11,9 @@ import pytest
 from commands import temporaries
 from elsewhere import elsewhere  # noqa: F401 - a fixture
 from faults import Plan
+from feature_arrays import write_side
 from forked import Forked
 from scenarios import OPTIONS, Stage
-from side_arrays import write_side
 from small_tars import contents
 
 import sa1bpack
@@ -51,7 +51,7 @@ SIDE = SideSpec("score", "mask", "float16", (3,))
 
 
 class Merge:
-    """Two packs, each with its part of a side array, and merges of them that something happens to.
+    """Two packs, each with its part of a feature, and merges of them that something happens to.
 
     into     folder of the merged pack
     prepare  called in the process of a merge

@@ -1,10 +1,10 @@
-"""Rotation and shear: images, masks, boxes, points and side arrays under one map."""
+"""Rotation and shear: images, masks, boxes, points and features under one map."""
 
 import numpy as np
 import pytest
 import torch
 from made_batches import LAYOUT, RECTANGLES, dataset, moved, noisy_batch, rectangle_batch
-from packs_with_sides import with_sides  # noqa: F401 - a fixture
+from packs_with_features import with_features  # noqa: F401 - a fixture
 from PIL import Image
 
 import sa1bpack
@@ -216,9 +216,9 @@ def test_an_invalid_range_is_refused(make, match):
         make()
 
 
-def test_spatial_side_arrays_rotate_with_the_images(with_sides):  # noqa: F811
+def test_spatial_features_rotate_with_the_images(with_features):  # noqa: F811
     """PIL rotates each plane as an image, in floats."""
-    ds = sa1bpack.open(with_sides.root, side=["teacher"])
+    ds = sa1bpack.open(with_features.root, features=["teacher"])
     with sa1bpack.Loader(ds, 2, device="cpu") as loader:
         batch = next(iter(loader))
         done = T.Pipeline(ds, [T.RandomAffine((20, 40))])(batch)

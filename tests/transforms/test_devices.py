@@ -53,9 +53,9 @@ def with_planes(batch: dict) -> dict:
 
 
 def with_teacher(batch: dict, ds: SimpleNamespace) -> dict:
-    """The batch of three samples with a spatial side array, which the dataset then has."""
+    """The batch of three samples with a spatial feature, which the dataset then has."""
     row = SimpleNamespace(name="teacher", row_shape=(4, 6, 6), spatial=True)
-    ds.spec = SimpleNamespace(sides=[row])
+    ds.spec = SimpleNamespace(features=[row])
     return {**batch, "teacher": torch.zeros((3, 4, 6, 6), dtype=torch.float16)}
 
 

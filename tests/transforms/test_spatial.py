@@ -1,11 +1,11 @@
-"""Spatial side arrays move as an image of as many pixels as they have cells."""
+"""Spatial features move as an image of as many pixels as they have cells."""
 
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from packs_with_sides import SPECS, with_sides  # noqa: F401 - a fixture
+from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from PIL import Image
 
 import sa1bpack
@@ -20,8 +20,8 @@ NAMES = list(SPECS)
 
 
 @pytest.fixture
-def ds(with_sides):  # noqa: F811
-    return sa1bpack.open(with_sides.root, side=NAMES)
+def ds(with_features):  # noqa: F811
+    return sa1bpack.open(with_features.root, features=NAMES)
 
 
 def batches(ds, size=4):

@@ -40,7 +40,7 @@ def pack_and_look(tars: list[Path], out: Path) -> None:
 
 
 def select(folder: Path) -> sa1bpack.Dataset:
-    ds = sa1bpack.open([folder, "other"], mask_format="runs", side=["teacher"], min_iou=0.88)
+    ds = sa1bpack.open([folder, "other"], mask_format="runs", features=["teacher"], min_iou=0.88)
     assert_type(ds, sa1bpack.Dataset)
     assert_type(len(ds), int)
     assert_type(ds.column("mask_count"), np.ndarray)

@@ -1,11 +1,11 @@
-"""Side data: arrays per image or per mask that were computed after packing, in their own folder.
+"""Features: arrays per image or per mask that were computed after packing, in their own folder.
 
-docs/format.md, "Side data", is the specification. A side array is a Zarr group with one part per
+docs/format.md, "Features", is the specification. A feature is a Zarr group with one part per
 shard; a part is bound to its shard by the digest of the shard's checksum file.
 
-    spec        what a side array holds, and its manifest
+    spec        what a feature holds, and its manifest
     part        the parts: which shard each belongs to; memory maps, checked before the first view
     writer      rows into a working folder, published by one rename
-    check       every byte of a side array
-    merge       the parts of several side arrays in one folder
+    check       every byte of a feature
+    merge       the parts of several features in one folder
 """

@@ -1,4 +1,4 @@
-"""Checking a side array against its checksums and against docs/format.md, "Side data"."""
+"""Checking a feature against its checksums and against docs/format.md, "Features"."""
 
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -38,7 +38,7 @@ class _PartAttributes(msgspec.Struct, kw_only=True):
 
 
 def side_folders(root: Path) -> list[Path]:
-    """The side arrays in a pack's own folder, sorted by name."""
+    """The features in a pack's own folder, sorted by name."""
     folder = Path(root) / SIDES_NAME
     if not folder.is_dir():
         return []
@@ -54,7 +54,7 @@ def check_side(
     index: Index | None = None,
     share: Share = ALL,
 ) -> int:
-    """Check a side array, and report every problem; returns the number of parts.
+    """Check a feature, and report every problem; returns the number of parts.
 
     quick   skip the rows themselves
     shards  of the pack that it belongs to: what is missing and what is stale is noted
@@ -62,14 +62,14 @@ def check_side(
     share   (K, N): check every N-th part, from the K-th on; the first also what is not in parts
     """
     names: Sequence[str] = ()
-    with check.collecting(side=folder.name):
+    with check.collecting(feature=folder.name):
         try:
             spec = read_side_manifest(folder).spec
         except NotAPack as error:
-            check.add(f"{error}, or remove it", side=folder.name, extra=True)
+            check.add(f"{error}, or remove it", feature=folder.name, extra=True)
             return 0
         if share[0] == 1:
-            with check.collecting(side=spec.name):
+            with check.collecting(feature=spec.name):
                 _check_top(check, folder, spec.name)
         names = part_names(folder)
         if shards is not None and share[0] == 1:
@@ -77,19 +77,19 @@ def check_side(
         numbers = {shard.part: number for number, shard in enumerate(shards or ())}
         names = share_of(names, share)
         for name in names:
-            with check.collecting(side=spec.name, shard=name):
+            with check.collecting(feature=spec.name, shard=name):
                 _check_part(check, folder / name, spec, quick, index, numbers.get(name))
     return len(names)
 
 
-def _check_top(check: Check, folder: Path, side: str) -> None:
+def _check_top(check: Check, folder: Path, name: str) -> None:
     """Check the files that are not part of a part."""
     listed = read_checksums(folder / CHECKSUMS_NAME)
     if set(listed) != {MANIFEST_NAME, METADATA_NAME}:
         path = folder / CHECKSUMS_NAME
-        check.add(f"{path}: must list exactly {MANIFEST_NAME} and {METADATA_NAME}", side=side)
+        check.add(f"{path}: must list exactly {MANIFEST_NAME} and {METADATA_NAME}", feature=name)
     for path, digest in listed.items():
-        check.digest(folder / path, digest, side=side)
+        check.digest(folder / path, digest, feature=name)
     check_metadata(folder / METADATA_NAME, side_root_metadata())
 
 
@@ -127,9 +127,9 @@ def _check_part(
     check: Check, part: Path, spec: SideSpec, quick: bool, index: Index | None, number: int | None
 ) -> None:
     """Check a part, that of the shard of a number in the index."""
-    place = {"side": spec.name, "shard": part.name}
+    place = {"feature": spec.name, "shard": part.name}
     if not part.is_dir():
-        check.add(f"{part}: not a part of the side array; remove it", extra=True, **place)
+        check.add(f"{part}: not a part of the feature; remove it", extra=True, **place)
         return
     values = spec.values
 

@@ -1,4 +1,4 @@
-"""The parts of a side array: which shard each belongs to, and its rows.
+"""The parts of a feature: which shard each belongs to, and its rows.
 
 A part has the digest of its shard's checksum file, hence of all its bytes, in its name and in its
 attributes. So a part fits a shard with the same bytes in any pack, and no other.
@@ -27,7 +27,7 @@ _DIGITS = 8
 
 @dataclass(frozen=True)
 class ShardIdentity:
-    """A shard of a pack, as a side array sees it.
+    """A shard of a pack, as a feature sees it.
 
     name    of the shard
     digest  XXH3-128 of its checksum file, 32 hexadecimal digits
@@ -58,7 +58,7 @@ def shard_identities(root: Path, manifest: Manifest) -> list[ShardIdentity]:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which of a pack's shards a side array has.
+    """Which of a pack's shards a feature has.
 
     missing  shards without a part
     stale    of these, the shards of which it has a part for other bytes: they were packed again,
@@ -79,7 +79,7 @@ class Coverage:
 
 
 def part_names(folder: Path) -> list[str]:
-    """Names of the published parts of a side array, sorted. Raises OSError."""
+    """Names of the published parts of a feature, sorted. Raises OSError."""
     own = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
     return sorted(
         path.name
@@ -178,7 +178,7 @@ class SidePart:
 def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False):
     """Open the part for a shard, checking everything that can be checked without reading its data.
 
-    folder  of the side array
+    folder  of the feature
     deep    check also the metadata of each array, on which no memory map depends
 
     Raises FormatError naming the file, what was found and what is expected; OSError.

@@ -1,4 +1,4 @@
-"""What a side array holds, and its manifest, which is written once, before the first part."""
+"""What a feature holds, and its manifest, which is written once, before the first part."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME
 from sa1bpack.wording import brief
 
 SIDE_FORMAT_VERSION = (1, 0)
-# The folder of a pack in which its own side arrays are.
+# The folder of a pack in which its own features are.
 SIDES_NAME = "side"
 SIDE_AXES = ("sample", "mask")
 # bfloat16 is stored as uint16: neither numpy nor Zarr has the type.
@@ -52,7 +52,7 @@ SIDE_DTYPES = (
 MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
-# The keys of the provenance in which all parts of a side array must agree: they decide its rows.
+# The keys of the provenance in which all parts of a feature must agree: they decide its rows.
 MADE_WITH = ("function", "options", "samples")
 _TOP_FILES = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
 
@@ -63,7 +63,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 @dataclass(frozen=True)
 class SideSpec:
-    """The rows of a side array.
+    """The rows of a feature.
 
     name       its key in samples and batches: a letter, then at most 63 letters, digits and "_"
     axis       "sample": a row per image; "mask": a row per mask, in the order of the shard
@@ -138,7 +138,7 @@ CHECKSUM = array_spec("checksum", "<u8", ("sample",))
 
 
 def side_name(name: Any) -> str:
-    """Return the name of a side array. Raises OptionError if it cannot be one."""
+    """Return the name of a feature. Raises OptionError if it cannot be one."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise OptionError(
             f"name is {brief(name)}: choose a letter followed by at most 63 letters, digits and _"
@@ -148,7 +148,7 @@ def side_name(name: Any) -> str:
 
 @dataclass(frozen=True)
 class SideManifest:
-    """The manifest of a side array: its SideSpec, and how it was made.
+    """The manifest of a feature: its SideSpec, and how it was made.
 
     provenance  JSON data for people: function, options, versions. No reader depends on it
     """
@@ -163,12 +163,12 @@ class SideManifest:
 
 
 def side_root_metadata() -> dict[str, Any]:
-    """The zarr.json at the top of a side array."""
+    """The zarr.json at the top of a feature."""
     return group_metadata({"format": list(SIDE_FORMAT_VERSION)})
 
 
 def is_side(folder: Path) -> bool:
-    """Whether a folder has the manifest of a side array. Raises OSError if it cannot be read."""
+    """Whether a folder has the manifest of a feature. Raises OSError if it cannot be read."""
     try:
         found = read_json(Path(folder) / MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError, FormatError):
@@ -177,9 +177,9 @@ def is_side(folder: Path) -> bool:
 
 
 def read_side_manifest(folder: Path) -> SideManifest:
-    """Read and check the manifest of a side array.
+    """Read and check the manifest of a feature.
 
-    Raises NotAPack if the folder is not a side array, FormatError if the manifest breaks a rule of
+    Raises NotAPack if the folder is not a feature, FormatError if the manifest breaks a rule of
     docs/format.md, VersionError for another major version, OSError if it cannot be read.
     """
     path = Path(folder) / MANIFEST_NAME
@@ -187,11 +187,11 @@ def read_side_manifest(folder: Path) -> SideManifest:
         found = read_json(path, REMAKE)
     except (FileNotFoundError, NotADirectoryError):
         raise NotAPack(
-            f"{folder}: not a side array: it has no {MANIFEST_NAME}; make one with "
+            f"{folder}: not a feature: it has no {MANIFEST_NAME}; make one with "
             "`sa1bpack derive` or `sa1bpack.attach`"
         ) from None
     if not isinstance(found, dict) or found.get("format") != SIDE_FORMAT_NAME:
-        raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a side array')
+        raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a feature')
     check_version(path, found.get("version"), SIDE_FORMAT_VERSION, REMAKE)
     if absent := sorted({field.name for field in fields(SideSpec)} - found.keys()):
         raise FormatError(f"{path}: missing required field `{absent[0]}`; {REMAKE}")
@@ -203,7 +203,7 @@ def read_side_manifest(folder: Path) -> SideManifest:
 
 
 def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
-    """Make the folder of a side array, complete but for its parts, unless it exists.
+    """Make the folder of a feature, complete but for its parts, unless it exists.
 
     mark  begins its working name, for a process that later removes what it left when it was killed
 
@@ -223,18 +223,18 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     if not is_side(folder):
-        raise OutputRefused(f"{folder}: it exists and is not a side array; choose another folder")
+        raise OutputRefused(f"{folder}: it exists and is not a feature; choose another folder")
     found = read_side_manifest(folder)
     if (difference := first_difference(found, manifest)) is not None:
         raise OutputRefused(
-            f"{folder}: it is another side array, {difference}: choose another folder, or remove "
+            f"{folder}: it is another feature, {difference}: choose another folder, or remove "
             "this one"
         )
     return found
 
 
 def first_difference(one: SideManifest, other: SideManifest) -> str | None:
-    """What keeps the parts of two side arrays from being in one folder; None if nothing does."""
+    """What keeps the parts of two features from being in one folder; None if nothing does."""
     for key, found in asdict(one.spec).items():
         if found != (wanted := getattr(other.spec, key)):
             return f"{key} is {found!r}, not {wanted!r}"
@@ -246,12 +246,12 @@ def first_difference(one: SideManifest, other: SideManifest) -> str | None:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a side array has no part, and no process that makes one or that was killed."""
+    """Whether a feature has no part, and no process that makes one or that was killed."""
     return {path.name for path in Path(folder).iterdir()} <= _TOP_FILES
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove a side array unless it is in use, see `is_unused`, also if it is from now on.
+    """Remove a feature unless it is in use, see `is_unused`, also if it is from now on.
 
     It is out of the way before it is looked into, and a `PartWriter` looks at the manifest after it
     has put its working folder there: one of the two notices the other.

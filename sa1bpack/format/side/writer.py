@@ -1,4 +1,4 @@
-"""Writing a part of a side array: rows are appended in the order of the shard, then published."""
+"""Writing a part of a feature: rows are appended in the order of the shard, then published."""
 
 import fcntl
 import os
@@ -38,9 +38,9 @@ class PartWriter:
     def __init__(self, folder: Path, spec: SideSpec, shard: ShardIdentity):
         """Begin the part.
 
-        folder  of the side array, which exists
+        folder  of the feature, which exists
 
-        Raises OutputLocked if another process makes the same part; OutputRefused if the side array
+        Raises OutputLocked if another process makes the same part; OutputRefused if the feature
         has other rows; NotAPack, FormatError and OSError if its manifest cannot be read.
         """
         self.spec, self.shard = spec, shard

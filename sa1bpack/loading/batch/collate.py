@@ -135,9 +135,13 @@ def _present(fields: Sequence[Field], sample: Sample) -> list[Field]:
     return [field for field in fields if field.sample in sample]
 
 
-def _side_fields(sides: tuple[SideSpec, ...], axis: str) -> tuple[Field, ...]:
-    """The fields of side arrays with a row per sample, or per mask."""
-    return tuple(Field("", side.name, side.name, None, 0) for side in sides if side.axis == axis)
+def _feature_fields(features: tuple[SideSpec, ...], axis: str) -> tuple[Field, ...]:
+    """The fields of features with a row per sample, or per mask."""
+    return tuple(
+        Field("", feature.name, feature.name, None, 0)
+        for feature in features
+        if feature.axis == axis
+    )
 
 
 def _mask_count(sample: Sample, first: Sample, of_masks: Sequence[Field]) -> int:
@@ -275,7 +279,7 @@ class Collate:
             canvas: S, for images without a canvas (fit native): they are put at the top left of
                 one, which is zero elsewhere. At least `ds.layout.image_size`.
             sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas, whether
-                masks are bits, side arrays (which become tensors, (B, ...) or like other arrays of
+                masks are bits, features (which become tensors, (B, ...) or like other arrays of
                 masks), and `spec` in the batch.
             relations: names of relations of the kept masks, or a `transforms.Relate`.
 
@@ -297,9 +301,9 @@ class Collate:
             canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE)
         self._canvas = canvas
         self._relate = Relate.of(relations)
-        self._sides = () if sample_spec is None else sample_spec.sides
+        self._features = () if sample_spec is None else sample_spec.features
         if self._relate is not None:
-            check_relations(self._relate.names, self._sides)
+            check_relations(self._relate.names, self._features)
         self._as_bool, self._spec_text = False, None
         if sample_spec is not None:
             spec, self._spec_text = sample_spec.masks, sample_spec.as_text()
@@ -365,7 +369,7 @@ class Collate:
                 kind = type(sample).__name__
                 raise OptionError(f"transform returned {kind}: it must return a dict")
         first = samples[0]
-        of_masks = _present(_BATCH_MASK_FIELDS + _side_fields(self._sides, "mask"), first)
+        of_masks = _present(_BATCH_MASK_FIELDS + _feature_fields(self._features, "mask"), first)
         counts, chosen = np.empty(len(samples), np.int64), []
         for k, sample in enumerate(samples):
             counts[k] = _mask_count(sample, first, of_masks)
@@ -375,25 +379,27 @@ class Collate:
         batch = Batch(mask_counts=torch.from_numpy(counts))
         if not self.layout.padded:
             batch["mask_offsets"] = torch.from_numpy(offsets)
-        for field in _present(_BATCH_SAMPLE_FIELDS + _side_fields(self._sides, "sample"), first):
+        for field in _present(
+            _BATCH_SAMPLE_FIELDS + _feature_fields(self._features, "sample"), first
+        ):
             batch[field.batch] = _stacked(field, samples, self._canvas)
         if capacity is None:
             capacity = int(counts.max())
         for field in of_masks:
             batch[field.batch] = self._masks(field, samples, chosen, offsets, capacity)
-        for side in self._sides:
-            found = batch.get(side.name)
-            if side.dtype == "bfloat16" and found is not None and found.dtype == torch.uint16:
-                batch[side.name] = found.view(torch.bfloat16)
+        for feature in self._features:
+            found = batch.get(feature.name)
+            if feature.dtype == "bfloat16" and found is not None and found.dtype == torch.uint16:
+                batch[feature.name] = found.view(torch.bfloat16)
         if "run_ends" in first:
             batch["runs"] = _joined_runs(samples, chosen)
-        for key in first.keys() - _OWN_KEYS - {side.name for side in self._sides}:
+        for key in first.keys() - _OWN_KEYS - {feature.name for feature in self._features}:
             batch[key] = [sample[key] for sample in samples]
         if self._relate is not None:
             if taken := set(self._relate.names) & batch.keys():
                 raise OptionError(
                     f"relations include {min(taken)!r}, but the samples have that key, from a "
-                    "transform or a side array: leave one of them out"
+                    "transform or a feature: leave one of them out"
                 )
             batch |= self._relate(batch)
         if self._spec_text is not None:

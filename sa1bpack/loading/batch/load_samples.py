@@ -1,7 +1,7 @@
 """Samples into the buffer of a batch, in one compiled call: planned, read, and put in place.
 
 Everything that a sample has in large files is planned together: its image, its masks or their runs,
-and its rows of side arrays. The plan is a list of pieces, each one span of a file that goes to one
+and its rows of features. The plan is a list of pieces, each one span of a file that goes to one
 place:
 
 1. For each array of a sample the system is asked, once, whether its bytes are in memory. The answer
@@ -57,7 +57,7 @@ IN_PLACE = -3  # the bytes are in the buffer already
 START, ROW_BYTES, OUT_BYTES, PER_MASK, CAPACITY, KIND = range(6)
 AS_IT_IS, ON_CANVAS, UNPACKED, RUNS = range(4)
 
-# The first two arrays of a sample; its side arrays follow.
+# The first two arrays of a sample; its features follow.
 IMAGE, MASKS = range(2)
 
 # Values of `Place.status` besides 0, errno and CUT_SHORT: spans are not within the array.

@@ -103,7 +103,7 @@ class BatchSpec:
                 and are laid out on the device: neither padding nor unpacked masks are sent
     to_rgb      the planes in the buffer become RGB on the device
     relate      relations that are added to the batch; None: none
-    sides       side arrays
+    features    of the dataset
     """
 
     shards: Layout
@@ -113,7 +113,7 @@ class BatchSpec:
     to_device: bool
     to_rgb: bool
     relate: Relate | None = None
-    sides: tuple[SideSpec, ...] = ()
+    features: tuple[SideSpec, ...] = ()
 
     @classmethod
     def of(
@@ -136,11 +136,11 @@ class BatchSpec:
                 "Pipeline(relations=...), or open the pack with a mask_size"
             )
         if relate is not None:
-            check_relations(relate.names, ds.spec.sides)
+            check_relations(relate.names, ds.spec.features)
         to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         if to_rgb:
             image = image_spec(ds.layout, "stored")
-        return cls(ds.layout, image, masks, layout, to_device, to_rgb, relate, ds.spec.sides)
+        return cls(ds.layout, image, masks, layout, to_device, to_rgb, relate, ds.spec.features)
 
     @property
     def as_bool(self) -> bool:
@@ -188,19 +188,19 @@ class BatchSpec:
             wanted["mask_offsets"] = ((samples + 1,), _INT64)
         for field in COPIED_FIELDS:
             wanted[field.batch] = ((*rows, *field.row_shape), field.dtype)
-        sides = {
-            side.name: (
-                ((samples,) if side.axis == "sample" else rows) + side.row_shape,
-                side.stored,
+        features = {
+            feature.name: (
+                ((samples,) if feature.axis == "sample" else rows) + feature.row_shape,
+                feature.stored,
             )
-            for side in self.sides
+            for feature in self.features
         }
         # The small ones lie with the other small arrays, the large ones at the end.
-        wanted |= {name: sides[name] for name in sides.keys() - self._large}
+        wanted |= {name: features[name] for name in features.keys() - self._large}
         if self.masks.source == "runs":
             wanted["run_offset"] = ((total + 1,), _INT64)
             wanted["run_ends"] = ((runs,), _INT32)
-            return _regions(wanted | sides, self._large)
+            return _regions(wanted | features, self._large)
         if self.to_device and self.layout.padded:
             # Per mask: sample * capacity + its number in the sample.
             wanted["mask_positions"] = ((total,), _INT64)
@@ -209,12 +209,14 @@ class BatchSpec:
             wanted["masks"] = ((*rows, grid, grid), _BOOL)
         else:
             wanted["masks"] = ((*rows, grid, grid // 8), _UINT8)
-        return _regions(wanted | sides, self._large)
+        return _regions(wanted | features, self._large)
 
     @cached_property
     def _large(self) -> frozenset[str]:
-        """Names of the large arrays: LARGE_ARRAYS, and side arrays whose rows fill a block."""
-        return LARGE_ARRAYS | {side.name for side in self.sides if side.row_bytes >= BLOCK}
+        """Names of the large arrays: LARGE_ARRAYS, and features whose rows fill a block."""
+        return LARGE_ARRAYS | {
+            feature.name for feature in self.features if feature.row_bytes >= BLOCK
+        }
 
 
 def _regions(

@@ -10,7 +10,7 @@ image is reduced, cut off at the edges of the image, and normalised. There are t
 Where both can be used, the results are the same, but for the rounding of sums. On a CPU a pipeline
 uses neither for images: see `sa1bpack.pixels.resample`.
 
-Spatial side arrays, (C, h, w) over the canvas of the stored image, are moved by the same functions,
+Spatial features, (C, h, w) over the canvas of the stored image, are moved by the same functions,
 on every device: cell (i, j) covers the pixels from row i * S / h and column j * S / w on, so such
 an array moves as an image of h x w pixels would. The complete canvas counts, also what lies beyond
 the image: a teacher has seen it.

@@ -1,4 +1,4 @@
-"""Damage of a side array: every kind is found by a named error, by both checkers."""
+"""Damage of a feature: every kind is found by a named error, by both checkers."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from edited_packs import edit, flip
-from side_arrays import write_side
+from feature_arrays import write_side
 from verify_script import SCRIPT, script_finds
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
@@ -54,14 +54,14 @@ def test_a_manifest_with_a_wrong_value_is_a_named_error(pack, side, key, value):
     edit(side / "manifest.json", lambda data: data.update({key: value}))
     with pytest.raises(FormatError, match=r"manifest\.json"):
         read_side_manifest(side)
-    assert [problem.side for problem in verify(pack, quick=True).problems] == ["teacher"]
+    assert [problem.feature for problem in verify(pack, quick=True).problems] == ["teacher"]
 
 
 def test_another_version_and_another_folder_are_refused(pack, side, tmp_path):
     edit(side / "manifest.json", lambda data: data.update(version=[2, 0]))
     with pytest.raises(VersionError, match="format version 2"):
         read_side_manifest(side)
-    with pytest.raises(NotAPack, match="not a side array"):
+    with pytest.raises(NotAPack, match="not a feature"):
         read_side_manifest(tmp_path)
 
 
@@ -95,7 +95,7 @@ def test_a_part_that_does_not_fit_is_refused_before_it_is_mapped(pack, side, kin
     with pytest.raises(FormatError, match="remove that folder"):
         open_part(side, SPEC, shard)
     report = verify(pack, quick=True)
-    assert {problem.side for problem in report.problems} == {"teacher"}
+    assert {problem.feature for problem in report.problems} == {"teacher"}
     assert {problem.shard for problem in report.problems} == {shard.part}
 
 
@@ -139,7 +139,7 @@ def test_both_checkers_find_foreign_missing_and_changed_files(pack, side):
     assert SCRIPT.exists()
 
 
-def test_a_side_array_alone_is_verified_by_naming_its_folder(pack, side):
+def test_a_feature_alone_is_verified_by_naming_its_folder(pack, side):
     assert verify(side).ok and verify(side).counts["parts"] == 3
     flip(side / first_part(pack).part / "values" / "c.0.0.0", 3)
     assert "XXH3-128" in str(verify(side).problems[0])

@@ -1,4 +1,4 @@
-"""Side arrays on disk: what is written is read back by numpy, Zarr and sa1bpack; races; merging."""
+"""Features on disk: what is written is read back by numpy, Zarr and sa1bpack; races; merging."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 import zarr
-from side_arrays import side_rows, write_side
+from feature_arrays import side_rows, write_side
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format.index import open_manifest_and_index
@@ -42,7 +42,7 @@ SCALAR = SideSpec("depth", "mask", "int8", ())
 
 
 def section() -> str:
-    return DOCS.read_text().split("\n## Side data\n")[1].split("\n## ")[0]
+    return DOCS.read_text().split("\n## Features\n")[1].split("\n## ")[0]
 
 
 def test_the_documented_keys_and_types_are_those_of_the_code():
@@ -88,12 +88,12 @@ def test_a_chunk_file_is_a_memory_map_and_a_zarr_array_of_the_documented_form(pa
     assert found.spec == spec and found.provenance == {"function": "test"}
 
 
-def test_a_pack_with_side_arrays_is_sound_and_its_own_bytes_are_the_same(pack, contents):
+def test_a_pack_with_features_is_sound_and_its_own_bytes_are_the_same(pack, contents):
     before = contents(pack)
     for spec in (IMAGE, MASK, SCALAR):
         write_side(pack, spec)
     report = verify(pack)
-    assert report.ok and report.notes == () and report.counts["side arrays"] == 3
+    assert report.ok and report.notes == () and report.counts["features"] == 3
     assert {path: data for path, data in contents(pack).items()
             if not path.startswith("side/")} == before  # fmt: skip
 
@@ -141,7 +141,7 @@ def test_another_array_under_the_same_name_is_refused(tmp_path):
         create_side(tmp_path / "a", SideManifest(IMAGE, {"function": "g"}))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "file").touch()
-    with pytest.raises(OutputRefused, match="not a side array"):
+    with pytest.raises(OutputRefused, match="not a feature"):
         create_side(tmp_path / "b", made)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     assert is_side(tmp_path / "a") and not is_side(tmp_path / "b")
@@ -193,7 +193,7 @@ def test_two_writers_of_one_part_exclude_each_other_and_a_killed_one_leaves_noth
     assert part_names(folder) == [shard.part] and list(folder.glob(".tmp-*")) == []
 
 
-def test_a_side_array_in_use_is_not_removed_and_a_writer_notices_that_it_is_another(pack):
+def test_a_feature_in_use_is_not_removed_and_a_writer_notices_that_it_is_another(pack):
     folder, shard = pack / "side" / "teacher", shard_identities(pack, read_manifest(pack))[0]
     create_side(folder, SideManifest(IMAGE, {}))
     with PartWriter(folder, IMAGE, shard):
@@ -208,9 +208,9 @@ def test_a_side_array_in_use_is_not_removed_and_a_writer_notices_that_it_is_anot
     assert list(folder.parent.iterdir()) == []
 
 
-def test_a_side_array_is_not_taken_for_a_pack_and_a_pack_for_none(pack):
+def test_a_feature_is_not_taken_for_a_pack_and_a_pack_for_none(pack):
     folder = write_side(pack, IMAGE)
-    with pytest.raises(NotAPack, match=r"teacher: not a pack, but a side .* side=\[FOLDER\]"):
+    with pytest.raises(NotAPack, match=r"teacher: not a pack, but a feature.* features=\[FOLDER\]"):
         read_manifest(folder)
-    with pytest.raises(NotAPack, match="this is not a side array"):
+    with pytest.raises(NotAPack, match="this is not a feature"):
         read_side_manifest(pack)

@@ -1,6 +1,6 @@
-"""What a side array of 2 MB per image costs: embeddings of a teacher, float16 256 x 64 x 64.
+"""What a feature of 2 MB per image costs: embeddings of a teacher, float16 256 x 64 x 64.
 
-    python benchmarks/sides.py TAR... [--rounds N] [--images N] [--masks N] [--batch N]
+    python benchmarks/features.py TAR... [--rounds N] [--images N] [--masks N] [--batch N]
 
 Packs copies of the photographs of the tars, attaches an array of random embeddings, writes the same
 embeddings as a folder of .npy files, one per image, and reads everything once. Then every way of
@@ -57,7 +57,7 @@ class CollateBoth:
 
 @contextmanager
 def loader(task: Task):
-    """A Loader, with the side arrays of the dataset."""
+    """A Loader, with the features of the dataset."""
     with sa1bpack.Loader(
         task.ds, task.batch, shuffle=True, masks=MASKS, threads=THREADS
     ) as batches:
@@ -65,7 +65,7 @@ def loader(task: Task):
 
 
 def dataloader(workers: int):
-    """make_dataloader, with the side arrays of the dataset."""
+    """make_dataloader, with the features of the dataset."""
 
     @contextmanager
     def way(task: Task):
@@ -164,7 +164,7 @@ def main() -> None:
             np.save(files / f"{number}.npy", rows)
         warm(folder)
         alone = Task(ds, options.batch, folder)
-        both = Task(sa1bpack.open(pack, side=[NAME]), options.batch, folder)
+        both = Task(sa1bpack.open(pack, features=[NAME]), options.batch, folder)
         ways = {
             "Loader": (both, loader),
             "make_dataloader, 0 workers": (both, dataloader(0)),

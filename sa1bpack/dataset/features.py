@@ -1,4 +1,4 @@
-"""The side arrays of a dataset: which folder has the part of each shard."""
+"""The features of a dataset: which folder has the part of each shard."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sa1bpack.arguments import local_path
-from sa1bpack.dataset.fields import check_side_name
+from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.side.part import ShardIdentity, SidePart, coverage, open_part, part_names
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Side:
-    """A side array of a Pack.
+class Feature:
+    """A feature of a Pack.
 
     spec     of its rows
     shards   of the Pack
@@ -44,7 +44,7 @@ class Side:
         if folder is None:
             if shard.extent.samples:
                 raise FormatError(
-                    f"side array {self.spec.name} has no part for shard {shard.name}; run "
+                    f"feature {self.spec.name} has no part for shard {shard.name}; run "
                     "`sa1bpack derive` again"
                 )
             empty = np.empty((0, *self.spec.row_shape), self.spec.stored)
@@ -54,46 +54,46 @@ class Side:
         return open_part(folder, self.spec, shard)
 
 
-def side_paths(value: Any) -> tuple[str, ...]:
-    """The option `side` as names, absolute paths and URLs. Raises OptionError for anything else."""
+def feature_paths(value: Any) -> tuple[str, ...]:
+    """The option `features` as names, absolute paths and URLs. Raises OptionError otherwise."""
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
     found = []
     for each in value if several else [value]:
         if is_pack_url(each):
-            found.append(pack_url("side", each))
+            found.append(pack_url("features", each))
             continue
-        path = local_path("side", each)
+        path = local_path("features", each)
         plain = isinstance(each, str) and path.name == each and each not in ("", ".", "..")
         found.append(each if plain else str(path.absolute()))
     return tuple(found)
 
 
-def with_sides(pack: "Pack", rows: Rows, side: Sequence[str]) -> "Pack":
-    """The pack with these side arrays, names in its folders or paths.
+def with_features(pack: "Pack", rows: Rows, named: Sequence[str]) -> "Pack":
+    """The pack with these features, names in its folders or paths.
 
     rows  of the dataset: every shard that they are in must have a part
 
-    Raises OptionError if one has not, or for two arrays of one name; NotAPack, FormatError and
-    VersionError for what is not a side array or is damaged; OSError.
+    Raises OptionError if one has not, or for two of one name; NotAPack, FormatError and
+    VersionError for what is not a feature or is damaged; OSError.
     """
-    if not side:
-        return pack.with_sides(()) if pack.sides else pack
+    if not named:
+        return pack.with_features(()) if pack.features else pack
     needed = set(np.unique(pack.shard_numbers(row_array(rows))).tolist())
-    sides = [_side(pack, name, needed) for name in side]
-    names = [found.spec.name for found in sides]
+    features = [_feature(pack, name, needed) for name in named]
+    names = [found.spec.name for found in features]
     for name in names:
-        check_side_name(name)
+        check_feature_name(name)
         if names.count(name) > 1:
-            raise OptionError(f"side has {name!r} more than once")
-    return pack.with_sides(sides)
+            raise OptionError(f"features has {name!r} more than once")
+    return pack.with_features(features)
 
 
-def _side(pack: "Pack", name: str, needed: set[int]) -> Side:
+def _feature(pack: "Pack", name: str, needed: set[int]) -> Feature:
     sources = {}
     if is_pack_url(name):
         if not pack.sources:
             raise OptionError(
-                f"side has {name}, but no pack is read through a cache that it could "
+                f"features has {name}, but no pack is read through a cache that it could "
                 "be read through: copy it to a folder"
             )
         source = pack.sources[0].open_side(name)
@@ -112,23 +112,23 @@ def _side(pack: "Pack", name: str, needed: set[int]) -> Side:
             folders += [folder] if folder.is_dir() else []
         if not folders:
             raise NotAPack(
-                f"side {name!r}: there is no {pack.folders[0].root / SIDES_NAME / name}; make it "
-                f"with `sa1bpack derive`, or give the path of its folder, such as ./{name}"
+                f"feature {name!r}: there is no {pack.folders[0].root / SIDES_NAME / name}; make "
+                f"it with `sa1bpack derive`, or give the path of its folder, such as ./{name}"
             )
     spec = read_side_manifest(folders[0]).spec
     parts: dict[str, Path] = {}
     for folder in folders:
         if (other := read_side_manifest(folder).spec) != spec:
             raise OptionError(
-                f"side {name!r} is {spec.to_text()} in {folders[0]}, but {other.to_text()} in "
+                f"feature {name!r} is {spec.to_text()} in {folders[0]}, but {other.to_text()} in "
                 f"{folder}"
             )
         parts |= dict.fromkeys(part_names(folder), folder)
     found = coverage(parts, (pack.identities[number] for number in sorted(needed)))
     if found.missing:
         raise OptionError(
-            f"side {name!r} does not fit: {found}; {AGAIN}, or select what it has and add it "
-            "with ds.with_options(side=...)"
+            f"feature {name!r} does not fit: {found}; {AGAIN}, or select what it has and add it "
+            "with ds.with_options(features=...)"
         )
     folders = [parts.get(shard.part) for shard in pack.identities]
-    return Side(spec, pack.identities, folders, sources)
+    return Feature(spec, pack.identities, folders, sources)

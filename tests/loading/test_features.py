@@ -1,4 +1,4 @@
-"""Side arrays in batches: transforms, memory, masks from runs beside them, and damage."""
+"""Features in batches: transforms, memory, masks from runs beside them, and damage."""
 
 import os
 import shutil
@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from packs_with_sides import SPECS, expected_rows, with_sides  # noqa: F401 - a fixture
+from feature_arrays import write_side
+from packs_with_features import SPECS, expected_rows, with_features  # noqa: F401 - a fixture
 from page_cache import drop
-from side_arrays import write_side
 from unflushed import unflushed
 
 import sa1bpack
@@ -27,13 +27,13 @@ def as_stored(tensor: torch.Tensor) -> np.ndarray:
 
 
 @pytest.fixture
-def ds(with_sides):  # noqa: F811
-    return sa1bpack.open(with_sides.root, side=NAMES)
+def ds(with_features):  # noqa: F811
+    return sa1bpack.open(with_features.root, features=NAMES)
 
 
 @pytest.fixture(scope="module")
 def real_masks(layout_packs, tmp_path_factory) -> Path:
-    """A pack whose runs can be drawn, with side arrays."""
+    """A pack whose runs can be drawn, with features."""
     root = tmp_path_factory.mktemp("real-masks") / "pack"
     shutil.copytree(layout_packs(), root)
     with unflushed():
@@ -57,24 +57,22 @@ def test_collate_makes_tensors_with_the_spec_of_the_dataset(ds):
 
 
 @pytest.fixture
-def on_disk(with_sides, direct_folder) -> Path:  # noqa: F811
+def on_disk(with_features, direct_folder) -> Path:  # noqa: F811
     target = direct_folder / "with-sides"
     shutil.rmtree(target, ignore_errors=True)
-    return Path(shutil.copytree(with_sides.root, target))
+    return Path(shutil.copytree(with_features.root, target))
 
 
 @pytest.mark.parametrize("how", [{"mask_format": "runs"}, {"mask_size": 24}], ids=str)
 @pytest.mark.parametrize("io", ["direct", "cached"])
 @pytest.mark.parametrize("names", [NAMES, ["features"]], ids=str)
-def test_masks_from_runs_are_read_together_with_side_arrays(
-    real_masks, direct_folder, how, io, names
-):
+def test_masks_from_runs_are_read_together_with_features(real_masks, direct_folder, how, io, names):
     """Both are read to scratch memory, where neither may be in the way of the other."""
     root = direct_folder / "runs-and-sides"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(real_masks, root)
     drop(*root.glob("side/*/*/values/c*"), *root.glob("shards/*/*/c*"))
-    ds = sa1bpack.open(root, side=names, **how)
+    ds = sa1bpack.open(root, features=names, **how)
     with sa1bpack.Loader(ds, 6, io=io, threads=1) as loader:
         [found] = loader
     [expected] = sa1bpack.make_dataloader(ds, 6, num_workers=0)
@@ -90,7 +88,7 @@ def test_masks_from_runs_are_read_together_with_side_arrays(
 @pytest.mark.parametrize("io", ["direct", "cached"])
 @pytest.mark.parametrize("name", ["teacher", "features"])
 def test_a_file_that_is_cut_short_while_it_is_open_is_a_read_error(on_disk, io, name):
-    ds = sa1bpack.open(on_disk, side=[name])
+    ds = sa1bpack.open(on_disk, features=[name])
     for shard in range(len(ds.shards)):
         ds.shards[shard]  # lengths were checked, and are no longer right
     [path] = (on_disk / "side" / name).glob("sa_000001-000-*/values/c*")
@@ -107,7 +105,7 @@ def test_a_file_that_is_cut_short_while_it_is_open_is_a_read_error(on_disk, io, 
 
 
 def test_damage_found_by_checked_reading_names_the_sample(on_disk):
-    ds = sa1bpack.open(on_disk, side=["features"], verify_checksums=True)
+    ds = sa1bpack.open(on_disk, features=["features"], verify_checksums=True)
     [path] = (on_disk / "side" / "features").glob("sa_000002-000-*/values/c*")
     data = bytearray(path.read_bytes())
     data[0] ^= 1

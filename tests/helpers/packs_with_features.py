@@ -1,11 +1,11 @@
-"""A pack with side arrays of every kind of row, and its samples' rows."""
+"""A pack with features of every kind of row, and its samples' rows."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from feature_arrays import side_rows, write_side
 from reading_packs import write_pack
-from side_arrays import side_rows, write_side
 from unflushed import unflushed
 
 from sa1bpack.format.side.spec import SideSpec
@@ -24,7 +24,7 @@ SPECS = {
 
 
 @pytest.fixture(scope="session")
-def with_sides(tmp_path_factory) -> SimpleNamespace:
+def with_features(tmp_path_factory) -> SimpleNamespace:
     """A pack that no test may change, with all SPECS in its folder: `root` and `samples`."""
     root = tmp_path_factory.mktemp("with-sides") / "pack"
     with unflushed():

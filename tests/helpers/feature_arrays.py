@@ -1,4 +1,4 @@
-"""Side arrays of packs, with rows that follow from the sample alone."""
+"""Features of packs, with rows that follow from the sample alone."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def side_rows(spec: SideSpec, image_id: int, masks: int) -> np.ndarray:
 def write_side(
     root: Path, spec: SideSpec, folder: Path | None = None, shards=None, function="test"
 ) -> Path:
-    """Write the parts of a side array for a pack's shards, or for those of these names."""
+    """Write the parts of a feature for a pack's shards, or for those of these names."""
     manifest, index = open_manifest_and_index(root)
     folder = root / "side" / spec.name if folder is None else folder
     create_side(folder, SideManifest(spec, {"function": function}))

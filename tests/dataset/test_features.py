@@ -1,4 +1,4 @@
-"""Side arrays in samples: views of the right rows, and named errors for what does not fit."""
+"""Features in samples: views of the right rows, and named errors for what does not fit."""
 
 import os
 import pickle
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from packs_with_sides import SPECS, expected_rows, with_sides  # noqa: F401 - a fixture
+from feature_arrays import write_side
+from packs_with_features import SPECS, expected_rows, with_features  # noqa: F401 - a fixture
 from reading_packs import write_pack
-from side_arrays import write_side
 
 import sa1bpack
 from sa1bpack.errors import NotAPack, OptionError, ReadError
@@ -19,8 +19,8 @@ NAMES = list(SPECS)
 
 
 @pytest.fixture
-def pack(with_sides, tmp_path) -> Path:  # noqa: F811
-    return Path(shutil.copytree(with_sides.root, tmp_path / "pack"))
+def pack(with_features, tmp_path) -> Path:  # noqa: F811
+    return Path(shutil.copytree(with_features.root, tmp_path / "pack"))
 
 
 def check_samples(ds) -> None:
@@ -32,20 +32,20 @@ def check_samples(ds) -> None:
 
 
 @pytest.mark.parametrize("verified", [False, True])
-def test_samples_have_their_rows_read_only(with_sides, verified):  # noqa: F811
-    ds = sa1bpack.open(with_sides.root, side=NAMES, verify_checksums=verified)
+def test_samples_have_their_rows_read_only(with_features, verified):  # noqa: F811
+    ds = sa1bpack.open(with_features.root, features=NAMES, verify_checksums=verified)
     check_samples(ds)
     check_samples(ds[::-2])
     check_samples(ds.where(lambda columns: columns["mask_count"] > 2))
     assert not ds[0]["teacher"].flags.writeable and not ds[0]["quality"].flags.writeable
     assert "teacher float16 (4, 32, 32) per image, spatial" in ds.spec_text
-    assert ds.fingerprint == sa1bpack.open(with_sides.root).fingerprint
+    assert ds.fingerprint == sa1bpack.open(with_features.root).fingerprint
 
 
-def test_a_pickled_dataset_has_its_side_arrays_again(pack, tmp_path, monkeypatch):
+def test_a_pickled_dataset_has_its_features_again(pack, tmp_path, monkeypatch):
     shutil.move(pack / "side" / "odd", tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)
-    ds = sa1bpack.open(pack, side=["teacher", Path("elsewhere")])
+    ds = sa1bpack.open(pack, features=["teacher", Path("elsewhere")])
     monkeypatch.chdir("/")
     again = pickle.loads(pickle.dumps(ds[2:7]))
     for one, other in zip(ds[2:7], again, strict=True):
@@ -53,16 +53,16 @@ def test_a_pickled_dataset_has_its_side_arrays_again(pack, tmp_path, monkeypatch
             np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_several_packs_have_the_parts_of_all(with_sides, tmp_path, monkeypatch):  # noqa: F811
+def test_several_packs_have_the_parts_of_all(with_features, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     write_pack(tmp_path / "b", {"sa_000009-000": (2, 3)}, first_id=100)
     for spec in SPECS.values():
         write_side(tmp_path / "b", spec)
-    ds = sa1bpack.open([with_sides.root, tmp_path / "b"], side=NAMES)
+    ds = sa1bpack.open([with_features.root, tmp_path / "b"], features=NAMES)
     check_samples(ds)
     shutil.rmtree(tmp_path / "b" / "side" / "odd")
     with pytest.raises(OptionError, match=r"1 shard missing .*: sa_000009-000"):
-        sa1bpack.open([with_sides.root, tmp_path / "b"], side=["odd"])
+        sa1bpack.open([with_features.root, tmp_path / "b"], features=["odd"])
 
 
 def test_a_missing_or_stale_part_is_named_when_the_dataset_is_opened(pack):
@@ -70,28 +70,28 @@ def test_a_missing_or_stale_part_is_named_when_the_dataset_is_opened(pack):
     name = next(name for name in part_names(folder) if name.startswith("sa_000001-000"))
     (folder / name).rename(folder / f"{name[:-8]}00000000")
     with pytest.raises(OptionError, match=r"1 shard missing \(1 stale\): sa_000001-000; repeat"):
-        sa1bpack.open(pack, side=["odd"])
+        sa1bpack.open(pack, features=["odd"])
     ds = sa1bpack.open(pack)
-    check = ds.from_sources("sa_000000").with_options(side=["odd"])
+    check = ds.from_sources("sa_000000").with_options(features=["odd"])
     np.testing.assert_array_equal(check[0]["odd"], expected_rows("odd", check[0]["image_id"], 0))
     with pytest.raises(OptionError, match="1 stale"):
-        ds.from_sources("sa_000001").with_options(side=["odd"])
+        ds.from_sources("sa_000001").with_options(features=["odd"])
     (folder / f"{name[:-8]}00000000").rename(folder / name)
-    assert len(sa1bpack.open(pack, side=["odd"])) == len(ds)
+    assert len(sa1bpack.open(pack, features=["odd"])) == len(ds)
 
 
-def test_what_is_not_a_side_array_is_refused(pack, tmp_path):
-    for side, error, message in (
+def test_what_is_not_a_feature_is_refused(pack, tmp_path):
+    for features, error, message in (
         (["nothing"], NotAPack, "make it with `sa1bpack derive`"),
-        ([tmp_path / "nothing"], NotAPack, "not a side array"),
-        (pack, NotAPack, "this is not a side array"),
+        ([tmp_path / "nothing"], NotAPack, "not a feature"),
+        (pack, NotAPack, "this is not a feature"),
         (["odd", pack / "side" / "odd"], OptionError, "'odd' more than once"),
-        ([5], OptionError, "side is 5"),
+        ([5], OptionError, "features is 5"),
         (["ftp://a/b"], OptionError, "URLs are not supported"),
         (["s3://a/b"], OptionError, "no pack is read through a cache"),
     ):
         with pytest.raises(error, match=message):
-            sa1bpack.open(pack, side=side)
+            sa1bpack.open(pack, features=features)
 
 
 def cut(path: Path) -> None:
@@ -100,7 +100,7 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["teacher", "features", "level"])
 def test_a_part_that_was_damaged_before_it_is_opened_is_a_read_error(pack, name):
-    ds = sa1bpack.open(pack, side=[name])
+    ds = sa1bpack.open(pack, features=[name])
     [path] = (pack / "side" / name).glob("sa_000001-000-*/values/c*")
     cut(path)
     with pytest.raises(ReadError, match=r"sa_000001-000.*cut short.*remove that folder"):
@@ -110,7 +110,7 @@ def test_a_part_that_was_damaged_before_it_is_opened_is_a_read_error(pack, name)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_with_checked_reading_a_changed_byte_is_a_read_error(pack, name):
-    ds = sa1bpack.open(pack, side=[name], verify_checksums=True)
+    ds = sa1bpack.open(pack, features=[name], verify_checksums=True)
     check = next(i for i, n in enumerate(ds.column("mask_count")) if n)
     ds[check]
     [path] = (pack / "side" / name).glob("sa_000000-000-*/values/c*")
@@ -121,22 +121,22 @@ def test_with_checked_reading_a_changed_byte_is_a_read_error(pack, name):
         ds[0]
 
 
-def test_side_arrays_of_a_saved_selection_are_checked_for_it_alone(pack, tmp_path):
+def test_features_of_a_saved_selection_are_checked_for_it_alone(pack, tmp_path):
     shutil.rmtree(next((pack / "side" / "odd").glob("sa_000002-000-*")))
     sa1bpack.open(pack).from_sources("sa_000001").save_selection(tmp_path / "part.sel")
-    ds = sa1bpack.open(tmp_path / "part.sel", side=["odd"])
+    ds = sa1bpack.open(tmp_path / "part.sel", features=["odd"])
     for sample in ds:
         expected = expected_rows("odd", sample["image_id"], 0)
         np.testing.assert_array_equal(sample["odd"], expected)
-    assert "odd" not in ds.with_options(side=())[0]
+    assert "odd" not in ds.with_options(features=())[0]
     train, val = ds[::2], ds[1::2]
     assert all("odd" in sample for part in (train, val) for sample in part)
 
 
 @pytest.mark.parametrize("verified", [False, True])
 @pytest.mark.parametrize("rule", [{}, {"min_area": 20}])
-def test_side_arrays_are_columns_of_samples_and_masks(with_sides, verified, rule):  # noqa: F811
-    whole = sa1bpack.open(with_sides.root, side=NAMES, verify_checksums=verified, **rule)
+def test_features_are_columns_of_samples_and_masks(with_features, verified, rule):  # noqa: F811
+    whole = sa1bpack.open(with_features.root, features=NAMES, verify_checksums=verified, **rule)
     for ds in (whole, whole[::-2], whole[[7, 0, 3]], whole[:0]):
         samples = list(ds)
         for name in NAMES:
