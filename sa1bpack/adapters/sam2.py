@@ -25,6 +25,7 @@ from sa1bpack.errors import OptionError
 _UNIT = np.arange(256, dtype=np.float32) / np.float32(255)
 
 
+@checks_options
 @dataclass
 class Frame:
     """One frame of a video.
@@ -41,6 +42,7 @@ class Frame:
     is_conditioning_only: bool = False
 
 
+@checks_options
 @dataclass
 class Video:
     """An image as a video: its id, as text and as a number, and its frames."""
@@ -69,6 +71,7 @@ class Segment:
         return self._segments[self._key].to(*args, **kwargs)
 
 
+@checks_options
 class Segments(Mapping):
     """The masks of a frame by object id, 0 to n - 1 in the order of the annotations.
 
@@ -124,6 +127,7 @@ class Segments(Mapping):
         return {key: Segment(self, key) for key in self}.values()
 
 
+@checks_options
 class SegmentLoader:
     """The masks of a video of one image: the same in all of its frames."""
 

@@ -34,6 +34,7 @@ from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, words
 from sa1bpack.masks.raster import check_image
 
 REGIONS = ("inside", "boundary", "outside")
+_FLOATS = "float32 or float64"
 _WHOLE, _RIM = 1, 2  # which pixels of a stretch count: all, or those at the image's top and bottom
 
 
@@ -176,9 +177,19 @@ def check_region(run_ends, run_offset, height, width, region, boxes):
     if boxes is None:
         boxes = np.empty((0, 4), np.int64)
     else:
-        check_array("boxes", boxes, "int64", (len(run_offset) - 1, 4))
-    boxes = np.ascontiguousarray(boxes)
+        boxes = np.ascontiguousarray(pixel_boxes(boxes, (len(run_offset) - 1, 4)))
     return run_ends, run_offset, (height, width), REGIONS.index(region), boxes
+
+
+def pixel_boxes(boxes: Any, shape: tuple[int | str, ...], kind: type = np.ndarray) -> Any:
+    """Boxes as int64, with whole edges around the pixels whose centres they hold; of any numbers.
+
+    Raises OptionError unless they are an array of this kind and shape, see `check_array`.
+    """
+    check_array("boxes", boxes, f"int64 or int32 or {_FLOATS}", shape, kind=kind)
+    if "float" in str(boxes.dtype):
+        boxes = (-((0.5 - boxes) // 1)).clip(-1, 2**31)
+    return boxes.astype(np.int64) if kind is np.ndarray else boxes.long()
 
 
 _NO_WORDS = np.empty((0, 0), np.uint64)
@@ -200,9 +211,9 @@ def count_pixels(
         run_offset: int64 (n + 1,).
         height, width: of the source image.
         region: "inside", "boundary" or "outside", see the module.
-        boxes: int64 (n, 4), x0, y0, x1, y1 in source pixels, ends exclusive: counts only the part
-            of a mask's region in its box; None for the complete image. The part of a box outside
-            the image has no pixels.
+        boxes: int64, int32, float32 or float64 (n, 4), edges x0, y0, x1, y1 in source pixels:
+            counts only the pixels of a mask's region whose centres are in its box; None for the
+            complete image. The part of a box outside the image has no pixels.
 
     Returns:
         int64 (n,).
@@ -362,8 +373,8 @@ def jitter_boxes(
     Args:
         boxes: float32 or float64 (..., 4), x0, y0, x1, y1, edges in pixels of the training input,
             to which the limit of 20 pixels applies; "..." is (n,), or any other shape.
-        extent: float32 or float64, width and height of the image in the same pixels: (2,), or
-            (..., 2) with the first axes of the boxes, such as (B, 2) for boxes (B, M, 4).
+        extent: float32, float64, int32 or int64, width and height of the image in the same pixels:
+            (2,), or (..., 2) with the first axes of the boxes, such as (B, 2) for (B, M, 4).
         ids: int64 (...), for example annotation ids; the noise depends on them.
         seed, epoch: 0 to 2**64 - 1; the noise depends on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws for one id in one epoch.
@@ -410,12 +421,11 @@ def check_boxes(boxes: Any, extent: Any, ids: Any, kind: type = np.ndarray) -> N
     Raises:
         OptionError: one is wrong, or they are not arrays of this kind, see `check_array`.
     """
-    floats = "float32 or float64"
-    check_array("boxes", boxes, floats, ("...", 4), kind=kind)
+    check_array("boxes", boxes, _FLOATS, ("...", 4), kind=kind)
     lead = tuple(boxes.shape[:-1])
     axes = min(getattr(extent, "ndim", 1) - 1, len(lead))
     what = "" if axes else f" or {(*lead, 2)}"
-    check_array("extent", extent, floats, (*lead[:axes], 2), what, kind)
+    check_array("extent", extent, f"{_FLOATS} or int32 or int64", (*lead[:axes], 2), what, kind)
     check_array("ids", ids, "int64", lead, ", one per box", kind)
 
 

@@ -183,7 +183,7 @@ def test_boxes_move_by_a_tenth_of_their_sides_at_most_20_pixels_and_stay_in_the_
         ({"region": "edge"}, "region is 'edge': choose one of inside, boundary, outside"),
         ({"ids": np.array([1, 2])}, r"ids must be int64 \(1,\), one per mask.* got int64 \(2,\)"),
         ({"ids": [1]}, r"ids must be a numpy.ndarray of int64 \(1,\).* got a list"),
-        ({"boxes": np.array([[0, 0, 1, 1.0]])}, r"boxes must be int64 \(1, 4\), got float64"),
+        ({"boxes": np.array([[0, 0, 1, 1]], "u1")}, r"boxes must be int64 or .*4\), got uint8"),
         ({"points": -1}, "points is -1: choose a whole number from 0"),
         ({"draw": 2**32}, "draw is 4294967296: choose a whole number from 0 to 4294967295"),
         ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
@@ -227,7 +227,7 @@ def test_boxes_whose_edges_are_not_in_order_are_refused(box):
 
 
 @pytest.mark.parametrize(
-    "extent", [(10.0, 10.0), np.full(3, 10.0), np.full((1, 2), 10.0), np.full(2, 10), -np.ones(2)]
+    "extent", [(10.0, 10.0), np.full(3, 10.0), np.full((1, 2), 10.0), -np.ones(2), -np.ones(2, int)]
 )
 def test_an_invalid_extent_is_refused(extent):
     with pytest.raises(OptionError, match=r"^extent must be"):

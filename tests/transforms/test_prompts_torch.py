@@ -120,13 +120,53 @@ def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs, m
         assert found[1] == by_id[number][1]
 
 
+@pytest.mark.parametrize("masks_as", ["padded", "flat"])
+def test_points_and_noise_take_the_boxes_and_sizes_of_a_batch(any_way, layout_packs, masks_as):  # noqa: F811
+    """float32 boxes of a crop, mapped to the source: points are where the crop shows the mask."""
+    ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), mask_format="runs")
+    with sa1bpack.Loader(ds, 6, masks=masks_as, max_masks=7) as loader:
+        batch = transforms.Pipeline(ds, [transforms.RandomResizedCrop((0.02, 0.1))], size=96)(
+            next(iter(loader))
+        )
+    ids, boxes = batch["annotation_ids"], batch["boxes_xyxy"]
+    maps = batch["input_to_source"]  # upright
+    if masks_as == "padded":
+        of_mask = maps[:, None].expand(*ids.shape, 2, 3)
+    else:
+        of_mask = maps.repeat_interleave(batch["mask_counts"], 0)
+    scale, offset = of_mask[..., [0, 1], [0, 1]], of_mask[..., 2]
+    edges = (boxes.unflatten(-1, (2, 2)) * scale[..., None, :] + offset[..., None, :]).float()
+    points, valid = transforms.draw_points(
+        batch["runs"].to(any_way), ids.to(any_way), 20, seed=1, epoch=2,
+        boxes=edges.flatten(-2).to(any_way),
+    )  # fmt: skip
+    points, valid = points.cpu(), valid.cpu()
+    assert valid.any() and not valid.all()
+    low, high = (corner[valid][:, None] for corner in edges.unbind(-2))
+    assert (points[valid] >= low).all() and (points[valid] < high).all()
+    # Whole numbers of pixels that hold the same centres are the same boxes.
+    whole = (edges - 0.5).ceil().flatten(-2).int()
+    given = batch["runs"].to(any_way), ids.to(any_way), 20
+    again, _ = transforms.draw_points(*given, seed=1, epoch=2, boxes=whole.to(any_way))
+    assert torch.equal(again.cpu(), points)
+    if masks_as == "padded":
+        extent = batch["sizes"][:, 2:].flip(1)
+        assert extent.dtype == torch.int32
+        moved = [
+            transforms.jitter_boxes(boxes.to(any_way), kind(extent).to(any_way),
+                                    ids.to(any_way), seed=0, epoch=0).cpu()
+            for kind in (torch.Tensor.double, torch.Tensor.long, torch.Tensor.int)
+        ]  # fmt: skip
+        assert torch.equal(moved[0], moved[1]) and torch.equal(moved[0], moved[2])
+
+
 def test_padded_ids_that_do_not_fit_the_batch_are_refused():
     _, runs = batch_of(np.random.default_rng(0), 2)
     for shape, message in (((2, 5), "a sample has 6 masks"), ((3, 6), r"ids must be int64 \(2, M")):
         with pytest.raises(OptionError, match=message):
             prompts.draw_points(runs, torch.zeros(shape).long(), 1, seed=0, epoch=0)
     ids, boxes = torch.zeros(2, 7).long(), torch.zeros(2, 6, 4).long()
-    with pytest.raises(OptionError, match=r"boxes must be int64 \(2, 7, 4\)"):
+    with pytest.raises(OptionError, match=r"boxes must be int64 or .* \(2, 7, 4\)"):
         prompts.draw_points(runs, ids, 1, seed=0, epoch=0, boxes=boxes)
 
 

@@ -24,6 +24,7 @@ from sa1bpack.masks.prompts import (
     check_boxes,
     check_ids,
     moved_edges,
+    pixel_boxes,
     prompt_draw,
 )
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, shifted
@@ -210,8 +211,8 @@ def count_pixels(
     Args:
         runs: the masks.
         region: "inside", "boundary" or "outside", see docs/masks.md.
-        boxes: int64 (T, 4), x0, y0, x1, y1 in source pixels, ends exclusive: counts only the part
-            in the box; None for the complete image.
+        boxes: int64, int32, float32 or float64 (T, 4), edges x0, y0, x1, y1 in source pixels:
+            counts only the pixels whose centres are in the box; None for the complete image.
 
     Raises:
         OptionError: the region or the array of boxes is invalid.
@@ -225,7 +226,7 @@ def count_pixels(
         >>> T.count_pixels(runs).shape, bool((T.count_pixels(runs) > 0).all())
         (torch.Size([104]), True)
     """
-    _check_region(runs, region, boxes)
+    boxes = _checked_boxes(runs, region, boxes)
     if not uses_compiled(runs.run_ends.device):
         return torch.cat([found.count for _, found in regions(runs, region, boxes)])
     count = np.zeros(runs.masks, np.int64)
@@ -257,7 +258,7 @@ def nth_pixels(
         >>> T.nth_pixels(runs, torch.zeros(len(runs.run_offset) - 1, 1).long()).shape
         torch.Size([104, 1, 2])
     """
-    _check_region(runs, region, boxes)
+    boxes = _checked_boxes(runs, region, boxes)
     check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
     if not uses_compiled(runs.run_ends.device):
         found = regions(runs, region, boxes)
@@ -290,7 +291,8 @@ def draw_points(
         seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
         runs, region: as in `count_pixels`.
-        boxes: int64 (..., 4), as in `count_pixels`.
+        boxes: (..., 4), as in `count_pixels`. Those of a pipeline are pixels of its canvas: map
+            them by `input_to_source`.
 
     Returns:
         points: float32 (..., k, 2), x and y of pixel centres in source coordinates. Zero where not
@@ -315,7 +317,7 @@ def draw_points(
         check_array("ids", ids, "int64", (len(runs.sizes), "M"), kind=torch.Tensor)
         key = {"seed": seed, "epoch": epoch, "draw": draw}
         return _draw_padded(runs, ids, points, region, boxes, key)
-    _check_region(runs, region, boxes)
+    boxes = _checked_boxes(runs, region, boxes)
     check_ids(ids, runs.masks, torch.Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
     if uses_compiled(runs.run_ends.device):
@@ -344,8 +346,7 @@ def _draw_padded(
             raise OptionError(f"ids is {tuple(ids.shape)}, but a sample has {most} masks")
     rows = runs.padded_rows(ids.shape[1])
     if boxes is not None:
-        check_array("boxes", boxes, "int64", (*ids.shape, 4), kind=torch.Tensor)
-        boxes = boxes.reshape(-1, 4)[rows]
+        boxes = pixel_boxes(boxes, (*ids.shape, 4), torch.Tensor).reshape(-1, 4)[rows]
     drawn, valid = draw_points(runs, ids.reshape(-1)[rows], points, region, boxes=boxes, **key)
     padded = drawn.new_zeros((ids.numel(), *drawn.shape[1:]))
     padded[rows] = drawn
@@ -366,10 +367,10 @@ def _draw_compiled(runs, ids, points, region, boxes, **key) -> tuple[torch.Tenso
     return torch.from_numpy(drawn), torch.from_numpy(valid)
 
 
-def _check_region(runs: RunBatch, region: str, boxes: torch.Tensor | None) -> None:
+def _checked_boxes(runs: RunBatch, region: str, boxes: torch.Tensor | None) -> torch.Tensor | None:
+    """The boxes as int64, after a check of the region and of them."""
     choice("region", region, REGIONS)
-    if boxes is not None:
-        check_array("boxes", boxes, "int64", (runs.masks, 4), kind=torch.Tensor)
+    return None if boxes is None else pixel_boxes(boxes, (runs.masks, 4), torch.Tensor)
 
 
 def _rows_of(tensor: torch.Tensor | None, rows: np.ndarray) -> np.ndarray | None:
@@ -433,8 +434,8 @@ def jitter_boxes(
     Args:
         boxes: float32 or float64 (..., 4), x0, y0, x1, y1, edges in pixels of the training input,
             as a `Pipeline` returns them: "..." is (T,), or (B, M) with padding.
-        extent: float32 or float64, width and height of the image in the same pixels: (2,), or
-            (..., 2) with the first axes of the boxes, such as (B, 2).
+        extent: float32, float64, int32 or int64, width and height of the image in the same pixels:
+            (2,), or (..., 2) with the first axes of the boxes, such as (B, 2).
         ids: int64 (...), for example annotation ids; the noise depends on them.
         seed, epoch: 0 to 2**64 - 1; the noise depends on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws for one id in one epoch.
