@@ -15,11 +15,10 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_tasks
 from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing.estimate import check_room, memory_bytes
-from sa1bpack.packing.options import RunKeywords
-from sa1bpack.packing.pack_state import Totals
+from sa1bpack.packing.options import Request, RunKeywords, checked_request
+from sa1bpack.packing.pack_state import Totals, sources_to_pack
 from sa1bpack.packing.parts import PartState, Plan, finalize
-from sa1bpack.packing.progress import Progress, RejectLimit
-from sa1bpack.packing.request import Request, checked_request, sources_to_pack
+from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.run import PackResult, run_part
 from sa1bpack.source.find import Source
 
@@ -60,8 +59,7 @@ def pack_on_ray(
         options["workers"] = WORKERS
     request = checked_request(sources, out, options)
     plan = Plan(len(request.sources), tuple(source.name for source in request.sources))
-    todo, packed, unreadable, limit = _look(request, plan)
-    show = Progress(sum(source.nbytes for source in todo), limit, progress)
+    todo, packed, unreadable, show = _look(request, plan, progress)
     failed: dict[str, SourceError] = dict(unreadable)
     try:
         failed |= _run(address, request, plan, todo, show)
@@ -87,12 +85,12 @@ def pack_on_ray(
 
 
 def _look(
-    request: Request, plan: Plan
-) -> tuple[list[Source], int, dict[str, SourceError], RejectLimit]:
+    request: Request, plan: Plan, show_progress: bool | None
+) -> tuple[list[Source], int, dict[str, SourceError], Progress]:
     """Prepare the folder.
 
     Returns the sources that are tasks, how many are packed, those that cannot be read, and the
-    rejects so far.
+    progress so far.
     """
     if not request.out.exists():  # if that is refused, it is not made
         check_room(request, request.sources)
@@ -102,16 +100,14 @@ def _look(
         new = [source for source in todo if source.name not in state.sources]
         check_room(request, new)
         packed = len(request.sources) - len(new) - len(unreadable)
-        limit = RejectLimit(request.max_rejects)
         again = {source.name for source in todo}  # their tasks return all their rejects
-        for line in state.rejects():
-            if line["source"] not in again:
-                limit.add(line["source"], line["member"], line["detail"])
-        limit.check()
+        rejects = [line for line in state.rejects() if line["source"] not in again]
+        total = sum(source.nbytes for source in todo)
+        progress = Progress(total, request.max_rejects, rejects, show_progress)
         state.fail(unreadable)
     finally:
         state.release()
-    return todo, packed, unreadable, limit
+    return todo, packed, unreadable, progress
 
 
 def _run(
@@ -146,8 +142,6 @@ def _run(
         for note in result.notes:
             progress.note(f"{name}: {note}")
         progress.images += result.new_images
-        for line in rejects:
-            progress.rejects.add(source.path, line["member"], line["detail"])
-        progress.rejects.check()
+        progress.add_rejects(rejects)
         failed |= result.failed
     return failed

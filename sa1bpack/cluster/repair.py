@@ -5,14 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import checks_options, local_path
+from sa1bpack.arguments import checks_options, local_path, whole_number
 from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_tasks
 from sa1bpack.format.problems import Problem
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import memory_bytes
 from sa1bpack.packing.progress import report
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
-from sa1bpack.packing.request import checked_workers
 from sa1bpack.progress import step_bar
 from sa1bpack.urls import is_url
 
@@ -45,7 +44,7 @@ def repair_on_ray(
     reached, and OptionError if ray is initialized in this process already.
     """
     root = local_path("pack", pack)
-    workers = checked_workers(1 if workers is None else workers)
+    workers = 1 if workers is None else whole_number("workers", workers, 1)
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     given = [each if is_url(each) else os.path.abspath(each) for each in given]  # noqa: PTH100
     links = None if links is None else local_path("links", links).absolute()

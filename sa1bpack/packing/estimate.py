@@ -22,10 +22,16 @@ from sa1bpack.format.layout import Extent, Layout, canvas_spans, image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.execution.processes import WORKERS_PER_READER_THREAD
-from sa1bpack.packing.options import MASKS, PIXELS, PackOptions, RunKeywords
-from sa1bpack.packing.pack_state import PackState, existing_parent
-from sa1bpack.packing.progress import RejectLimit, nothing_to_do
-from sa1bpack.packing.request import Request, checked_request, sources_to_pack
+from sa1bpack.packing.options import (
+    MASKS,
+    PIXELS,
+    PackOptions,
+    Request,
+    RunKeywords,
+    checked_request,
+)
+from sa1bpack.packing.pack_state import PackState, existing_parent, sources_to_pack
+from sa1bpack.packing.progress import Progress, nothing_to_do
 from sa1bpack.packing.sample import Buffers, Packed, attempt, warm_up
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject
@@ -173,7 +179,7 @@ def estimate(
     state = PackState.inspect(request.out, request.options)
     todo, unreadable = sources_to_pack(state, request)
     todo = [source for source in todo if source.name not in state.sources]
-    RejectLimit(request.max_rejects, state.rejects())
+    Progress(0, request.max_rejects, state.rejects(), show=False)  # raises if there are too many
     warm_up(request.options)
     probe = _probe(todo[0], request.options) if todo else _Probe()
     packed = len(request.sources) - len(todo) - len(unreadable)

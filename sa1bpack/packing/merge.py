@@ -1,17 +1,14 @@
 """`merge`: one pack from several, without reading a tar or decoding anything.
 
 What is taken from each is checked before anything is written. Shards are put under their names in
-the new pack by links, clones or copies, each in one step; then index, manifest and checksums are
+the new pack by links or copies, each in one step; then index, manifest and checksums are
 published as by the packer. What results has the bytes of a pack of all sources. A merge that is
 killed is repeated: what is published stays.
 """
 
-import errno
-import fcntl
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,10 +62,7 @@ from sa1bpack.packing.pack_state import (
 from sa1bpack.wording import brief
 
 _WORKING = "merge-"
-_FICLONE = 0x40049409  # of Linux, linux/fs.h
-_COPIED_BYTES = 8 << 20  # at a time
-
-LINKED, CLONED, COPIED = "linked", "cloned", "copied"
+_ZEROS = bytes(1 << 16)  # so much is copied at a time, unless it is zeros: holes stay holes
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ class MergeResult:
     packs                   how many were merged
     before                  shards that an earlier merge had put there
     repeated                shards that several packs have, which are there once
-    linked, cloned, copied  files of shards and features that are hard links, clones, and copies
+    linked, copied          files of shards and features that are hard links, and copies
     features                name of a feature → shards without a part of it
     complete                whether every pack was complete
     seconds                 wall time
@@ -99,7 +93,6 @@ class MergeResult:
     before: int
     repeated: int
     linked: int
-    cloned: int
     copied: int
     features: dict[str, list[str]] = field(default_factory=dict)
     complete: bool = True
@@ -124,9 +117,8 @@ def merge(
         Called as progress(bytes copied, bytes to copy), again and again while files are copied.
 
     Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
-    else clones that share their blocks, else copies. Features in PACK/side come along. The
-    result has the same bytes as if all sources had been packed into `out`; interrupted or killed,
-    repeat the call.
+    else copies. Features in PACK/side come along. The result has the same bytes as if all sources
+    had been packed into `out`; interrupted or killed, repeat the call.
 
     Raises OptionError; OptionsDiffer; OutputRefused if two packs have different shards, sources or
     features of one name, or if `out` holds something else;
@@ -152,24 +144,22 @@ def merge(
     refuse_in_pack("out", root)
     plan = _Plan(root, roots)
     state = PackState(root, plan.options)
-    counts: Counter = Counter()
     try:
         missing = plan.missing(state)
         before = len(state.shards)
         parts = plan.find_parts()
         state.write_first_manifest()
-        copied = _Copied([*(taken.folder for taken in missing), *parts], progress)
+        placing = Placing([*(taken.folder for taken in missing), *parts], progress)
         state.publish(complete=False)
         with _kept_from_packers(roots):
             for taken in missing:
                 interrupts.check()
-                counts += _place_shard(state, taken, copied)
+                _place_shard(state, taken, placing)
         plan.create_sides()
         for part, final in parts.items():
             interrupts.check()
             # A name that tells it from those at which `derive` is working.
-            working = temporary_beside(final.with_name(_WORKING + final.name))
-            counts += publish_like(part, working, final, copied)
+            placing.publish(part, temporary_beside(final.with_name(_WORKING + final.name)), final)
         interrupts.check()
         state.sources.update(plan.sources)
         state.publish(complete=plan.complete)
@@ -184,9 +174,8 @@ def merge(
         len(roots),
         before,
         plan.repeated,
-        counts[LINKED],
-        counts[CLONED],
-        counts[COPIED],
+        placing.linked,
+        placing.copied,
         plan.without_part,
         plan.complete,
         time.perf_counter() - started,
@@ -326,18 +315,15 @@ class _Plan:
 
 
 def _check_same_options(first: Path, one: Manifest, root: Path, two: Manifest) -> None:
-    lines = [
+    if lines := [
         f"  {name}: {own} in {first}, {other} in {root}"
         for name, own, other in differences(one.options, two.options)
-    ]
-    if lines:
-        samplings = {each.options.get("mask_sampling") for each in (one, two)}
-        alike = one.layout == two.layout and len(samplings) == 1
-        remedy = "sa1bpack.open([...]) opens them together: their layout is the same."
-        if not alike:
-            remedy = "Pack one of them again: nor can sa1bpack.open([...]) read these together."
-        lines = ["packs made with other options cannot be merged:", *lines[:20], remedy]
-        raise OptionsDiffer("\n".join(lines))
+    ]:
+        raise OptionsDiffer(
+            "\n".join(["packs made with other options cannot be merged:", *lines[:20]])
+            + "\nsa1bpack.open([...]) opens packs together if their layout is the same; or pack "
+            "one of them again."
+        )
 
 
 def _check_alike(folders: Sequence[Path]) -> None:
@@ -351,20 +337,6 @@ def _check_alike(folders: Sequence[Path]) -> None:
             )
 
 
-class _Copied:
-    """Counts the bytes that are copied, and reports them with those that `folders` hold."""
-
-    def __init__(self, folders: Iterable[Path], progress: Callable[[int, int], None] | None):
-        self._folders, self._progress = folders, progress
-        self._done = self._total = 0
-
-    def __call__(self, count: int) -> None:
-        if self._progress is not None:
-            self._total = self._total or sum(map(data_bytes, self._folders))
-            self._done += count
-            self._progress(self._done, max(self._done, self._total))
-
-
 @contextmanager
 def _kept_from_packers(packs: Iterable[Path]) -> Iterator[None]:
     """Lock packs in the block, as several merges may, and no packer or repair besides them."""
@@ -375,7 +347,7 @@ def _kept_from_packers(packs: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def _place_shard(state: PackState, taken: _Taken, copied: _Copied) -> Counter:
+def _place_shard(state: PackState, taken: _Taken, placing: "Placing") -> None:
     folder, name = taken.folder, taken.entry.name
     shard = read_shard(folder, state.options.layout)
     if name != shard_name(taken.entry.source, taken.entry.part) or shard.entry != taken.entry:
@@ -393,106 +365,86 @@ def _place_shard(state: PackState, taken: _Taken, copied: _Copied) -> Counter:
             )
 
     final = state.shards_dir / name
-    counts = publish_like(folder, temporary_beside(final), final, copied, check)
+    placing.publish(folder, temporary_beside(final), final, check)
     state.add_shard(shard)
-    return counts
 
 
-# A folder under a second name: hard links, else clones that share blocks, else copies.
-#
-# A hard link is the same file: it costs nothing, and nothing may ever write into it. No part of
-# sa1bpack does: a shard is never changed once it is published, and a repair puts another folder in
-# its place. A clone (a reflink) is a file of its own whose blocks are shared until one is written.
+class Placing:
+    """Puts folders like others under final names: of hard links where possible, else of copies.
 
+    A hard link is the same file: it costs nothing, and nothing may ever write into it. No part of
+    sa1bpack does: a shard is never changed once it is published, and a repair puts another folder
+    in its place. Symbolic links are followed.
 
-def publish_like(
-    source: Path,
-    working: Path,
-    final: Path,
-    copied: Callable[[int], object],
-    check: Callable[[Path], object] = lambda folder: None,
-) -> Counter:
-    """Give a folder like another its final name, in one step, if `check` finds nothing wrong.
-
-    working  the name that it has until then, in the same folder
-    copied   called with the number of bytes, whenever some are copied
-
-    Symbolic links are followed: files become links to, or copies of, what they lead to. Returns how
-    many files were LINKED, CLONED and COPIED. Raises OSError, and what `check` raises.
+    linked, copied  files that were made
     """
-    try:
-        counts = _place_folder(source, working, copied)
-        check(working)
-        working.rename(final)
-    except BaseException:
-        shutil.rmtree(working, ignore_errors=True)
-        raise
-    flush_folder(final.parent)
-    return counts
 
+    def __init__(self, folders: Sequence[Path], progress: Callable[[int, int], None] | None):
+        """
+        folders
+            What will be placed.
+        progress
+            Called with the bytes that were copied, and those that `folders` take on the disk,
+            whenever some are copied.
+        """
+        self.linked = self.copied = 0
+        self._folders, self._progress = folders, progress
+        self._done = self._total = 0
 
-def _place_folder(source: Path, target: Path, copied: Callable[[int], object]) -> Counter:
-    counts: Counter = Counter()
-    target.mkdir()
-    for entry in sorted(source.iterdir()):
-        if entry.is_dir():
-            counts += _place_folder(entry, target / entry.name, copied)
-        else:
-            counts[place_file(entry, target / entry.name, copied)] += 1
-    flush_folder(target)
-    return counts
+    def publish(
+        self,
+        source: Path,
+        working: Path,
+        final: Path,
+        check: Callable[[Path], object] = lambda folder: None,
+    ) -> None:
+        """Give a folder like another its final name, in one step, if `check` finds nothing wrong.
 
+        working  the name that it has until then, in the same folder
 
-def place_file(
-    source: Path, target: Path, copied: Callable[[int], object] = lambda count: None
-) -> str:
-    """Make a file with the bytes of another, flushed to disk; returns how. Raises OSError."""
-    with suppress(OSError):  # not in this file system, or not these two files
-        os.link(source, target, follow_symlinks=True)
-        return LINKED
-    with source.open("rb") as read, target.open("xb") as write:
-        how = CLONED
+        Raises OSError, and what `check` raises.
+        """
         try:
-            fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
-        except OSError:  # the same
-            how = COPIED
-            _copy(read.fileno(), write.fileno(), source, target, copied)
-        flush_file(write.fileno(), target)
-    return how
-
-
-def _copy(
-    read: int, write: int, source: Path, target: Path, copied: Callable[[int], object]
-) -> None:
-    """Copy a file, leaving out its holes."""
-    size = os.fstat(read).st_size
-    with naming(target):
-        os.ftruncate(write, size)
-    for at, end in _stretches(read):
-        while at < end:
-            with naming(source):
-                data = os.pread(read, min(end - at, _COPIED_BYTES), at)
-            if not data:
-                raise OSError(errno.EIO, f"it ends at byte {at}, but had {size}", str(source))
-            write_at(write, data, at, target)
-            at += len(data)
-            copied(len(data))
-
-
-def _stretches(fd: int) -> Iterator[tuple[int, int]]:
-    """The stretches of a file that are no holes."""
-    size, at = os.fstat(fd).st_size, 0
-    while at < size:
-        try:
-            first = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # a hole up to the end
-                return
+            self._place(source, working)
+            check(working)
+            working.rename(final)
+        except BaseException:
+            shutil.rmtree(working, ignore_errors=True)
             raise
-        at = os.lseek(fd, first, os.SEEK_HOLE)
-        yield first, at
+        flush_folder(final.parent)
+
+    def _place(self, source: Path, target: Path) -> None:
+        target.mkdir()
+        for entry in sorted(source.iterdir()):
+            place = self._place if entry.is_dir() else self.place_file
+            place(entry, target / entry.name)
+        flush_folder(target)
+
+    def place_file(self, source: Path, target: Path) -> None:
+        """Make a file with the bytes of another, flushed to disk. Raises OSError."""
+        with suppress(OSError):  # not in this file system, or not these two files
+            os.link(source, target, follow_symlinks=True)
+            self.linked += 1
+            return
+        with source.open("rb", buffering=0) as read, target.open("xb") as write:
+            with naming(target):
+                os.ftruncate(write.fileno(), os.fstat(read.fileno()).st_size)
+            at = 0
+            while data := read.read(len(_ZEROS)):
+                if data != _ZEROS[: len(data)]:
+                    write_at(write.fileno(), data, at, target)
+                    self._advance(len(data))
+                at += len(data)
+            flush_file(write.fileno(), target)
+        self.copied += 1
+
+    def _advance(self, count: int) -> None:
+        if self._progress is not None:
+            self._total = self._total or sum(map(_bytes_on_disk, self._folders))
+            self._done += count
+            self._progress(self._done, max(self._done, self._total))
 
 
-def data_bytes(folder: Path) -> int:
-    """What the files of a folder take on the disk: their bytes without their holes."""
+def _bytes_on_disk(folder: Path) -> int:
+    """The bytes of the files of a folder without their holes."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -1,17 +1,30 @@
-"""The options that determine a pack's bytes, on which all runs into one folder must agree; and
-those of a run."""
+"""The options that determine a pack's bytes, on which all runs into one folder must agree; those of
+a run; and what is to be packed, checked."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sa1bpack.arguments import Options, checks_options, declarations, keywords_of, option
-from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
+from sa1bpack.arguments import (
+    Options,
+    check_can_be_folder,
+    checks_options,
+    declarations,
+    keywords_of,
+    local_path,
+    option,
+    patterns_of,
+)
+from sa1bpack.environment import available_cpus
+from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, SourceError
 from sa1bpack.format.layout import Layout
+from sa1bpack.format.manifest import check_shard_name, refuse_in_pack
 from sa1bpack.masks.select import MaskRule, ThresholdKeywords
+from sa1bpack.source.find import Source, find_sources, read_links, read_md5sums
 from sa1bpack.wording import brief
 
 FITS = ("pad", "squash", "native")
@@ -233,3 +246,84 @@ def recorded_options(recorded: dict, root: Path) -> PackOptions:
             f"{root}: the recorded options cannot be used: {error}. Repair it with the version "
             "of sa1bpack that packed it"
         ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(RunOptions):
+    """A run that can start, as far as is known without looking into its folder.
+
+    sources
+        What is to be packed, sorted by name.
+    out
+        Folder of the pack.
+    options
+        What determines the bytes.
+    sums
+        Name of a source → the md5 that it must have; empty without a list.
+
+    `workers` is always a number, and `md5` is true if there is a list.
+    """
+
+    sources: list[Source]
+    out: Path
+    options: PackOptions
+    sums: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.workers is None:
+            object.__setattr__(self, "workers", available_cpus())
+        object.__setattr__(self, "md5", self.md5 or self.md5sums is not None)
+
+
+def checked_request(
+    sources: str | Path | Iterable[str | Path], out: str | Path, given: RunKeywords
+) -> Request:
+    """The request that these arguments of `pack` describe; writes nothing.
+
+    Raises OptionError, SourceError and PackError as `pack` does.
+    """
+    of_pack = {name: given[name] for name in PackKeywords.__annotations__.keys() & given}
+    options = PackOptions(**of_pack)
+    of_run = {name: value for name, value in given.items() if name not in of_pack}
+    request = Request(sources=[], out=local_path("out", out), options=options, **of_run)
+    out = request.out
+    check_can_be_folder(out, "give a new folder, or that of a pack")
+    refuse_in_pack("out", out)
+    found = _found_sources(sources, request.links)
+    for source in found:
+        if source.kind == "folder" and out.resolve().is_relative_to(source.path.resolve()):
+            raise OptionError(
+                f"{out} lies within the source {source.path}, and would be read as part of it; "
+                "choose a folder outside"
+            )
+    return replace(request, sources=found, sums=_expected_sums(found, request.md5sums))
+
+
+def _found_sources(sources: str | Path | Iterable[str | Path], links: Path | None) -> list[Source]:
+    """Find the sources; raises OptionError for none, SourceError for what cannot be a source."""
+    listed = [] if links is None else read_links(links)
+    found = find_sources(patterns_of("sources", sources), links=listed)
+    if not found:
+        raise OptionError("no source is given; give at least one tar or folder, or a list of links")
+    for source in found:
+        try:
+            check_shard_name(f"{source.name}-000", str(source.path))
+        except FormatError as error:
+            raise SourceError(f"{error}; shards are named after their source: rename it") from None
+    return found
+
+
+def _expected_sums(sources: list[Source], md5sums: Path | None) -> dict[str, str]:
+    """Name of each source → its md5 in the list."""
+    if md5sums is None:
+        return {}
+    sums = read_md5sums(md5sums)
+    tars = [source for source in sources if source.kind != "folder"]
+    missing = [source.path.name for source in tars if source.path.name not in sums]
+    if missing:
+        raise SourceError(
+            f"{md5sums} has no sum for {', '.join(missing[:5])}"
+            f"{' and others' if len(missing) > 5 else ''}; complete the list, or pack without it"
+        )
+    return {source.name: sums[source.path.name] for source in tars}

@@ -33,6 +33,7 @@ from sa1bpack.format.files import (
 from sa1bpack.format.index import find_duplicates, open_manifest_and_index, publish, remove_stale
 from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
+    DIGEST_NAMES,
     MANIFEST_NAME,
     PARTS_NAME,
     REJECTS_NAME,
@@ -48,7 +49,8 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks.select import left_out_text
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import PackOptions, Request
+from sa1bpack.source.find import Source, look_at
 from sa1bpack.wording import printable
 
 LOCK_NAME = ".lock"
@@ -333,6 +335,43 @@ def totals_of(state: PackState) -> dict[str, Any]:
         "identity": identity_text(state.sources.values()),
         "left_out": left_out_text(state.options.to_json(), counts, counts["masks"]),
     }
+
+
+def sources_to_pack(
+    state: PackState, request: Request
+) -> tuple[list[Source], dict[str, SourceError]]:
+    """The sources that the run must read; and name → error of those at URLs that cannot be.
+
+    Those are left out that are complete in the pack, unless an md5 is to be recorded that it lacks:
+    they are then read once more, and not decoded. Raises OutputRefused for another source of the
+    same name, and what `look_at` raises.
+    """
+    return look_at([source for source in request.sources if not _is_packed(source, state, request)])
+
+
+def _is_packed(source: Source, state: PackState, request: Request) -> bool:
+    record = state.sources.get(source.name)
+    if record is None:
+        return False
+    if source.kind != "remote" and record["nbytes"] != source.nbytes:
+        raise _another_source(source, record, f"has {source.nbytes} bytes")
+    if record["md5"] is None:
+        return source.kind == "folder" or not request.md5
+    expected = request.sums.get(source.name)
+    if expected is not None:
+        if record["md5"] != expected:
+            raise _another_source(source, record, f"should have the md5 {expected}")
+        record["md5_checked"] = True
+    return True
+
+
+def _another_source(source: Source, record: dict, found: str) -> OutputRefused:
+    digests = [f"the {DIGEST_NAMES[key]} {record[key]}" for key in DIGEST_NAMES if record.get(key)]
+    return OutputRefused(
+        f"{source.path} {found}, but the pack holds a source {source.name!r} of "
+        f"{record['nbytes']} bytes{' with ' if digests else ''}{' and '.join(digests)}; rename one "
+        "of them, or use another output folder"
+    )
 
 
 def check_ours(root: Path) -> None:

@@ -2,9 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -31,94 +30,83 @@ LINE_SECONDS = 60
 _REJECTS_NAMED = 10
 
 
-class RejectLimit:
-    """Counts rejected members; more than `most` raise TooManyRejects (None: no limit).
-
-    lines
-        The rejects of earlier runs, as PackState has them.
-    """
-
-    def __init__(self, most: int | None = None, lines: Iterable[dict[str, str]] = ()):
-        self.count = 0
-        self._most = most
-        self._first: list[str] = []
-        for line in lines:
-            self.add(line["source"], line["member"], line["detail"])
-        self.check()
-
-    def add(self, where: Path | str, member: str, detail: str) -> None:
-        """Count a member of `where`, the path or name of a source."""
-        self.count += 1
-        if len(self._first) < _REJECTS_NAMED:
-            self._first.append(f"  {where}: {member}: {detail}")
-
-    def check(self) -> None:
-        """Raise TooManyRejects, which names the first of them, if there are more than allowed."""
-        if self._most is None or self.count <= self._most:
-            return
-        lines = [
-            f"max_rejects is {self._most}, but {counted(self.count, 'member')} "
-            f"{'was' if self.count == 1 else 'were'} rejected; the run ends, and published shards "
-            "stay:",
-            *self._first,
-        ]
-        lines += [f"  and {more:,} more"] if (more := self.count - len(self._first)) else []
-        lines.append(
-            f"Look into these ({REJECTS_NAME} lists those of published shards); to pack the "
-            "others, repeat with a higher limit"
-        )
-        raise TooManyRejects("\n".join(lines))
-
-
-@dataclass
 class Progress:
-    """Counts what happens in a run and draws its progress bar on a terminal.
+    """Counts what happens in a run, draws its progress bar on a terminal, and limits its rejects.
 
-    total_bytes
-        Size of all sources; the bar runs over it, because the number of images is known only at
-        the end of a tar.
-    rejects
-        The rejects so far, including those of earlier runs, and their limit.
-    show
-        Whether there is a bar; None: if stderr is a terminal.
+    images    samples that were decoded
+    rejected  members that were rejected, with those of earlier runs
+    read      bytes of each source so far, with those of skipped pairs
+    notes     what was reported to the user
     """
 
-    total_bytes: int
-    rejects: RejectLimit = field(default_factory=RejectLimit)
-    show: bool | None = None
-    images: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self):
-        self.started = time.perf_counter()
-        self.read: dict[str, int] = {}  # bytes of each source so far, with those of skipped pairs
+    def __init__(
+        self,
+        total_bytes: int,
+        max_rejects: int | None = None,
+        rejects: Iterable[Mapping[str, str]] = (),
+        show: bool | None = None,
+    ):
+        """
+        total_bytes
+            Size of all sources; the bar runs over it, because the number of images is known only at
+            the end of a tar.
+        max_rejects
+            More rejected members raise TooManyRejects, which names the first; None: no limit.
+        rejects
+            Those of earlier runs, as PackState has them.
+        show
+            Whether there is a bar; None: if stderr is a terminal.
+        """
+        self.total_bytes = total_bytes
+        self.images = self.rejected = 0
+        self.read: dict[str, int] = {}
+        self.notes: list[str] = []
+        self._max_rejects = max_rejects
+        self._first: list[str] = []
+        self.add_rejects(rejects)
+        self._started = self._shown = time.perf_counter()
         terminal = sys.stderr.isatty()
-        self._lines = self.show is None and not terminal
-        self._shown = self.started
-        hidden = not (terminal if self.show is None else self.show)
+        self._lines = show is None and not terminal
         self._bar = Bar(
-            total=self.total_bytes,
+            total=total_bytes,
             unit="B",
             unit_scale=True,
             miniters=1,
-            disable=hidden,
+            disable=not (terminal if show is None else show),
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {rate_fmt} "
             "{remaining} left{postfix}",
         )
 
+    def add_rejects(self, lines: Iterable[Mapping[str, str]]) -> None:
+        """Count rejected members. Raises TooManyRejects if there are more than allowed."""
+        for line in lines:
+            self.rejected += 1
+            if len(self._first) < _REJECTS_NAMED:
+                self._first.append("  {source}: {member}: {detail}".format_map(line))
+        if self._max_rejects is None or self.rejected <= self._max_rejects:
+            return
+        more = self.rejected - len(self._first)
+        lines = [
+            f"max_rejects is {self._max_rejects}, but {counted(self.rejected, 'member')} "
+            f"{'was' if self.rejected == 1 else 'were'} rejected; the run ends, and published "
+            "shards stay:",
+            *self._first,
+            *([f"  and {more:,} more"] if more else []),
+            f"Look into these ({REJECTS_NAME} lists those of published shards); to pack the "
+            "others, repeat with a higher limit",
+        ]
+        raise TooManyRejects("\n".join(lines))
+
     def done(self, source: Source, outcome: Outcome, bytes_read: int) -> None:
         """One pair has its outcome."""
-        match outcome:
-            case Packed():
-                self.images += 1
-            case Reject():
-                self.reject(source, outcome)
+        if isinstance(outcome, Reject):
+            self.reject(source, outcome)
+        self.images += isinstance(outcome, Packed)
         self.advance(source, bytes_read)
 
     def reject(self, source: Source, reject: Reject) -> None:
         """Count a reject. Raises TooManyRejects if there are more than allowed."""
-        self.rejects.add(source.path, reject.member, reject.detail)
-        self.rejects.check()
+        self.add_rejects([{"source": str(source.path), **reject.as_json()}])
 
     def source_done(self, source: Source) -> None:
         """A source was read to its end, or given up."""
@@ -136,7 +124,7 @@ class Progress:
     @property
     def seconds(self) -> float:
         """Wall time since the run started."""
-        return time.perf_counter() - self.started
+        return time.perf_counter() - self._started
 
     def _write_line(self) -> None:
         """One line for the log of a job that has no terminal."""
@@ -145,7 +133,7 @@ class Progress:
         print(
             f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
             f"{self.images / self.seconds:.0f} images/s, {done / self.seconds / 1e6:.0f} MB/s, "
-            f"{left / 60:.0f} min left, {self.rejects.count} rejected",
+            f"{left / 60:.0f} min left, {self.rejected} rejected",
             file=sys.stderr,
             flush=True,
         )
@@ -162,7 +150,7 @@ class Progress:
         elif self._bar.disable or not (force or since > _REFRESH_SECONDS):
             return
         self._shown += since
-        rejected = f", {self.rejects.count} rejected" if self.rejects.count else ""
+        rejected = f", {self.rejected} rejected" if self.rejected else ""
         self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")
 
 

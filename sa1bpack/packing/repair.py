@@ -15,7 +15,16 @@ from pathlib import Path
 from shlex import quote
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import ALL, Share, checks_options, local_path, part_of_job, patterns_of
+from sa1bpack.arguments import (
+    ALL,
+    Share,
+    checks_options,
+    local_path,
+    part_of_job,
+    patterns_of,
+    whole_number,
+)
+from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, put_in_place, restore_set_aside
 from sa1bpack.format.index import remove_old_indexes, remove_stale
@@ -32,6 +41,7 @@ from sa1bpack.packing.damage import (
     remove_note,
     write_note,
 )
+from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_state import (
     NOT_LOCKED,
     Key,
@@ -42,7 +52,6 @@ from sa1bpack.packing.pack_state import (
 )
 from sa1bpack.packing.parts import alone, remove_empty_notes, working_folder
 from sa1bpack.packing.progress import Progress, report
-from sa1bpack.packing.request import Request, checked_workers
 from sa1bpack.packing.run import pack_into, pack_sources, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.progress import byte_bar
@@ -164,7 +173,7 @@ def repair(
     """
     started = time.perf_counter()
     root = local_path("pack", pack)
-    workers = checked_workers(workers)
+    workers = available_cpus() if workers is None else whole_number("workers", workers, 1)
     share = None if part is None else part_of_job(part)
     if share is not None and (names := list(shards)):
         raise OptionError(f"shards is {names}, but a part has those of its sources: choose one")

@@ -12,23 +12,17 @@ from typing import Unpack
 from sa1bpack import __version__, interrupts
 from sa1bpack.arguments import checks_options, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import SourceError
+from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.processes import pack_with_processes
-from sa1bpack.packing.options import RunKeywords
-from sa1bpack.packing.pack_state import PackState, Totals, totals_of
+from sa1bpack.packing.options import Request, RunKeywords, checked_request
+from sa1bpack.packing.pack_state import PackState, Totals, sources_to_pack, totals_of
 from sa1bpack.packing.parts import PartState, Plan
-from sa1bpack.packing.progress import Progress, RejectLimit, recorded_run
-from sa1bpack.packing.request import (
-    Request,
-    checked_request,
-    sources_to_pack,
-    upload_to,
-)
+from sa1bpack.packing.progress import Progress, recorded_run
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import MAX_IN_PUBLICATION, SourcePacker, pack_inline
 from sa1bpack.source.find import Source
-from sa1bpack.urls import scheme_of, shown
+from sa1bpack.urls import STORE_SCHEMES, is_url, scheme_of, shown
 
 # Files that a run may have open, where the system lets it. More than any needs.
 OPEN_FILES = 1 << 16
@@ -208,6 +202,23 @@ def pack_part(
     return run_part(replace(request, sources=mine, ignore_space=True), plan, progress)[0]
 
 
+def upload_to(out: str | Path, staging: str | Path | None) -> tuple[str | None, str | Path]:
+    """The URL that a pack is uploaded to, if `out` is one, and the local folder that it is made in.
+
+    Raises OptionError for a URL without a staging folder, and for the reverse.
+    """
+    if is_url(out) and out.partition("://")[0].lower() in STORE_SCHEMES:
+        if staging is None:
+            raise OptionError(
+                f"out is {shown(out)!r}: a pack is made on a local disk, shard by shard, and then "
+                "uploaded; name a folder as `staging`"
+            )
+        return out, staging
+    if staging is not None:
+        raise OptionError(f"staging is {str(staging)!r}, but out is no URL of an object store")
+    return None, out
+
+
 def run_part(
     request: Request, plan: Plan, progress: bool | None
 ) -> tuple[PackResult, list[dict[str, str]]]:
@@ -227,8 +238,8 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
     todo, unreadable = sources_to_pack(state, request)
     new = [source for source in todo if source.name not in state.sources]
     check_room(request, new)
-    rejects = RejectLimit(request.max_rejects, state.rejects())
-    progress = Progress(sum(source.nbytes for source in todo), rejects, show_progress)
+    total = sum(source.nbytes for source in todo)
+    progress = Progress(total, request.max_rejects, state.rejects(), show_progress)
     packed_by = versions_in_force()
     note_other_decoders(state, packed_by, progress)
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was

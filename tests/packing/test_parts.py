@@ -11,11 +11,10 @@ from small_tars import SMALL, contents, members, write_tar
 import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.parts import PartState, Plan
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.request import Request
 from sa1bpack.packing.run import pack_sources, versions_in_force
 from sa1bpack.source.find import find_sources
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from small_tars import SMALL, members, write_tar
 
 from sa1bpack.format.layout import Extent
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.request import Request
 from sa1bpack.packing.sample import Dropped, Packed
 from sa1bpack.packing.source_packer import ShardBuilder, SourcePacker
 from sa1bpack.source.find import find_sources

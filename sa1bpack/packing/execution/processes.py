@@ -19,9 +19,8 @@ from sa1bpack import interrupts
 from sa1bpack.errors import PackError, SourceError
 from sa1bpack.packing.execution.shared_slots import SharedSlots
 from sa1bpack.packing.execution.worker import JOBS_PER_WORKER, WorkerProcess, start_worker
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.request import Request
 from sa1bpack.packing.sample import Outcome, Packed
 from sa1bpack.packing.source_packer import SourcePacker, pair_digest, stopped_on_error
 from sa1bpack.source.pairs import PairReader, Reject
