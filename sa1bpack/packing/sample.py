@@ -67,22 +67,32 @@ class Buffers:
     Both start at a block boundary, so that they can be written to disk without a copy.
     """
 
-    def __init__(self, options: PackOptions):
-        side = options.image_size
-        self._image = aligned(image_nbytes(options.layout, side, side))
+    def __init__(
+        self,
+        options: PackOptions,
+        image: np.ndarray | None = None,
+        bits: np.ndarray | None = None,
+    ):
+        """Use this memory, (n,) uint8, for the image and for the bits, or allocate it."""
+        self._image = aligned(most_image_bytes(options.layout)) if image is None else image
         self._row_shape = (options.mask_size, options.mask_size // 8)
-        self._bits = aligned(0)
+        self._bits = aligned(0) if bits is None else bits
 
     def image(self, nbytes: int) -> np.ndarray:
         """(nbytes,) uint8, with whatever the last sample left in it."""
         return self._image[:nbytes]
 
     def bits(self, masks: int) -> np.ndarray:
-        """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it; after `image`."""
+        """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it."""
         nbytes = masks * prod(self._row_shape)
         if self._bits.size < nbytes:
             self._bits = aligned(max(nbytes + min(nbytes, 8 << 20), HUGE_PAGE))
         return self._bits[:nbytes].reshape(masks, *self._row_shape)
+
+
+def most_image_bytes(layout: Layout) -> int:
+    """The bytes that an image of the layout takes at most."""
+    return image_nbytes(layout, layout.image_size, layout.image_size)
 
 
 def make_sample(

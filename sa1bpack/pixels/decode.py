@@ -121,9 +121,8 @@ def decode_into(
         rgbx_to_yuv420(words, *planes)
     else:
         pack_rgb(words, planes[0])
-    for plane, rows, columns in zip(
-        planes, (h, half(h), half(h)), (w, half(w), half(w)), strict=False
-    ):
+    for number, plane in enumerate(planes):
+        rows, columns = (half(h), half(w)) if number else (h, w)
         plane[:rows, columns:] = 0
         plane[rows:] = 0
     return h, w

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.disk.direct import BLOCK, aligned
-from sa1bpack.format import append_file
-from sa1bpack.format.append_file import HOLE_BYTES, STAGE_BYTES, AppendFile
+from sa1bpack.format import shard_writer
+from sa1bpack.format.shard_writer import HOLE_BYTES, STAGE_BYTES, AppendFile
 
 EDGES = [0, 1, BLOCK, HOLE_BYTES, STAGE_BYTES, 2 * STAGE_BYTES + BLOCK]
 pwrite = os.pwrite
@@ -33,8 +33,8 @@ def noise(nbytes: int, at_block: bool = True) -> np.ndarray:
 @pytest.fixture(params=["as the file system does it", "through the page cache"])
 def path(request, tmp_path, monkeypatch) -> Path:
     if request.param == "through the page cache":
-        monkeypatch.setattr(append_file, "set_direct", lambda fd, on: False)
-        monkeypatch.setattr(append_file, "CACHED_BYTES", STAGE_BYTES)
+        monkeypatch.setattr(shard_writer, "set_direct", lambda fd, on: False)
+        monkeypatch.setattr(shard_writer, "CACHED_BYTES", STAGE_BYTES)
     return tmp_path / "file"
 
 
@@ -112,7 +112,7 @@ def test_long_zeros_are_a_hole_and_short_ones_are_not(tmp_path):
 
 def test_a_disk_with_larger_blocks_is_written_through_the_page_cache(tmp_path, monkeypatch):
     refused = []
-    set_direct, pwrite = append_file.set_direct, os.pwrite
+    set_direct, pwrite = shard_writer.set_direct, os.pwrite
     direct = {}
 
     def setting(fd, on):
@@ -126,7 +126,7 @@ def test_a_disk_with_larger_blocks_is_written_through_the_page_cache(tmp_path, m
             raise OSError(errno.EINVAL, "Invalid argument")
         return pwrite(fd, data, offset)
 
-    monkeypatch.setattr(append_file, "set_direct", setting)
+    monkeypatch.setattr(shard_writer, "set_direct", setting)
     monkeypatch.setattr(os, "pwrite", picky)
     data = noise(2 * STAGE_BYTES)
     file = AppendFile(tmp_path / "file")
@@ -152,8 +152,8 @@ def test_a_disk_error_names_the_file(path, monkeypatch, call):
 
 
 def test_pages_leave_the_cache_as_they_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(append_file, "set_direct", lambda fd, on: False)
-    monkeypatch.setattr(append_file, "CACHED_BYTES", 2 * STAGE_BYTES)
+    monkeypatch.setattr(shard_writer, "set_direct", lambda fd, on: False)
+    monkeypatch.setattr(shard_writer, "CACHED_BYTES", 2 * STAGE_BYTES)
     flushed, let_go = [], []
     monkeypatch.setattr(os, "fdatasync", flushed.append)
     monkeypatch.setattr(os, "posix_fadvise", lambda *call: let_go.append(call), raising=False)

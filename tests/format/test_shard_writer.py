@@ -8,7 +8,7 @@ from killed_calls import Killed, killed_after
 from sample_views import sample_checksum, sample_views
 
 from sa1bpack.errors import FormatError, OptionError, PackError
-from sa1bpack.format import append_file
+from sa1bpack.format import shard_writer
 from sa1bpack.format.layout import Extent, Layout
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.shard_writer import ShardWriter, finished_rows, sample_extent
@@ -62,8 +62,8 @@ def test_direct_and_cached_writes_give_the_same_bytes(tmp_path, sample_of, conte
     samples = [sample_of(number, masks, layout) for number, masks in enumerate((300, 0, 700, 1))]
     for name, direct in (("one", True), ("two", False)):
         if not direct:
-            monkeypatch.setattr(append_file, "set_direct", lambda fd, on: False)
-            monkeypatch.setattr(append_file, "CACHED_BYTES", 1 << 19)
+            monkeypatch.setattr(shard_writer, "set_direct", lambda fd, on: False)
+            monkeypatch.setattr(shard_writer, "CACHED_BYTES", 1 << 19)
         write(tmp_path / name, layout, samples)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
@@ -74,7 +74,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(append_file, "STAGE_BYTES", append_file.BLOCK)
+    monkeypatch.setattr(shard_writer, "STAGE_BYTES", shard_writer.BLOCK)
     sample = finished_rows(small_layout, sample_of(1, 999))
     with ShardWriter(tmp_path, "a-000", small_layout) as writer:
         monkeypatch.setattr(os, "pwrite", full)
@@ -86,7 +86,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(
 def test_a_shard_with_a_partial_sample_cannot_be_published(
     tmp_path, sample_of, small_layout, monkeypatch
 ):
-    append = append_file.AppendFile.append
+    append = shard_writer.AppendFile.append
 
     def fail(file, data):
         append(file, data)
@@ -95,10 +95,10 @@ def test_a_shard_with_a_partial_sample_cannot_be_published(
 
     with ShardWriter(tmp_path, "a-000", small_layout) as writer:
         writer.append(finished_rows(small_layout, sample_of(1, 2)))
-        monkeypatch.setattr(append_file.AppendFile, "append", fail)
+        monkeypatch.setattr(shard_writer.AppendFile, "append", fail)
         with pytest.raises(OSError, match="Input/output"):
             writer.append(finished_rows(small_layout, sample_of(2, 2)))
-        monkeypatch.setattr(append_file.AppendFile, "append", append)
+        monkeypatch.setattr(shard_writer.AppendFile, "append", append)
         with pytest.raises(FormatError, match="a sample was written in part"):
             writer.publish(ATTRIBUTES)
     assert list(tmp_path.iterdir()) == []

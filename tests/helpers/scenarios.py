@@ -12,7 +12,7 @@ from forked import Forked
 from small_tars import contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.format import append_file
+from sa1bpack.format import shard_writer
 
 OPTIONS = {"image_size": 64, "mask_size": 16, "samples_per_shard": 2}
 FLAGS = tuple(
@@ -67,7 +67,7 @@ class Case:
         command = ("pack", *tars, "--out", self.root, "--workers", workers, *FLAGS, *wrong)
 
         def write_often_and_prepare() -> None:
-            append_file.STAGE_BYTES = append_file.HOLE_BYTES = append_file.BLOCK
+            shard_writer.STAGE_BYTES = shard_writer.HOLE_BYTES = shard_writer.BLOCK
             prepare()
 
         return Forked(*command, log=self.folder.with_name("log"), prepare=write_often_and_prepare)

@@ -9,7 +9,6 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused
-from sa1bpack.format.append_file import AppendFile, complete_group
 from sa1bpack.format.arrays import canonical_json
 from sa1bpack.format.files import (
     TEMPORARY_PREFIX,
@@ -18,6 +17,7 @@ from sa1bpack.format.files import (
     naming,
 )
 from sa1bpack.format.layout import ArraySpec
+from sa1bpack.format.shard_writer import AppendFile, complete_group
 from sa1bpack.format.side.part import ShardIdentity, part_metadata
 from sa1bpack.format.side.spec import SideSpec, read_side_manifest
 

@@ -17,8 +17,12 @@ from queue import SimpleQueue
 
 from sa1bpack import interrupts
 from sa1bpack.errors import PackError, SourceError
-from sa1bpack.packing.execution.shared_slots import SharedSlots
-from sa1bpack.packing.execution.worker import JOBS_PER_WORKER, WorkerProcess, start_worker
+from sa1bpack.packing.execution.worker import (
+    JOBS_PER_WORKER,
+    SharedSlots,
+    WorkerProcess,
+    start_worker,
+)
 from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.sample import Outcome, Packed
