@@ -54,6 +54,7 @@ from sa1bpack.packing.parts import alone, remove_empty_notes, working_folder
 from sa1bpack.packing.progress import Progress, report
 from sa1bpack.packing.run import pack_into, pack_sources, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
+from sa1bpack.packing.source_packer import PackRun
 from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
 
@@ -423,7 +424,7 @@ class _Repair:
         progress = Progress(sum(source.nbytes for source in sources), show=self._show_progress)
         parts = {name: set(parts) for name, parts in self._wanted.items()}
         try:
-            failed = pack_sources(state, sources, request, packed_by, progress, parts)
+            failed = pack_sources(PackRun(state, request, progress, packed_by), sources, parts)
         finally:
             progress.close()
         self.result.notes += progress.notes

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from threading import BoundedSemaphore
 from typing import Unpack
 
 from sa1bpack import __version__, interrupts
@@ -20,7 +19,7 @@ from sa1bpack.packing.pack_state import PackState, Totals, sources_to_pack, tota
 from sa1bpack.packing.parts import PartState, Plan
 from sa1bpack.packing.progress import Progress, recorded_run
 from sa1bpack.packing.sample import require_decoder, warm_up
-from sa1bpack.packing.source_packer import MAX_IN_PUBLICATION, SourcePacker, pack_inline
+from sa1bpack.packing.source_packer import PackRun, SourcePacker, pack_inline
 from sa1bpack.source.find import Source
 from sa1bpack.urls import STORE_SCHEMES, is_url, scheme_of, shown
 
@@ -240,12 +239,12 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
     check_room(request, new)
     total = sum(source.nbytes for source in todo)
     progress = Progress(total, request.max_rejects, state.rejects(), show_progress)
-    packed_by = versions_in_force()
-    note_other_decoders(state, packed_by, progress)
+    run = PackRun(state, request, progress, versions_in_force())
+    note_other_decoders(run)
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was
     with recorded_run(state.root, progress, request.workers):
         try:
-            failed = unreadable | pack_sources(state, todo, request, packed_by, progress)
+            failed = unreadable | pack_sources(run, todo)
         except BaseException as error:
             try:
                 state.publish(complete=False)
@@ -271,37 +270,19 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
 
 
 def pack_sources(
-    state: PackState,
-    todo: Iterable[Source],
-    request: Request,
-    packed_by: dict[str, str],
-    progress: Progress,
-    wanted: Mapping[str, Set[int]] | None = None,
+    run: PackRun, todo: Iterable[Source], wanted: Mapping[str, Set[int]] | None = None
 ) -> dict[str, SourceError]:
     """Publish the shards of these sources; returns name → error of those that were given up.
 
-    packed_by
-        As in `versions_in_force`.
     wanted
         Name of a source → the parts to pack. Default: all that are not published.
     """
-    publications = BoundedSemaphore(MAX_IN_PUBLICATION)
-    packers = [
-        SourcePacker(
-            source,
-            state,
-            request,
-            packed_by,
-            publications,
-            wanted=None if wanted is None else wanted[source.name],
-        )
-        for source in todo
-    ]
+    packers = [SourcePacker(run, source, wanted and wanted[source.name]) for source in todo]
     with _many_open_files():
-        if request.workers == 1:
-            pack_inline(packers, state.options, progress)
+        if run.request.workers == 1:
+            pack_inline(run, packers)
         elif packers:
-            pack_with_processes(packers, state.options, request, progress)
+            pack_with_processes(run, packers)
     return {packer.source.name: packer.error for packer in packers if packer.error is not None}
 
 
@@ -338,16 +319,13 @@ def versions_in_force() -> dict[str, str]:
     }
 
 
-def note_other_decoders(state: PackState, packed_by: dict, progress: Progress) -> None:
+def note_other_decoders(run: PackRun) -> None:
     """Report other versions than those in force that have made shards of the pack."""
-    others = {
-        tuple(sorted(shard.attributes["packed_by"].items()))
-        for shard in state.shards.values()
-        if shard.attributes["packed_by"] != packed_by
-    }
+    found = [shard.attributes["packed_by"] for shard in run.state.shards.values()]
+    others = {tuple(sorted(each.items())) for each in found if each != run.packed_by}
     for other in sorted(others):
         was = versions_text(dict(other))
-        progress.note(f"part of this pack was made with {was}; pixels may differ by rounding")
+        run.progress.note(f"part of this pack was made with {was}; pixels may differ by rounding")
 
 
 def versions_text(packed_by: dict[str, str]) -> str:

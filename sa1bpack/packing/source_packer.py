@@ -7,9 +7,8 @@ each shard writes its files and publishes it, while other samples are decoded.
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from threading import BoundedSemaphore
 
@@ -20,7 +19,7 @@ from sa1bpack import interrupts
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.format.manifest import DIGEST_NAMES
 from sa1bpack.format.shard_writer import ShardWriter
-from sa1bpack.packing.options import PackOptions, Request
+from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_state import PackState, PublishedShard, shard_name
 from sa1bpack.packing.progress import Progress, report
 from sa1bpack.packing.sample import Buffers, Outcome, Packed, attempt
@@ -38,6 +37,31 @@ MAX_IN_PUBLICATION = 4
 SAMPLES_IN_MEMORY = 3
 
 
+@dataclass(frozen=True)
+class PackRun:
+    """What the packers of one run share.
+
+    state
+        Of the pack.
+    request
+        Among others, whether md5s are computed, and what they must be.
+    progress
+        Where pairs are counted.
+    packed_by
+        Package → version, recorded in every shard.
+    publications
+        Held by each shard while it is being published.
+    """
+
+    state: PackState
+    request: Request
+    progress: Progress
+    packed_by: dict[str, str]
+    publications: BoundedSemaphore = field(
+        default_factory=partial(BoundedSemaphore, MAX_IN_PUBLICATION)
+    )
+
+
 class ShardBuilder:
     """Builds the shard of one part of a source: of `samples_per_shard` pairs, the last of fewer.
 
@@ -52,25 +76,16 @@ class ShardBuilder:
         The published shard to come, once `publish` was called.
     """
 
-    def __init__(
-        self,
-        source: str,
-        part: int,
-        shards_dir: Path,
-        options: PackOptions,
-        publications: BoundedSemaphore,
-    ):
-        """publications  is held by a shard while it is being published"""
+    def __init__(self, run: PackRun, source: str, part: int):
         self.part = part
         self.closed = False
         self.publication: Future[PublishedShard] | None = None
         self.rejects: list[Reject] = []
         self.unknown_keys: set[str] = set()
         self.dropped = 0
-        self._source, self._shards_dir = source, shards_dir
-        self._options, self._publications = options, publications
+        self._run, self._source = run, source
         self._pairs_digest = xxhash.xxh3_64()
-        self._first = self._next = self._end = part * options.samples_per_shard
+        self._first = self._next = self._end = part * run.state.options.samples_per_shard
         self._early: dict[int, tuple[Outcome, Callable[[], object]]] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._writer: ShardWriter | None = None
@@ -119,9 +134,9 @@ class ShardBuilder:
         if self._error is not None:
             raise self._error
 
-    def publish(self, packed_by: dict[str, str]) -> None:
+    def publish(self) -> None:
         """Begin to publish the shard, which must be complete and have samples."""
-        self._publications.acquire()
+        self._run.publications.acquire()
         attributes = {
             "source": self._source,
             "part": self.part,
@@ -131,8 +146,8 @@ class ShardBuilder:
             "dropped": self.dropped,
             "rejects": [reject.as_json() for reject in self.rejects],
             "unknown_keys": sorted(self.unknown_keys),
-            "packed_by": packed_by,
-            "options": self._options.to_json(),
+            "packed_by": self._run.packed_by,
+            "options": self._run.state.options.to_json(),
         }
         self.publication = self._thread.submit(self._publish, attributes)
 
@@ -155,8 +170,8 @@ class ShardBuilder:
             try:
                 if self._error is None and not self._ended:
                     if self._writer is None:
-                        name = shard_name(self._source, self.part)
-                        self._writer = ShardWriter(self._shards_dir, name, self._options.layout)
+                        state, name = self._run.state, shard_name(self._source, self.part)
+                        self._writer = ShardWriter(state.shards_dir, name, state.options.layout)
                     self._writer.append(rows)
             finally:
                 release()
@@ -168,7 +183,7 @@ class ShardBuilder:
             self.check()
             return PublishedShard(self._writer.publish(attributes), attributes)
         finally:
-            self._publications.release()
+            self._run.publications.release()
 
     def _discard(self) -> None:
         if self._writer is not None:
@@ -183,22 +198,8 @@ class SourcePacker:
     shard of the source is published and its record is in the pack state.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        state: PackState,
-        request: Request,
-        packed_by: dict[str, str],
-        publications: BoundedSemaphore,
-        wanted: Set[int] | None = None,
-    ):
+    def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
         """
-        request
-            Whether an md5 is computed, and what it must be.
-        packed_by
-            Package → version, recorded in every shard.
-        publications
-            Of the run: the shards that may be in publication at once.
         wanted
             The parts to pack; None: all that are not published.
         """
@@ -206,10 +207,8 @@ class SourcePacker:
         self.finished = False
         self.error: SourceError | None = None
         self.builders: dict[int, ShardBuilder] = {}
-        self._state, self._request = state, request
-        self._packed_by, self._publications = packed_by, publications
-        self._wanted = wanted
-        self._published = state.parts_of(source.name)
+        self._run, self._state, self._wanted = run, run.state, wanted
+        self._published = run.state.parts_of(source.name)
         self._compared: set[int] = set()  # published parts whose pairs are those of the source
         self._part, self._pairs, self._digest = -1, 0, xxhash.xxh3_64()  # of the pairs just skipped
         self._without_samples: list[ShardBuilder] = []  # complete
@@ -244,13 +243,7 @@ class SourcePacker:
         part = self._part_of(index)
         self._move_to(part)
         if part not in self.builders:
-            self.builders[part] = ShardBuilder(
-                self.source.name,
-                part,
-                self._state.shards_dir,
-                self._state.options,
-                self._publications,
-            )
+            self.builders[part] = ShardBuilder(self._run, self.source.name, part)
         self.builders[part].begin(digest)
 
     def resolve(self, index: int, outcome: Outcome, release: Callable[[], object]) -> None:
@@ -287,7 +280,7 @@ class SourcePacker:
         if builder.complete and builder.without_samples:
             self._without_samples.append(self.builders.pop(builder.part))
         elif builder.complete:
-            builder.publish(self._packed_by)
+            builder.publish()
 
     def end(self, reader: PairReader, pairs: int) -> list[Reject]:
         """The source was read to its end, `pairs` pairs in all. Returns the reader's rejects."""
@@ -306,7 +299,7 @@ class SourcePacker:
             "name": self.source.name,
             "kind": self.source.kind,
             "nbytes": self.source.nbytes,
-            "md5_checked": self.source.name in self._request.sums,
+            "md5_checked": self.source.name in self._run.request.sums,
             "ignored": dict(sorted(reader.ignored.items())),
             "ignored_names": reader.ignored_names,
             "rejects": [reject.as_json() for reject in rejects],
@@ -326,7 +319,7 @@ class SourcePacker:
                         f"{path}: {DIGEST_NAMES.get(key, key)} is {found[key]}, but the pack was "
                         f"made from a source with {packed[key]}; restore the original file"
                     )
-        expected = self._request.sums.get(self.source.name)
+        expected = self._run.request.sums.get(self.source.name)
         if None not in (expected, found["md5"]) and found["md5"] != expected:
             raise SourceCorrupt(
                 f"{path}: its md5 is {found['md5']}, but the list says {expected}; {remedy(path)}"
@@ -395,7 +388,7 @@ class SourcePacker:
     def open_reader(self) -> PairReader:
         """A reader of the source, which spills to a file in the pack's folder."""
         return PairReader(
-            self.source, spool_dir=self._state.root, md5=self._request.md5, on_wait=report
+            self.source, spool_dir=self._state.root, md5=self._run.request.md5, on_wait=report
         )
 
 
@@ -418,7 +411,7 @@ def pair_digest(pair: Pair) -> bytes:
     return digest.digest()
 
 
-def pack_inline(packers: Sequence[SourcePacker], options: PackOptions, progress: Progress) -> None:
+def pack_inline(run: PackRun, packers: Sequence[SourcePacker]) -> None:
     """Run every packer in this process, one pair after the other: `--workers 1`.
 
     Only writing, and md5 if it is asked for, have threads of their own. Errors of a source stay in
@@ -426,20 +419,18 @@ def pack_inline(packers: Sequence[SourcePacker], options: PackOptions, progress:
     """
     free: SimpleQueue[Buffers] = SimpleQueue()
     for _ in range(SAMPLES_IN_MEMORY):
-        free.put(Buffers(options))
+        free.put(Buffers(run.state.options))
     with stopped_on_error(packers):
         for number, packer in enumerate(packers):
-            _pack_source(packer, options, free, progress)
+            _pack_source(run, packer, free)
             for earlier in packers[: number + 1]:
                 earlier.poll()
         for packer in packers:
             packer.wait()
 
 
-def _pack_source(
-    packer: SourcePacker, options: PackOptions, free: SimpleQueue[Buffers], progress: Progress
-) -> None:
-    pairs = 0
+def _pack_source(run: PackRun, packer: SourcePacker, free: SimpleQueue[Buffers]) -> None:
+    source, progress, pairs = packer.source, run.progress, 0
     try:
         with packer.open_reader() as reader:
             for pair in reader:
@@ -447,16 +438,16 @@ def _pack_source(
                 pairs += 1
                 if packer.is_published(pair.index):
                     packer.skip(pair.index, pair_digest(pair))
-                    progress.advance(packer.source, reader.bytes_read)
+                    progress.advance(source, reader.bytes_read)
                     continue
                 packer.begin(pair.index, pair_digest(pair))
                 buffers = free.get()
-                outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
+                outcome = attempt(pair.file_name, pair.jpeg, pair.json, run.state.options, buffers)
                 packer.resolve(pair.index, outcome, partial(free.put, buffers))
-                progress.done(packer.source, outcome, reader.bytes_read)
+                progress.done(source, outcome, reader.bytes_read)
                 packer.poll()
             for reject in packer.end(reader, pairs):
-                progress.reject(packer.source, reject)
+                progress.reject(source, reject)
     except SourceError as error:
         packer.fail(error)
-    progress.source_done(packer.source)
+    progress.source_done(source)

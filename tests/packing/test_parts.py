@@ -16,6 +16,7 @@ from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.parts import PartState, Plan
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.run import pack_sources, versions_in_force
+from sa1bpack.packing.source_packer import PackRun
 from sa1bpack.source.find import find_sources
 
 
@@ -54,7 +55,7 @@ def run_all(state: PartState, sources) -> None:
     todo = [source for source in find_sources(sources) if source.name not in state.sources]
     request = Request(sources=todo, out=state.root, options=state.options, workers=1)
     progress = Progress(sum(source.nbytes for source in todo), show=False)
-    assert pack_sources(state, todo, request, versions_in_force(), progress) == {}
+    assert pack_sources(PackRun(state, request, progress, versions_in_force()), todo) == {}
 
 
 @pytest.mark.parametrize(

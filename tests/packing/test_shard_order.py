@@ -1,8 +1,7 @@
 """The order in a shard is that of the tar, whoever was faster."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import BoundedSemaphore
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +11,9 @@ from small_tars import SMALL, members, write_tar
 from sa1bpack.format.layout import Extent
 from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.sample import Dropped, Packed
-from sa1bpack.packing.source_packer import ShardBuilder, SourcePacker
+from sa1bpack.packing.source_packer import PackRun, ShardBuilder, SourcePacker
 from sa1bpack.source.find import find_sources
 from sa1bpack.source.pairs import PairReader, Reject
 
@@ -48,7 +48,8 @@ def builder_of():
 
         def builder_of() -> tuple[ShardBuilder, list]:
             FakeWriter.did = []
-            return ShardBuilder("sa_1", 2, Path(), OPTIONS, BoundedSemaphore(1)), FakeWriter.did
+            state = SimpleNamespace(options=OPTIONS, shards_dir=Path())
+            return ShardBuilder(PackRun(state, None, None, {}), "sa_1", 2), FakeWriter.did
 
         yield builder_of
 
@@ -81,7 +82,7 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
     kept = [n for n, o in enumerate(outcomes) if isinstance(o, Packed)]
     assert builder.without_samples == (not kept)
     if kept:
-        builder.publish({})
+        builder.publish()
         assert builder.publication.result(30).entry == "entry"
     builder.end()
     assert did == ([*kept, "publish", "discard"] if kept else [])
@@ -98,7 +99,7 @@ def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(tmp_pat
     (source,) = find_sources([tar])
     state = PackState(tmp_path / "pack", options)
     request = Request(sources=[source], out=state.root, options=options)
-    packer = SourcePacker(source, state, request, {"sa1bpack": "0"}, BoundedSemaphore(1))
+    packer = SourcePacker(PackRun(state, request, Progress(0), {"sa1bpack": "0"}), source)
     with PairReader(source, spool_dir=tmp_path) as reader:
         assert len(list(reader)) == 6
     for index in range(6):
@@ -112,24 +113,3 @@ def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(tmp_pat
     assert packer.finished
     assert [line["member"] for line in state.rejects()] == [f"m{index}" for index in range(6)]
     state.release()
-
-
-def test_a_shard_whose_end_is_interrupted_is_ended_again(builder_of, monkeypatch):
-    builder, did = builder_of()
-    builder.begin(b"8 bytes.")
-    builder.closed = True
-    builder.resolve(FIRST, packed(0), lambda: None)
-    builder.publish({})
-    builder.publication.result(30)
-
-    def interrupt(self):
-        real(self)
-        raise KeyboardInterrupt
-
-    real = ThreadPoolExecutor.shutdown
-    with monkeypatch.context() as patch:
-        patch.setattr(ThreadPoolExecutor, "shutdown", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            builder.end()
-    builder.end()
-    assert did == [0, "publish", "discard"]

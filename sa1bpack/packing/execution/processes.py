@@ -23,10 +23,8 @@ from sa1bpack.packing.execution.worker import (
     WorkerProcess,
     start_worker,
 )
-from sa1bpack.packing.options import PackOptions, Request
-from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.sample import Outcome, Packed
-from sa1bpack.packing.source_packer import SourcePacker, pair_digest, stopped_on_error
+from sa1bpack.packing.source_packer import PackRun, SourcePacker, pair_digest, stopped_on_error
 from sa1bpack.source.pairs import PairReader, Reject
 from sa1bpack.urls import Address
 
@@ -69,26 +67,22 @@ class Job:
     deaths: int = 0
 
 
-def pack_with_processes(
-    packers: Sequence[SourcePacker],
-    options: PackOptions,
-    request: Request,
-    progress: Progress,
-) -> None:
+def pack_with_processes(run: PackRun, packers: Sequence[SourcePacker]) -> None:
     """Run every packer with worker processes. Errors of a source stay in its packer.
 
     Of sources at URLs, as many are read at once as the request says; by default DOWNLOADS, but no
     more than there are workers, and at least as many as of files.
     """
+    request = run.request
     workers, downloads = request.workers, request.downloads
     readers = -(-workers // WORKERS_PER_READER_THREAD)
     if any(isinstance(packer.source.path, Address) for packer in packers):
         readers = downloads or max(readers, min(DOWNLOADS, workers))
     readers = min(len(packers), readers)
     slots = workers * (JOBS_PER_WORKER + SLOTS_AHEAD) + readers * READ_AHEAD
-    shared_slots = SharedSlots(slots, options)
+    shared_slots = SharedSlots(slots, run.state.options)
     try:
-        _Dispatcher(packers, options, progress, shared_slots).run(readers, workers)
+        _Dispatcher(run, packers, shared_slots).run(readers, workers)
     finally:
         shared_slots.close()
 
@@ -99,18 +93,11 @@ class _Dispatcher:
     Inflating and hashing release the GIL. A slot belongs to its pair until `_free` is called.
     """
 
-    def __init__(
-        self,
-        packers: Sequence[SourcePacker],
-        options: PackOptions,
-        progress: Progress,
-        shared_slots: SharedSlots,
-    ):
+    def __init__(self, run: PackRun, packers: Sequence[SourcePacker], shared_slots: SharedSlots):
         self._packers = packers
         self._begun: dict[SourcePacker, None] = {}  # ordered; a run may have a thousand sources
         self._unfinished = len(packers)
-        self._options = options
-        self._progress = progress
+        self._options, self._progress = run.state.options, run.progress
         self._shared_slots = shared_slots
         self._free_slots: SimpleQueue[int] = SimpleQueue()
         for slot in range(shared_slots.count):
