@@ -189,7 +189,7 @@ def ways(folder: Path, batch: int, workers: list[int]) -> list[Way]:
     def pipeline() -> Iterable:
         ds = sa1bpack.open(pack, mask_format="runs")
         loader = Loader(
-            ds, batch, shuffle=True, max_masks=SAM2_MASKS, choose="random", device=device
+            ds, batch, shuffle=True, max_masks=SAM2_MASKS, mask_select="random", device=device
         )
         steps = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()], mask_size=SIDE)
         return _Mapped(loader, steps)

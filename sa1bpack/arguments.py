@@ -280,11 +280,11 @@ def keywords_of(keywords: type, *sources: Callable, **defaults: Any) -> None:
 
 # Calls, and options of theirs that people look for in another call. Tests hold them against it.
 PLACES = {
-    "Loader": "max_masks choose pad_to_max shuffle order buckets relations batch_size threads "
+    "Loader": "max_masks mask_select pad_to_max shuffle order buckets relations batch_size threads "
     "device io prefetch drop_last pad_last seed timeout max_dropped",
     "open": "mask_format coordinates transform verify_checksums duplicates features cache_dir "
     "cache_size",
-    "pack": "image_size fit resample select empty samples_per_shard workers md5sums max_rejects",
+    "pack": "image_size fit resample empty samples_per_shard workers md5sums max_rejects",
     "TarDataset": "index_folder cache_dir_size",
 }
 _PLACE_OF = {name: place for place, names in PLACES.items() for name in names.split()}

@@ -26,7 +26,7 @@ PACKS = (
 READ = (
     {"masks": "padded", "max_masks": 16},
     {"masks": "flat", "io": "cached"},
-    {"masks": "padded_bits", "max_masks": 16, "choose": "random"},
+    {"masks": "padded_bits", "max_masks": 16, "mask_select": "random"},
 )
 STEPS = (
     (),

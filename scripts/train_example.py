@@ -154,7 +154,7 @@ class Trainer:
         # so that every sample occurs exactly once; `train_step` weights the ranks' unequal parts.
         options = {"global_batch_size": args.batch_size, "shuffle": args.order is None,
                    "order": args.order, "seed": args.seed, "masks": "flat",
-                   "max_masks": args.masks, "choose": "largest"}  # fmt: skip
+                   "max_masks": args.masks, "mask_select": "largest"}  # fmt: skip
         if args.workers is None:
             self.loader = sa1bpack.Loader(ds, device=str(device), **options)
         else:

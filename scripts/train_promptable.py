@@ -271,7 +271,7 @@ class Trainer:
         self.train, self.val = (ds, ds) if args.val == 0 else ds.split(val_fraction=args.val)
         options = {"global_batch_size": args.batch_size, "masks": "flat", "max_masks": args.masks}
         options |= {"device": str(device), "seed": args.seed}
-        self.loader = sa1bpack.Loader(self.train, choose="random", shuffle=True, **options)
+        self.loader = sa1bpack.Loader(self.train, mask_select="random", shuffle=True, **options)
         self.val_loader = sa1bpack.Loader(self.val, **options)
         self.rank, self.world = self.loader.batches.rank, self.loader.batches.world_size
         steps = (

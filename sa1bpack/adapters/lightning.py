@@ -9,7 +9,7 @@ from sa1bpack.adapters.packs import opened
 from sa1bpack.arguments import checks_options, keywords_of
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.options import ReadingKeywords
+from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords
 from sa1bpack.schedules import WholeNumbers, as_schedule
 
 # One library under two names, each of which refuses the classes of the other: the name that the
@@ -23,7 +23,7 @@ else:
         from pytorch_lightning import LightningDataModule
 
 
-_CHANGING = {"global_batch_size", "max_masks", "choose"}
+_CHANGING = {"global_batch_size", "max_masks", "mask_select"}
 
 
 class LoaderKeywords(ReadingKeywords, total=False):
@@ -38,7 +38,7 @@ class LoaderKeywords(ReadingKeywords, total=False):
 keywords_of(LoaderKeywords, Loader)
 
 
-@checks_options
+@checks_options(**OF_OTHER_LOADERS)
 class DataModule(LightningDataModule):
     """Training and validation batches of a pack, by a `Loader` each.
 
@@ -128,4 +128,4 @@ class DataModule(LightningDataModule):
 
 def _last(name: str, value: Any) -> Any:
     """The value of an option once it no longer changes."""
-    return as_schedule(name, value, functions=name != "choose").values[-1]
+    return as_schedule(name, value, functions=name != "mask_select").values[-1]

@@ -70,7 +70,7 @@ def pack(
     too many members were rejected or, with --dry-run, that the pack does not fit
     on disk or that a URL cannot be read.
     """
-    wanted = {"sources": sources, "out": out, **options.to_json(), **asdict(run_options)}
+    wanted = {"sources": sources, "out": out, **asdict(options), **asdict(run_options)}
     ray = job.on_ray(dry_run=dry_run, staging=staging)
     if sum(map(bool, (staging, job.share, dry_run))) > 1:
         raise OptionError("--part, --staging and --dry-run exclude one another: give one of them")

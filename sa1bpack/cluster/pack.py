@@ -26,7 +26,7 @@ from sa1bpack.source.find import Source
 WORKERS = 6
 
 
-@checks_options
+@checks_options(select="mask_select")
 def pack_on_ray(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,

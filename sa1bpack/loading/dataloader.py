@@ -248,9 +248,9 @@ def make_dataloader(
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
             `if __name__ == "__main__"` in the script, otherwise the platform's default; "spawn" for
             packs in object stores, whose connections do not survive a fork.
-        options: global_batch_size, shuffle, order, masks, max_masks, choose, pad_to_max, buckets,
-            relations, seed, drop_last, pad_last, rank, world_size, on_error, max_dropped, timeout,
-            on_epoch_end: see ReadingOptions.
+        options: global_batch_size, shuffle, order, masks, max_masks, mask_select, pad_to_max,
+            buckets, relations, seed, drop_last, pad_last, rank, world_size, on_error, max_dropped,
+            timeout, on_epoch_end: see ReadingOptions.
 
     Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
 

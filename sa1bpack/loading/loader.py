@@ -128,7 +128,7 @@ class Loader(BatchReader):
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
                 "auto", as None: "cached" if the dataset takes at most half of the memory of this
                 machine or container, else "direct"; `plan()` says which, and why.
-            options: global_batch_size, shuffle, order, masks, max_masks, choose, pad_to_max,
+            options: global_batch_size, shuffle, order, masks, max_masks, mask_select, pad_to_max,
                 buckets, relations, seed, drop_last, pad_last, rank, world_size, on_error,
                 max_dropped, timeout, on_epoch_end: see ReadingOptions.
 

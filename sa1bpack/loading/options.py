@@ -10,7 +10,7 @@ from sa1bpack.arguments import checks_options, choice, flag, keywords_of, number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.collate import ON_ERROR
-from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledChoose
+from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
 from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets
@@ -39,6 +39,7 @@ _FORMER_ORDERS = {
 OF_OTHER_LOADERS = {
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
+    "choose": "mask_select",
     "last": "drop_last=True or pad_last=True",
     "generator": "seed",
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
@@ -58,7 +59,7 @@ class ReadingKeywords(TypedDict, total=False):
     order: str | Order | None
     masks: str
     max_masks: WholeNumbers | None
-    choose: ScheduledChoose
+    mask_select: ScheduledSelect
     pad_to_max: bool
     buckets: str | np.ndarray | Buckets | None
     relations: Relate | Sequence[str]
@@ -91,7 +92,7 @@ class ReadingOptions:
     max_masks
         Keep at most this many masks per sample; None keeps all. It may change: `Steps`, `Linear`,
         `Cosine`, `Function`, a list with one value per epoch, or a function of the epoch.
-    choose
+    mask_select
         Which masks to keep: "largest", "iou", "stability", "random", "balanced" or a function, as
         in `Collate`; or an array with one weight per mask of the dataset, in the order of
         `ds.mask_column`, by which they are drawn. It may change: `Steps` of such values, or a list
@@ -140,7 +141,7 @@ class ReadingOptions:
     order: str | Order | None = None
     masks: str = "padded"
     max_masks: WholeNumbers | None = None
-    choose: ScheduledChoose = "largest"
+    mask_select: ScheduledSelect = "largest"
     pad_to_max: bool = False
     buckets: str | np.ndarray | Buckets | None = None
     relations: Relate | Sequence[str] = ()
@@ -172,7 +173,7 @@ class ReadingOptions:
         object.__setattr__(self, "relations", self.relate or ())  # names may be an iterator
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
-        _ = self.choices  # checks masks, max_masks, choose, pad_to_max and seed
+        _ = self.choices  # checks masks, max_masks, mask_select, pad_to_max and seed
 
     @property
     def layout(self) -> MaskLayout:
@@ -188,7 +189,7 @@ class ReadingOptions:
     def choices(self) -> MaskSchedule:
         """The choice of masks, for any dataset."""
         return MaskSchedule.of(
-            self.max_masks, self.choose, self.seed or 0, self.pad_to_max, self.layout
+            self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max, self.layout
         )
 
     def batches(self, ds: Ordered, batch_size: WholeNumbers | None) -> OrderedBatches:

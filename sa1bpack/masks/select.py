@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import Options, declarations, option
+from sa1bpack.arguments import Options, checks_options, declarations, option
 from sa1bpack.wording import brief
 
 ORDERS = ("largest", "random", "iou", "stability")
@@ -74,6 +74,7 @@ class Thresholds(Options):
         return {name: value for name, value in values.items() if value is not None}
 
 
+@checks_options(select="mask_select")
 @dataclass(frozen=True, kw_only=True)
 class MaskRule(Thresholds):
     """Which masks of an image to keep: thresholds, then a cap. The default keeps all.
@@ -91,7 +92,7 @@ class MaskRule(Thresholds):
         none="all",
         metavar="N",
     )
-    select: str = option(
+    mask_select: str = option(
         "largest",
         "which masks to keep if there are more: the largest, those of the highest "
         "predicted IoU or stability score, or random ones",
@@ -150,10 +151,12 @@ def select_masks(
     kept = np.flatnonzero(passes(rule, area, predicted_iou, stability_score, pixels))
     if rule.max_masks is None or len(kept) <= rule.max_masks:
         return kept
-    if rule.select == "random":
+    if rule.mask_select == "random":
         order = np.argsort(_random_keys(rule.seed, image_id, len(area))[kept], kind="stable")
     else:
-        score = {"largest": area, "iou": predicted_iou, "stability": stability_score}[rule.select]
+        score = {"largest": area, "iou": predicted_iou, "stability": stability_score}[
+            rule.mask_select
+        ]
         # A stable sort of the negated score: among equals the lower index comes first.
         order = np.argsort(-score[kept].astype(np.float64), kind="stable")
     return np.sort(kept[order[: rule.max_masks]])

@@ -151,7 +151,7 @@ class Forecast:
         return "\n".join(lines)
 
 
-@checks_options
+@checks_options(select="mask_select")
 def estimate(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,

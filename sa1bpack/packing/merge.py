@@ -221,7 +221,7 @@ class _Plan:
             check_can_write(manifest.version, pack / MANIFEST_NAME)
             _check_same_options(first, one, pack, manifest)
         self.root = root
-        self.options = PackOptions(**one.options)
+        self.options = PackOptions.from_json(one.options)
         if any(manifest.layout != self.options.layout for manifest in manifests.values()):
             raise FormatError(f"{first}: its layout is not that of its options; `sa1bpack verify`")
         self.shards: dict[Key, _Taken] = {}

@@ -34,6 +34,10 @@ RESAMPLES = ("fast", "exact")
 MASK_SAMPLINGS = ("area", "center")
 EMPTY = ("keep", "drop")
 
+# Names of options in a manifest, where they are others.
+_RECORDED_AS = {"mask_select": "select"}
+_OPTION_OF = {recorded: name for name, recorded in _RECORDED_AS.items()}
+
 # A tar of 11,186 images makes two shards, or one with the fit "native", whose images are smaller
 # and have one more array. docs/format.md counts the files.
 SAMPLES_PER_SHARD = 6144
@@ -51,7 +55,7 @@ class PackKeywords(ThresholdKeywords, total=False):
     mask_size: int
     mask_sampling: str
     max_masks: int | None
-    select: str
+    mask_select: str
     seed: int
     empty: str
     samples_per_shard: int | None
@@ -111,7 +115,7 @@ class RunOptions(Options):
     )
 
 
-@checks_options
+@checks_options(select="mask_select")
 @dataclass(frozen=True, kw_only=True)
 class PackOptions(MaskRule):
     """The options that determine which bytes a pack holds.
@@ -202,7 +206,12 @@ class PackOptions(MaskRule):
 
     def to_json(self) -> dict:
         """As the manifest records them."""
-        return asdict(self)
+        return {_RECORDED_AS.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, recorded: dict) -> "PackOptions":
+        """Of what a manifest records. Raises OptionError if that cannot be used."""
+        return cls(**{_OPTION_OF.get(name, name): value for name, value in recorded.items()})
 
     def check_same(self, recorded: dict, where: str) -> None:
         """Raise OptionsDiffer, naming every difference from what a pack recorded."""
@@ -224,7 +233,7 @@ keywords_of(RunKeywords, RunOptions, PackOptions)
 def differences(one: dict, other: dict) -> list[tuple[str, str, str]]:
     """(name, value in one, value in the other), in words, of the recorded options that differ."""
     return [
-        (brief(name)[1:-1], _worded(name, one), _worded(name, other))
+        (brief(_OPTION_OF.get(name, name))[1:-1], _worded(name, one), _worded(name, other))
         for name in sorted(one.keys() | other.keys())
         if one.get(name) != other.get(name)
     ]
@@ -233,6 +242,7 @@ def differences(one: dict, other: dict) -> list[tuple[str, str, str]]:
 def _worded(name: str, options: dict) -> str:
     if options.get(name) is not None:
         return brief(options[name])
+    name = _OPTION_OF.get(name, name)
     known = name in PackKeywords.__annotations__
     return declarations(PackOptions)[name][0].none if known else "none"
 
@@ -240,7 +250,7 @@ def _worded(name: str, options: dict) -> str:
 def recorded_options(recorded: dict, root: Path) -> PackOptions:
     """The options that a manifest records. Raises FormatError if they cannot be used."""
     try:
-        return PackOptions(**msgspec.convert(recorded, dict[str, Any]))
+        return PackOptions.from_json(msgspec.convert(recorded, dict[str, Any]))
     except (OptionError, msgspec.ValidationError) as error:
         raise FormatError(
             f"{root}: the recorded options cannot be used: {error}. Repair it with the version "

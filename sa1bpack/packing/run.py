@@ -74,7 +74,7 @@ class PackResult(Totals):
         return not self.failed
 
 
-@checks_options
+@checks_options(select="mask_select")
 def pack(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,
@@ -153,7 +153,7 @@ def pack(
         state.release()
 
 
-@checks_options
+@checks_options(select="mask_select")
 def pack_part(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,

@@ -11,7 +11,7 @@ INTERNAL = {
     "Frame": ("covered", "kept", "steps", "visible"),
     "Mixup": ("draw",),
     "OrderedBatches": ("cursor", "most_samples", "part_of", "sizes"),
-    "PackOptions": ("as_text", "check_same", "keeps_all", "layout", "to_json"),
+    "PackOptions": ("as_text", "check_same", "from_json", "keeps_all", "layout", "to_json"),
     "ReadingOptions": ("batches", "choices", "layout", "mask_schedule", "relate"),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),
     "RunBatch": ("ends", "part"),

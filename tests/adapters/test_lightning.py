@@ -100,7 +100,7 @@ def test_what_changes_while_training_has_its_last_value_in_every_validation(phot
     ds = sa1bpack.open(photos.root)
     data = DataModule(
         ds[:3], lambda epoch: 1 + (epoch > 0), val=ds[2:], buckets="mask_count", pad_to_max=True,
-        max_masks=[1, 2, 4], choose=["largest", "iou"],
+        max_masks=[1, 2, 4], mask_select=["largest", "iou"],
     )  # fmt: skip
     data.setup()
     train = [[tuple(b["areas"].shape) for b in data.train_dataloader()] for _ in range(3)]

@@ -30,8 +30,8 @@ class PackTrainer(transformers.Trainer):
 
     def get_train_dataloader(self):
         loader = sa1bpack.make_dataloader(
-            self.train_dataset, self._train_batch_size, shuffle=True, max_masks=2, choose="random",
-            seed=3,
+            self.train_dataset, self._train_batch_size, shuffle=True, max_masks=2,
+            mask_select="random", seed=3,
         )  # fmt: skip
         return self.accelerator.prepare(loader)
 
@@ -53,7 +53,9 @@ def test_a_trainer_resumes_after_any_step_with_the_images_and_masks_of_an_unbrok
     photos, tmp_path
 ):
     ds = sa1bpack.open(photos.root)
-    loader = sa1bpack.make_dataloader(ds, 1, shuffle=True, max_masks=2, choose="random", seed=3)
+    loader = sa1bpack.make_dataloader(
+        ds, 1, shuffle=True, max_masks=2, mask_select="random", seed=3
+    )
     expected = [
         (batch["image_ids"].tolist(), batch["annotation_ids"].tolist())
         for _ in range(EPOCHS)

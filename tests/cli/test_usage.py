@@ -16,7 +16,7 @@ COMMANDS = {
     "pack": {
         "--out", "--workers", "--md5sums", "--md5", "--max-rejects", "--dry-run", "--image-size",
         "--fit", "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling",
-        "--max-masks", "--select", "--seed", "--min-area", "--max-area-frac", "--min-iou",
+        "--max-masks", "--mask-select", "--seed", "--min-area", "--max-area-frac", "--min-iou",
         "--min-stability", "--empty", "--samples-per-shard", "--links", "--downloads", "--part",
         "--staging", "--engine", "--address", "--ignore-space",
     },
@@ -96,6 +96,7 @@ def test_wrong_usage_of_a_command_is_one_line_that_names_its_help(command, name)
         ("show a --mi 3", "--mi: is --min-area or --min-iou or --min-stability meant? See"),
         ("merge --output x a", "--output: OUT is given without a flag; see"),
         ("verify --packs a", "--packs: PACK is given without a flag; see"),
+        ("pack a -o b --select iou", "--select: it is --mask-select; see"),
         ("derive a b --fn c:d --masks runs", "--masks: it is --mask-format; see"),
         ("verify a --quik", "--quik: is --quick meant? See"),
         ("--verison", "--verison: is --version meant? See `sa1bpack --help`"),

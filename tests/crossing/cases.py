@@ -183,7 +183,7 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
     reading["masks"] = rng.choice(kinds)
     most = _drawn_most(rng)
     if most is not None:
-        reading["max_masks"], reading["choose"] = most, _drawn_choice(rng, ds)
+        reading["max_masks"], reading["mask_select"] = most, _drawn_choice(rng, ds)
         limited = not (isinstance(most, list) and None in most)
         if limited and reading["masks"].startswith("padded"):
             reading["pad_to_max"] = rng.random() < 0.4

@@ -183,11 +183,11 @@ class Crossing:
         samples = [self._sample(index) for index in indices.tolist()]
         epoch, step = place["epoch"], place["global_step"]
         most = value_at(case.reading.get("max_masks"), epoch, step)
-        choose = value_at(case.reading.get("choose", "largest"), epoch, step)
-        if isinstance(choose, np.ndarray):
-            weights = dict(zip(ds.mask_column("annotation_id").tolist(), choose, strict=True))
-            choose = weighing(weights)
-        kept = [kept_masks(sample, most, choose, self.seed, epoch) for sample in samples]
+        mask_select = value_at(case.reading.get("mask_select", "largest"), epoch, step)
+        if isinstance(mask_select, np.ndarray):
+            weights = dict(zip(ds.mask_column("annotation_id").tolist(), mask_select, strict=True))
+            mask_select = weighing(weights)
+        kept = [kept_masks(sample, most, mask_select, self.seed, epoch) for sample in samples]
         rows = most if case.reading.get("pad_to_max") else None
         layout = case.reading["masks"]
         expected = expected_batch(samples, kept, ds, layout, rows, self.relate)

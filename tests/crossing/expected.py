@@ -25,7 +25,9 @@ SAM_MEAN, SAM_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 NONE = {"parents": -1, "levels": -1}  # of padding; of the others 0
 
 
-def kept_masks(sample: dict, most: int | None, choose: Any, seed: int, epoch: int) -> np.ndarray:
+def kept_masks(
+    sample: dict, most: int | None, mask_select: Any, seed: int, epoch: int
+) -> np.ndarray:
     """int64 (k,), ascending: the masks of a sample that a batch has.
 
     What is drawn cannot be computed here: it is what a Collate draws for this sample alone, because
@@ -34,26 +36,26 @@ def kept_masks(sample: dict, most: int | None, choose: Any, seed: int, epoch: in
     count = len(sample["areas"])
     if most is None or count <= most:
         return np.arange(count)
-    if isinstance(choose, str) and choose in RANKED:
-        score = sample[RANKED[choose]].astype(np.float64)
+    if isinstance(mask_select, str) and mask_select in RANKED:
+        score = sample[RANKED[mask_select]].astype(np.float64)
         return np.sort(np.lexsort((np.arange(count), -score))[:most])
-    collate = sa1bpack.Collate("flat", max_masks=most, choose=choose, seed=seed)
+    collate = sa1bpack.Collate("flat", max_masks=most, mask_select=mask_select, seed=seed)
     collate.set_epoch(epoch)
     numbers = {key: sample[key] for key in (*NUMBERS, "crop_boxes", "image_id", "size")}
     drawn = collate([numbers | {"index": 0}])["annotation_ids"].numpy()
     kept = np.flatnonzero(np.isin(sample["annotation_ids"], drawn))
     assert len(kept) == len(drawn) == most
     np.testing.assert_array_equal(sample["annotation_ids"][kept], drawn)
-    if isinstance(choose, str) and choose == "balanced":
+    if isinstance(mask_select, str) and mask_select == "balanced":
         thirds = np.empty(count, np.int64)
         ranking = np.lexsort((np.arange(count), -sample["areas"]))
         for third, members in enumerate(np.array_split(ranking, 3)):
             thirds[members] = third
         found, available = np.bincount(thirds[kept], minlength=3), np.bincount(thirds, minlength=3)
         assert all(found[k] in (available[k], found.max(), found.max() - 1) for k in range(3))
-    elif callable(choose):
+    elif callable(mask_select):
         columns = {"annotation_id": sample["annotation_ids"], "bbox": sample["bboxes"]}
-        weights = choose(columns | {"image_id": sample["image_id"]})
+        weights = mask_select(columns | {"image_id": sample["image_id"]})
         assert (weights[kept] > 0).all() or set(np.flatnonzero(weights)) <= set(kept)
     return kept
 

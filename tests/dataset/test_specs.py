@@ -140,7 +140,7 @@ def test_loader_and_dataloader_yield_the_same_batches(layout_packs, fit, pixels,
         given = {
             "masks": masks_of_batch,
             "max_masks": 3,
-            "choose": "random",
+            "mask_select": "random",
             "shuffle": True,
             "seed": 3,
         }

@@ -39,7 +39,7 @@ from sa1bpack.loading.order.orders import ShuffleOrder
 from sa1bpack.schedules import Steps
 
 EPOCHS, BATCH = 3, 4
-OPTIONS = {"shuffle": True, "seed": 3, "max_masks": 2, "choose": "random"}
+OPTIONS = {"shuffle": True, "seed": 3, "max_masks": 2, "mask_select": "random"}
 
 
 def content(batch) -> list:

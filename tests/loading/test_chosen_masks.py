@@ -20,14 +20,14 @@ DAMAGED = {
 
 @BOTH
 @pytest.mark.parametrize("damage", DAMAGED)
-@pytest.mark.parametrize(("choose", "array"), [("iou", "predicted_iou"), ("largest", "area")])
-def test_a_loader_yields_masks_of_its_own_samples_alone(root, make, damage, choose, array):
+@pytest.mark.parametrize(("mask_select", "array"), [("iou", "predicted_iou"), ("largest", "area")])
+def test_a_loader_yields_masks_of_its_own_samples_alone(root, make, damage, mask_select, array):
     """As many as there may be, whatever the numbers that decide it."""
-    masks = "padded" if choose == "iou" else "flat_bits"
+    masks = "padded" if mask_select == "iou" else "flat_bits"
     overwrite_scores(root, array, DAMAGED[damage])
     ds, seen = open_pack(root), 0
-    collate = Collate(masks, max_masks=3, choose=choose)
-    for batch in make(ds, 4, masks=masks, max_masks=3, choose=choose):
+    collate = Collate(masks, max_masks=3, mask_select=mask_select)
+    for batch in make(ds, 4, masks=masks, max_masks=3, mask_select=mask_select):
         samples = [ds[row] for row in batch["indices"].tolist()]
         same(clone(batch), collate(samples))
         expected = [min(3, len(sample["areas"])) for sample in samples]
@@ -43,7 +43,7 @@ def test_an_array_that_does_not_weight_the_masks_of_the_dataset_is_refused(root,
     with pytest.raises(
         OptionError, match=r"array of \(5,\).*\(\d+,\), in the order of ds.mask_col"
     ):
-        make(ds, 4, max_masks=2, choose=np.ones(5))
+        make(ds, 4, max_masks=2, mask_select=np.ones(5))
     for value, named in (
         (np.nan, "finite and at least 0; mask 3 of the dataset has nan"),
         (-1, "finite and at least 0; mask 3 of the dataset has -1"),
@@ -52,20 +52,22 @@ def test_an_array_that_does_not_weight_the_masks_of_the_dataset_is_refused(root,
         wrong = weights.astype(str) if value == "a" else weights.copy()
         wrong[3] = value
         with pytest.raises(OptionError, match=named):
-            make(ds, 4, max_masks=2, choose=wrong)
-    with pytest.raises(OptionError, match="weights that are all 0: choose='random'"):
-        make(ds, 4, max_masks=2, choose=0 * weights)
+            make(ds, 4, max_masks=2, mask_select=wrong)
+    with pytest.raises(OptionError, match="weights that are all 0: mask_select='random'"):
+        make(ds, 4, max_masks=2, mask_select=0 * weights)
 
 
 @BOTH
 def test_a_choice_that_has_no_effect_is_said(root, make, caplog):
     ds = open_pack(root)
-    make(ds, 4, max_masks=[2, None], choose="random")
-    make(ds, 4, choose="largest")
+    make(ds, 4, max_masks=[2, None], mask_select="random")
+    make(ds, 4, mask_select="largest")
     assert not caplog.records
-    make(ds, 4, choose="random")
+    make(ds, 4, mask_select="random")
     [record] = caplog.records
-    assert record.getMessage() == "choose has no effect: max_masks is None, so all masks are kept"
+    assert (
+        record.getMessage() == "mask_select has no effect: max_masks is None, so all masks are kept"
+    )
 
 
 @BOTH
@@ -74,8 +76,8 @@ def test_an_error_of_a_function_reaches_the_consumer(root, make):
         raise ZeroDivisionError("a weight")
 
     with pytest.raises(ZeroDivisionError, match="a weight") as caught:
-        list(make(open_pack(root), 4, max_masks=1, choose=fails))
-    assert "raised by choose for the masks of image_id" in "".join(caught.value.__notes__)
+        list(make(open_pack(root), 4, max_masks=1, mask_select=fails))
+    assert "raised by mask_select for the masks of image_id" in "".join(caught.value.__notes__)
 
 
 def test_a_transform_that_drops_masks_is_refused_with_an_array(root):
@@ -88,9 +90,9 @@ def test_a_transform_that_drops_masks_is_refused_with_an_array(root):
     ds = open_pack(root, transform=half)
     weights = np.ones(ds.mask_offsets[-1])
     with pytest.raises(LoaderError, match="a transform that drops masks needs a function"):
-        list(make_dataloader(ds, 4, num_workers=0, max_masks=1, choose=weights))
+        list(make_dataloader(ds, 4, num_workers=0, max_masks=1, mask_select=weights))
     loader = make_dataloader(
-        ds, 4, num_workers=0, max_masks=1, choose=lambda columns: columns["area"]
+        ds, 4, num_workers=0, max_masks=1, mask_select=lambda columns: columns["area"]
     )
     assert sum(len(batch["indices"]) for batch in loader) == 12
 

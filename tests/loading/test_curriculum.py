@@ -17,7 +17,7 @@ from sa1bpack.schedules import Linear, Steps
 # Batches of 6, then 4 and 2; 1 mask, then 3 and 5; by size, then drawn.
 OPTIONS = {
     "max_masks": Linear(1, 5, epochs=2),
-    "choose": ["largest", "random"],
+    "mask_select": ["largest", "random"],
     "shuffle": True,
     "seed": 5,
 }
@@ -43,7 +43,7 @@ def test_worker_processes_that_run_ahead_make_the_batches_of_their_step(ds):
     """Every batch of the epoch is requested before the first is used."""
     options = {
         "max_masks": Steps(1, {1: 2, 2: 3, 4: 5}, by="step"),
-        "choose": "random",
+        "mask_select": "random",
         "shuffle": True,
     }
     loader = make_dataloader(ds, 4, num_workers=2, prefetch_factor=4, **options)
@@ -60,8 +60,8 @@ def test_a_state_of_another_schedule_is_refused_by_name(ds, make):
     for options, named in (
         (OPTIONS | {"max_masks": Linear(1, 9, epochs=2)}, r"max_masks was 'Steps\(1, \{1: 3, 2: 5"),
         (
-            OPTIONS | {"choose": "largest"},
-            r"choose was \"Steps\('largest', \{1: 'random'\}\)\", is",
+            OPTIONS | {"mask_select": "largest"},
+            r"mask_select was \"Steps\('largest', \{1: 'random'\}\)\", is",
         ),
         (OPTIONS | {"max_masks": None}, "max_masks was .*, is none"),
     ):
@@ -83,7 +83,7 @@ def test_the_plan_is_of_the_largest_batch_of_all_epochs_and_says_what_changes(ds
     assert plans[4].batch_bytes == max(plan.batch_bytes for plan in plans[:3])
     assert plans[5].batch_bytes == plans[3].batch_bytes  # by epoch and by step: any pair
     assert plans[0].schedules == ""
-    text = "batch_size=Steps(6, {1: 4, 2: 2}), max_masks=Linear(1, 5, epochs=2), choose=Steps("
+    text = "batch_size=Steps(6, {1: 4, 2: 2}), max_masks=Linear(1, 5, epochs=2), mask_select=Steps("
     assert f"the largest batch with {text}" in str(plans[4])
 
 
@@ -108,8 +108,12 @@ def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, monkey
         ([4, 0], {}, "from epoch 1 on, batch_size is 0"),
         (4, {"max_masks": [3, 0]}, "from epoch 1 on, max_masks is 0"),
         (4, {"max_masks": [3, None], "pad_to_max": True}, "from epoch 1 on, pad_to_max needs"),
-        (4, {"choose": ["largest", "lagest"]}, "from epoch 1 on, choose is 'lagest'"),
-        (4, {"choose": ["largest", np.ones(3)], "max_masks": 2}, r"from epoch 1 on, choose is an"),
+        (4, {"mask_select": ["largest", "lagest"]}, "from epoch 1 on, mask_select is 'lagest'"),
+        (
+            4,
+            {"mask_select": ["largest", np.ones(3)], "max_masks": 2},
+            r"from epoch 1 on, mask_select is an",
+        ),
         (4, {"max_masks": lambda epoch: 1 + epoch}, "max_masks is a function that still changes"),
         (4, {"max_masks": "many"}, "max_masks is 'many': choose a whole number"),
         (4, {"buckets": "masks"}, "buckets is 'masks': choose one of"),
@@ -144,7 +148,7 @@ def test_a_weight_may_depend_on_the_epoch(ds, make):
         pick = np.max if columns["epoch"] == 0 else np.min
         return columns["area"] == pick(columns["area"])
 
-    loader = make(ds, 4, max_masks=1, masks="flat", choose=weights)
+    loader = make(ds, 4, max_masks=1, masks="flat", mask_select=weights)
     for pick in (np.max, np.min):
         for batch in loader:
             kept = iter(batch["areas"].tolist())

@@ -18,7 +18,7 @@ from sa1bpack.loading import dataloader as dataloader_module
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
-OPTIONS = {"masks": "flat", "max_masks": 3, "choose": "random", "shuffle": True, "seed": 4}
+OPTIONS = {"masks": "flat", "max_masks": 3, "mask_select": "random", "shuffle": True, "seed": 4}
 
 
 def stop(loader: DataLoader) -> None:

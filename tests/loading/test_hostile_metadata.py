@@ -3,6 +3,7 @@
 Batches of one sample each, so that a batch is compared with its sample.
 """
 
+import itertools
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -52,18 +53,18 @@ def not_asked(io: str):
 
 
 def load_everything(
-    root: Path, masks: str, choose: str | None, verified: bool, loader: str, io: str = "cached"
+    root: Path, masks: str, mask_select: str | None, verified: bool, loader: str, io: str = "cached"
 ) -> int:
     """Load samples one by one; returns how many loaded. Raises AssertionError otherwise.
 
     io  of the Loader; make_dataloader has none
     """
-    by_rule = choose == "of a rule"
+    by_rule = mask_select == "of a rule"
     options = {"coordinates": "source", "duplicates": "all"} | (RULE if by_rule else {})
     ds = sa1bpack.open(root, verify_checksums=verified, **options)[list(READ)]
     given = {"masks": masks, "on_error": "raise"}
-    if choose is not None:
-        given |= {"max_masks": 3, "choose": "balanced" if by_rule else choose}
+    if mask_select is not None:
+        given |= {"max_masks": 3, "mask_select": "balanced" if by_rule else mask_select}
     found, loaded = Found(root), 0
     for index, row in enumerate(READ):
         one = ds[index : index + 1]
@@ -81,12 +82,12 @@ def load_everything(
             continue
         expected = found.sample(row)
         passing = passes(expected) if by_rule else np.ones(len(expected["area"]), bool)
-        kept = min(passing.sum(), 3) if choose is not None else len(passing)
+        kept = min(passing.sum(), 3) if mask_select is not None else len(passing)
         assert batch["mask_counts"].tolist() == [kept], row
         assert batch["image_ids"].tolist() == [expected["image_id"]]
         areas = batch["areas"].reshape(-1).tolist()
         assert all(area in expected["area"][passing].tolist() for area in areas)
-        if choose is None:
+        if mask_select is None:
             assert areas == expected["area"].tolist()
             with np.errstate(all="ignore"):
                 boxes = expected["bbox"].astype(np.float32)
@@ -138,25 +139,24 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, nam
     A DataLoader reads as a dataset does, of which there is such a test as well.
     """
     number = CASES.index((name, target))
-    combinations = [(masks, choose, verified) for masks in LAYOUT_NAMES for choose in CHOICES
-                    for verified in (False, True)]  # fmt: skip
+    combinations = list(itertools.product(LAYOUT_NAMES, CHOICES, (False, True)))
     chosen = combinations[number % 11 :: 11]
     if target in ("area", "predicted_iou", "stability_score", "mask_offset", "run_offset", "size"):
         chosen = combinations[number % 5 :: 5]
-    for seed, (masks, choose, verified) in enumerate(chosen):
+    for seed, (masks, mask_select, verified) in enumerate(chosen):
         io = ios[seed // 2 % len(ios)]  # each with either
-        load_or_refuse(hostile.pack(name, target, seed), masks, choose, verified, "Loader", io)
+        load_or_refuse(hostile.pack(name, target, seed), masks, mask_select, verified, "Loader", io)
 
 
 @pytest.mark.parametrize("loader", ["Loader", "make_dataloader"])
-@pytest.mark.parametrize("choose", (None, "balanced", "of a rule"))
+@pytest.mark.parametrize("mask_select", (None, "balanced", "of a rule"))
 @pytest.mark.parametrize("masks", LAYOUT_NAMES)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_an_intact_pack_is_loaded_completely(hostile, ios, name, masks, choose, loader):
+def test_an_intact_pack_is_loaded_completely(hostile, ios, name, masks, mask_select, loader):
     for verified in (False, True):
         for io in ios if loader == "Loader" and not verified else ("cached",):
             root = hostile.pack(name, None)
-            assert load_everything(root, masks, choose, verified, loader, io) == len(READ)
+            assert load_everything(root, masks, mask_select, verified, loader, io) == len(READ)
 
 
 PROGRAM = """
@@ -172,11 +172,11 @@ hostile, ios = Hostile(Path(folder)), ways_to_read(Path(folder))
 maps, loaded = guard_maps(side), 0
 cases = [(name, target) for name in names for target in (None, *targets(LAYOUTS[name]))]
 for number, (name, target) in enumerate(cases):
-    masks, choose = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 7]
+    masks, mask_select = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 7]
     for seed, verified in enumerate((False, True)):
         root = hostile.pack(name, target, seed)
         io = ios[(number + seed) % len(ios)]
-        loaded += load_or_refuse(root, masks, choose, verified, "Loader", io)
+        loaded += load_or_refuse(root, masks, mask_select, verified, "Loader", io)
 assert maps[0] > 100 and loaded > 20
 print("alive")
 """

@@ -106,7 +106,7 @@ def test_a_seed_that_an_order_does_not_have_is_refused(ds, make):
 @BOTH
 def test_the_random_choice_has_the_seed_of_the_order(ds, make):
     def areas(**options):
-        loader = make(ds, 12, max_masks=2, choose="random", **options)
+        loader = make(ds, 12, max_masks=2, mask_select="random", **options)
         return next(iter(loader))["areas"].tolist()
 
     assert areas(order=ShuffleOrder(ds, seed=1)) == areas(shuffle=True, seed=1)

@@ -67,7 +67,7 @@ def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monk
     ({"order": 3}, "order is 3"),
     ({"masks": "bits"}, "masks is 'bits'.*padded_bits"),
     ({"max_masks": 0}, "max_masks is 0"),
-    ({"choose": "best"}, "choose is 'best'"),
+    ({"mask_select": "best"}, "mask_select is 'best'"),
     ({"pad_to_max": True}, "pad_to_max needs max_masks"),
     ({"device": "tpu"}, "device is 'tpu'"),
     ({"device": "meta"}, "device is 'meta'.*'cpu' or 'cuda'"),

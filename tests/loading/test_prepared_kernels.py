@@ -28,7 +28,7 @@ for pack in sys.argv[1:]:
         given = {"mask_size": 64} if pack.endswith("-runs") else {}
         for rule in ({}, {"min_area": 10}):
             ds = sa1bpack.open(pack, verify_checksums=verified, **given, **rule)
-            for options in ({}, {"max_masks": 2}, {"max_masks": 2, "choose": "balanced"}):
+            for options in ({}, {"max_masks": 2}, {"max_masks": 2, "mask_select": "balanced"}):
                 with sa1bpack.Loader(ds, 2, threads=2, **options) as loader:
                     assert sum(len(batch["indices"]) for batch in loader) == len(ds)
 assert any(kernel == "load_samples" for _, kernel, _ in by_thread), by_thread

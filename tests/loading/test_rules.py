@@ -26,13 +26,13 @@ def test_batches_in_which_no_sample_has_a_mask_are_batches(root, make, verified)
 @BOTH
 def test_a_state_of_another_rule_is_refused_and_of_the_same_resumes(root, make):
     ds = sa1bpack.open(root, **RULE)
-    loader = make(ds, 4, shuffle=True, seed=1, max_masks=2, choose="balanced")
+    loader = make(ds, 4, shuffle=True, seed=1, max_masks=2, mask_select="balanced")
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
     rest = [clone(batch) for batch in batches]
     again = make(
-        sa1bpack.open(root, **RULE), 4, shuffle=True, seed=1, max_masks=2, choose="balanced"
+        sa1bpack.open(root, **RULE), 4, shuffle=True, seed=1, max_masks=2, mask_select="balanced"
     )
     again.load_state_dict(state)
     for one, other in zip(again, rest, strict=True):

@@ -34,7 +34,7 @@ mask = st.tuples(st.sampled_from([0, 1, 100, 500, 1000]), score, stability)
 rules = st.builds(
     MaskRule,
     max_masks=st.none() | st.integers(1, 8),
-    select=st.sampled_from(["largest", "iou", "stability"]),
+    mask_select=st.sampled_from(["largest", "iou", "stability"]),
     min_area=st.sampled_from([0, 1, 101]),
     max_area_frac=st.sampled_from([None, 0, 0.5, 1]),
     min_iou=st.none() | score,
@@ -53,7 +53,7 @@ def test_thresholds_then_cap_equal_sorting_by_hand(rule, masks):
         and (rule.min_iou is None or iou >= rule.min_iou)
         and (rule.min_stability is None or stability >= rule.min_stability)
     ]
-    key = ["largest", "iou", "stability"].index(rule.select)
+    key = ["largest", "iou", "stability"].index(rule.mask_select)
     best = sorted(kept, key=lambda m: (-masks[m][key], m))[: rule.max_masks]
     area, iou, stability = zip(*masks, strict=True) if masks else ([], [], [])
     assert select(rule, area, iou, stability) == sorted(best)
@@ -77,19 +77,21 @@ def test_random_is_pinned():
         (1, 11189): [1, 2, 5, 7, 11],
     }
     for (seed, image_id), kept in golden.items():
-        rule = MaskRule(max_masks=5, select="random", seed=seed)
+        rule = MaskRule(max_masks=5, mask_select="random", seed=seed)
         assert select(rule, [1] * 20, image_id=image_id) == kept
 
 
 def test_a_higher_random_cap_keeps_the_same_masks_and_more():
-    kept = [set(select(MaskRule(max_masks=k, select="random"), [1] * 20)) for k in range(1, 21)]
+    kept = [
+        set(select(MaskRule(max_masks=k, mask_select="random"), [1] * 20)) for k in range(1, 21)
+    ]
     assert [len(k) for k in kept] == list(range(1, 21))
     assert all(a < b for a, b in pairwise(kept))
 
 
 def test_a_random_cap_draws_from_the_masks_that_pass():
     area = [1, 9] * 20
-    kept = select(MaskRule(max_masks=6, select="random", min_area=9), area)
+    kept = select(MaskRule(max_masks=6, mask_select="random", min_area=9), area)
     assert len(kept) == 6 and all(m % 2 for m in kept)
 
 
@@ -99,8 +101,8 @@ def test_a_random_cap_draws_from_the_masks_that_pass():
         ({"max_masks": 0}, "max_masks is 0: choose a whole number from 1 to 2147483647"),
         ({"max_masks": 2.0}, "max_masks is 2.0: "),
         (
-            {"select": "smallest"},
-            "select is 'smallest': choose one of largest, random, iou, stability",
+            {"mask_select": "smallest"},
+            "mask_select is 'smallest': choose one of largest, random, iou, stability",
         ),
         ({"seed": -1}, "seed is -1: choose a whole number from 0 to 4294967295"),
         ({"min_area": -1}, "min_area is -1: choose a whole number from 0"),

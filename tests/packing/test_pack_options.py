@@ -1,5 +1,6 @@
 """Every option reaches the bytes, and no mask is ever invented."""
 
+import json
 import re
 
 import numpy as np
@@ -9,10 +10,11 @@ from sample_views import sample_views
 from small_tars import SMALL, changed, members, record, write_tar
 
 import sa1bpack
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import OptionError, OptionsDiffer
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import unpack_bits
 from sa1bpack.packing import progress
+from sa1bpack.packing.options import PackOptions
 
 
 @pytest.fixture(scope="module")
@@ -82,27 +84,38 @@ def test_by_default_every_mask_of_an_image_with_few_is_kept(pack_with):
 
 
 @pytest.mark.parametrize(
-    ("select", "key"),
+    ("mask_select", "key"),
     [("largest", "area"), ("iou", "predicted_iou"), ("stability", "stability_score")],
 )
-def test_max_masks_keeps_the_best_by_select(pack_with, select, key):
-    kept = pack_with(max_masks=2, select=select)
+def test_max_masks_keeps_the_best_by_mask_select(pack_with, mask_select, key):
+    kept = pack_with(max_masks=2, mask_select=mask_select)
     assert as_sets(kept) == as_sets(ids(best(key, 2)))
 
 
 def test_random_selection_depends_on_the_seed_alone(pack_with, tar, tmp_path):
-    first = pack_with(max_masks=2, select="random", seed=1)
+    first = pack_with(max_masks=2, mask_select="random", seed=1)
     assert {number: len(found) for number, found in first.items()} == {
         number: min(2, number - 1) for number in range(1, 7)
     }
     seeds = []
     for seed in (1, 2, 3):
         root = tmp_path / f"seed{seed}"
-        options = {**SMALL, "samples_per_shard": 100, "max_masks": 2, "select": "random"}
+        options = {**SMALL, "samples_per_shard": 100, "max_masks": 2, "mask_select": "random"}
         sa1bpack.pack(tar, root, workers=1, seed=seed, **options)
         seeds.append(open_shard(root / "shards" / "sa_000000-000")["annotation_id"].tolist())
     assert seeds[0] == [name for found in first.values() for name in found]
     assert len({tuple(found) for found in seeds}) > 1
+
+
+def test_a_manifest_records_mask_select_as_select(tar, tmp_path):
+    options = {**SMALL, "max_masks": 2, "mask_select": "random"}
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options)
+    recorded = json.loads((tmp_path / "pack/manifest.json").read_text())["options"]
+    assert recorded["select"] == "random" and "mask_select" not in recorded
+    assert PackOptions.from_json(recorded) == PackOptions(**options)
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options)
+    with pytest.raises(OptionsDiffer, match="\n  mask_select: the pack has 'random', this run"):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options | {"mask_select": "iou"})
 
 
 def test_thresholds_drop_what_is_below_and_keep_what_meets_them(pack_with):
@@ -145,7 +158,7 @@ def test_samples_per_shard_cuts_the_tar(tar, tmp_path, samples, expected):
         {"max_masks": 0}, {"image_size": True}, {"mask_size": True}, {"max_masks": True},
         {"seed": True}, {"min_area": True}, {"samples_per_shard": True}, {"workers": True},
         {"max_rejects": True},
-        {"select": "first"}, {"seed": -1}, {"min_area": -1},
+        {"mask_select": "first"}, {"seed": -1}, {"min_area": -1},
         {"max_area_frac": 1.5}, {"min_iou": float("nan")}, {"workers": 0}, {"max_rejects": -1},
     ],
     ids=str,

@@ -76,7 +76,13 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
     sizes = sa1bpack.Function(lambda epoch: 8 + epoch, epochs=8)
     assert_type(caps(3), Any)
     with sa1bpack.Loader(
-        ds, 8, device="cuda", max_masks=caps, choose=choice, relations=["ious"], on_epoch_end=print
+        ds,
+        8,
+        device="cuda",
+        max_masks=caps,
+        mask_select=choice,
+        relations=["ious"],
+        on_epoch_end=print,
     ) as loader:
         loader.load_state_dict(state)
         for batch in loader:

@@ -16,7 +16,7 @@ from sa1bpack.display import Sample, call_text
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import MAX_IMAGE_SIZE, half
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.loading.batch.mask_choice import Choose, MaskChoice, fixed_capacity
+from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect, fixed_capacity
 from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
 from sa1bpack.masks.rle import take_masks
@@ -196,7 +196,7 @@ ON_ERROR = ("raise", "drop")
 _log = logging.getLogger("sa1bpack")
 
 
-@checks_options
+@checks_options(choose="mask_select")
 class Collate:
     """Makes batches: the `collate_fn` of a torch DataLoader.
 
@@ -251,7 +251,7 @@ class Collate:
         masks: str = "padded",
         *,
         max_masks: int | None = None,
-        choose: Choose = "largest",
+        mask_select: MaskSelect = "largest",
         seed: int = 0,
         pad_to_max: bool = False,
         on_error: str = "raise",
@@ -263,11 +263,12 @@ class Collate:
         Args:
             masks: "padded", "flat", "padded_bits" or "flat_bits".
             max_masks: keep at most this many masks per sample; None keeps all.
-            choose: which masks to keep: "largest" by area, "iou" by predicted IoU, "stability" by
-                stability score; or drawn without replacement, by (seed, epoch, image_id): "random",
-                "balanced", as many of the large, the medium and the small third by area, or by
-                weights, with a function of the columns of a sample's masks that returns one weight
-                each: `lambda columns: columns["area"] ** 0.5`. They stay in their order.
+            mask_select: which masks to keep: "largest" by area, "iou" by predicted IoU,
+                "stability" by stability score; or drawn without replacement, by (seed, epoch,
+                image_id): "random", "balanced", as many of the large, the medium and the small
+                third by area, or by weights, with a function of the columns of a sample's masks
+                that returns one weight each: `lambda columns: columns["area"] ** 0.5`. They stay in
+                their order.
             seed: of what is drawn.
             pad_to_max: M is always `max_masks`, so that all batches have the same shape.
             on_error: how to treat samples that the dataset could not read. "raise": raise the
@@ -288,7 +289,7 @@ class Collate:
         """
         choice("on_error", on_error, ON_ERROR)
         self.layout = mask_layout(masks)
-        self.choice = MaskChoice(max_masks, choose, seed)
+        self.choice = MaskChoice(max_masks, mask_select, seed)
         self.on_error = on_error
         self.capacity = fixed_capacity(pad_to_max, self.choice, self.layout)
         self.dropped: list[ReadError] = []  # only those of this process
@@ -322,7 +323,7 @@ class Collate:
         self._epoch.fill_(epoch - 2**64 if epoch >= 2**63 else epoch)
 
     def __repr__(self) -> str:
-        chosen = {name: getattr(self.choice, name) for name in ("max_masks", "choose", "seed")}
+        chosen = {name: getattr(self.choice, name) for name in ("max_masks", "mask_select", "seed")}
         return call_text(
             self,
             masks=self.layout.name,

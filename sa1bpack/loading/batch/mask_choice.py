@@ -65,20 +65,21 @@ class MaskWeights:
         self._ids, self._offsets, self._weights = ds.ids, ds.mask_offsets, weights
         if weights.shape != (total := int(self._offsets[-1]),):
             raise OptionError(
-                f"choose is an array of {weights.shape}: it must have one weight per mask of the "
-                f"dataset, ({total},), in the order of ds.mask_column"
+                f"mask_select is an array of {weights.shape}: it must have one weight per mask of "
+                f"the dataset, ({total},), in the order of ds.mask_column"
             )
         if weights.dtype.kind not in "biuf":
-            raise OptionError(f"choose is an array of {weights.dtype}: it must have numbers")
+            raise OptionError(f"mask_select is an array of {weights.dtype}: it must have numbers")
         bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
         if len(bad):
             raise OptionError(
-                f"choose is an array of weights, which must be finite and at least 0; mask "
+                f"mask_select is an array of weights, which must be finite and at least 0; mask "
                 f"{bad[0]} of the dataset has {weights[bad[0]]}"
             )
         if total and not weights.any():
             raise OptionError(
-                "choose is an array of weights that are all 0: choose='random' draws uniformly"
+                "mask_select is an array of weights that are all 0: mask_select='random' draws "
+                "uniformly"
             )
 
     def __call__(self, columns: MaskColumns) -> np.ndarray:
@@ -93,40 +94,42 @@ class MaskWeights:
         return self._weights[first:stop]
 
 
-Choose = str | Callable[[MaskColumns], np.ndarray]
+MaskSelect = str | Callable[[MaskColumns], np.ndarray]
 
 
 @dataclass(frozen=True)
 class MaskChoice:
     """At most `max_masks` masks of a sample, in their original order.
 
-    max_masks  None keeps all
-    choose     "largest": by area. "iou": by predicted IoU. "stability": by stability score. The
-               highest first; among equals the lower index comes first, and NaN ranks lowest.
-               "random": without replacement. "balanced": as many from each third of the sample's
-               masks by area, large, medium and small, as it has; one more from random thirds if
-               max_masks is not divisible by 3. A function of `MaskColumns` that returns a weight
-               per mask, (m,): drawn without replacement, each time in proportion to the weights of
-               those that are left; weights that are 0, negative or NaN come last, in random order
-    seed       of what is drawn, 0 to 2**64 - 1: a function of (seed, epoch, image_id) and of the
-               sample's masks alone, not of the batch, the worker or the rank
+    max_masks    None keeps all
+    mask_select  "largest": by area. "iou": by predicted IoU. "stability": by stability score. The
+                 highest first; among equals the lower index comes first, and NaN ranks lowest.
+                 "random": without replacement. "balanced": as many from each third of the sample's
+                 masks by area, large, medium and small, as it has; one more from random thirds if
+                 max_masks is not divisible by 3. A function of `MaskColumns` that returns a weight
+                 per mask, (m,): drawn without replacement, each time in proportion to the weights
+                 of those that are left; weights that are 0, negative or NaN come last, in random
+                 order
+    seed         of what is drawn, 0 to 2**64 - 1: a function of (seed, epoch, image_id) and of the
+                 sample's masks alone, not of the batch, the worker or the rank
 
     Raises OptionError for a value that cannot be used.
     """
 
     max_masks: int | None = None
-    choose: Choose = "largest"
+    mask_select: MaskSelect = "largest"
     seed: int = 0
 
     def __post_init__(self):
-        if not callable(self.choose):
-            if not isinstance(self.choose, str):
+        if not callable(self.mask_select):
+            if not isinstance(self.mask_select, str):
                 raise OptionError(
-                    f"choose is {type(self.choose).__name__}: choose one of {', '.join(CHOICES)}, "
-                    "or a function of the columns of a sample's masks; Loader and make_dataloader "
-                    "also take an array with one weight per mask of the dataset"
+                    f"mask_select is {type(self.mask_select).__name__}: choose one of "
+                    f"{', '.join(CHOICES)}, or a function of the columns of a sample's masks; "
+                    "Loader and make_dataloader also take an array with one weight per mask of the "
+                    "dataset"
                 )
-            choice("choose", self.choose, CHOICES)
+            choice("mask_select", self.mask_select, CHOICES)
         if self.max_masks is not None:
             max_masks = whole_number("max_masks", self.max_masks, 1, 2**31 - 1)
             object.__setattr__(self, "max_masks", max_masks)
@@ -145,14 +148,14 @@ class MaskChoice:
         """
         if self.max_masks is None or masks <= self.max_masks:
             return None
-        if isinstance(self.choose, str) and self.choose not in _DRAWN:
-            found = np.asarray(sample[CHOICES[self.choose]])
+        if isinstance(self.mask_select, str) and self.mask_select not in _DRAWN:
+            found = np.asarray(sample[CHOICES[self.mask_select]])
             return np.sort(ranked(found)[: self.max_masks])
         image_id = int(sample["image_id"])
         words = self._words(image_id, masks, epoch)
-        if self.choose == "random":
+        if self.mask_select == "random":
             order = np.argsort(words, kind="stable")
-        elif self.choose == "balanced":
+        elif self.mask_select == "balanced":
             order = _in_turn(thirds_of(sample["areas"]), words)
         else:
             order = _by_weight(self._weights(sample, image_id, masks, epoch), words)
@@ -172,7 +175,9 @@ class MaskChoice:
         if self.max_masks is None or len(rows) <= self.max_masks:
             return rows
         sample: dict[str, Any] = {"image_id": image_id}
-        for key in _KEYS if callable(self.choose) else {CHOICES[self.choose]} & _KEYS.keys():
+        for key in (
+            _KEYS if callable(self.mask_select) else {CHOICES[self.mask_select]} & _KEYS.keys()
+        ):
             field = _KEYS[key]
             sample[key] = arrays[field.array][rows]
             if field.scaled and (scale != 1).any():
@@ -189,16 +194,16 @@ class MaskChoice:
 
     def _weights(self, sample: Mapping, image_id: int, masks: int, epoch: int) -> np.ndarray:
         """float64 (masks,): the weights that the function returns."""
-        assert callable(self.choose)
+        assert callable(self.mask_select)
         try:
-            found = np.asarray(self.choose(MaskColumns(sample, masks, epoch)))
+            found = np.asarray(self.mask_select(MaskColumns(sample, masks, epoch)))
         except Exception as error:
-            error.add_note(f"raised by choose for the masks of image_id {image_id}")
+            error.add_note(f"raised by mask_select for the masks of image_id {image_id}")
             raise
         if found.shape != (masks,) or found.dtype.kind not in "biuf":
             shown = f"{found.dtype} {found.shape}" if found.ndim else brief(found.item())
             raise OptionError(
-                f"choose returned {shown} for image_id {image_id}: it must "
+                f"mask_select returned {shown} for image_id {image_id}: it must "
                 f"return one number per mask, here ({masks},)"
             )
         return found.astype(np.float64)
@@ -239,27 +244,27 @@ def _by_weight(weights: np.ndarray, words: np.ndarray) -> np.ndarray:
 
 _log = logging.getLogger(__name__)
 
-ScheduledChoose = Choose | np.ndarray | Schedule | list[Any]
+ScheduledSelect = MaskSelect | np.ndarray | Schedule | list[Any]
 
 
 @dataclass(frozen=True)
 class MaskSchedule:
     """The MaskChoice of any epoch and step.
 
-    max_masks  Schedule of the most masks that are kept of a sample; None keeps all
-    choose     Schedule of which masks are kept
-    seed       of what is drawn
-    pads       padded arrays always have as many rows per sample as masks may be kept then
+    max_masks    Schedule of the most masks that are kept of a sample; None keeps all
+    mask_select  Schedule of which masks are kept
+    seed         of what is drawn
+    pads         padded arrays always have as many rows per sample as masks may be kept then
     """
 
     max_masks: Schedule
-    choose: Schedule
+    mask_select: Schedule
     seed: int = 0
     pads: bool = False
 
     @classmethod
     def of(
-        cls, max_masks: Any, choose: ScheduledChoose, seed: int, pads: bool, layout: MaskLayout
+        cls, max_masks: Any, mask_select: ScheduledSelect, seed: int, pads: bool, layout: MaskLayout
     ) -> "MaskSchedule":
         """The schedule of options of a loader, numbers or schedules.
 
@@ -268,13 +273,13 @@ class MaskSchedule:
         """
         counts = as_schedule("max_masks", max_masks).map(lambda most: MaskChoice(most).max_masks)
         counts.map(lambda most: fixed_capacity(pads, MaskChoice(most), layout))
-        found = cls(counts, as_schedule("choose", choose, functions=False), seed, pads)
+        found = cls(counts, as_schedule("mask_select", mask_select, functions=False), seed, pads)
 
         def check(each: Any) -> None:
             known = "random" if isinstance(each, np.ndarray) else each  # weights of some dataset
             MaskChoice(None, known, seed)
 
-        found.choose.map(check)
+        found.mask_select.map(check)
         return found
 
     def over(self, ds: Dataset, seed: int) -> "MaskSchedule":
@@ -282,20 +287,22 @@ class MaskSchedule:
 
         Raises OptionError for an array that does not have one weight per mask of the dataset.
         """
-        if self.unlimited and self.choose != as_schedule("choose", "largest"):
-            _log.warning("choose has no effect: max_masks is None, so all masks are kept")
+        if self.unlimited and self.mask_select != as_schedule("mask_select", "largest"):
+            _log.warning("mask_select has no effect: max_masks is None, so all masks are kept")
 
-        def weigh(choose: Any) -> Choose:
-            return MaskWeights(ds, choose) if isinstance(choose, np.ndarray) else choose
+        def weigh(value: Any) -> MaskSelect:
+            return MaskWeights(ds, value) if isinstance(value, np.ndarray) else value
 
-        return replace(self, choose=self.choose.map(weigh), seed=seed)
+        return replace(self, mask_select=self.mask_select.map(weigh), seed=seed)
 
     def at(self, epoch: int, step: int | None) -> MaskChoice:
         """The choice in an epoch, at a step of it."""
         return self._first if self.constant else self._at(epoch, step)
 
     def _at(self, epoch: int, step: int | None) -> MaskChoice:
-        return MaskChoice(self.max_masks.at(epoch, step), self.choose.at(epoch, step), self.seed)
+        return MaskChoice(
+            self.max_masks.at(epoch, step), self.mask_select.at(epoch, step), self.seed
+        )
 
     @cached_property
     def _first(self) -> MaskChoice:
@@ -313,7 +320,7 @@ class MaskSchedule:
     @property
     def constant(self) -> bool:
         """Whether the choice is always the same."""
-        return self.max_masks.constant and self.choose.constant
+        return self.max_masks.constant and self.mask_select.constant
 
     @property
     def by_step(self) -> bool:
@@ -323,7 +330,7 @@ class MaskSchedule:
     @property
     def schedules(self) -> tuple[tuple[str, Schedule], ...]:
         """The options that change, by name."""
-        found = (("max_masks", self.max_masks), ("choose", self.choose))
+        found = (("max_masks", self.max_masks), ("mask_select", self.mask_select))
         return tuple((name, each) for name, each in found if not each.constant)
 
     def with_sizes(self, sizes: Schedule) -> Iterator[tuple[int, MaskChoice]]:

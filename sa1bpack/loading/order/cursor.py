@@ -10,7 +10,7 @@ from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches
 
-_SCHEDULES = ("global_batch_size", "max_masks", "choose")
+_SCHEDULES = ("global_batch_size", "max_masks", "mask_select")
 _STATE_KEYS = {"version", "order", "epoch", "samples"}
 
 ENDED = (

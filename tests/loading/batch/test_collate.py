@@ -131,7 +131,7 @@ def test_a_transform_that_does_not_return_a_dict_is_named(packed, made):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"masks": "bits"}, {"choose": "best"}, {"on_error": "skip"}, {"max_masks": 0},
+        {"masks": "bits"}, {"mask_select": "best"}, {"on_error": "skip"}, {"max_masks": 0},
         {"max_masks": 2.0}, {"max_masks": True}, {"max_masks": 2**31}, {"seed": -1},
         {"seed": 2**64}, {"pad_to_max": True},
         {"pad_to_max": True, "max_masks": 3, "masks": "flat"},
@@ -173,7 +173,7 @@ def test_unpacking_touches_nothing_outside_its_arrays():
 
 
 def test_an_epoch_is_a_whole_number_of_64_bits():
-    collate = Collate(max_masks=1, choose="random")
+    collate = Collate(max_masks=1, mask_select="random")
     for epoch in (0, 7, 2**63, 2**64 - 1):
         collate.set_epoch(epoch)
         assert collate.epoch == epoch

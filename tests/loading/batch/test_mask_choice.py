@@ -24,9 +24,9 @@ ANY_INT64 = st.integers(-(2**63), 2**63 - 1)
     st.sampled_from([*sorted(CHOICES), lambda columns: columns["area"]]),
 )
 def test_the_choice_returns_min_of_max_masks_and_masks_whatever_the_scores_are(
-    scores, max_masks, choose
+    scores, max_masks, mask_select
 ):
-    choice = MaskChoice(max_masks, choose)
+    choice = MaskChoice(max_masks, mask_select)
     sample = dict.fromkeys((field.sample for field in NUMBER_FIELDS), scores) | {
         "image_id": -(2**63)
     }
@@ -49,7 +49,7 @@ def test_areas_are_chosen_as_a_pack_chooses_them(areas, max_masks):
     """`sa1bpack pack --max-masks` has the rule that docs/packing.md states."""
     scores = np.array(areas, np.int64)
     rows = MaskChoice(max_masks).rows({"areas": scores}, len(scores), 0)
-    rule = MaskRule(max_masks=max_masks, select="largest")
+    rule = MaskRule(max_masks=max_masks, mask_select="largest")
     ones = np.ones(len(scores))
     expected = select_masks(rule, scores, ones, ones, 10**6, 0)
     assert (np.arange(len(scores)) if rows is None else rows).tolist() == expected.tolist()
@@ -69,12 +69,12 @@ def test_negative_scores_count_and_nan_ranks_lowest(scores, kept):
     assert rows.tolist() == kept
 
 
-def drawn(choose, areas, count, draws=3000, **vary) -> np.ndarray:
+def drawn(mask_select, areas, count, draws=3000, **vary) -> np.ndarray:
     """How often each mask is drawn, of all epochs."""
     found = np.zeros(len(areas))
     for epoch in range(draws):
         sample = {"areas": np.array(areas), "image_id": 7} | vary
-        found[MaskChoice(count, choose, 1).rows(sample, len(areas), epoch)] += 1
+        found[MaskChoice(count, mask_select, 1).rows(sample, len(areas), epoch)] += 1
     return found / draws
 
 
@@ -133,8 +133,11 @@ PINNED = [[5, 7, 8, 9], [6, 7, 8, 9], [2, 4, 6, 7], [2, 5, 7, 8]]
     ("weights", "text"),
     [
         (lambda columns: columns["area"][:2], r"int64 \(2,\) for image_id 9.*here \(3,\)"),
-        (lambda columns: "large", "choose returned 'large' for image_id 9"),
-        (lambda columns: None, "choose returned None for image_id 9: it must return one number"),
+        (lambda columns: "large", "mask_select returned 'large' for image_id 9"),
+        (
+            lambda columns: None,
+            "mask_select returned None for image_id 9: it must return one number",
+        ),
         (lambda columns: np.ones(3, complex), "one number per mask"),
     ],
 )
@@ -151,5 +154,5 @@ def test_an_error_of_the_function_names_the_image_and_an_unknown_column_the_othe
 
 def test_what_cannot_choose_is_refused():
     for wrong in ("best", None, 3, np.ones(3)):
-        with pytest.raises(OptionError, match=r"choose is .*largest, iou, stability, random"):
+        with pytest.raises(OptionError, match=r"mask_select is .*largest, iou, stability, random"):
             MaskChoice(1, wrong)
