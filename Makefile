@@ -33,7 +33,7 @@ PIP  := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pack verify test test-alone frameworks ray test-install torture lint bench-decode bench-pack \
+.PHONY: help setup pack verify test test-alone frameworks ray test-install dist torture lint bench-decode bench-pack \
         bench-load bench-cold bench-slow peers docs docs-serve clean
 
 help:
@@ -48,6 +48,7 @@ help:
 	@echo "make ray      test the commands on a Ray cluster of several nodes, in $(VENV)-ray"
 	@echo "make test-install"
 	@echo "              install wheel and sdist into empty environments, and use them there"
+	@echo "make dist     build wheel and sdist into dist"
 	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
 	@echo "make setup    only set up: $(VENV) with pinned dependencies (restores PIL if needed)"
 	@echo "make bench-decode | bench-pack | bench-load | bench-cold | bench-slow"
@@ -155,6 +156,9 @@ ray:
 # Wheel and sdist, each into an empty environment, and used outside the clone.
 test-install: setup
 	@$(BIN)/python scripts/check_install.py
+
+dist: setup
+	@$(BIN)/python scripts/check_install.py --build dist
 
 # The figures of docs/reliability.md. These tests take minutes: only longer silence means a hang.
 torture: setup $(VENV)/.ready-test

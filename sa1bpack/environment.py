@@ -97,8 +97,8 @@ def missing_pil(error: ImportError) -> MissingPackage:
     """The error to raise when PIL cannot be imported, which names the remedy."""
     return MissingPackage(
         f"neither pillow-simd nor Pillow can be imported ({error}); run `make setup` in a clone, "
-        "which installs the faster one that works here, or `pip install 'sa1bpack[simd]'` (needs a "
-        "compiler) or `pip install 'sa1bpack[pillow]'`"
+        "which installs the faster one that works here, or `pip install 'pillow-simd>=12'`, which "
+        "needs a compiler, or `pip install 'pillow>=11.3'`"
     )
 
 

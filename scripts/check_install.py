@@ -1,9 +1,10 @@
 """Check that sa1bpack installs from its wheel and its sdist into empty environments.
 
 Outside the checkout, each installation packs the sample tar, verifies it, loads a batch, writes a
-report, and shows what `sa1bpack info` says. `make test-install` runs it. With --lowest, every
-direct dependency has the lowest version that pyproject.toml allows, which uv finds (`pip install
-uv`), and the tests named on the command line run as well.
+report, and shows what `sa1bpack info` says. `make test-install` runs it. With --build, the two are
+built into a folder, and no more (`make dist`). With --lowest, every direct dependency has the
+lowest version that pyproject.toml allows, which uv finds (`pip install uv`), and the tests named on
+the command line run as well.
 """
 
 import argparse
@@ -32,6 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--build", type=Path, metavar="FOLDER")
     parser.add_argument("--pil", choices=("pillow", "simd"), default="pillow")
     parser.add_argument(
         "--lowest", action="store_true", help="lowest versions, from the wheel only"
@@ -41,6 +43,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         wheel, sdist = built(folder)
+        if given.build:
+            given.build.mkdir(exist_ok=True)
+            for archive in (wheel, sdist):
+                print(shutil.copy(archive, given.build))
+            return 0
         for archive in (wheel,) if given.lowest else (wheel, sdist):
             check(archive, folder / archive.suffix[1:], given)
     return 0

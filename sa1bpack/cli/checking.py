@@ -59,7 +59,7 @@ def verify(
       sa1bpack verify s3://bucket/packed
     a job array of 20; the pack is sound if no part fails:
       sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
-    on a Ray cluster (pip install 'sa1bpack[ray]'):
+    on a Ray cluster (pip install ray):
       sa1bpack verify /data/packed --engine ray --address auto
     """
     named: list[str | Path] = []
@@ -206,7 +206,7 @@ def repair(
       sa1bpack repair /data/packed --quick
     a job array of 100, each for the shards of every 100th tar:
       sa1bpack repair /data/packed '/data/sa_*.tar' --part 7/100
-    on a Ray cluster (pip install 'sa1bpack[ray]'):
+    on a Ray cluster (pip install ray):
       sa1bpack repair /data/packed '/data/sa_*.tar' --engine ray --address auto
 
     A part names what concerns the whole pack, such as a damaged index, with the

@@ -56,7 +56,7 @@ def pack(
       sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
     from SA-1B's list of links, without keeping the tars:
       sa1bpack pack --links sa1b_links.txt -o packed --workers 16
-    from a bucket (pip install 'sa1bpack[cloud]'), and into one:
+    from a bucket (pip install obstore botocore), and into one:
       sa1bpack pack 's3://bucket/sa1b/sa_*.tar' -o packed
       sa1bpack pack '/data/sa_*.tar' -o s3://bucket/packed --staging staging
     a job array of 100, whose parts share the folder; in the end, once:

@@ -221,7 +221,7 @@ def derive(
           --fn sa1bpack.transforms:relation --option name=parents
     a job array of 8 (or torchrun, whose RANK and WORLD_SIZE are used):
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --part 3/8
-    on a Ray cluster, with a GPU per task (pip install 'sa1bpack[ray]'):
+    on a Ray cluster, with a GPU per task (pip install ray):
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda \\
           --engine ray --address auto
     a pack that is read-only:

@@ -24,7 +24,7 @@ try:
     import ray
 except ImportError as error:
     raise MissingPackage(
-        "a Ray cluster needs the package ray: pip install 'sa1bpack[ray]', here and on every node"
+        "a Ray cluster needs the package ray: pip install 'ray>=2.40', here and on every node"
     ) from error
 
 # Calls of a task whose process or node dies, after the first.

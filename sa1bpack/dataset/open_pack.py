@@ -117,7 +117,7 @@ def open(
             other bytes.
         ResourceShortage: the system refuses a memory map or an open file.
         StoreError: an object store cannot be reached, or refuses.
-        MissingPackage: the library for object stores is not installed: `sa1bpack[cloud]`.
+        MissingPackage: the packages for object stores are not installed: obstore, botocore.
 
     Examples:
         >>> ds = sa1bpack.open("packed", mask_format="runs", min_area=100)

@@ -54,8 +54,8 @@ except ImportError as error:
 if tuple(map(int, PIL.__version__.split(".")[:2])) < (11, 3):
     raise MissingPackage(
         f"the PIL in force is {PIL.__version__}, and sa1bpack needs Pillow 11.3 or newer, or "
-        "pillow-simd of such a version. Run `make setup` in a clone, or install 'sa1bpack[simd]' "
-        "or 'sa1bpack[pillow]'"
+        "pillow-simd of such a version. Run `make setup` in a clone, or `pip install "
+        "'pillow>=11.3'`"
     )
 
 RESAMPLES = ("fast", "exact")

@@ -101,7 +101,7 @@ def package(name: str) -> ModuleType:
     except ImportError as error:
         raise MissingPackage(
             f"object stores need {name.partition('.')[0]}, which cannot be imported ({error}): "
-            "pip install 'sa1bpack[cloud]'"
+            "pip install 'obstore>=0.8' 'botocore>=1.34'"
         ) from error
 
 

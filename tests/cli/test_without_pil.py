@@ -34,4 +34,8 @@ def test_commands_that_draw_name_the_remedy_without_pil(packed, tmp_path):
     code, text, error = without_pil("show", packed, "-o", out)
     assert (code, text) == (4, "") and not out.exists()
     assert error.startswith("sa1bpack: neither pillow-simd nor Pillow can be imported (")
-    assert "`make setup`" in error and "sa1bpack[pillow]" in error and "Traceback" not in error
+    assert (
+        "`make setup`" in error
+        and "`pip install 'pillow>=11.3'`" in error
+        and "Traceback" not in error
+    )

@@ -238,7 +238,7 @@ def test_without_the_extra_nothing_is_begun_and_the_error_says_what_to_install(
     links.write_text(f"sa_000010.tar\t{url}\n")
     given = ["--links", str(links)] if listed else [url]
     assert main(["pack", *given, "--out", str(tmp_path / "pack")]) == 4
-    assert "pip install 'sa1bpack[cloud]'" in capsys.readouterr().err
+    assert "pip install 'obstore>=0.8' 'botocore>=1.34'" in capsys.readouterr().err
     assert not (tmp_path / "pack").exists()
 
 
