@@ -189,7 +189,8 @@ def derive(
     change. sa1bpack.open(PACK, features=[NAME]) adds it to samples and batches.
 
     Work is published shard by shard. Interrupted? Repeat the command: shards that
-    are done are kept. A shard that was packed again is computed again.
+    are done are kept, and so are complete batches of the one that is not. A shard
+    that was packed again is computed again.
 
     Args:
         pack (PACK): folder of the pack; with --out also a quoted glob of several packs

@@ -1,12 +1,16 @@
 """`sa1bpack.derive`: a feature computed by a function, shard by shard through the Loader."""
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypedDict, Unpack
 
+import msgspec
 import numpy as np
 import torch
+import xxhash
 
 from sa1bpack.arguments import checks_options, keywords_of, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
@@ -61,9 +65,10 @@ def derive(
 ) -> DeriveResult:
     """Compute a feature: one row per image or per mask, by a function of batches.
 
-    One part per shard, each published when it is complete. Parts that exist are kept: a call that
-    was killed is repeated to resume, and a shard that was packed again is the only one that is
-    computed again. Any number of processes may work on one feature at once, each on the
+    One part per shard, each published when it is complete. Parts that exist are kept, and so are
+    the complete batches of one that is not, as long as the file of the function is the same. So a
+    call that was killed is repeated to resume, and a shard that was packed again is the only one
+    that is computed again. Any number of processes may work on one feature at once, each on the
     shards of its `part`.
 
     Args:
@@ -77,8 +82,8 @@ def derive(
             by its name, module:function, and is known again by that alone.
         part: (K, N): make every N-th shard, from the K-th (from 1) on. None: by the rank in
             torch.distributed, or by RANK and WORLD_SIZE of the environment; else all.
-        progress: called as progress(images done, images in all) after each batch; the images of
-            parts that exist are not counted.
+        progress: called as progress(images done, images in all) after each batch, and after the
+            rows that a killed call has left; the images of parts that exist are not counted.
         batch_size: images per batch; default: 32.
         device: of the batches: "cpu" (default), "cuda" or "cuda:1".
         axis: "sample" (default): a row per image. "mask": a row per mask; masks of the batch are
@@ -135,6 +140,16 @@ def function_name(fn: Function) -> str:
     return name
 
 
+def _code_digest(fn: Function) -> str | None:
+    """XXH3-128 of the file that a function is written in; None if there is no such file."""
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(named))
+        return None if path is None else xxhash.xxh3_128_hexdigest(Path(path).read_bytes())
+    except (TypeError, OSError):  # written in another language, or by another program
+        return None
+
+
 class PartMaker:
     """Makes the parts of a feature, as a call of `derive` with these arguments asks for.
 
@@ -177,25 +192,39 @@ class PartMaker:
 
     def make(self, shard: ShardToDo) -> Iterator[int]:
         """Make the part of a shard; yields the number of images of each batch that is done."""
-        counts, done = shard.row_counts(self.target.axis), 0
-        writer = None if self.target.spec is None else self._writer(shard)
-        try:
-            with self.loader(shard) as loader:
-                for batch in loader:
+        counts = shard.row_counts(self.target.axis)
+        with self.loader(shard) as loader:
+            writer = None if self.target.spec is None else self._writer(shard, counts)
+            try:
+                done = 0 if writer is None else writer.samples
+                if done:
+                    yield done
+                if 0 < done < len(counts):
+                    loader.load_state_dict(loader.batches.state_after(done // self._batch_size))
+                for batch in loader if done < len(counts) else ():
                     of_batch = counts[done : done + len(batch["image_ids"])]
                     rows = self._rows(shard, batch, of_batch, done)
-                    writer = self._writer(shard) if writer is None else writer
+                    writer = self._writer(shard, counts) if writer is None else writer
                     writer.append(rows, of_batch)
                     done += len(of_batch)
                     yield len(of_batch)
-            if writer.publish():
-                self.made.append(shard)
-        finally:
-            if writer is not None:
-                writer.discard()
+                if writer.publish():
+                    self.made.append(shard)
+            except OptionError:  # the rows cannot be stored: what computed them will change
+                if writer is not None:
+                    writer.discard()
+                raise
+            finally:
+                if writer is not None:
+                    writer.leave()
 
-    def _writer(self, shard: ShardToDo) -> PartWriter:
-        return PartWriter(self.target.folder, self.target.spec, shard.identity)
+    def _writer(self, shard: ShardToDo, counts: np.ndarray) -> PartWriter:
+        target, code, origin = self.target, _code_digest(self._fn), None
+        if code is not None:
+            made_by = {**target.provenance, "masks": self._loading.get("masks"), "code": code}
+            origin = msgspec.json.encode(made_by, order="sorted")
+        given = {"origin": origin, "counts": counts, "step": self._batch_size}
+        return PartWriter(target.folder, target.spec, shard.identity, **given)
 
     def _rows(self, shard: ShardToDo, batch, counts: np.ndarray, first: int) -> np.ndarray:
         """The rows that the function returns for a batch, as they are stored."""

@@ -38,6 +38,7 @@ from sa1bpack.format.files import (
     flush_folder,
     format_checksums,
     naming,
+    read_at,
     update_zeros,
     write_at,
     write_durably,
@@ -69,16 +70,35 @@ class AppendFile:
     time. Methods raise OSError, naming the file, if the disk fails.
     """
 
-    def __init__(self, path: Path):
-        """Create the file. Raises FileExistsError or FileNotFoundError."""
+    def __init__(self, path: Path, keep: int = 0):
+        """Create the file; if `keep` is not 0, continue one after its first `keep` bytes.
+
+        Raises FileExistsError or FileNotFoundError, and FormatError if it has fewer bytes.
+        """
         self.path = path
         self._digest = xxhash.xxh3_128()
         self._stage = aligned(STAGE_BYTES)
         self._staged = 0  # bytes of the stage in use
         self._written = 0  # offset of the stage in the file: a block boundary, until the end
         self._cached = 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if keep:
+            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._continue(keep)
+        else:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._direct = set_direct(self._fd, True)
+
+    def _continue(self, keep: int) -> None:
+        """Take over the first bytes of the file, and cut off the others."""
+        while self.nbytes < keep:
+            part = self._stage[: min(STAGE_BYTES, keep - self.nbytes)]
+            read_at(self._fd, part, self.nbytes, self.path)
+            self._digest.update(part)
+            self._written += part.size - part.size % BLOCK
+            self._staged = part.size % BLOCK
+        self._stage[: self._staged] = part[part.size - self._staged :].copy()
+        with naming(self.path):
+            os.ftruncate(self._fd, keep)
 
     @property
     def nbytes(self) -> int:
@@ -98,6 +118,18 @@ class AppendFile:
             self._stage[self._staged : self._staged + taken] = data[:taken]
             self._advance(taken)
             data = data[taken:]
+
+    def write_out(self) -> None:
+        """Write what is gathered, too: every byte so far then outlives this process."""
+        written, count = self._written, self._staged
+        if count:  # written again with what comes after it
+            end = count + (-count % BLOCK if self._direct else 0)
+            self._stage[count:end] = 0  # not the rows of another file
+            self._write(self._stage[:end])
+            self._written = written
+        with naming(self.path):
+            if os.fstat(self._fd).st_size < self.nbytes:  # it ends in a hole
+                os.ftruncate(self._fd, self.nbytes)
 
     def skip(self, count: int) -> None:
         """Append zeros; long runs become a hole."""

@@ -1,6 +1,9 @@
 """derive: rows are those of the function, for every type; parts are kept, shared out and remade."""
 
 import functools
+import importlib
+import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -147,6 +150,73 @@ def test_a_call_that_failed_keeps_complete_parts_and_resumes_after_them(ds):
     assert "the parts before it are kept" in raised.value.__notes__[0]
     result = derive(ds, "a", fails, batch_size=2)
     assert len(result.present) == len(result.made) == 2 and not result.missing
+
+
+@pytest.mark.parametrize("axis", ["sample", "mask"])
+def test_complete_batches_of_an_unfinished_part_are_not_computed_again(ds, pack, tmp_path, axis):
+    """As long as nothing has changed that decides the rows, and the rows are whole."""
+    seen = []
+
+    def ids(batch):
+        if stop_at in batch["image_ids"]:
+            raise KeyboardInterrupt
+        seen.append((batch["batch_idx"], *batch["image_ids"].tolist()))
+        return batch["image_ids" if axis == "sample" else "annotation_ids"]
+
+    def made(**change):
+        seen.clear()
+        return derive(
+            ds.from_sources("sa_000000"), "a", ids, axis=axis, **{"batch_size": 1} | change
+        )
+
+    stop_at = -1
+    whole = made(out=tmp_path / "whole").folder
+    part, *_ = part_names(whole)
+    numbers, folder = seen.copy(), pack / "side" / "a"
+    rows = ds.column("mask_count") if axis == "mask" else np.ones(len(ds), int)
+    # The first sample after the first one that has rows; it may have no masks itself.
+    changed = int(np.searchsorted(np.cumsum(rows), rows[0], "right"))
+    values = folder / f".tmp-{part}" / "values" / "c.0"
+
+    def nothing():
+        assert part_names(folder) == [] and verify(pack).ok
+
+    def changed_row():
+        data = bytearray(values.read_bytes())
+        data[8 * int(rows[0])] ^= 1
+        values.write_bytes(data)
+
+    def other_code():
+        (folder / f".tmp-{part}" / "origin").write_bytes(b"{}")
+
+    for damage, kept in ((nothing, 3), (changed_row, changed), (other_code, 0)):
+        shutil.rmtree(folder, ignore_errors=True)
+        stop_at = numbers[3][1]
+        with pytest.raises(KeyboardInterrupt):
+            made()
+        assert [path.name for path in folder.glob(".*")] == [f".tmp-{part}"] and len(seen) == 3
+        damage()
+        stop_at, steps = -1, []
+        made(progress=lambda *step, steps=steps: steps.append(step))
+        assert seen == numbers[kept:] and steps[-1] == (len(numbers), len(numbers))
+        assert contents(folder / part) == contents(whole / part)
+        assert list(folder.glob(".*")) == []
+
+
+def test_rows_of_a_function_whose_file_changed_are_computed_again(ds, tmp_path, monkeypatch):
+    code = "def ids(batch):\n    if batch['batch_idx'] == 2: raise KeyboardInterrupt\n"
+    code += "    return batch['image_ids'] * 2\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "changing.py").write_text(code)
+    changing = importlib.import_module("changing")
+    with pytest.raises(KeyboardInterrupt):
+        derive(ds, "a", changing.ids, batch_size=1)
+    monkeypatch.delitem(sys.modules, "changing")
+    (tmp_path / "changing.py").write_text("def ids(batch):\n    return batch['image_ids'] * 30\n")
+    importlib.invalidate_caches()
+    result = derive(ds, "a", importlib.import_module("changing").ids, batch_size=1)
+    monkeypatch.delitem(sys.modules, "changing")
+    np.testing.assert_array_equal(rows_of(result.folder, ds.root), ds.column("image_id") * 30)
 
 
 @pytest.mark.parametrize(

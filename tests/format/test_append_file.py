@@ -19,7 +19,7 @@ pwrite = os.pwrite
 lengths = st.builds(
     lambda edge, more: max(0, edge + more), st.sampled_from(EDGES), st.integers(-3, 3)
 )
-kinds = st.sampled_from(["aligned", "anywhere", "zeros"])
+kinds = st.sampled_from(["aligned", "anywhere", "zeros", "continued"])
 steps = st.lists(st.tuples(kinds, lengths), max_size=7)
 
 
@@ -65,6 +65,12 @@ def check_appending(path, steps):
         if kind == "zeros":
             file.skip(nbytes)
             expected += bytes(nbytes)
+        elif kind == "continued":  # by another process, after the first `nbytes` bytes
+            file.write_out()
+            assert path.read_bytes().rstrip(b"\0") == expected.rstrip(b"\0")
+            if 0 < nbytes <= len(expected):
+                file.close()
+                file, expected = AppendFile(path, nbytes), expected[:nbytes]
         else:
             data = noise(nbytes, kind == "aligned")
             expected += data.tobytes()

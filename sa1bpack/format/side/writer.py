@@ -3,42 +3,64 @@
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from sa1bpack.errors import OptionError, OutputLocked, OutputRefused
+from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format.arrays import canonical_json
 from sa1bpack.format.files import (
     TEMPORARY_PREFIX,
     byte_view,
     claim_name,
+    flush_folder,
     naming,
+    opened,
+    read_at,
+    read_metadata_file,
+    write_durably,
 )
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.shard_writer import AppendFile, complete_group
 from sa1bpack.format.side.part import ShardIdentity, part_metadata
-from sa1bpack.format.side.spec import SideSpec, read_side_manifest
+from sa1bpack.format.side.spec import CHECKSUM, SideSpec, read_side_manifest
 
 _LOCK_SUFFIX = ".lock"
+# In the working folder of a part that may be continued: what its rows are made by.
+_ORIGIN_NAME = "origin"
 
 
 class PartWriter:
     """An unpublished part: rows are appended to it, then it is published or discarded.
 
     While it is unfinished it has a working name, `.tmp-` and its own, which a process owns that
-    holds the lock beside it; what a killed process left there, the next writer removes.
+    holds the lock beside it. Rows are in the files when `append` returns, first the rows, then
+    their checksums. So the samples of a killed process whose rows agree with their checksums are
+    complete, and if the rows are made by the same `origin`, the next writer continues after them.
 
     A context manager that discards the part unless it was published. For one thread at a time.
 
     samples  how many samples have their rows
     """
 
-    def __init__(self, folder: Path, spec: SideSpec, shard: ShardIdentity):
-        """Begin the part.
+    def __init__(
+        self,
+        folder: Path,
+        spec: SideSpec,
+        shard: ShardIdentity,
+        *,
+        origin: bytes | None = None,
+        counts: np.ndarray | None = None,
+        step: int = 1,
+    ):
+        """Continue the part that another process has left, if it may be, or begin it.
 
         folder  of the feature, which exists
+        origin  what decides the rows; None if nobody can know, and nothing is continued
+        counts  with `origin`: whole numbers (N,), the rows of each sample of the shard
+        step    samples of a batch: whole ones are kept, so that those to come are the same
 
         Raises OutputLocked if another process makes the same part; OutputRefused if the feature
         has other rows; NotAPack, FormatError and OSError if its manifest cannot be read.
@@ -49,6 +71,7 @@ class PartWriter:
         self._folder = self._final.with_name(TEMPORARY_PREFIX + shard.part)
         self._lock_path = self._folder.with_name(self._folder.name + _LOCK_SUFFIX)
         self._files: dict[ArraySpec, AppendFile] = {}
+        self._origin = origin
         # On a file: NFS supports locks between machines on these, but not on folders.
         self._lock = _locked(self._lock_path, self._final)
         try:
@@ -57,14 +80,57 @@ class PartWriter:
                     f"{self._final.parent}: rows are {there.to_text()}, not {spec.to_text()}; "
                     "choose another folder"
                 )
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder.mkdir()
-            for array in spec.arrays(shard.extent):
-                (self._folder / array.name).mkdir()
-                self._files[array] = AppendFile(self._folder / array.chunk_path)
+            if origin is not None and origin == self._left_origin():
+                found = self._complete(counts)
+                self.samples = found if found == len(counts) else found // step * step
+                self._rows = int(np.sum(counts[: self.samples]))
+            if not self.samples:
+                self._begin()
+            kept = {spec.values: self._rows * spec.row_bytes, CHECKSUM: 8 * self.samples}
+            for array, nbytes in kept.items():
+                path = self._folder / array.chunk_path
+                if not nbytes:
+                    path.unlink(missing_ok=True)
+                self._files[array] = AppendFile(path, nbytes)
         except BaseException:
             self.discard()
             raise
+
+    def _begin(self) -> None:
+        """Make the working folder again, empty."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        for array in self.spec.arrays(self.shard.extent):
+            (self._folder / array.name).mkdir()
+        if self._origin is not None:
+            write_durably(self._folder / _ORIGIN_NAME, self._origin)
+
+    def _left_origin(self) -> bytes | None:
+        try:
+            return read_metadata_file(self._folder / _ORIGIN_NAME)
+        except (FileNotFoundError, FormatError):
+            return None
+
+    def _complete(self, counts: np.ndarray) -> int:
+        """How many samples, from the first on, have rows that agree with their checksums."""
+        sample = first = 0
+        row = np.empty(int(counts.max(initial=0)) * self.spec.row_bytes, np.uint8)
+        stored = np.empty(1, CHECKSUM.dtype)
+        values = self._folder / self.spec.values.chunk_path
+        checksums = self._folder / CHECKSUM.chunk_path
+        with (
+            suppress(FileNotFoundError, FormatError),  # a file ends here, or is none
+            opened(values, os.O_RDONLY) as rows_file,
+            opened(checksums, os.O_RDONLY) as checksum_file,
+        ):
+            while sample < len(counts):
+                data = row[: int(counts[sample]) * self.spec.row_bytes]
+                read_at(rows_file, data, first, values)
+                read_at(checksum_file, byte_view(stored), 8 * sample, checksums)
+                if xxhash.xxh3_64_intdigest(data) != int(stored[0]):
+                    break
+                sample, first = sample + 1, first + data.size
+        return sample
 
     def append(self, rows: np.ndarray, counts: np.ndarray) -> None:
         """Append the rows of the next samples.
@@ -82,6 +148,8 @@ class PartWriter:
             first = end
         for file, added in zip(self._files.values(), (data, byte_view(checksums)), strict=True):
             file.append(added)
+            if self._origin is not None:
+                file.write_out()
         self.samples += len(counts)
         self._rows += len(rows)
 
@@ -100,16 +168,28 @@ class PartWriter:
             )
         group = canonical_json(part_metadata(spec, self.shard))
         complete_group(self._folder, group, self._files, extent)
-        published = claim_name(self._folder, self._final)
-        self.discard()
-        return published
+        if self._origin is not None:
+            (self._folder / _ORIGIN_NAME).unlink()
+            flush_folder(self._folder)
+        if not claim_name(self._folder, self._final):
+            self.discard()
+            return False
+        self.leave()
+        return True
 
     def discard(self) -> None:
-        """Remove what is not published, and let another process make the part."""
+        """Remove what is not published."""
+        if self._lock >= 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave an unfinished part to another writer; there is nothing to leave without samples."""
         for file in self._files.values():
             file.close()
         if self._lock >= 0:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if not self.samples:
+                shutil.rmtree(self._folder, ignore_errors=True)
             self._lock_path.unlink(missing_ok=True)
             lock, self._lock = self._lock, -1
             os.close(lock)
