@@ -65,7 +65,7 @@ def torture(request) -> Torture:
 
 
 def pytest_terminal_summary(terminalreporter, config) -> None:
-    """Print the table of results, as shown in docs/reliability.md."""
+    """Print the table of results, as shown in docs/decisions/0017-reliability-tests.md."""
     results = config.stash.get(_RESULTS, [])
     if not results or not config.getoption("torture"):
         return
