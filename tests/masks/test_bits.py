@@ -23,22 +23,6 @@ def test_unpacking_inverts_packing(shape):
     np.testing.assert_array_equal(unpacked, masks)
 
 
-@pytest.mark.parametrize(
-    "masks", [np.zeros((8, 8), np.uint8), np.zeros((8, 9), bool), np.array(True)]
-)
-def test_masks_of_a_wrong_dtype_or_width_are_refused(masks):
-    with pytest.raises(OptionError, match="masks must be bool"):
-        pack_bits(masks)
-
-
-@pytest.mark.parametrize(
-    "bits", [np.zeros((8, 1), bool), np.zeros((8, 1), np.int8), np.array(3, np.uint8)]
-)
-def test_bits_of_a_wrong_dtype_or_without_axis_are_refused(bits):
-    with pytest.raises(OptionError, match="bits must be a uint8 array"):
-        unpack_bits(bits)
-
-
 def test_rows_of_other_widths_unpack_to_that_many_cells():
     bits = np.array([[0b0000_0001, 0b0000_0110]], np.uint8)
     np.testing.assert_array_equal(np.flatnonzero(unpack_bits(bits, 11)[0]), [0, 9, 10])

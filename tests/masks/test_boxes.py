@@ -1,11 +1,9 @@
 """Boxes from runs equal the boxes around full-size masks."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import MaskError
 from sa1bpack.masks import mask_boxes
 
 
@@ -30,8 +28,3 @@ def test_boxes_equal_those_around_full_size_masks(data):
     for box, one in zip(found, ends, strict=True):
         flat = np.repeat(np.arange(len(one)) % 2 == 1, np.diff(one, prepend=0))
         assert box.tolist() == box_of(flat.reshape(width, height).T)
-
-
-def test_runs_of_another_image_are_refused():
-    with pytest.raises(MaskError, match="20 pixels"):
-        mask_boxes(np.array([16], np.int32), np.array([0, 1]), 4, 5)

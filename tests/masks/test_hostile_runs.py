@@ -6,16 +6,19 @@ import pytest
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize, take_masks
 
-WRAPPING = [
+OFFSETS = [
     [0, 2**63 - 1, -5, 3],  # no difference of adjacent offsets is negative in int64
     [0, 2**62, -(2**62) - 2, 3],
     [0, -(2**63), 3],
     [2, 2**63 - 1, -(2**63), 3],
+    [0, 9],
+    [-1, 3],
+    [2, 1, 3],
 ]
 
 
-@pytest.mark.parametrize("offset", WRAPPING)
-def test_offsets_whose_differences_overflow_are_refused(offset):
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_offsets_that_decrease_or_leave_their_array_are_refused(offset):
     offset = np.array(offset, np.int64)
     ends, text = np.array([1, 2, 4], np.int32), np.frombuffer(b"123", np.uint8)
     uses = (
@@ -26,7 +29,7 @@ def test_offsets_whose_differences_overflow_are_refused(offset):
         lambda: rasterize(ends, offset, 2, 2, 8),
     )
     for use in uses:
-        with pytest.raises(OptionError, match="must be non-decreasing"):
+        with pytest.raises(OptionError, match="_offset must be non-decreasing"):
             use()
 
 

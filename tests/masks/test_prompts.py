@@ -3,18 +3,15 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.masks import (
     REGIONS,
     count_pixels,
     draw_points,
     jitter_boxes,
     nth_pixels,
-    parse_counts,
 )
 from sa1bpack.masks.random import normal_quantiles
 
@@ -83,20 +80,6 @@ def test_the_numbers_of_a_region_are_its_pixels_once_each(
         x, y = np.nonzero(pixels.T)
         np.testing.assert_array_equal(found[m, 1 : 1 + count[m]], np.stack([x, y], 1))
         assert (found[m, 0] == -1).all() and (found[m, 1 + count[m] :] == -1).all()
-
-
-@pytest.mark.parametrize("region", REGIONS)
-def test_regions_of_the_sample_tar_match_pycocotools(reference, sample_tar, region):
-    for height, width, texts in reference.records(sample_tar):
-        run_ends, run_offset, _ = parse_counts(*reference.joined(texts), height * width)
-        count = count_pixels(run_ends, run_offset, height, width, region)
-        for m, text in enumerate(texts[:1]):
-            pixels = region_of(reference.coco_mask(text, height, width), region)
-            x, y = np.nonzero(pixels.T)
-            assert count[m] == len(x)
-            one = run_ends, run_offset[m : m + 2]
-            found = nth_pixels(*one, height, width, np.arange(len(x))[None], region)[0]
-            np.testing.assert_array_equal(found, np.stack([x, y], 1))
 
 
 def test_the_largest_image_does_not_overflow(reference):
@@ -175,68 +158,3 @@ def test_boxes_move_by_a_tenth_of_their_sides_at_most_20_pixels_and_stay_in_the_
     tiny = np.tile([[0.0, 0, 1, 1]], (n, 1))
     moved = jitter_boxes(tiny, extent, ids, seed=3, epoch=1)
     assert (moved[:, :2] < moved[:, 2:]).all() and moved.min() == 0
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"region": "edge"}, "region is 'edge': choose one of inside, boundary, outside"),
-        ({"ids": np.array([1, 2])}, r"ids must be int64 \(1,\), one per mask.* got int64 \(2,\)"),
-        ({"ids": [1]}, r"ids must be a numpy.ndarray of int64 \(1,\).* got a list"),
-        ({"boxes": np.array([[0, 0, 1, 1]], "u1")}, r"boxes must be int64 or .*4\), got uint8"),
-        ({"points": -1}, "points is -1: choose a whole number from 0"),
-        ({"draw": 2**32}, "draw is 4294967296: choose a whole number from 0 to 4294967295"),
-        ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
-    ],
-)
-def test_a_wrong_argument_is_refused_by_name(option, message):
-    arguments = {
-        "run_ends": np.array([480], np.int32),
-        "run_offset": np.array([0, 1]),
-        "height": 20,
-        "width": 24,
-        "ids": np.array([1]),
-        "points": 2,
-        "seed": 0,
-        "epoch": 0,
-    }
-    with pytest.raises(OptionError, match=message):
-        draw_points(**{**arguments, **option})
-
-
-def test_wrong_numbers_and_boxes_are_refused(reference):
-    runs = reference.flat([[480]])
-    with pytest.raises(OptionError, match=r"numbers must be int64 \(1, k\), got int64 \(2, 3\)"):
-        nth_pixels(*runs, 20, 24, np.zeros((2, 3), np.int64))
-    with pytest.raises(
-        OptionError, match=r"boxes must be float32 or .* \(\.\.\., 4\), got float64 \(1, 3\)"
-    ):
-        jitter_boxes(np.zeros((1, 3)), np.ones(2), np.array([1]), seed=0, epoch=0)
-    with pytest.raises(OptionError, match=r"boxes must be float32 or .*, got float16 \(1, 4\)"):
-        jitter_boxes(np.zeros((1, 4), np.float16), np.ones(2), np.array([1]), seed=0, epoch=0)
-    with pytest.raises(OptionError, match="ids must be int64"):
-        jitter_boxes(np.zeros((1, 4)), np.ones(2), np.array([1, 2]), seed=0, epoch=0)
-
-
-@pytest.mark.parametrize("box", [[5, 1, 4, 9], [1, 5, 9, 4], [0, 0, float("nan"), 1]])
-def test_boxes_whose_edges_are_not_in_order_are_refused(box):
-    """For example SA-1B's boxes, which are x, y, w, h."""
-    boxes = np.array([[0, 0, 0, 0], box], np.float64)
-    with pytest.raises(OptionError, match=r"^box 1 of 2 .*are edges.*SA-1B's boxes are x, y, w, h"):
-        jitter_boxes(boxes, np.full(2, 10.0), np.arange(2), seed=0, epoch=0)
-
-
-@pytest.mark.parametrize(
-    "extent", [(10.0, 10.0), np.full(3, 10.0), np.full((1, 2), 10.0), -np.ones(2), -np.ones(2, int)]
-)
-def test_an_invalid_extent_is_refused(extent):
-    with pytest.raises(OptionError, match=r"^extent must be"):
-        jitter_boxes(np.zeros((2, 4)), extent, np.arange(2), seed=0, epoch=0)
-
-
-@pytest.mark.parametrize("region", REGIONS)
-def test_damaged_runs_are_refused(reference, region):
-    with pytest.raises(MaskError, match=r"^mask 1 of 2: .*480 pixels"):
-        count_pixels(*reference.flat([[480], [5, 4, 480]]), 20, 24, region)
-    with pytest.raises(MaskError, match="65536x1"):
-        count_pixels(np.array([1], np.int32), np.array([0, 1]), 65_536, 1, region)

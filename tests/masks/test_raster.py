@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.masks import parse_counts, rasterize, unpack_bits
 
 FITS = ("pad", "native", "squash")
@@ -117,43 +116,3 @@ def test_a_reused_buffer_is_overwritten_completely(reference, sampling):
     used = np.full(fresh.shape, 255, np.uint8)
     assert rasterize(*runs, 20, 24, 16, "pad", sampling, out=used) is used
     np.testing.assert_array_equal(used, fresh)
-
-
-@pytest.mark.parametrize("ends", [[], [479], [481], [5, 4, 480], [-1, 480], [480, 7, 480]])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_damaged_runs_are_refused_with_the_index_of_the_mask(reference, ends, sampling):
-    with pytest.raises(MaskError, match=r"^mask 1 of 2: .*480 pixels") as caught:
-        rasterize(*reference.flat([[480], ends]), 20, 24, 16, "pad", sampling)
-    assert caught.value.mask == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"mask_size": 0}, "mask_size is 0: choose a whole number from 8 to 4096"),
-        ({"mask_size": 12}, "mask_size is 12: choose a multiple of 8 from 8 to 4096"),
-        ({"width": -1}, "width is -1: choose a whole number of at least 0"),
-        ({"fit": "crop"}, "fit is 'crop': choose one of pad, native, squash"),
-        ({"sampling": "nearest"}, "sampling is 'nearest': choose one of area, center"),
-        ({"out": np.empty((1, 16, 3), np.uint8)}, r"out must be .* \(1, 16, 2\)"),
-        ({"out": np.empty((1, 16, 4), np.uint8)[:, :, ::2]}, "out must be a writable C-contiguous"),
-        ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
-        ({"run_offset": np.array([0, 2])}, "run_offset must be non-decreasing"),
-    ],
-)
-def test_a_wrong_argument_is_refused_by_name(option, message):
-    arguments = {
-        "run_ends": np.array([480], np.int32),
-        "run_offset": np.array([0, 1]),
-        "height": 20,
-        "width": 24,
-        "mask_size": 16,
-    }
-    with pytest.raises(OptionError, match=message):
-        rasterize(**{**arguments, **option})
-
-
-@pytest.mark.parametrize("size", [(0, 5), (5, 0), (65_536, 1), (1, 65_536), (50_000, 50_000)])
-def test_an_image_size_without_masks_is_refused(size):
-    with pytest.raises(MaskError, match=f"{size[0]}x{size[1]}"):
-        rasterize(np.array([1], np.int32), np.array([0, 1]), *size, 16)

@@ -9,7 +9,6 @@ from mask_oracle import runs_of
 from pycocotools import mask as coco
 
 from sa1bpack import masks
-from sa1bpack.errors import MaskError, OptionError
 
 
 def runs(given: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, int]:
@@ -162,21 +161,6 @@ def test_a_sample_is_related_by_its_runs_or_else_by_its_masks():
         check(given, found, 0.2, 8)
 
 
-@pytest.mark.parametrize("fit", ["pad", "squash"])
-def test_bits_and_runs_agree_on_the_grid_of_the_source(fit):
-    random = np.random.default_rng(0)
-    given = np.zeros((12, 64, 64), bool)
-    for mask in given:
-        x, y, w, h = random.integers(1, 40, 4)
-        mask[y : y + h, x : x + w] = random.random((min(h, 64 - y), min(w, 64 - x))) < 0.8
-    exact = runs(given)
-    bits = masks.rasterize(*exact, 64, fit)
-    for name in masks.RELATIONS:
-        np.testing.assert_array_equal(
-            getattr(masks.relate_bits(bits), name), getattr(masks.relate_runs(*exact), name), name
-        )
-
-
 def test_every_relation_has_the_type_and_shape_of_the_table():
     given = np.zeros((5, 16, 16), bool)
     given[:3, 2:5, 3:9] = True
@@ -187,28 +171,3 @@ def test_every_relation_has_the_type_and_shape_of_the_table():
             assert value.shape == ((5, 5) if relation.pairs else (5, *row)), name
             assert value.dtype == relation.dtype, name
             assert (value[3:] == relation.none).all(), name  # without pixels
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"share": 0}, "share is 0"),
-        ({"share": 1.01}, "share is 1.01"),
-        ({"share": float("nan")}, "share is nan"),
-        ({"share": True}, "share is True"),
-        ({"neighbors": 6}, "neighbors is 6"),
-    ],
-)
-def test_rules_that_cannot_be_used_are_refused(options, name):
-    with pytest.raises(OptionError, match=name):
-        masks.relate_bits(np.zeros((1, 8, 1), np.uint8), **options)
-
-
-def test_what_is_no_mask_is_refused():
-    with pytest.raises(OptionError, match="neither `masks` nor `run_ends`"):
-        masks.relate({"size": [4, 4]})
-    for wrong in (np.zeros((8, 8), bool), np.zeros((1, 8, 8)), [[1]], np.zeros((8, 1), np.uint8)):
-        with pytest.raises(OptionError, match="masks must be"):
-            masks.relate_bits(wrong)
-    with pytest.raises(MaskError, match="mask 1 of 2"):
-        masks.relate_runs(np.array([16, 15], np.int32), np.array([0, 1, 2]), 4, 4)

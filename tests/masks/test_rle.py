@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as coco
 
-from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.errors import MaskError
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, take_masks
 
 
@@ -39,34 +39,20 @@ def images(draw):
 @settings(max_examples=60, deadline=None)
 @given(images())
 def test_the_text_of_any_mask_equals_pycocotools_and_round_trips(reference, image):
+    """Also with runs of length 0, which pycocotools never writes, but reads."""
     height, width, ends = image
-    masks = [reference.mask_of(e, height, width) for e in ends]
-    run_ends, run_offset = reference.runs_of(masks)
-    text, text_offset = encode_counts(run_ends, run_offset)
-    assert [text[a:b].tobytes() for a, b in pairwise(text_offset)] == [
-        coco_text(mask) for mask in masks
-    ]
-    parsed, parsed_offset, noncanonical = parse_counts(text, text_offset, height * width)
-    assert parsed.dtype == np.int32 and parsed_offset.dtype == np.int64
-    np.testing.assert_array_equal(parsed, run_ends)
-    np.testing.assert_array_equal(parsed_offset, run_offset)
-    assert not noncanonical.any()
-
-
-@settings(max_examples=60, deadline=None)
-@given(images())
-def test_zero_length_runs_round_trip_and_pycocotools_reads_the_same_mask(reference, image):
-    height, width, ends = image
-    run_ends, run_offset = reference.flat(ends)
-    text, text_offset = encode_counts(run_ends, run_offset)
-    for m, expected in enumerate(ends):
-        counts = text[text_offset[m] : text_offset[m + 1]].tobytes()
-        read = reference.coco_mask(counts, height, width)
-        np.testing.assert_array_equal(read, reference.mask_of(expected, height, width))
-    parsed, parsed_offset, noncanonical = parse_counts(text, text_offset, height * width)
-    np.testing.assert_array_equal(parsed, run_ends)
-    np.testing.assert_array_equal(parsed_offset, run_offset)
-    assert not noncanonical.any()
+    masks = [reference.mask_of(each, height, width) for each in ends]
+    for runs in (reference.runs_of(masks), reference.flat(ends)):
+        text, text_offset = encode_counts(*runs)
+        texts = [text[a:b].tobytes() for a, b in pairwise(text_offset)]
+        for counts, mask in zip(texts, masks, strict=True):
+            np.testing.assert_array_equal(reference.coco_mask(counts, height, width), mask)
+        *parsed, noncanonical = parse_counts(text, text_offset, height * width)
+        for found, expected in zip(parsed, runs, strict=True):
+            assert found.dtype == expected.dtype and np.array_equal(found, expected)
+        assert not noncanonical.any()
+    canonical, offsets = encode_counts(*reference.runs_of(masks))
+    assert [canonical[a:b].tobytes() for a, b in pairwise(offsets)] == [*map(coco_text, masks)]
 
 
 def test_every_mask_of_the_sample_tar_round_trips(reference, sample_tar):
@@ -157,19 +143,6 @@ def test_any_bytes_parse_to_valid_runs_or_are_refused(reference, texts):
         assert (written == text) != noncanonical[m]
 
 
-@pytest.mark.parametrize("pixels", [0, 2**31])
-def test_an_impossible_number_of_pixels_is_refused(reference, pixels):
-    with pytest.raises(MaskError, match=str(pixels)):
-        parse_counts(*reference.joined([GOOD]), pixels)
-
-
-@pytest.mark.parametrize("pixels", [-1, True, 12.0, "12"])
-def test_pixels_must_be_a_whole_number(reference, pixels):
-    with pytest.raises(OptionError, match=r"^pixels is .*: choose a whole number of at least 0"):
-        parse_counts(*reference.joined([GOOD]), pixels)
-    assert len(parse_counts(*reference.joined([GOOD]), np.int16(12))[1]) == 2
-
-
 @pytest.mark.parametrize("keep", [[], [2], [0, 1, 2], [2, 0], [3, 1, 0]])
 def test_parse_counts_returns_the_masks_to_keep_in_their_order(reference, keep):
     texts = [GOOD, number(0) + number(12), number(5, 2) + number(7), number(12)]
@@ -194,13 +167,3 @@ def test_take_masks_gathers_runs_in_the_given_order(reference, keep):
     ends = [[3, 7, 12], [12], [0, 12]]
     taken, taken_offset = take_masks(*reference.flat(ends), np.array(keep, np.int64))
     assert [taken[a:b].tolist() for a, b in pairwise(taken_offset)] == [ends[m] for m in keep]
-
-
-@pytest.mark.parametrize("offset", [[], [0, 9], [-1, 3], [2, 1, 3]])
-def test_offsets_outside_their_array_are_refused(offset):
-    offset = np.array(offset, np.int64)
-    with pytest.raises(OptionError, match="text_offset"):
-        parse_counts(np.frombuffer(GOOD, np.uint8), offset, 12)
-    for use in (encode_counts, mask_area, lambda *a: take_masks(*a, np.zeros(0, np.int64))):
-        with pytest.raises(OptionError, match="run_offset"):
-            use(np.array([3, 7, 12], np.int32), offset)

@@ -1,16 +1,13 @@
 """Runs drawn under a map, compared with full-size masks in whole numbers."""
 
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil, floor
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.masks import draw_window, parse_counts, rasterize, unpack_bits, window_map
 from sa1bpack.masks.window import check_maps
 
@@ -133,22 +130,6 @@ def test_the_maps_of_stored_grids_draw_the_stored_bits(reference, sample_tar):
                     assert np.array_equal(drawn, stored), (cells, fit, sampling)
 
 
-def test_crops_of_the_sample_tar_equal_pycocotools_and_numpy(reference, sample_tar):
-    random = np.random.default_rng(5)
-    for height, width, texts in reference.records(sample_tar):
-        texts = texts[:2]
-        runs = parse_counts(*reference.joined(texts), height * width)[:2]
-        masks = [reference.coco_mask(text, height, width) for text in texts]
-        x, y = np.sort(random.random((2, 2)) * [[width], [height]], axis=1)
-        windows = [(x[0], y[0], x[1], y[1]), (x[1], y[0], x[0] - 99.7, y[1] + 40)]
-        for window, size in zip(windows, [(200, 171), (70, 96)], strict=True):
-            affine = window_map(*window, size)
-            for sampling in SAMPLINGS:
-                bits = draw_window(*runs, height, width, affine, size, sampling)
-                for mask, found in zip(masks, unpack_bits(bits, size[1]), strict=True):
-                    assert np.array_equal(found, exact(mask, affine, size, sampling)), sampling
-
-
 def test_the_largest_numbers_do_not_overflow(reference):
     """Cells of the maximum size in units: the area of one is nearly 2**62."""
     ends = reference.flat([[0, 65_535 * 32_767]])
@@ -160,53 +141,3 @@ def test_the_largest_numbers_do_not_overflow(reference):
     affine = window_map(-1, -1, 65_536, 65_536, (2, 2))
     cells = unpack_bits(draw_window(*ends, 65_535, 32_767, affine, (2, 2)), 2)[0]
     assert cells.tolist() == [[True, False], [True, False]]
-
-
-def test_threads_do_not_interfere(reference, sample_tar):
-    height, width, texts = reference.records(sample_tar)[0]
-    runs = parse_counts(*reference.joined(texts), height * width)[:2]
-    windows = [window_map(i, 2 * i, 900 + i, 700, (64, 64)) for i in range(16)]
-    windows += [affine + np.array([[0, 0.1, 0], [0, 0, 0]]) for affine in windows]
-
-    def draw(affine):
-        return draw_window(*runs, height, width, affine, (64, 64))
-
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(draw, windows))
-    for affine, bits in zip(windows, together, strict=True):
-        np.testing.assert_array_equal(bits, draw(affine))
-
-
-@pytest.mark.parametrize("turn", [0.0, 0.3])
-def test_damaged_runs_are_refused(reference, turn):
-    affine = np.array([[1, turn, 0], [0, 1, 0]])
-    with pytest.raises(MaskError, match=r"^mask 1 of 2: .*480 pixels"):
-        draw_window(*reference.flat([[480], [5, 4, 480]]), 20, 24, affine, (16, 16))
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"size": (0, 5)}, r"size\[0\] is 0: choose a whole number from 1 to 4096"),
-        ({"size": 5}, r"size is 5: give \(height, width\), whole numbers from 1 to 4096"),
-        ({"size": (5, 2.5)}, r"size\[1\] is 2.5: choose a whole number"),
-        ({"height": True}, "height is True: choose a whole number"),
-        ({"sampling": "nearest"}, "sampling is 'nearest': choose one of area, center"),
-        ({"affine": np.eye(3)}, r"maps must be float64 \(b, 2, 3\), got float64 \(1, 3, 3\)"),
-        ({"affine": window_map(0, 0, np.nan, 5, (8, 8))}, "more than 1048576 source pixels"),
-        ({"affine": window_map(0, 0, 2**20, 5, (8, 8))}, "map 0 of 1 places an output of 8x8"),
-        ({"out": np.empty((1, 8, 2), np.uint8)}, r"out must be .* \(1, 8, 1\)"),
-        ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
-    ],
-)
-def test_a_wrong_argument_is_refused_by_name(option, message):
-    arguments = {
-        "run_ends": np.array([480], np.int32),
-        "run_offset": np.array([0, 1]),
-        "height": 20,
-        "width": 24,
-        "affine": window_map(0, 0, 24, 20, (8, 8)),
-        "size": (8, 8),
-    }
-    with pytest.raises(OptionError, match=message):
-        draw_window(**{**arguments, **option})

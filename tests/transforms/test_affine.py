@@ -202,20 +202,6 @@ def test_a_second_step_that_rotates_is_refused():
         T.Pipeline(dataset(LAYOUT), [TURN, T.RandomHorizontalFlip(), TURN])(batch, 0)
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: T.RandomAffine(181), "degrees is 181: choose a number from 0 to 180"),
-        (lambda: T.RandomAffine(shear=61), "shear is 61"),
-        (lambda: T.RandomAffine(shear=(-70, 0)), "shear is"),
-        (lambda: T.CenterCrop(0), "fraction is 0"),
-    ],
-)
-def test_an_invalid_range_is_refused(make, match):
-    with pytest.raises(OptionError, match=match):
-        make()
-
-
 def test_spatial_features_rotate_with_the_images(with_features):  # noqa: F811
     """PIL rotates each plane as an image, in floats."""
     ds = sa1bpack.open(with_features.root, features=["teacher"])

@@ -6,7 +6,6 @@ import torch
 from scipy.ndimage import distance_transform_edt
 from scipy.stats import chisquare
 
-from sa1bpack.errors import OptionError
 from sa1bpack.transforms import backends, correction_clicks
 
 KEY = {"seed": 3, "epoch": 1}
@@ -89,20 +88,3 @@ def test_points_are_in_pixels_of_the_canvas():
     masks[0, 1, 6] = True
     points, _ = correction_clicks(~masks & masks, masks, torch.tensor([1]), size=(16, 64), **KEY)
     assert points.tolist() == [[[52.0, 6.0]]]
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"where": "center"}, "choose one of random, interior"),
-        ({"where": "interior", "clicks": 2}, "one most interior"),
-        ({"predicted": torch.zeros(2, 4, 4)}, "predicted is torch.float32"),
-        ({"ids": torch.arange(3)}, "one per mask"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_by_name(change, text):
-    masks = torch.ones(2, 4, 4, dtype=torch.bool)
-    with pytest.raises(OptionError, match=text):
-        correction_clicks(
-            **{"predicted": masks, "masks": masks, "ids": torch.arange(2), **KEY, **change}
-        )

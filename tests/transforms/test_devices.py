@@ -4,9 +4,6 @@ Meta tensors have shapes but no contents, and raise where an operation needs con
 them never waits for a device.
 """
 
-import copy
-import pickle
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -75,38 +72,6 @@ def test_no_step_depends_on_data(name, masks):
             if torch.is_tensor(tensor):
                 assert found[key].is_meta and found[key].dtype == tensor.dtype, key
                 assert found[key].shape == tensor.shape, key
-
-
-@pytest.mark.parametrize("masks", ["padded_bits", "flat", "runs"])
-def test_no_launch_of_a_triton_kernel_depends_on_data(masks, monkeypatch):
-    """Kernels do nothing here; what is before and after them is what a CUDA device does."""
-    runtime = pytest.importorskip("triton.runtime")
-    launched = []
-
-    def record(kernel, grid):
-        return lambda *arguments, **options: launched.append(kernel.fn.__name__)
-
-    interpreter = import_module("triton.runtime.interpreter")
-    for kind in (runtime.JITFunction, interpreter.InterpretedFunction):
-        monkeypatch.setattr(kind, "__getitem__", record, raising=False)
-    ds = dataset(LAYOUT)
-    batch = moved(with_teacher(ragged(masks), ds), META)
-    if masks == "runs":
-        batch = moved(with_planes(batch), META)
-    for number, steps in enumerate([*FEW_STEPS.values(), [CenterCrop()]]):
-        ds.mask_sampling = ("area", "center")[number % 2]
-        made = Pipeline(ds, steps, size=(48, 80), dtype=torch.bfloat16)
-        monkeypatch.setattr(backends, "TRITON_ON", ())
-        expected = made(batch, 1)
-        monkeypatch.setattr(backends, "TRITON_ON", ("meta",))
-        found = made(batch, 1)
-        assert set(found) == set(expected)
-        for key in {*expected} - {"epoch", "runs"}:
-            assert found[key].is_meta and found[key].shape == expected[key].shape, key
-            assert found[key].dtype == expected[key].dtype, key
-    drawn = {"_convert", "_draw", "_draw_affine"} if masks == "runs" else {"_take", "_take_affine"}
-    assert {"_sample", "_sample_affine", "_adjust"} | drawn <= set(launched)
-    assert backends.failed == {}
 
 
 @pytest.mark.parametrize("masks", ["flat", "flat_bits", "runs"])
@@ -185,15 +150,6 @@ def test_autocast_does_not_change_what_a_pipeline_makes(half, operations):
 
 
 # ------------------------------------------------------------------------------------- constants
-
-
-def test_a_table_is_copied_to_each_device_once():
-    table = Table(np.arange(3.0))
-    for _ in range(2):  # alternating
-        assert table.on(CPU) is table.on(CPU) and table.on(META) is table.on(META)
-        assert table.on(CPU).tolist() == [0, 1, 2] and table.on(META).is_meta
-    again = pickle.loads(pickle.dumps(copy.copy(table)))
-    assert again.on(CPU).tolist() == [0, 1, 2]
 
 
 def test_a_table_made_in_inference_mode_takes_part_in_training():

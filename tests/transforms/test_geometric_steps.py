@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from sa1bpack import masks, transforms
-from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.frame import fit_frame
 from sa1bpack.transforms.geometry.steps import (
     RandomHorizontalFlip,
@@ -93,28 +91,3 @@ def test_a_random_crop_has_an_allowed_area_and_ratio_and_fills_the_canvas():
     assert area[~thin].min() < 0.23 and area[~thin].max() > 0.57
     # There the largest rectangle is taken: the full height, and twice as wide.
     torch.testing.assert_close(sides[thin], torch.tensor([[2.0, 1.0]]).double().expand(500, 2))
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: RandomHorizontalFlip(1.5), "p is 1.5"),
-        (lambda: ScaleJitter(2.0, 1.0), "choose 0 < low <= high"),
-        (lambda: RandomResizedCrop((0.5, 1.1)), "scale is"),
-        (lambda: RandomResizedCrop(ratio=(2.0, 1.0)), "ratio is"),
-        (lambda: ScaleJitter(1.0, float("inf")), "both finite"),
-        (lambda: RandomResizedCrop(ratio=(1.0, float("inf"))), "ratio is .*both finite"),
-    ],
-)
-def test_an_invalid_range_is_refused(make, match):
-    with pytest.raises(OptionError, match=match):
-        make()
-
-
-def test_names_of_earlier_releases_are_refused_with_those_of_today():
-    with pytest.raises(AttributeError, match="it is RandomHorizontalFlip"):
-        _ = transforms.RandomFlip
-    with pytest.raises(OptionError, match=r"no option 'area'.*scale"):
-        transforms.RandomResizedCrop(area=(0.5, 1.0))
-    with pytest.raises(AttributeError, match="it is mask_boxes"):
-        _ = masks.mask_bbox

@@ -11,37 +11,6 @@ from sa1bpack.transforms import ColorJitter, Mixup, Pipeline, RandomHorizontalFl
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
 
-@pytest.mark.parametrize(
-    ("steps", "options", "match"),
-    [
-        ([Mixup(), RandomHorizontalFlip()], {}, "the geometric ones first"),
-        ([ColorJitter(), ColorJitter()], {}, "at most one ColorJitter"),
-        (["flip"], {}, "'flip' is not a step"),
-        ([], {"dtype": torch.uint8}, "choose a floating-point type"),
-        ([], {"mask_dtype": torch.uint8}, "torch.bool or a floating-point type"),
-        ([], {"std": (1, 1, 0)}, "with std above 0"),
-        ([], {"size": 0}, "^size is 0"),
-        ([], {"size": (96, True)}, r"^size\[1\] is True: choose a whole number"),
-        ([], {"size": "96"}, r"^size\[0\] is '9': choose a whole number"),
-        ([], {"mask_size": 5000}, "^mask_size is 5000.*from 1 to 4096"),
-        ([], {"size": 8192}, r"^mask_size\[0\] is 8192: .*from 1 to 4096"),
-        ([], {"min_area": -1}, "^min_area is -1: choose a whole number from 0 to 2147483647"),
-        ([], {"mean": 0.5}, "mean is 0.5 and .*three numbers each"),
-        (RandomHorizontalFlip(), {}, "^steps is RandomHorizontalFlip.*pass a list of steps"),
-        ([], {"seed": -1}, "^seed is -1: choose a whole number from 0 to 18446744073709551615"),
-    ],
-)
-def test_invalid_options_are_refused_by_name(steps, options, match):
-    with pytest.raises(OptionError, match=match):
-        Pipeline(dataset(LAYOUT), steps, **options)
-
-
-def test_anything_but_a_dataset_is_refused_by_name():
-    for wrong, name in ((None, "NoneType"), ({"images": None}, "dict")):
-        with pytest.raises(OptionError, match=f"^ds is a {name}: pass the dataset"):
-            Pipeline(wrong)
-
-
 def test_anything_but_a_batch_of_tensors_is_refused_by_name():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])

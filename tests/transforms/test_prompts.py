@@ -120,21 +120,6 @@ def test_points_and_corners_are_one_array_for_sam(ds):
             assert torch.equal(point[:2], own - 0.5)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"kinds": "scribble"}, "choose one of point, box, mask"),
-        ({"kinds": {"point": 0}}, "above 0"),
-        ({"points": 0}, "points is 0"),
-        ({"where": "center"}, "choose one of random"),
-        ({"per": "batch"}, "choose one of mask, image"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_by_name(options, text):
-    with pytest.raises(OptionError, match=text):
-        T.Prompts(**options)
-
-
 def test_a_batch_that_no_pipeline_made_is_refused(ds):
     with (
         sa1bpack.Loader(ds, 2, max_masks=4) as loader,

@@ -11,7 +11,6 @@ from made_runs import random_sample
 
 import sa1bpack
 from sa1bpack import masks, transforms
-from sa1bpack.errors import OptionError
 from sa1bpack.transforms import RunBatch
 from sa1bpack.transforms.masks import prompts
 
@@ -84,90 +83,51 @@ def test_box_noise_is_the_same_as_on_the_cpu(any_way):
 
 @pytest.mark.parametrize("masks_as", ["padded", "flat"])
 def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs, masks_as):  # noqa: F811
-    """float32 boxes and padded ids, with the numbers that each mask has in any batch."""
-    ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), mask_format="runs")
-    key = {"seed": 1, "epoch": 2}
-    with sa1bpack.Loader(ds, 3, masks=masks_as, max_masks=7) as loader:
-        batch = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()], size=96)(
-            next(iter(loader))
-        )
-    counts, runs = batch["mask_counts"].tolist(), batch["runs"]
-    ids, extent = batch["annotation_ids"], torch.tensor(batch["images"].shape[:-3:-1]).double()
-    assert batch["boxes_xyxy"].dtype == torch.float32 and len(set(counts)) > 1
-    arrays = (tensor.to(any_way) for tensor in (batch["boxes_xyxy"], extent, ids))
-    boxes = transforms.jitter_boxes(*arrays, **key).cpu()
-    points, valid = transforms.draw_points(runs.to(any_way), ids.to(any_way), 2, "inside", **key)
-    points, valid = points.cpu(), valid.cpu()
-    assert boxes.shape == batch["boxes_xyxy"].shape and boxes.dtype == torch.float32
-    assert points.shape == (*ids.shape, 2, 2) and valid.shape == ids.shape
-    if masks_as == "padded":
-        present = torch.arange(ids.shape[1]) < batch["mask_counts"][:, None]
-        assert not points[~present].any() and not valid[~present].any()
-        ids, points, valid = (tensor[present] for tensor in (ids, points, valid))
-    by_id = {}
-    for sample in (ds[k] for k in range(3)):
-        drawn = masks.draw_points(
-            sample["run_ends"],
-            sample["run_offset"],
-            *sample["size"][:2].tolist(),
-            sample["annotation_ids"],
-            2,
-            **key,
-        )
-        by_id |= dict(zip(sample["annotation_ids"].tolist(), zip(*drawn, strict=True), strict=True))
-    for number, *found in zip(ids.tolist(), points.numpy(), valid.tolist(), strict=True):
-        np.testing.assert_array_equal(found[0], by_id[number][0])
-        assert found[1] == by_id[number][1]
-
-
-@pytest.mark.parametrize("masks_as", ["padded", "flat"])
-def test_points_and_noise_take_the_boxes_and_sizes_of_a_batch(any_way, layout_packs, masks_as):  # noqa: F811
-    """float32 boxes of a crop, mapped to the source: points are where the crop shows the mask."""
+    """Boxes and ids of a batch, padded or not: each mask has the numbers that it has alone."""
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), mask_format="runs")
     with sa1bpack.Loader(ds, 6, masks=masks_as, max_masks=7) as loader:
-        batch = transforms.Pipeline(ds, [transforms.RandomResizedCrop((0.02, 0.1))], size=96)(
-            next(iter(loader))
-        )
-    ids, boxes = batch["annotation_ids"], batch["boxes_xyxy"]
-    maps = batch["input_to_source"]  # upright
+        pipeline = transforms.Pipeline(ds, [transforms.RandomResizedCrop((0.02, 0.1))], size=96)
+        batch = pipeline(next(iter(loader)))
+    key, runs = {"seed": 1, "epoch": 2}, batch["runs"].to(any_way)
+    ids, boxes = batch["annotation_ids"].to(any_way), batch["boxes_xyxy"].to(any_way)
+    maps, samples = batch["input_to_source"].to(any_way), torch.arange(6, device=any_way)
     if masks_as == "padded":
-        of_mask = maps[:, None].expand(*ids.shape, 2, 3)
+        present = torch.arange(ids.shape[1]) < batch["mask_counts"][:, None]
+        owner = samples[:, None].expand(ids.shape)
     else:
-        of_mask = maps.repeat_interleave(batch["mask_counts"], 0)
-    scale, offset = of_mask[..., [0, 1], [0, 1]], of_mask[..., 2]
-    edges = (boxes.unflatten(-1, (2, 2)) * scale[..., None, :] + offset[..., None, :]).float()
-    points, valid = transforms.draw_points(
-        batch["runs"].to(any_way), ids.to(any_way), 20, seed=1, epoch=2,
-        boxes=edges.flatten(-2).to(any_way),
-    )  # fmt: skip
-    points, valid = points.cpu(), valid.cpu()
-    assert valid.any() and not valid.all()
-    low, high = (corner[valid][:, None] for corner in edges.unbind(-2))
-    assert (points[valid] >= low).all() and (points[valid] < high).all()
-    # Whole numbers of pixels that hold the same centres are the same boxes.
-    whole = (edges - 0.5).ceil().flatten(-2).int()
-    given = batch["runs"].to(any_way), ids.to(any_way), 20
-    again, _ = transforms.draw_points(*given, seed=1, epoch=2, boxes=whole.to(any_way))
-    assert torch.equal(again.cpu(), points)
+        present = torch.ones(ids.shape, dtype=torch.bool)
+        owner = samples.repeat_interleave(batch["mask_counts"].to(any_way))
+    # The float32 boxes of the crop in the source: points are where the crop shows the mask.
+    scale, offset = maps[..., [0, 1], [0, 1]][owner].repeat(1, 1, 2), maps[..., 2][owner]
+    edges = (boxes * scale.view(boxes.shape) + offset.repeat(1, 1, 2).view(boxes.shape)).float()
+    points, valid = transforms.draw_points(runs, ids, 5, boxes=edges, **key)
+    inside = (points >= edges[..., None, :2]) & (points < edges[..., None, 2:])
+    assert valid.any() and not valid[present].all() and inside[valid].all()
+    assert not points[~present].any() and not valid[~present].any()
+    found = dict(zip(ids[present].tolist(), points[present].cpu().numpy(), strict=True))
+    edges = dict(zip(ids[present].tolist(), edges[present].cpu().numpy(), strict=True))
+    for sample in (ds[k] for k in range(6)):
+        own = np.array([number for number in sample["annotation_ids"].tolist() if number in found])
+        rows = np.flatnonzero(np.isin(sample["annotation_ids"], own))
+        alone = masks.take_masks(sample["run_ends"], sample["run_offset"], rows)
+        its = np.array([edges[number] for number in own.tolist()], np.float32).reshape(-1, 4)
+        size = sample["size"][:2].tolist()
+        drawn, _ = masks.draw_points(*alone, *size, own.astype(int), 5, boxes=its, **key)
+        for number, expected in zip(own.tolist(), drawn, strict=True):
+            np.testing.assert_array_equal(found[number], expected)
+    # Extents of any numbers, and of each image.
+    canvas = torch.tensor(batch["images"].shape[:-3:-1], device=any_way)
+    moved = [
+        transforms.jitter_boxes(boxes, canvas.to(kind), ids, **key)
+        for kind in (torch.int32, torch.int64, torch.float64)
+    ]
+    assert moved[0].shape == boxes.shape and moved[0].dtype == torch.float32
+    assert torch.equal(moved[0], moved[2]) and torch.equal(moved[1], moved[2])
     if masks_as == "padded":
-        extent = batch["sizes"][:, 2:].flip(1)
-        assert extent.dtype == torch.int32
-        moved = [
-            transforms.jitter_boxes(boxes.to(any_way), kind(extent).to(any_way),
-                                    ids.to(any_way), seed=0, epoch=0).cpu()
-            for kind in (torch.Tensor.double, torch.Tensor.long, torch.Tensor.int)
-        ]  # fmt: skip
-        assert torch.equal(moved[0], moved[1]) and torch.equal(moved[0], moved[2])
-
-
-def test_padded_ids_that_do_not_fit_the_batch_are_refused():
-    _, runs = batch_of(np.random.default_rng(0), 2)
-    for shape, message in (((2, 5), "a sample has 6 masks"), ((3, 6), r"ids must be int64 \(2, M")):
-        with pytest.raises(OptionError, match=message):
-            prompts.draw_points(runs, torch.zeros(shape).long(), 1, seed=0, epoch=0)
-    ids, boxes = torch.zeros(2, 7).long(), torch.zeros(2, 6, 4).long()
-    with pytest.raises(OptionError, match=r"boxes must be int64 or .* \(2, 7, 4\)"):
-        prompts.draw_points(runs, ids, 1, seed=0, epoch=0, boxes=boxes)
+        each = batch["sizes"][:, 2:].flip(1).to(any_way)
+        assert (
+            transforms.jitter_boxes(boxes, each, ids, **key) <= each.repeat(1, 2)[:, None]
+        ).all()
 
 
 def test_the_largest_images_do_not_overflow(any_way):
@@ -208,19 +168,3 @@ def test_padding_and_batches_without_masks_have_no_points(any_way):
     ids = torch.tensor([3], device=any_way)
     points, valid = prompts.draw_points(padding, ids, 2, seed=0, epoch=0)
     assert not points.any() and not valid.any()
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"region": "edge"}, "region is 'edge': choose one of inside, boundary, outside"),
-        ({"ids": [1] * 6}, r"ids must be a torch.Tensor of int64 \(6,\).*got a list"),
-        ({"boxes": np.zeros((6, 4), int)}, "boxes must be a torch.Tensor.* got a numpy.ndarray"),
-        ({"draw": 2**32}, "draw is 4294967296: choose a whole number"),
-    ],
-)
-def test_a_wrong_argument_is_refused_by_name(option, message):
-    _, runs = batch_of(np.random.default_rng(0), 1)
-    arguments = {"ids": torch.arange(6), "points": 2, "seed": 0, "epoch": 0, **option}
-    with pytest.raises(OptionError, match=message):
-        prompts.draw_points(runs, **arguments)

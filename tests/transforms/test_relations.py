@@ -14,8 +14,6 @@ from mask_oracle import runs_of
 from sa1bpack import masks, transforms
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms import backends
-from sa1bpack.transforms.masks import relations
-from sa1bpack.transforms.masks.cells import count_along
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
@@ -120,20 +118,6 @@ def test_relations_on_a_device_take_no_more_memory_than_stated(names, layout):
         assert side < 256 or stated <= 2.5 * taken
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    arrays(
-        bool,
-        st.tuples(st.integers(0, 3), st.integers(1, 300), st.integers(1, 40)),
-        elements=st.booleans(),
-    )
-)
-def test_columns_and_rows_are_counted(cells):
-    for given_cells in (torch.from_numpy(cells), torch.ones(2, 1, 300, 2048, dtype=torch.bool)):
-        for dim in (-1, -2):
-            assert torch.equal(count_along(given_cells, dim), given_cells.sum(dim))
-
-
 def nested(count: int, side: int) -> np.ndarray:
     """Squares in squares, the largest first."""
     found = np.zeros((count, side, side), bool)
@@ -153,15 +137,6 @@ def test_products_of_many_cells_and_long_chains_are_exact():
     assert deep["depths"][0].tolist() == list(range(31))
 
 
-def test_memory_of_the_products_is_limited_by_parts_of_the_cells(monkeypatch):
-    first, second = (torch.rand(3, 5, 64, 96) < 0.5 for _ in range(2))
-    expected = relations.common_cells(first, second)
-    exact = first.flatten(2).double() @ second.flatten(2).double().transpose(1, 2)
-    assert torch.equal(expected, exact.long())
-    monkeypatch.setattr(relations, "CHUNK_BYTES", 1)
-    assert torch.equal(relations.common_cells(first, second), expected)
-
-
 @pytest.mark.parametrize("padded", [True, False])
 def test_relations_of_runs_are_in_source_pixels(padded):
     samples = [nested(5, 40), np.zeros((0, 40, 40), bool), ~nested(2, 40)]
@@ -171,20 +146,6 @@ def test_relations_of_runs_are_in_source_pixels(padded):
     of_runs = {key: batch[key] for key in batch.keys() - {"masks"}} | {"runs": runs}
     check(Relate(NAMES)(of_runs | {"annotation_ids": ids}), samples, padded)
     check(Relate(NAMES)(of_runs), samples, padded)  # without another array of masks
-
-
-def test_a_batch_that_cannot_be_related_is_refused():
-    relate = Relate("ious")
-    with pytest.raises(OptionError, match="relations need mask_counts"):
-        relate({"masks": torch.zeros(1, 1, 8, 8, dtype=torch.bool)})
-    with pytest.raises(OptionError, match="need bool or bits"):
-        relate({"masks": torch.zeros(1, 1, 8, 8), "mask_counts": torch.ones(1, dtype=torch.int64)})
-    with pytest.raises(OptionError, match="relation is 'iou': choose one of intersections, ious"):
-        Relate(["iou"])
-    with pytest.raises(OptionError, match="relations is 5"):
-        Relate(5)
-    with pytest.raises(OptionError, match="share is 2"):
-        Relate(["ious"], share=2)
 
 
 def test_names_stand_for_a_relate_and_none_for_nothing():
@@ -225,17 +186,6 @@ def test_a_pipeline_of_batches_without_masks_cannot_relate_them(any_way):
     del batch["masks"]
     with pytest.raises(OptionError, match="needs masks or runs"):
         transforms.Pipeline(dataset(LAYOUT), relations=["ious"])(batch, epoch=0)
-
-
-@pytest.mark.parametrize("padded", [True, False])
-def test_on_a_device_nothing_depends_on_data(padded):
-    """Meta tensors have no contents. The mask count of the fullest sample must be known."""
-    batch = batch_of([nested(4, 16), nested(2, 16)], padded)
-    there = {key: value.to("meta") for key, value in batch.items()}
-    expected = Relate(NAMES)(batch)
-    for name, value in Relate(NAMES)(there, 4).items():
-        assert value.is_meta and value.dtype == expected[name].dtype, name
-        assert value.shape == expected[name].shape, name
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])

@@ -68,10 +68,3 @@ def test_padding_does_not_affect_the_image(device):
         other[k, height:], other[k, :, width:] = 255, 255
     found = resample(source, maps, stored, (44, 52))
     assert torch.equal(found, resample(other, maps, stored, (44, 52)))
-
-
-def test_an_empty_batch_has_no_images(device):
-    none = torch.zeros((0, S, S, 3), dtype=torch.uint8, device=device)
-    maps, stored = maps_of(ANY[:3], (4, 6), device)
-    maps = AxisMaps(maps.scale[:0], maps.offset[:0])
-    assert resample(none, maps, stored[:0], (4, 6)).shape == (0, 3, 4, 6)

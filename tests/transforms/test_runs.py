@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_runs import axes_of, expected, flat_runs, random_maps, random_sample
 
-from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.errors import MaskError
 from sa1bpack.masks import window_map
 from sa1bpack.transforms import AxisMaps, RunBatch, draw_runs
 from sa1bpack.transforms.masks import runs as runs_module
@@ -97,14 +97,6 @@ def test_masks_without_runs_are_padding(any_way):
         assert found.sum((1, 2)).tolist() == [6, 30, 0, 0, 0, 0, 20, 0, 0]
 
 
-def test_batches_without_masks_or_samples_have_no_cells(any_way):
-    none = np.empty(0, np.int32), np.zeros(1, np.int64), 4, 5
-    for samples in ([], [none, none]):
-        runs = RunBatch.collate(samples).to(any_way)
-        maps = torch.zeros((len(samples), 2, 3), dtype=torch.float64)
-        assert draw_runs(runs, maps, (8, 9), "area").shape == (0, 8, 9)
-
-
 def test_damaged_runs_are_refused_on_the_cpu():
     ends, offset = flat_runs([[20], [7, 3, 20]])
     with pytest.raises(MaskError, match=r"^mask 1 of 2"):
@@ -135,21 +127,6 @@ def test_maps_on_a_device_that_reach_too_far_draw_background():
     offsets = torch.tensor([[0.0, 0], [float("nan"), 0], [0, 2**20]], dtype=torch.float64)
     maps = AxisMaps(torch.ones_like(offsets).cuda(), offsets.cuda())
     assert draw_runs(runs.to("cuda"), maps, (4, 5)).sum((1, 2)).tolist() == [20, 0, 0]
-
-
-def test_maps_that_reach_too_far_or_are_too_few_are_refused(any_way):
-    ends, offset = flat_runs([[0, 20]])
-    runs = RunBatch.collate([(ends, offset, 4, 5)] * 2)
-    one = torch.ones((2, 2), dtype=torch.float64)
-    for far in (float("nan"), 2.0**20):
-        with pytest.raises(OptionError, match="more than 1048576 source pixels"):
-            draw_runs(runs, AxisMaps(one, one * far), (4, 5), "area")
-    with pytest.raises(OptionError, match="there are 1 maps for 2 samples"):
-        draw_runs(runs, torch.eye(3, dtype=torch.float64)[None, :2], (4, 5))
-    with pytest.raises(OptionError, match=r"size\[0\] is 0: choose a whole number from 1 to 4096"):
-        draw_runs(runs, AxisMaps(one, one), (0, 5))
-    with pytest.raises(OptionError, match=r"sampling is .*choose one of area, center"):
-        draw_runs(runs, AxisMaps(one, one), (4, 5), "nearest")
 
 
 @pytest.mark.cuda

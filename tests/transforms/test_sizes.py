@@ -63,20 +63,6 @@ def test_a_list_is_a_size_per_epoch_a_tuple_is_height_and_width(batch):
     assert pairs(batch, epoch=1)["images"].shape[2:] == (96, 48)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"size": [48, 0]}, "from epoch 1 on, size"),
-        ({"mask_size": [48, 5000]}, "from epoch 1 on, mask_size"),
-        ({"size": [48, 16384]}, "from epoch 1 on, mask_size"),
-        ({"size": lambda epoch: 48 + epoch}, "size is a function that still changes"),
-    ],
-)
-def test_sizes_that_cannot_be_used_are_refused_at_once(options, named):
-    with pytest.raises(OptionError, match=named):
-        Pipeline(DS, **options)
-
-
 def test_a_batch_without_the_epoch_or_step_that_sizes_need_is_refused(batch):
     with pytest.raises(OptionError, match="sizes by epoch, and the batch has no 'epoch'"):
         Pipeline(DS, size=[48, 96])(batch)

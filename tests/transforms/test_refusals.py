@@ -1,0 +1,114 @@
+"""Options of steps, pipelines, prompts and relations that cannot be used are refused by name."""
+
+import numpy as np
+import pytest
+import torch
+from made_batches import LAYOUT, dataset
+
+from sa1bpack import masks
+from sa1bpack import transforms as T
+from sa1bpack.errors import OptionError
+
+DS = dataset(LAYOUT)
+INF = float("inf")
+FLIP = T.RandomHorizontalFlip()
+BOOL = torch.ones(2, 4, 4, dtype=torch.bool)
+KEY = {"seed": 0, "epoch": 0}
+RUNS = T.RunBatch.collate([(np.array([20] * 6, np.int32), np.arange(7), 4, 5)] * 2)
+ONE = torch.ones((2, 2), dtype=torch.float64)
+IDS = torch.arange(12)
+
+
+def clicks(**change):
+    given = {"predicted": BOOL, "masks": BOOL, "ids": torch.arange(2)} | KEY
+    return T.correction_clicks(**given | change)
+
+
+def points(**change):
+    return T.draw_points(**{"runs": RUNS, "ids": IDS, "points": 2} | KEY | change)
+
+
+MAPS = T.AxisMaps(ONE, ONE)
+
+
+def drawn(maps=MAPS, size=(4, 5), sampling="area"):
+    return T.draw_runs(RUNS, maps, size, sampling)
+
+
+REFUSED = [
+    (lambda: T.RandomHorizontalFlip(1.5), "p is 1.5"),
+    (lambda: T.ScaleJitter(2.0, 1.0), "choose 0 < low <= high"),
+    (lambda: T.ScaleJitter(1.0, INF), "both finite"),
+    (lambda: T.RandomResizedCrop((0.5, 1.1)), "scale is"),
+    (lambda: T.RandomResizedCrop(ratio=(1.0, INF)), "ratio is .*both finite"),
+    (lambda: T.RandomResizedCrop(area=(0.5, 1.0)), r"no option 'area'.*scale"),
+    (lambda: T.RandomAffine(181), "degrees is 181: choose a number from 0 to 180"),
+    (lambda: T.RandomAffine(shear=(-70, 0)), "shear is"),
+    (lambda: T.CenterCrop(0), "fraction is 0"),
+    (lambda: T.ColorJitter(-0.1), "brightness is"),
+    (lambda: T.ColorJitter(contrast=(1.5, 0.5)), "contrast is"),
+    (lambda: T.ColorJitter(saturation="a"), "saturation is"),
+    (lambda: T.ColorJitter(hue=0.6), "hue is"),
+    (lambda: T.Mixup(0.0), "alpha is"),
+    (lambda: T.CutMix(float("nan")), "alpha is"),
+    (lambda: T.Pipeline(None), "^ds is a NoneType: pass the dataset"),
+    (lambda: T.Pipeline(DS, [T.Mixup(), FLIP]), "the geometric ones first"),
+    (lambda: T.Pipeline(DS, [T.ColorJitter(), T.ColorJitter()]), "at most one ColorJitter"),
+    (lambda: T.Pipeline(DS, ["flip"]), "'flip' is not a step"),
+    (lambda: T.Pipeline(DS, FLIP), "^steps is RandomHorizontalFlip.*pass a list of steps"),
+    (lambda: T.Pipeline(DS, dtype=torch.uint8), "choose a floating-point type"),
+    (lambda: T.Pipeline(DS, mask_dtype=torch.uint8), "torch.bool or a floating-point type"),
+    (lambda: T.Pipeline(DS, std=(1, 1, 0)), "with std above 0"),
+    (lambda: T.Pipeline(DS, mean=0.5), "mean is 0.5 and .*three numbers each"),
+    (lambda: T.Pipeline(DS, size=0), "^size is 0"),
+    (lambda: T.Pipeline(DS, size=(96, True)), r"^size\[1\] is True: choose a whole number"),
+    (lambda: T.Pipeline(DS, size=8192), r"^mask_size\[0\] is 8192: .*from 1 to 4096"),
+    (lambda: T.Pipeline(DS, size=[48, 0]), "from epoch 1 on, size"),
+    (lambda: T.Pipeline(DS, size=lambda epoch: 48 + epoch), "size is a function that still"),
+    (lambda: T.Pipeline(DS, mask_size=5000), "^mask_size is 5000.*from 1 to 4096"),
+    (lambda: T.Pipeline(DS, mask_size=[48, 5000]), "from epoch 1 on, mask_size"),
+    (lambda: T.Pipeline(DS, min_area=-1), "^min_area is -1: choose a whole number from 0 to"),
+    (lambda: T.Pipeline(DS, seed=-1), "^seed is -1: choose a whole number from 0 to"),
+    (lambda: T.Prompts("scribble"), "choose one of point, box, mask"),
+    (lambda: T.Prompts({"point": 0}), "above 0"),
+    (lambda: T.Prompts(points=0), "points is 0"),
+    (lambda: T.Prompts(where="center"), "choose one of random"),
+    (lambda: T.Prompts(per="batch"), "choose one of mask, image"),
+    (lambda: clicks(where="center"), "choose one of random, interior"),
+    (lambda: clicks(where="interior", clicks=2), "one most interior"),
+    (lambda: clicks(predicted=torch.zeros(2, 4, 4)), "predicted is torch.float32"),
+    (lambda: clicks(ids=torch.arange(3)), "one per mask"),
+    (lambda: points(region="edge"), "region is 'edge': choose one of inside, boundary, outside"),
+    (lambda: points(ids=[1] * 12), r"ids must be a torch.Tensor of int64 \(12,\).*got a list"),
+    (lambda: points(boxes=np.zeros((12, 4))), "boxes must be a torch.Tensor.* a numpy.ndarray"),
+    (lambda: points(draw=2**32), "draw is 4294967296: choose a whole number"),
+    (lambda: points(ids=IDS.view(2, 6)[:, :5]), "a sample has 6 masks"),
+    (lambda: points(ids=IDS.view(3, 4)), r"ids must be int64 \(2, M"),
+    (lambda: points(ids=IDS.view(2, 6), boxes=torch.zeros(2, 5, 4)), r"boxes .* \(2, 6, 4\)"),
+    (lambda: drawn(T.AxisMaps(ONE, ONE * 2.0**20)), "more than 1048576 source pixels"),
+    (lambda: drawn(T.AxisMaps(ONE, ONE * float("nan"))), "more than 1048576 source pixels"),
+    (lambda: drawn(torch.eye(3).double()[None, :2]), "there are 1 maps for 2 samples"),
+    (lambda: drawn(size=(0, 5)), r"size\[0\] is 0: choose a whole number from 1 to 4096"),
+    (lambda: drawn(sampling="nearest"), r"sampling is .*choose one of area, center"),
+    (lambda: T.Relate(["iou"]), "relation is 'iou': choose one of intersections, ious"),
+    (lambda: T.Relate(5), "relations is 5"),
+    (lambda: T.Relate("ious", share=2), "share is 2"),
+    (lambda: T.Relate("ious")({"masks": BOOL[None]}), "relations need mask_counts"),
+    (
+        lambda: T.Relate("ious")({"masks": BOOL[None].float(), "mask_counts": IDS[:1]}),
+        "need bool or bits",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_used_is_refused_by_name(call, message):
+    with pytest.raises(OptionError, match=message):
+        call()
+
+
+def test_names_of_earlier_releases_are_refused_with_those_of_today():
+    with pytest.raises(AttributeError, match="it is RandomHorizontalFlip"):
+        _ = T.RandomFlip
+    with pytest.raises(AttributeError, match="it is mask_boxes"):
+        _ = masks.mask_bbox
