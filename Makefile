@@ -2,21 +2,21 @@
 
 PYTHON     ?= python3
 TARS       ?= tests/samples/sa_000000.tar
-OUT        ?= packed
+OUTPUT        ?= packed
 COLD       ?= cold-packs
 PACK_FLAGS ?=
 TEST_FLAGS ?=
 
 # Recipes read these from the environment, so that no character in them ends a quotation. TARS may
 # be several words, so the shell splits it, with its quotes.
-export COLD OUT TARS PYTHON
+export COLD OUTPUT TARS PYTHON
 
 # A mistyped variable would leave the one that was meant at its default, and pack the sample tar.
-KNOWN := CI PYTHON TARS OUT COLD PACK_FLAGS TEST_FLAGS VENV BIN PIP FRAMEWORKS RAY
+KNOWN := CI PYTHON TARS OUTPUT COLD PACK_FLAGS TEST_FLAGS VENV BIN PIP FRAMEWORKS RAY
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 ifneq ($(filter-out $(KNOWN),$(GIVEN)),)
 $(error $(filter-out $(KNOWN),$(GIVEN)): no such variable; there are TARS (tars or folders to pack), \
-OUT, PACK_FLAGS, TEST_FLAGS, COLD and PYTHON, see `make help`)
+OUTPUT, PACK_FLAGS, TEST_FLAGS, COLD and PYTHON, see `make help`)
 endif
 # Also in the environment, where TAR may be the program of that name for others.
 ifneq ($(if $(filter pack,$(MAKECMDGOALS)),$(filter %.tar %.tar.gz %.tgz,$(TAR))$(wildcard $(addsuffix /.,$(TAR)))),)
@@ -37,8 +37,8 @@ PIP  := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip \
         bench-load bench-cold bench-slow peers docs docs-serve clean
 
 help:
-	@echo "make pack     set up, pack TARS into OUT, and verify the result"
-	@echo "make verify   verify OUT"
+	@echo "make pack     set up, pack TARS into OUTPUT, and verify the result"
+	@echo "make verify   verify OUTPUT"
 	@echo "make test     set up and run the tests"
 	@echo "make test-alone"
 	@echo "              run every file of tests in a process of its own"
@@ -61,7 +61,7 @@ help:
 	@echo
 	@echo "TARS=$$TARS"
 	@echo "              tars or folders to pack; quote globs and spaces: TARS=\"'/my data/sa_*.tar'\""
-	@echo "OUT=$$OUT    folder of the pack"
+	@echo "OUTPUT=$$OUTPUT    folder of the pack"
 	@echo "COLD=$$COLD   folder of the packs of bench-cold and bench-slow, which are kept: 10 GB, on the"
 	@echo "              disk to measure; other loaders take 30 GB more while they run"
 	@echo "PACK_FLAGS=   more options, e.g. PACK_FLAGS='--workers 16'; see $(BIN)/sa1bpack pack --help"
@@ -114,11 +114,11 @@ endif
 
 # set -f: sa1bpack expands globs itself; 1000 tars can exceed the limit of a shell.
 pack: setup
-	@set -f; $(BIN)/sa1bpack pack $(TARS) --out "$$OUT" $(PACK_FLAGS)
-	@$(BIN)/sa1bpack verify "$$OUT"
+	@set -f; $(BIN)/sa1bpack pack $(TARS) --output "$$OUTPUT" $(PACK_FLAGS)
+	@$(BIN)/sa1bpack verify "$$OUTPUT"
 
 verify: setup
-	@$(BIN)/sa1bpack verify "$$OUT"
+	@$(BIN)/sa1bpack verify "$$OUTPUT"
 
 # In as many processes as there are processors; TEST_FLAGS='-n 0' runs all tests in one. Each process
 # begins with a part of the files, so that a pack or a kernel which they share is made once, and

@@ -5,8 +5,9 @@ training: prompts, clicks where the prediction is wrong, focal, dice and IoU los
 the embeddings of a teacher. Everything that is not the model comes from the pack: images, masks
 drawn from their exact outlines, prompts, clicks, order and resumption.
 
-    python scripts/train_promptable.py packed --out run
-    torchrun --nproc-per-node 8 scripts/train_promptable.py /data/packed --out run --batch-size 16
+    python scripts/train_promptable.py packed --output run
+    torchrun --nproc-per-node 8 scripts/train_promptable.py /data/packed --output run \\
+        --batch-size 16
 
 The folder of the run has `checkpoint.pt`, from which `--resume` continues in mid-epoch, also on
 another number of ranks; `log.jsonl` with a line per step; `losses.svg` and `predictions.png`.
@@ -440,7 +441,7 @@ class Trainer:
 
     def log(self, line: dict) -> None:
         if self.rank == 0:
-            with (self.args.out / "log.jsonl").open("a") as file:
+            with (self.args.output / "log.jsonl").open("a") as file:
                 print(json.dumps(line), file=file)
             if self.step == 1 or self.step % self.args.print_every == 0:
                 shown = "  ".join(
@@ -454,7 +455,7 @@ class Trainer:
     def save(self) -> None:
         """All ranks have the same state; one writes it, and renames it when it is complete."""
         if self.rank == 0:
-            path = self.args.out / "checkpoint.pt"
+            path = self.args.output / "checkpoint.pt"
             parts = {
                 name: getattr(self, name).state_dict() for name in ("model", "optimizer", "loader")
             }
@@ -462,7 +463,7 @@ class Trainer:
             path.with_suffix(".part").replace(path)
 
     def load(self) -> None:
-        path = self.args.out / "checkpoint.pt"
+        path = self.args.output / "checkpoint.pt"
         state = torch.load(path, map_location="cpu", weights_only=True)
         self.step = state.pop("step")
         for name, part in state.items():
@@ -535,7 +536,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("pack", type=Path, help="folder of the pack")
-    add("--out", type=Path, required=True, help="folder of the run")
+    add("--output", type=Path, required=True, help="folder of the run")
     add("--resume", action="store_true", help="continue from the checkpoint of the folder")
     add("--epochs", type=int, default=100, help="passes over the training part")
     add("--steps", type=int, help="stop after this step, counted from the start of the first run")
@@ -562,11 +563,11 @@ STARTED = time.monotonic()
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    if (args.out / "checkpoint.pt").exists() and not args.resume:
+    if (args.output / "checkpoint.pt").exists() and not args.resume:
         parser.error(
-            f"{args.out} has a checkpoint: continue with --resume, or choose another folder"
+            f"{args.output} has a checkpoint: continue with --resume, or choose another folder"
         )
-    args.out.mkdir(parents=True, exist_ok=True)
+    args.output.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())  # read with the results of steps
     device = torch.device("cpu")
@@ -577,7 +578,7 @@ def main(argv: list[str] | None = None) -> int:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         trainer = Trainer(args, device)
-        if args.resume and (args.out / "checkpoint.pt").exists():
+        if args.resume and (args.output / "checkpoint.pt").exists():
             trainer.load()
     except Sa1bpackError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -590,8 +591,8 @@ def main(argv: list[str] | None = None) -> int:
     scores = trainer.validate()
     if trainer.rank == 0:
         print("mean IoU after clicks:", json.dumps({k: round(v, 3) for k, v in scores.items()}))
-        draw_losses(args.out / "log.jsonl", args.out / "losses.svg")
-        draw_predictions(trainer, args.out / "predictions.png")
+        draw_losses(args.output / "log.jsonl", args.output / "losses.svg")
+        draw_predictions(trainer, args.output / "predictions.png")
     if dist.is_initialized():
         del trainer  # and with it DDP, before its group
         dist.destroy_process_group()

@@ -39,7 +39,7 @@ def test_the_tasks_of_an_array_and_finalize_make_the_pack_of_one_run(tmp_path, e
 
     def task(number: int, **more: str) -> None:
         given = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_CPUS_PER_TASK": "1", **more}
-        command = ["bash", script, "--out", root, f"{tmp_path}/sa_*.tar", *SMALL_FLAGS]
+        command = ["bash", script, "--output", root, f"{tmp_path}/sa_*.tar", *SMALL_FLAGS]
         done = subprocess.run(command, env={**environment, **given}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(f"part {number}/2 of a job")

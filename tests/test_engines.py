@@ -119,7 +119,7 @@ def test_verify_reports_or_raises_the_same_without_a_manifest(verify, pack):
 
 def test_verify_of_a_feature_of_its_own_is_the_same(verify, pack, tmp_path):
     folder = tmp_path / "ids"
-    sa1bpack.derive(sa1bpack.open(pack), "ids", ids, out=folder)
+    sa1bpack.derive(sa1bpack.open(pack), "ids", ids, output=folder)
     flip(next(folder.glob("sa_000002-000-*")) / "values" / "c.0")
     found, expected = verify(folder), sa1bpack.verify(folder)
     assert found.problems == expected.problems != () and found.counts == expected.counts
@@ -127,13 +127,13 @@ def test_verify_of_a_feature_of_its_own_is_the_same(verify, pack, tmp_path):
 
 def test_derive_makes_the_same_array_and_completes_what_is_there(derive, pack, tmp_path):
     ds = sa1bpack.open(pack)
-    sa1bpack.derive(ds, "ids", ids, out=tmp_path / "whole")
+    sa1bpack.derive(ds, "ids", ids, output=tmp_path / "whole")
     made = tmp_path / "made"
-    result = derive(ds, "ids", ids, out=made)
+    result = derive(ds, "ids", ids, output=made)
     assert (result.missing, len(result.made) + len(result.present)) == ((), 4)
     assert contents(made) == contents(tmp_path / "whole")
     shutil.rmtree(next(made.glob("sa_000001-000-*")))
-    assert derive(ds, "ids", ids, out=made).missing == ()
+    assert derive(ds, "ids", ids, output=made).missing == ()
     assert contents(made) == contents(tmp_path / "whole")
 
 
@@ -141,10 +141,10 @@ def test_an_error_of_the_function_is_raised_and_a_repeated_call_completes(derive
     ds, made = sa1bpack.open(pack), tmp_path / "made"
     last = int(ds[len(ds) - 1]["image_id"])
     with pytest.raises(ZeroDivisionError, match=f"image {last}"):
-        derive(ds, "ids", ids_but_one, out=made, options={"image_id": last})
+        derive(ds, "ids", ids_but_one, output=made, options={"image_id": last})
     with pytest.raises(OptionError, match="fn is"):
-        derive(ds, "ids", 5, out=made)
-    result = derive(ds, "ids", ids_but_one, out=tmp_path / "all", options={"image_id": -1})
+        derive(ds, "ids", 5, output=made)
+    result = derive(ds, "ids", ids_but_one, output=tmp_path / "all", options={"image_id": -1})
     assert result.missing == ()
 
 

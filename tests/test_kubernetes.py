@@ -45,4 +45,4 @@ def test_all_pods_see_the_folders_of_the_command_under_the_same_path(spec):
             assert container["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
             assert container["image"] == pods[0]["containers"][0]["image"]
     given = parse(shlex.split(spec["entrypoint"])[1:])
-    assert all(path.startswith("/data/") for path in (*given.sources, given.out))
+    assert all(path.startswith("/data/") for path in (*given.sources, given.output))

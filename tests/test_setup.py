@@ -212,9 +212,12 @@ def test_a_mistyped_variable_is_named_and_nothing_is_packed():
     found = run("TAR=/data/sa_000001.tar")
     assert found.returncode == 2 and found.stdout == ""
     assert "TAR: no such variable; there are TARS" in found.stderr
+    found = run("OUT=packed")
+    assert found.returncode == 2 and "OUT: no such variable; " in found.stderr
+    assert "OUTPUT, " in found.stderr
     for tar in ("/data/sa_000001.tar", str(ROOT / "tests")):  # a folder of tars
         environment["TAR"] = tar
         assert f"TAR={tar} is not read: give TARS" in run().stderr
     environment["TAR"] = "/bin/tar"  # of a toolchain
-    meant = run("TARS='/my data/*.tar' b.tar", "OUT=a b", "PACK_FLAGS=--md5 x=y")
+    meant = run("TARS='/my data/*.tar' b.tar", "OUTPUT=a b", "PACK_FLAGS=--md5 x=y")
     assert meant.returncode == 0

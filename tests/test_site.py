@@ -110,7 +110,7 @@ def test_every_public_name_is_on_one_page_of_the_reference(site):
 def test_the_page_of_commands_has_every_command_and_option(site):
     text = site("cli_reference").page()
     assert re.findall(r"^## sa1bpack (\w+)$", text, re.M) == list(COMMANDS)
-    assert "--out OUT`\n:   folder of the pack" in text
+    assert "--output OUTPUT`\n:   folder of the pack" in text
     assert "(16 to 8192, default: 1024)" in text and "%(default)s" not in text
     assert "\n## Exit codes\n" in text
 

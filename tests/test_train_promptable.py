@@ -36,7 +36,7 @@ def embed(batch):
 
 def run(script, pack, out, *options) -> list[dict]:
     with pytest.MonkeyPatch.context() as patch, example_runs.in_this_process(patch):
-        assert script.main([str(pack), "--out", str(out), *SMALL, *map(str, options)]) == 0
+        assert script.main([str(pack), "--output", str(out), *SMALL, *map(str, options)]) == 0
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
@@ -68,7 +68,7 @@ def test_a_run_that_was_stopped_in_mid_epoch_continues_with_the_losses_of_an_und
 
 
 def test_a_step_does_not_wait_for_the_device(script, pack, tmp_path):
-    arguments = [str(pack), "--out", str(tmp_path / "run"), *SMALL]
+    arguments = [str(pack), "--output", str(tmp_path / "run"), *SMALL]
     arguments += ["--val", "0", "--distill", "teacher"]
     with pytest.MonkeyPatch.context() as patch, example_runs.in_this_process(patch):
         trainer = script.Trainer(script.make_parser().parse_args(arguments), torch.device("cpu"))
@@ -83,7 +83,7 @@ def test_the_model_learns_what_it_is_shown(script, pack, tmp_path):
 
 
 def test_a_part_is_held_out_unless_all_is_trained_on(script, pack, tmp_path):
-    arguments = [str(pack), "--out", str(tmp_path / "run"), *SMALL, "--val", "0.3"]
+    arguments = [str(pack), "--output", str(tmp_path / "run"), *SMALL, "--val", "0.3"]
     with pytest.MonkeyPatch.context() as patch, example_runs.in_this_process(patch):
         trainer = script.Trainer(script.make_parser().parse_args(arguments), torch.device("cpu"))
     train, held_out = (set(part.column("image_id")) for part in (trainer.train, trainer.val))
@@ -93,5 +93,5 @@ def test_a_part_is_held_out_unless_all_is_trained_on(script, pack, tmp_path):
 
 def test_a_folder_with_a_checkpoint_is_not_overwritten(script, pack, undisturbed, capsys):
     with pytest.raises(SystemExit) as ended:
-        script.main([str(pack), "--out", str(undisturbed[0])])
+        script.main([str(pack), "--output", str(undisturbed[0])])
     assert ended.value.code == 2 and "--resume" in capsys.readouterr().err

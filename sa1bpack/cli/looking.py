@@ -54,7 +54,7 @@ def info(packs: list[str] = (), *, json: bool = False) -> int:
 def show(
     packs: list[str],
     *,
-    out: str,
+    output: str,
     samples: int | None = None,
     image_id: tuple[int, ...] | None = None,
     row: tuple[int, ...] | None = None,
@@ -70,7 +70,7 @@ def show(
     Args:
         packs (PACK): folders of packs, quoted globs, or one selection of `sa1bpack subset`;
             or one tar, or an extracted folder, whose first images are drawn
-        out (FILE.png): the picture; an existing file is replaced
+        output (FILE.png): the picture; an existing file is replaced
         samples (N): number of random samples, 1 to 400 (default: 12, with --large 1)
         image_id (ID): the samples with these ids
         row (ROW): the samples in these rows, from 0
@@ -104,7 +104,7 @@ def show(
     from sa1bpack.report.output import check_output
     from sa1bpack.report.show import Choice, draw_samples
 
-    path = check_output(out, ".png")
+    path = check_output(output, ".png")
     if sum(value is not None for value in (samples, image_id, row)) > 1:
         raise OptionError("--samples, --image-id and --row exclude one another: give one")
     choice = Choice(samples, image_id, row, seed, large)
@@ -120,7 +120,7 @@ def show(
 def report(
     packs: list[str],
     *,
-    out: str,
+    output: str,
     verify: Literal[VERIFY] = "sample",
     samples: int = 12,
     seed: int = 0,
@@ -133,7 +133,7 @@ def report(
     Args:
         packs (PACK): folders of packs, complete or not, or quoted globs; several are one
             dataset
-        out (FILE.html): the page; an existing file is replaced
+        output (FILE.html): the page; an existing file is replaced
         verify: how much of the pack to check
         samples (N): number of random samples to show, 1 to 400
         seed (N): seed of every random choice
@@ -161,7 +161,7 @@ def report(
 
     with byte_bar() as advance:
         result = sa1bpack.write_report(
-            packs, out, verify=verify, samples=samples, seed=seed, progress=advance
+            packs, output, verify=verify, samples=samples, seed=seed, progress=advance
         )
     checked = result.verification
     problems = (*checked.problems, *result.unreadable)
@@ -202,7 +202,7 @@ def bench(
     batches: Batches,
     seconds: float = 5.0,
     sweep: bool = False,
-    out: str | None = None,
+    output: str | None = None,
     json: bool = False,
 ) -> int:
     """Measure your pack on this machine: how fast memory, disk and device are by
@@ -227,7 +227,7 @@ def bench(
         max_masks (N): masks per sample at most (default: all)
         seconds (SECONDS): per measurement
         sweep: compare settings of both loaders as well
-        out (FILE): write all figures to a JSON file
+        output (FILE): write all figures to a JSON file
         json: print an object on one line in place of the text: pack, and all figures
 
     example:
@@ -240,7 +240,7 @@ def bench(
     from sa1bpack.format.files import replace_file
     from sa1bpack.report.output import check_output
 
-    path = None if out is None else check_output(out, ".json")
+    path = None if output is None else check_output(output, ".json")
     with step_line() as progress:
         more = {"duration": seconds, "sweep": sweep, "progress": progress}
         result = sa1bpack.bench(pack, **asdict(batches), **more)

@@ -18,30 +18,30 @@ from sa1bpack.wording import counted
 def pack(
     sources: list[str] = (),
     *,
-    out: str,
+    output: str,
     staging: str | None = None,
     job: Job,
     dry_run: bool = False,
     run_options: RunOptions,
     options: PackOptions,
 ) -> int:
-    """Decode SA-1B tars (or extracted folders) once, into shards under OUT that are
-    numpy memory maps and Zarr v3 at the same time. Interrupted? Repeat the same
-    command: it resumes after the last complete shard. Called later with more tars,
-    it adds them.
+    """Decode SA-1B tars (or extracted folders) once, into shards under OUTPUT that
+    are numpy memory maps and Zarr v3 at the same time. Interrupted? Repeat the
+    same command: it resumes after the last complete shard. Called later with more
+    tars, it adds them.
 
     A tar may be a URL: https://, s3://, gs://. It is read once, as a stream; no
     copy is kept. Streams that break off are continued where they broke off.
 
     Args:
         sources (TAR): tars, extracted folders, quoted globs, or URLs of tars
-        out (OUT): folder of the pack; or its URL, s3:// or gs://, with --staging
+        output (OUTPUT): folder of the pack; or its URL, s3:// or gs://, with --staging
         staging (DIR): local folder in which a pack for an object store is made, shard by
             shard; it needs room for four shards, and holds what a repeated command
             continues
         part (K/N): pack every N-th source only, from the K-th on, such as 3/8; other parts
-            may pack into the same folder at the same time; `sa1bpack finalize OUT` makes
-            them one pack
+            may pack into the same folder at the same time; `sa1bpack finalize PACK`
+            makes them one pack
         engine: where the work is done: on this machine, or on a Ray cluster whose nodes
             share all folders: each tar is a task, and --workers is per task, by default 6
         address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
@@ -51,8 +51,8 @@ def pack(
         options: what decides the bytes (part of the pack's identity)
 
     examples:
-      sa1bpack pack '/data/sa_*.tar' --out /data/packed --workers 16
-      sa1bpack pack sa_000000.tar --out packed --dry-run
+      sa1bpack pack '/data/sa_*.tar' --output /data/packed --workers 16
+      sa1bpack pack sa_000000.tar --output packed --dry-run
       sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
     from SA-1B's list of links, without keeping the tars:
       sa1bpack pack --links sa1b_links.txt -o packed --workers 16
@@ -60,17 +60,17 @@ def pack(
       sa1bpack pack 's3://bucket/sa1b/sa_*.tar' -o packed
       sa1bpack pack '/data/sa_*.tar' -o s3://bucket/packed --staging staging
     a job array of 100, whose parts share the folder; in the end, once:
-      sa1bpack pack '/data/sa_*.tar' --out /data/packed --part 7/100
+      sa1bpack pack '/data/sa_*.tar' --output /data/packed --part 7/100
       sa1bpack finalize /data/packed
 
-    Members that cannot be used are listed in OUT/rejects.jsonl; all others are
+    Members that cannot be used are listed in OUTPUT/rejects.jsonl; all others are
     packed.
 
     Exit code 1 means that a source was given up, that no image was packed, that
     too many members were rejected or, with --dry-run, that the pack does not fit
     on disk or that a URL cannot be read.
     """
-    wanted = {"sources": sources, "out": out, **asdict(options), **asdict(run_options)}
+    wanted = {"sources": sources, "output": output, **asdict(options), **asdict(run_options)}
     ray = job.on_ray(dry_run=dry_run, staging=staging)
     if sum(map(bool, (staging, job.share, dry_run))) > 1:
         raise OptionError("--part, --staging and --dry-run exclude one another: give one of them")
@@ -121,15 +121,15 @@ def _this_run(result: "sa1bpack.PackResult") -> str:
     return f"this run: {images} in {result.seconds:.1f} s ({pace:.1f} images/s)"
 
 
-def finalize(out: str) -> int:
+def finalize(pack: str) -> int:
     """Make one pack of the shards that the parts of a job (sa1bpack pack --part K/N)
-    have published in OUT: write its index, manifest, rejects.jsonl and checksums.
-    The pack has the same bytes as if one run had packed all sources. No tar is
-    read. If sources are missing, they are named with the parts to repeat; then
-    repeat this command, too.
+    have published in its folder: write its index, manifest, rejects.jsonl and
+    checksums. It then has the same bytes as if one run had packed all sources. No
+    tar is read. If sources are missing, they are named with the parts to repeat;
+    then repeat this command, too.
 
     Args:
-        out (OUT): folder of the pack
+        pack (PACK): folder of the pack
 
     examples:
       sa1bpack finalize /data/packed
@@ -142,7 +142,7 @@ def finalize(out: str) -> int:
     with interrupts_held():
         call = sa1bpack.finalize
     with exits.refusing_damage(), exits.advising("repeat the same command"):
-        result = call(out)
+        result = call(pack)
     _say_totals(result, result.root, of=f", of {counted(result.sources, 'source')}")
     for note in result.notes:
         warn(note)
@@ -190,30 +190,30 @@ def _say_totals(
         say(f"rejected: {counted(result.rejects, 'member')}, see {result.root / 'rejects.jsonl'}")
 
 
-def merge(out: str, packs: list[str]) -> int:
+def merge(packs: list[str], *, output: str) -> int:
     """Merge packs that were made with the same options, on several machines for
-    example, into one. No tar is read and nothing is decoded: the files of OUT are
-    hard links to those of the packs where the file system allows it, otherwise
-    copies. The packs are not changed;
-    removing them does not affect OUT, whose bytes are those of a pack of all tars.
+    example, into one. No tar is read and nothing is decoded: the files of OUTPUT
+    are hard links to those of the packs where the file system allows it, otherwise
+    copies. The packs are not changed; removing them does not affect OUTPUT, whose
+    bytes are those of a pack of all tars.
 
     Interrupted? Repeat the command. To add packs later, name them in addition to
     the earlier ones.
 
     Args:
-        out (OUT): folder of the new pack
         packs (PACK): folders of the packs, or quoted globs
+        output (OUTPUT): folder of the new pack
 
     examples:
-      sa1bpack merge /data/packed /data/machine1 /data/machine2
-      sa1bpack merge /data/packed '/data/machines/*'
+      sa1bpack merge /data/machine1 /data/machine2 -o /data/packed
+      sa1bpack merge '/data/machines/*' -o /data/packed
 
     To train from several packs without merging them: sa1bpack.open([...]).
     """
     with interrupts_held():
         call = sa1bpack.merge
     with exits.advising("repeat the command to continue"), byte_bar() as advance:
-        result = call(out, packs, progress=advance)
+        result = call(packs, output, progress=advance)
     new = {"linked": result.linked, "copied": result.copied}
     files = ", ".join(f"{count:,} {how}" for how, count in new.items() if count)
     say(

@@ -21,8 +21,8 @@ _LONGEST_LINE = 1000  # characters of a file of ids, which may be anything, such
 
 def subset(
     packs: list[str],
-    out: str,
     *,
+    output: str,
     where: list[str] = (),
     source: list[str] = (),
     fraction: float | None = None,
@@ -31,15 +31,15 @@ def subset(
     duplicates: Literal["error", "first"] = "error",
 ) -> int:
     """Select samples of one or several packs, and save their image ids in a small
-    file. sa1bpack.open(OUT) opens it for training; `show`, `export` and `subset`
-    accept it in place of a pack. No pixels are read or copied.
+    file. sa1bpack.open(OUTPUT) opens it for training; `show`, `export` and
+    `subset` accept it in place of a pack. No pixels are read or copied.
 
     A sample must meet all conditions. The samples are in the order of the pack, or
     in the order of --ids.
 
     Args:
         packs (PACK): folders of packs, quoted globs, or one selection
-        out (OUT): file to write; an earlier selection is replaced
+        output (OUTPUT): file to write; an earlier selection is replaced
         where (CONDITION): keep samples that meet this condition, see below; may be repeated
         source (NAME): keep samples of this tar, such as sa_000012; may be repeated
         fraction (F): keep this fraction of the samples, 0 to 1, by a hash of the image id
@@ -53,14 +53,14 @@ def subset(
       min of area, predicted_iou, stability_score or annotation_id of the masks.
 
     examples:
-      sa1bpack subset /data/packed many.sel --where 'mask_count >= 50'
-      sa1bpack subset /data/packed some.sel --where 'max(area) > 1e6'
-      sa1bpack subset /data/packed tenth.sel --fraction 0.1 --seed 7
-      sa1bpack subset '/data/packs/*' these.sel --ids ids.txt
+      sa1bpack subset /data/packed -o many.sel --where 'mask_count >= 50'
+      sa1bpack subset /data/packed -o some.sel --where 'max(area) > 1e6'
+      sa1bpack subset /data/packed -o tenth.sel --fraction 0.1 --seed 7
+      sa1bpack subset '/data/packs/*' -o these.sel --ids ids.txt
     """
     from sa1bpack.arguments import local_path
 
-    out = local_path("out", out)
+    file = local_path("output", output)
     ds = everything = sa1bpack.open(one_or_several(packs), duplicates=duplicates)
     if ids is not None:
         ds = ds[ds.index_of(_read_ids(local_path("ids", ids)))]
@@ -70,9 +70,9 @@ def subset(
         ds = ds.fraction(fraction, seed=seed)
     for condition in where:
         ds = ds.where(condition)
-    ds.save_selection(out)
+    ds.save_selection(file)
     images = counted(len(everything), "image")
-    say(f"{out}: {len(ds):,} of {images}, fingerprint {ds.fingerprint}")
+    say(f"{file}: {len(ds):,} of {images}, fingerprint {ds.fingerprint}")
     return exits.OK
 
 
@@ -97,8 +97,8 @@ def _read_ids(path: Path):
 
 def export(
     packs: list[str],
-    out: str,
     *,
+    output: str,
     format: Literal["sa1b", "coco"] = "sa1b",
     renumber: bool = False,
     source: list[str] = (),
@@ -106,9 +106,9 @@ def export(
     image_id: list[int] = (),
 ) -> int:
     """Export the annotations of a pack. As SA-1B's own JSON they are written to
-    OUT/<source>/sa_<id>.json, byte for byte as in the tars; masks that filters and
-    the cap dropped are counted. As COCO they are written to one instances file
-    OUT, which pycocotools loads.
+    OUTPUT/<source>/sa_<id>.json, byte for byte as in the tars; masks that filters
+    and the cap dropped are counted. As COCO they are written to one instances file
+    OUTPUT, which pycocotools loads.
 
     The pack must have the exact masks (it has, unless it was packed without runs).
     Existing files with the same bytes are left as they are; others are never
@@ -117,7 +117,7 @@ def export(
 
     Args:
         packs (PACK): folders of packs, quoted globs, or one selection of `sa1bpack subset`
-        out (OUT): folder (sa1b) or file (coco) to write
+        output (OUTPUT): folder (sa1b) or file (coco) to write
         format: SA-1B's files, or one file of COCO instances
         renumber: coco: number annotations from 1, and keep SA-1B's ids as sa1b_id
         source (NAME): only images of one tar, such as sa_000012; may be repeated
@@ -125,20 +125,20 @@ def export(
         image_id (ID): only one image; may be repeated
 
     examples:
-      sa1bpack export /data/packed /data/json
-      sa1bpack export /data/packed /data/json --image-id 11223 --image-id 11224
-      sa1bpack export /data/packed 12.json --format coco --source sa_000012
-      sa1bpack export '/data/packs/*' /data/json
-      sa1bpack export many.sel /data/json    # what `sa1bpack subset` saved
+      sa1bpack export /data/packed -o /data/json
+      sa1bpack export /data/packed -o /data/json --image-id 11223 --image-id 11224
+      sa1bpack export /data/packed -o 12.json --format coco --source sa_000012
+      sa1bpack export '/data/packs/*' -o /data/json
+      sa1bpack export many.sel -o /data/json    # what `sa1bpack subset` saved
     """
     chosen = {"sources": source, "shards": shard, "image_ids": image_id}
     paths = one_or_several(packs)
     if format == "coco":
-        result = sa1bpack.export_coco(paths, out, renumber=renumber, **chosen)
+        result = sa1bpack.export_coco(paths, output, renumber=renumber, **chosen)
     elif renumber:
         raise OptionError("--renumber is for --format coco; SA-1B's files keep their ids")
     else:
-        result = sa1bpack.export_sa1b(paths, out, **chosen)
+        result = sa1bpack.export_sa1b(paths, output, **chosen)
     already = f", {result.unchanged:,} existed already" if result.unchanged else ""
     state = "" if result.complete else ", NOT COMPLETE"
     say(
@@ -166,7 +166,7 @@ class Rows:
 
     axis: Literal["sample", "mask"] = "sample"
     spatial: bool = False
-    out: str | None = None
+    output: str | None = None
     batch_size: int = 32
     device: str = "cpu"
     threads: int | None = None
@@ -193,7 +193,7 @@ def derive(
     that was packed again is computed again.
 
     Args:
-        pack (PACK): folder of the pack; with --out also a quoted glob of several packs
+        pack (PACK): folder of the pack; with --output also a quoted glob of several packs
         name (NAME): name of the array: its key in samples and batches
         fn (MODULE:FUNCTION): the function that computes rows
         option (KEY=VALUE): keyword argument of the function: JSON, otherwise taken as a
@@ -203,7 +203,7 @@ def derive(
             exact runs of source pixels
         spatial: rows are (C, h, w) and cover the canvas of the image: a Pipeline transforms
             them with it
-        out (SIDE): folder of the array (default: PACK/side/NAME)
+        output (FOLDER): of the array (default: PACK/side/NAME)
         batch_size (N): images per batch
         device (DEVICE): where the batches are: cpu, cuda, cuda:1
         threads (N): number of reader threads (default: chosen by the Loader)
@@ -254,7 +254,7 @@ def derive(
             interrupts.check()
             show(done, total)
 
-        outside = None if rows.out else "keep the array outside the pack: --out SIDE"
+        outside = None if rows.output else "keep the array outside the pack: --output FOLDER"
         more = {"options": options, "progress": advance, **asdict(rows), **where}
         with exits.advising(
             "repeat the command: it resumes after the last complete batch", outside

@@ -27,7 +27,7 @@ THREADS = 4
 BASE_BYTES = 3_000_000_000
 
 
-@checks_options
+@checks_options(out="output")
 def derive_on_ray(
     ds: Dataset,
     name: str,
@@ -61,8 +61,8 @@ def derive_on_ray(
     """
     device = choice("device", call.setdefault("device", "cpu"), ("cpu", "cuda"))
     cores = call["threads"] = call.get("threads") or THREADS
-    if (out := call.pop("out", None)) is not None:
-        call["out"] = Path(out).absolute()
+    if (output := call.pop("output", None)) is not None:
+        call["output"] = Path(output).absolute()
     maker = PartMaker(ds, name, fn, **call)
     shards = [shard.identity.name for shard in maker.target.shards]
     todo = {shard.identity.name: shard for shard in maker.target.missing(maker.target.shards)}

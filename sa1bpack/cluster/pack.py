@@ -26,16 +26,16 @@ from sa1bpack.source.find import Source
 WORKERS = 6
 
 
-@checks_options(select="mask_select")
+@checks_options(out="output", select="mask_select")
 def pack_on_ray(
     sources: str | Path | Iterable[str | Path],
-    out: str | Path,
+    output: str | Path,
     *,
     address: str | None = None,
     progress: bool | None = None,
     **options: Unpack[RunKeywords],
 ) -> PackResult:
-    """Pack on a Ray cluster, whose nodes see sources and `out` under the same paths.
+    """Pack on a Ray cluster, whose nodes see sources and `output` under the same paths.
 
     The pack has the same bytes as if `pack` had made it.
 
@@ -57,7 +57,7 @@ def pack_on_ray(
     """
     if options.get("workers") is None:
         options["workers"] = WORKERS
-    request = checked_request(sources, out, options)
+    request = checked_request(sources, output, options)
     plan = Plan(len(request.sources), tuple(source.name for source in request.sources))
     todo, packed, unreadable, show = _look(request, plan, progress)
     failed: dict[str, SourceError] = dict(unreadable)
@@ -67,9 +67,11 @@ def pack_on_ray(
         show.close()
     interrupts.check()
     try:  # once the attempts at tasks that Ray has given up have ended, too
-        found = once_unlocked(lambda: finalize(request.out), interrupts.check)
+        found = once_unlocked(lambda: finalize(request.output), interrupts.check)
     except OutputLocked as error:
-        error.add_note(f"every source is done; once it has ended: sa1bpack finalize {request.out}")
+        error.add_note(
+            f"every source is done; once it has ended: sa1bpack finalize {request.output}"
+        )
         raise
     for note in found.notes:
         show.note(note)
@@ -92,9 +94,9 @@ def _look(
     Returns the sources that are tasks, how many are packed, those that cannot be read, and the
     progress so far.
     """
-    if not request.out.exists():  # if that is refused, it is not made
+    if not request.output.exists():  # if that is refused, it is not made
         check_room(request, request.sources)
-    state = PartState(request.out, request.options, plan, plan.sources)
+    state = PartState(request.output, request.options, plan, plan.sources)
     try:
         todo, unreadable = sources_to_pack(state, request)
         new = [source for source in todo if source.name not in state.sources]
@@ -123,7 +125,7 @@ def _run(
         one = replace(
             request,
             sources=[source],
-            out=request.out.absolute(),
+            output=request.output.absolute(),
             max_rejects=None,  # the limit is that of the job, which is counted here
             ignore_space=True,
         )

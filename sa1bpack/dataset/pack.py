@@ -355,7 +355,7 @@ class Pack:
         return (
             f"{self.name}: {repeated_text(ids, len(ids), f'{one} and {other}')}: choose "
             "duplicates='first' to keep the first sample of each, or 'all' to keep every one (for "
-            "commands: `sa1bpack subset PACK... FILE --duplicates first`, and give them FILE)"
+            "commands: `sa1bpack subset PACK... -o FILE --duplicates first`, and give them FILE)"
         )
 
     # -------------------------------------------------------------------------- where it comes from

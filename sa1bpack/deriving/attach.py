@@ -22,7 +22,7 @@ from sa1bpack.wording import counted
 PIECE_BYTES = 1 << 26
 
 
-@checks_options
+@checks_options(out="output")
 def attach(
     ds: Dataset,
     name: str,
@@ -45,7 +45,7 @@ def attach(
             id.
         dtype: "bfloat16" for an array of uint16 with such bits; None: the array's.
         progress: as in `derive`.
-        options: axis, spatial, out and allow_nonfinite, as in `derive`.
+        options: axis, spatial, output and allow_nonfinite, as in `derive`.
 
     Parts that exist are compared with the rows, so a call that was killed is repeated to resume.
 
@@ -59,7 +59,7 @@ def attach(
     Examples:
         >>> ds = sa1bpack.open("packed")
         >>> captions = np.arange(6, dtype=np.int64).reshape(3, 2)
-        >>> result = sa1bpack.attach(ds, "caption", captions, ids=[2, 5, 6], out="derived/caption")
+        >>> made = sa1bpack.attach(ds, "caption", captions, ids=[2, 5, 6], output="derived/caption")
         >>> sa1bpack.open("packed", features="derived/caption").by_id(5)["caption"]
         array([2, 3])
     """

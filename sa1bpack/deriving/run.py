@@ -53,7 +53,7 @@ class DeriveKeywords(LoadingKeywords, RowKeywords, total=False):
 keywords_of(DeriveKeywords, Target, Loader, batch_size=BATCH_SIZE, options=None)
 
 
-@checks_options
+@checks_options(out="output")
 def derive(
     ds: Dataset,
     name: str,
@@ -91,7 +91,7 @@ def derive(
         spatial: rows are (C, h, w) over the canvas of the stored image, so that a
             `transforms.Pipeline` moves them with the image; default: False.
         options: keyword arguments of `fn`, which JSON can hold; they are recorded.
-        out: folder of the feature, not among the files of the pack. Default: PACK/side/NAME.
+        output: folder of the feature, not among the files of the pack. Default: PACK/side/NAME.
         allow_nonfinite: store NaN and infinities, too, in place of an error; default: False.
         io, masks, prefetch, threads, timeout: of the Loader.
 
@@ -108,7 +108,7 @@ def derive(
         >>> ds = sa1bpack.open("packed")
         >>> def grey(batch):
         ...     return batch["images"].float().mean((1, 2, 3))
-        >>> result = sa1bpack.derive(ds, "mean_grey", grey, out="derived/mean_grey")
+        >>> result = sa1bpack.derive(ds, "mean_grey", grey, output="derived/mean_grey")
         >>> ds = sa1bpack.open("packed", features="derived/mean_grey")
         >>> ds[0]["mean_grey"].shape, ds[0]["mean_grey"].dtype
         ((), dtype('float32'))

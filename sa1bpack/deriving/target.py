@@ -51,7 +51,7 @@ class DeriveResult:
 
     Examples:
         >>> ds = sa1bpack.open("packed")
-        >>> ids = sa1bpack.attach(ds, "place", np.arange(3), ids=[2, 5, 6], out="derived/place")
+        >>> ids = sa1bpack.attach(ds, "place", np.arange(3), ids=[2, 5, 6], output="derived/place")
         >>> ids.made, ids.present, ids.missing
         (('sa_000000-000',), (), ())
     """
@@ -72,7 +72,7 @@ class RowKeywords(TypedDict, total=False):
 
     axis: str
     spatial: bool
-    out: str | os.PathLike[str] | None
+    output: str | os.PathLike[str] | None
     allow_nonfinite: bool
 
 
@@ -108,7 +108,7 @@ class Target:
         *,
         axis: str = "sample",
         spatial: bool = False,
-        out: str | os.PathLike[str] | None = None,
+        output: str | os.PathLike[str] | None = None,
         allow_nonfinite: bool = False,
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
@@ -126,7 +126,7 @@ class Target:
             )
         check_feature_name(name)
         self.name, self.provenance = side_name(name), _json(provenance)
-        self.folder = _folder(ds, self.name) if out is None else _outside(self.name, out)
+        self.folder = _folder(ds, self.name) if output is None else _outside(self.name, output)
         self.shards = _complete_shards(ds)
         self.spec: SideSpec | None = None
         if is_side(self.folder) and not is_unused(self.folder):
@@ -223,21 +223,21 @@ def _json(provenance: dict[str, Any]) -> dict[str, Any]:
 def _folder(ds: Dataset, name: str) -> Path:
     if len(ds.pack.folders) > 1 or ds.pack.sources:
         raise OptionError(
-            f"out is None, but {ds.pack.name} have no folder in common on this machine: choose one "
-            "(and upload it, for a pack at a URL)"
+            f"output is None, but {ds.pack.name} have no folder in common on this machine: choose "
+            "one (and upload it, for a pack at a URL)"
         )
     return ds.root / SIDES_NAME / name
 
 
-def _outside(name: str, out: str | os.PathLike[str]) -> Path:
+def _outside(name: str, output: str | os.PathLike[str]) -> Path:
     """The folder that was asked for. Raises OptionError if it lies among the files of a pack."""
-    folder = local_path("out", out)
+    folder = local_path("output", output)
     check_can_be_folder(folder.parent, "choose another folder")
     found = folder.resolve()
     root = pack_above(found / "part")
     if root is not None and found.parent != root / SIDES_NAME:
         raise OptionError(
-            f"out is {str(out)!r}: this is in the pack {root}, whose features are in "
+            f"output is {str(output)!r}: this is in the pack {root}, whose features are in "
             f"{SIDES_NAME}; choose {root / SIDES_NAME / name}, or a folder elsewhere"
         )
     return folder

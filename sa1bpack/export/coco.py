@@ -27,10 +27,10 @@ _SA1B = ("predicted_iou", "stability_score", "point_coords", "crop_box")
 IDS_AT_ONCE = 1 << 25
 
 
-@checks_options
+@checks_options(out="output")
 def export_coco(
     pack: str | Path | Iterable[str | Path],
-    out: str | Path,
+    output: str | Path,
     *,
     sources: Iterable[str] = (),
     shards: Iterable[str] = (),
@@ -45,7 +45,7 @@ def export_coco(
     `stability_score`, `point_coords` and `crop_box`. `bbox` is x, y, w, h in COCO's convention,
     tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
 
-    pack, out
+    pack, output
         Folder of the pack, several, a glob pattern, or the file of a saved selection, of which each
         image is exported once; file to write.
     sources, shards, image_ids
@@ -69,7 +69,7 @@ def export_coco(
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(check_file(out), complete=selection.complete)
+    result = ExportResult(check_file(output), complete=selection.complete)
     images = []
     for shard, rows in selection.shards(check=True):
         images.append(shard["image_id"][rows])

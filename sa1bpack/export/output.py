@@ -12,20 +12,22 @@ from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, temporary_besi
 from sa1bpack.format.manifest import refuse_in_pack
 
 
-def check_folder(out: str | Path) -> Path:
+def check_folder(output: str | Path) -> Path:
     """The folder to export to. Raises OptionError for a URL, a file or a folder in a pack."""
-    path = local_path("out", out)
-    refuse_in_pack("out", path, itself=True)
+    path = local_path("output", output)
+    refuse_in_pack("output", path, itself=True)
     check_can_be_folder(path, "name a new folder, or one of an earlier export")
     return path
 
 
-def check_file(out: str | Path) -> Path:
+def check_file(output: str | Path) -> Path:
     """The file to export to. Raises OptionError for a URL, a folder or a place in a pack."""
-    path = local_path("out", out)
-    refuse_in_pack("out", path, itself=True)
+    path = local_path("output", output)
+    refuse_in_pack("output", path, itself=True)
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise OptionError(f"{out}: name a file, such as annotations.json, in a folder that exists")
+        raise OptionError(
+            f"{output}: name a file, such as annotations.json, in a folder that exists"
+        )
     return path
 
 

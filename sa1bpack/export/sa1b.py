@@ -14,24 +14,24 @@ from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.progress import image_steps
 
 
-@checks_options
+@checks_options(out="output")
 def export_sa1b(
     pack: str | Path | Iterable[str | Path],
-    out: str | Path,
+    output: str | Path,
     *,
     sources: Iterable[str] = (),
     shards: Iterable[str] = (),
     image_ids: Iterable[int] = (),
     progress: bool | None = None,
 ) -> ExportResult:
-    """Write the SA-1B record of each image, `OUT/<source>/sa_<id>.json`.
+    """Write the SA-1B record of each image, `OUTPUT/<source>/sa_<id>.json`.
 
     Keys, order, number types and the text of numbers and masks are those that the packer read. So
     a record from which no mask was dropped equals the member of the tar byte for byte, provided
     that was written as SA-1B's are (Python's json, one line). The result counts the differences,
     see ExportResult.
 
-    pack, out
+    pack, output
         Folder of the pack, several, a glob pattern, or the file of a saved selection, of which each
         image is exported once; folder to write to, created if it does not exist.
     sources, shards, image_ids
@@ -43,7 +43,7 @@ def export_sa1b(
     it is, so an interrupted export resumes when it is called again; one with other bytes is never
     overwritten.
 
-    Raises OptionError for a `pack` or an `out` that cannot be used, a pack without exact runs, and
+    Raises OptionError for a pack or an output that cannot be used, a pack without exact runs, and
     a source, shard or image id that it does not have; OutputRefused for a file with other contents;
     FormatError for damage, before anything is written from a damaged file; OSError if the disk
     fails.
@@ -55,7 +55,7 @@ def export_sa1b(
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(check_folder(out), complete=selection.complete)
+    result = ExportResult(check_folder(output), complete=selection.complete)
     cleaned: set[Path] = set()
     with image_steps(selection.images, progress) as advance:
         for shard, rows in selection.shards(check=True):

@@ -151,18 +151,18 @@ class Forecast:
         return "\n".join(lines)
 
 
-@checks_options(select="mask_select")
+@checks_options(out="output", select="mask_select")
 def estimate(
     sources: str | Path | Iterable[str | Path],
-    out: str | Path,
+    output: str | Path,
     **options: Unpack[RunKeywords],
 ) -> Forecast:
     """Estimate what `pack` with the same arguments would take; writes nothing.
 
-    Of sources that the pack in `out` holds, complete or in part, only what is missing is counted.
+    Of sources that the pack there holds, complete or in part, only what is missing is counted.
     Decodes the first pairs of the first source and extrapolates by bytes.
 
-    sources, out, options
+    sources, output, options
         As for `pack`: links, downloads, workers, md5sums, md5, max_rejects, ignore_space, and the
         fields of PackOptions.
 
@@ -175,8 +175,8 @@ def estimate(
         >>> forecast.images, forecast.masks, forecast.disk_bytes
         (3, 203, 11822090)
     """
-    request = checked_request(sources, out, options)
-    state = PackState.inspect(request.out, request.options)
+    request = checked_request(sources, output, options)
+    state = PackState.inspect(request.output, request.options)
     todo, unreadable = sources_to_pack(state, request)
     todo = [source for source in todo if source.name not in state.sources]
     Progress(0, request.max_rejects, state.rejects(), show=False)  # raises if there are too many
@@ -197,7 +197,7 @@ def check_room(request: Request, sources: list[Source]) -> None:
     """
     if request.ignore_space or not sources:
         return
-    options, free = request.options, _free_bytes(request.out)
+    options, free = request.options, _free_bytes(request.output)
     row_bytes = options.layout.array("mask_bits").row_bytes if options.layout.bits else 0
     nbytes = sum(source.nbytes for source in sources)
     side = options.image_size
@@ -213,7 +213,7 @@ def check_room(request: Request, sources: list[Source]) -> None:
     forecast = _forecast(request, sources, probe)
     if not forecast.fits:
         raise OutputRefused(
-            f"{request.out}: packing takes about {size_text(forecast.needed_bytes)} more, and "
+            f"{request.output}: packing takes about {size_text(forecast.needed_bytes)} more, and "
             f"{size_text(forecast.free_bytes)} are free there; {forecast.remedy()}"
         )
 
@@ -221,7 +221,7 @@ def check_room(request: Request, sources: list[Source]) -> None:
 def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forecast:
     """What packing takes of these sources that no published shard holds yet."""
     options = request.options
-    published = Counter(folder.name.rpartition("-")[0] for folder in shard_folders(request.out))
+    published = Counter(folder.name.rpartition("-")[0] for folder in shard_folders(request.output))
     per_shard = options.samples_per_shard
     images_of = [
         max(0, probe.images_in(source.nbytes) - published[source.name] * per_shard)
@@ -241,7 +241,7 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         disk_bytes=disk_bytes,
         hole_bytes=hole_bytes,
         spool_bytes=_spool_bytes(request, sources),
-        free_bytes=_free_bytes(request.out),
+        free_bytes=_free_bytes(request.output),
         shards=sum(-(-count // per_shard) for count in images_of),
         workers=request.workers,
         seconds=images * probe.seconds * _OVERHEAD / request.workers,
@@ -277,15 +277,15 @@ def _spool_bytes(request: Request, sources: list[Source]) -> int:
     return sum(max(0, each - SPOOL_MEMORY) for each in sorted(waiting, reverse=True)[:at_once])
 
 
-def _free_bytes(out: Path) -> int:
+def _free_bytes(output: Path) -> int:
     """Free bytes where a pack is, or would be, counting those of shards that are being made."""
     begun = 0
-    for working in (out / SHARDS_NAME).glob(f"{TEMPORARY_PREFIX}*"):
+    for working in (output / SHARDS_NAME).glob(f"{TEMPORARY_PREFIX}*"):
         for folder, _, names in os.walk(working):
             for name in names:
                 with suppress(FileNotFoundError):  # another part's process has just moved it
                     begun += Path(folder, name).stat().st_blocks * 512
-    return shutil.disk_usage(existing_parent(out)).free + begun
+    return shutil.disk_usage(existing_parent(output)).free + begun
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class MergeResult:
     seconds                 wall time
 
     Examples:
-        >>> result = sa1bpack.merge("merged", ["packed"])
+        >>> result = sa1bpack.merge(["packed"], "merged")
         >>> result.images, result.shards, result.complete
         (3, 1, True)
     """
@@ -99,49 +99,49 @@ class MergeResult:
     seconds: float = 0.0
 
 
-@checks_options
+@checks_options(out="output")
 def merge(
-    out: str | os.PathLike[str],
     packs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> MergeResult:
     """Make one pack of several that were made with the same options.
 
-    out
-        Folder of the new pack: new, empty, or what an earlier merge of these packs, or of some of
-        them, left there.
     packs
         Folders of packs, or glob patterns. They stay as they are, and may be removed afterwards.
+    output
+        Folder of the new pack: new, empty, or what an earlier merge of these packs, or of some of
+        them, left there.
     progress
         Called as progress(bytes copied, bytes to copy), again and again while files are copied.
 
     Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
     else copies. Features in PACK/side come along. The result has the same bytes as if all sources
-    had been packed into `out`; interrupted or killed, repeat the call.
+    had been packed into `output`; interrupted or killed, repeat the call.
 
     Raises OptionError; OptionsDiffer; OutputRefused if two packs have different shards, sources or
-    features of one name, or if `out` holds something else;
-    OutputLocked (a packer or a repair works on one of the folders); FormatError for a pack that is
-    damaged or not one of this packer, and OSError if the disk fails or is too small.
+    features of one name, or if `output` holds something else; OutputLocked (a packer or a repair
+    works on one of the folders); FormatError for a pack that is damaged or not one of this packer,
+    and OSError if the disk fails or is too small.
 
     Examples:
-        >>> sa1bpack.merge("both", ["packed"]).copied
+        >>> sa1bpack.merge(["packed"], "both").copied
         0
         >>> sa1bpack.verify("both").ok
         True
     """
     started = time.perf_counter()
-    root, roots = local_path("out", out), paths_of("packs", packs)
+    roots, root = paths_of("packs", packs), local_path("output", output)
     for pack in roots:
         one, other = root.resolve(), pack.resolve()
         if one.is_relative_to(other) or other.is_relative_to(one):
             raise OptionError(
-                f"out is {str(out)!r}: it is, holds or lies in the pack {pack}; choose a folder "
-                "elsewhere"
+                f"output is {str(output)!r}: it is, holds or lies in the pack {pack}; choose a "
+                "folder elsewhere"
             )
     check_can_be_folder(root, "give a new folder, or that of a pack")
-    refuse_in_pack("out", root)
+    refuse_in_pack("output", root)
     plan = _Plan(root, roots)
     state = PackState(root, plan.options)
     try:

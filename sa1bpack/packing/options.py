@@ -264,7 +264,7 @@ class Request(RunOptions):
 
     sources
         What is to be packed, sorted by name.
-    out
+    output
         Folder of the pack.
     options
         What determines the bytes.
@@ -275,7 +275,7 @@ class Request(RunOptions):
     """
 
     sources: list[Source]
-    out: Path
+    output: Path
     options: PackOptions
     sums: dict[str, str] = field(default_factory=dict)
 
@@ -287,7 +287,7 @@ class Request(RunOptions):
 
 
 def checked_request(
-    sources: str | Path | Iterable[str | Path], out: str | Path, given: RunKeywords
+    sources: str | Path | Iterable[str | Path], output: str | Path, given: RunKeywords
 ) -> Request:
     """The request that these arguments of `pack` describe; writes nothing.
 
@@ -296,15 +296,15 @@ def checked_request(
     of_pack = {name: given[name] for name in PackKeywords.__annotations__.keys() & given}
     options = PackOptions(**of_pack)
     of_run = {name: value for name, value in given.items() if name not in of_pack}
-    request = Request(sources=[], out=local_path("out", out), options=options, **of_run)
-    out = request.out
-    check_can_be_folder(out, "give a new folder, or that of a pack")
-    refuse_in_pack("out", out)
+    request = Request(sources=[], output=local_path("output", output), options=options, **of_run)
+    output = request.output
+    check_can_be_folder(output, "give a new folder, or that of a pack")
+    refuse_in_pack("output", output)
     found = _found_sources(sources, request.links)
     for source in found:
-        if source.kind == "folder" and out.resolve().is_relative_to(source.path.resolve()):
+        if source.kind == "folder" and output.resolve().is_relative_to(source.path.resolve()):
             raise OptionError(
-                f"{out} lies within the source {source.path}, and would be read as part of it; "
+                f"{output} lies within the source {source.path}, and would be read as part of it; "
                 "choose a folder outside"
             )
     return replace(request, sources=found, sums=_expected_sums(found, request.md5sums))

@@ -3,7 +3,7 @@
 They share nothing but the folder. A part publishes complete shards under their final names, and
 each source's record in a file of its own, atomically. It waits for no other part: they hold a
 shared lock on the pack, which only keeps off what needs the folder for itself (`pack`, `repair`,
-`merge`, `finalize`). What they leave for `finalize` is in OUT/.parts::
+`merge`, `finalize`). What they leave for `finalize` is in PACK/.parts::
 
     plan-<digest>.json     the sources of a job, and how many parts it has
     source-<name>.json     a SourceNote
@@ -105,7 +105,7 @@ def alone(root: Path) -> Iterator[None]:
 
 
 def remove_empty_notes(root: Path) -> None:
-    """Remove OUT/.parts if no part has left anything for `finalize`; no part runs now."""
+    """Remove PACK/.parts if no part has left anything for `finalize`; no part runs now."""
     folder = root / PARTS_NAME
     if folder.is_dir() and all(path.name == _LOCK_NAME for path in folder.iterdir()):
         shutil.rmtree(folder)
@@ -312,9 +312,9 @@ class FinalizeResult(Totals):
         return self.known and not self.missing
 
 
-@checks_options
-def finalize(out: str | Path) -> FinalizeResult:
-    """Make one pack of the shards that the parts of a job (`pack_part`) have published in `out`.
+@checks_options(out="pack")
+def finalize(pack: str | Path) -> FinalizeResult:
+    """Make one pack of the shards that the parts of a job (`pack_part`) have published there.
 
     Writes index, rejects.jsonl, manifest and checksums. If sources are missing, the pack holds the
     others, its manifest says that it is not complete, and the result names them; repeat their parts
@@ -329,7 +329,7 @@ def finalize(out: str | Path) -> FinalizeResult:
         >>> sa1bpack.finalize("packed").missing
         {}
     """
-    root = local_path("out", out)
+    root = local_path("pack", pack)
     manifest = read_manifest(root)
     check_can_write(manifest.version, root / MANIFEST_NAME)
     state = PackState(root, recorded_options(manifest.options, root))

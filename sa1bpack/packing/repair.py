@@ -392,7 +392,7 @@ class _Repair:
         """The request to pack these sources again."""
         return Request(
             sources=sources,
-            out=self._root,
+            output=self._root,
             options=self._damage.options,
             workers=self._workers,
             md5=md5,

@@ -74,16 +74,16 @@ class PackResult(Totals):
         return not self.failed
 
 
-@checks_options(select="mask_select")
+@checks_options(out="output", select="mask_select")
 def pack(
     sources: str | Path | Iterable[str | Path],
-    out: str | Path,
+    output: str | Path,
     *,
     staging: str | Path | None = None,
     progress: bool | None = None,
     **options: Unpack[RunKeywords],
 ) -> PackResult:
-    """Pack SA-1B tars (or extracted folders) into shards under `out`.
+    """Pack SA-1B tars (or extracted folders) into shards under `output`.
 
     Called again with the same options it resumes after the last complete shard, and adds sources
     that the pack does not have yet.
@@ -92,7 +92,7 @@ def pack(
         Paths or glob patterns of tars and folders, and URLs of tars: https, and s3 and gs, which
         may be patterns. A tar at a URL is read once, as a stream; a stream that breaks off is
         continued at its byte. Of those that are complete in the pack nothing is asked for.
-    out
+    output
         Folder of the pack; created if it does not exist. Or the URL of one in an object store, s3
         or gs, with `staging`.
     staging
@@ -122,7 +122,7 @@ def pack(
     A source that cannot be read is given up and named in the result's `failed`; the others are
     packed. Raises OptionError, SourceError (nothing found, or no sum in the list), PackError
     (OutputRefused if the disk has no room, OutputLocked, OptionsDiffer, TooManyRejects, a worker
-    that cannot start), FormatError for a damaged pack in `out`, MissingPackage without PIL, and
+    that cannot start), FormatError for a damaged pack in `output`, MissingPackage without PIL, and
     OSError if the disk fails. After any of them, what was published stays, and nothing unfinished
     has a final name.
 
@@ -131,38 +131,38 @@ def pack(
         >>> result.images, result.masks
         (3, 203)
     """
-    url, out = upload_to(out, staging)
-    request = checked_request(sources, out, options)
+    url, output = upload_to(output, staging)
+    request = checked_request(sources, output, options)
     if url is not None:  # of which little is on this disk at any time
         request = replace(request, ignore_space=True)
     warm_up(request.options)
     interrupts.check()
-    if not request.out.exists():  # if that is refused, it is not made
+    if not request.output.exists():  # if that is refused, it is not made
         check_room(request, request.sources)
     if url is None:
-        state = PackState(request.out, request.options)
+        state = PackState(request.output, request.options)
     else:
-        state = scheme_of(url).upload_state(url, request.out, request.options)
+        state = scheme_of(url).upload_state(url, request.output, request.options)
     try:
         result = pack_into(state, request, progress)
         if url is not None:
             state.finish(result.complete)
-            result = replace(result, url=shown(url), root=request.out)
+            result = replace(result, url=shown(url), root=request.output)
         return result
     finally:
         state.release()
 
 
-@checks_options(select="mask_select")
+@checks_options(out="output", select="mask_select")
 def pack_part(
     sources: str | Path | Iterable[str | Path],
-    out: str | Path,
+    output: str | Path,
     part: tuple[int, int],
     *,
     progress: bool | None = None,
     **options: Unpack[RunKeywords],
 ) -> PackResult:
-    """Pack every N-th of the sources into `out`, which other parts pack into at the same time.
+    """Pack every N-th of the sources into `output`, which other parts pack into at the same time.
 
     When all parts are done, `finalize` makes their shards one pack. It has the same bytes as if
     `pack` had made it of all sources. A part may run at any time, again after it was killed or on
@@ -171,7 +171,7 @@ def pack_part(
 
     sources
         All sources of the job, the same for every part.
-    out
+    output
         Folder of the pack, on a disk that all parts share; created if it does not exist.
     part
         (K, N): the K-th of N parts, K from 1 on, packs every N-th source by name, from the K-th on.
@@ -185,7 +185,7 @@ def pack_part(
     The result's totals are those of the sources of the part; one
     that cannot be read is named in `failed`, and recorded for `finalize`.
 
-    Raises what `pack` raises; OutputLocked only while another command than a part works on `out`.
+    Raises what `pack` raises; OutputLocked only while another command than a part works there.
 
     Examples:
         >>> for k in (1, 2):
@@ -194,28 +194,28 @@ def pack_part(
         True
     """
     share = part_of_job(part)
-    request = checked_request(sources, out, options)
+    request = checked_request(sources, output, options)
     check_room(request, request.sources)
     plan = Plan(share[1], tuple(source.name for source in request.sources))
     mine = share_of(request.sources, share)
     return run_part(replace(request, sources=mine, ignore_space=True), plan, progress)[0]
 
 
-def upload_to(out: str | Path, staging: str | Path | None) -> tuple[str | None, str | Path]:
-    """The URL that a pack is uploaded to, if `out` is one, and the local folder that it is made in.
+def upload_to(output: str | Path, staging: str | Path | None) -> tuple[str | None, str | Path]:
+    """The URL that a pack is uploaded to, if `output` is one, and the local folder it is made in.
 
     Raises OptionError for a URL without a staging folder, and for the reverse.
     """
-    if is_url(out) and out.partition("://")[0].lower() in STORE_SCHEMES:
+    if is_url(output) and output.partition("://")[0].lower() in STORE_SCHEMES:
         if staging is None:
             raise OptionError(
-                f"out is {shown(out)!r}: a pack is made on a local disk, shard by shard, and then "
+                f"output is {shown(output)!r}: a pack is made on a local disk, shard by shard, and "
                 "uploaded; name a folder as `staging`"
             )
-        return out, staging
+        return output, staging
     if staging is not None:
-        raise OptionError(f"staging is {str(staging)!r}, but out is no URL of an object store")
-    return None, out
+        raise OptionError(f"staging is {str(staging)!r}, but output is no URL of an object store")
+    return None, output
 
 
 def run_part(
@@ -225,7 +225,7 @@ def run_part(
     warm_up(request.options)
     interrupts.check()
     names = [source.name for source in request.sources]
-    state = PartState(request.out, request.options, plan, names)
+    state = PartState(request.output, request.options, plan, names)
     try:
         return pack_into(state, request, progress), state.rejects()
     finally:

@@ -76,10 +76,10 @@ class UploadedState(PackState):
                 "staging. To upload a finished pack, copy it with a tool of the cloud, such as aws "
                 "s3 sync"
             )
-        self._bucket = bucket = Bucket(folder_url("out", url))
+        self._bucket = bucket = Bucket(folder_url("output", url))
         if not bucket.prefix:
             raise OptionError(
-                f"out is {bucket.url!r}: name a bucket and a folder in it, {bucket.url}/pack"
+                f"output is {bucket.url!r}: name a bucket and a folder in it, {bucket.url}/pack"
             )
         root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
         self._marks = root / _MARKS

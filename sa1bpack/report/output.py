@@ -8,7 +8,7 @@ from sa1bpack.format.files import naming, temporary_beside
 from sa1bpack.format.manifest import refuse_in_pack
 
 
-def check_output(out: str | Path, suffix: str, name: str = "out") -> Path:
+def check_output(output: str | Path, suffix: str, name: str = "output") -> Path:
     """The path to write to. An existing file will be replaced; no folder is created.
 
     name  of the option, for messages
@@ -17,13 +17,15 @@ def check_output(out: str | Path, suffix: str, name: str = "out") -> Path:
     and a path inside a pack, where a check reports every foreign file; OSError if no file can be
     made there. So nothing is drawn or measured whose result could not be written.
     """
-    path = local_path(name, out)
+    path = local_path(name, output)
     if path.suffix.lower() != suffix:
-        raise OptionError(f"{out}: the file is written as {suffix[1:].upper()}; name it *{suffix}")
+        raise OptionError(
+            f"{output}: the file is written as {suffix[1:].upper()}; name it *{suffix}"
+        )
     if path.is_dir():
-        raise OptionError(f"{out} is a folder; name a file in it")
+        raise OptionError(f"{output} is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise OptionError(f"{out}: the folder {path.parent} does not exist; create it first")
+        raise OptionError(f"{output}: the folder {path.parent} does not exist; create it first")
     refuse_in_pack(name, path)
     probe = temporary_beside(path)
     with naming(path):

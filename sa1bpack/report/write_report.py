@@ -69,10 +69,10 @@ class ReportResult:
         return self.verification.ok and not self.unreadable
 
 
-@checks_options
+@checks_options(out="output")
 def write_report(
     pack: str | Path | Iterable[str | Path],
-    out: str | Path,
+    output: str | Path,
     *,
     verify: str = "sample",
     samples: int = DEFAULT_SAMPLES,
@@ -88,7 +88,7 @@ def write_report(
     Args:
         pack: folder of a pack, complete or not; several, or a glob pattern, are one dataset. An
             image id that is held more than once counts each time, and the page names it.
-        out: the page, `*.html`; an existing file is replaced atomically.
+        output: the page, `*.html`; an existing file is replaced atomically.
         verify: "sample" checks up to 8 shards as "quick" does. "quick" checks everything except
             pixels, bits and runs; "full" reads every byte, as `sa1bpack.verify` does; "none" checks
             nothing.
@@ -109,7 +109,7 @@ def write_report(
         PosixPath('report.html')
     """
     roots = tuple(paths_of("pack", pack))
-    path = check_output(out, ".html")
+    path = check_output(output, ".html")
     choice("verify", verify, VERIFY)
     samples = checked_count("samples", samples)
     seed = whole_number("seed", seed, 0, MAX_WORD)

@@ -16,13 +16,13 @@ from sa1bpack.packing.pack_state import PackState
 
 
 def pack_command(tar, root, *more):
-    return ("pack", tar, "--out", root, "--workers", 1, *SMALL_FLAGS, *more)
+    return ("pack", tar, "--output", root, "--workers", 1, *SMALL_FLAGS, *more)
 
 
 def test_every_option_of_a_pack_is_on_the_command_line_with_its_default(
     command, tar, root, tmp_path
 ):
-    assert command("pack", tar, "--out", root, "--workers", 1)[0] == 0
+    assert command("pack", tar, "--output", root, "--workers", 1)[0] == 0
     options = json.loads((root / "manifest.json").read_text())["options"]
     assert options == PackOptions().to_json()
     names = {field.name for field in fields(PackOptions)}
@@ -37,7 +37,7 @@ def test_every_option_of_the_command_line_reaches_the_pack(command, tar, root):
         "samples_per_shard": 5, "masks": "bits", "pixels": "yuv420",
     }  # fmt: skip
     flags = [str(word) for name, value in chosen.items() for word in (_flag(name), value)]
-    assert command("pack", tar, "--out", root, "--workers", 1, *flags)[0] == 0
+    assert command("pack", tar, "--output", root, "--workers", 1, *flags)[0] == 0
     options = json.loads((root / "manifest.json").read_text())["options"]
     assert options == PackOptions(**chosen).to_json()
 
@@ -55,7 +55,7 @@ def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(command, tar, root
 
 def test_a_complete_pack_is_reported_as_such(command, tar, root, tmp_path):
     other = write_tar(tmp_path / "sa_000001.tar", members([50]))
-    pack = ("pack", tar, other, "--out", root, "--workers", 1, *SMALL_FLAGS)
+    pack = ("pack", tar, other, "--output", root, "--workers", 1, *SMALL_FLAGS)
     assert command(*pack)[0] == 0
     code, out, error = command(*pack)
     assert (code, error) == (0, "")
@@ -132,7 +132,7 @@ def test_a_run_that_packs_no_image_names_rejects_only_if_there_are_any(command, 
 def test_a_source_that_is_given_up_fails_and_is_named(command, tar, root, tmp_path):
     bad = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
     bad.write_bytes(bad.read_bytes()[:-2000])
-    code, out, error = command("pack", tar, bad, "--out", root, "--workers", 1, *SMALL_FLAGS)
+    code, out, error = command("pack", tar, bad, "--output", root, "--workers", 1, *SMALL_FLAGS)
     assert code == 1 and "6 images" in out
     assert f"sa_000001 was given up: {bad}" in error
 
@@ -182,7 +182,7 @@ def test_sources_and_lists_that_cannot_be_used_are_2_and_write_nothing(
         ((tar, "--md5sums", tmp_path / "sums"), "has no sum for sa_000000.tar"),
     ):
         for more in ((), ("--dry-run",)):
-            code, out, error = command("pack", *arguments, "--out", root, *SMALL_FLAGS, *more)
+            code, out, error = command("pack", *arguments, "--output", root, *SMALL_FLAGS, *more)
             assert (code, out) == (2, "") and word in error
             assert "repeat" not in error
     assert not root.exists()
@@ -278,7 +278,7 @@ def test_verify_names_the_sample_of_one_flipped_byte(command, packed):
 def test_verify_says_that_a_sound_pack_is_not_complete(command, tar, root, tmp_path):
     bad = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
     bad.write_bytes(bad.read_bytes()[:-2000])
-    assert command("pack", tar, bad, "--out", root, "--workers", 1, *SMALL_FLAGS)[0] == 1
+    assert command("pack", tar, bad, "--output", root, "--workers", 1, *SMALL_FLAGS)[0] == 1
     (root / "shards" / ".tmp-sa_000001-000-0").mkdir()
     code, out, error = command("verify", root)
     assert (code, error) == (5, "")

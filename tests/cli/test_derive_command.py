@@ -159,6 +159,6 @@ def test_a_pack_that_may_not_be_written_advises_another_folder(pack, in_folder, 
         code, printed, error = in_folder("derive", pack, "ids", "--fn", "made:ids")
     assert (code, printed) == (4, "")
     assert f"Permission denied: '{pack / 'side'}'" in error
-    assert error.endswith("sa1bpack: keep the array outside the pack: --out SIDE\n")
+    assert error.endswith("sa1bpack: keep the array outside the pack: --output FOLDER\n")
     assert in_folder("derive", pack, "ids", "--fn", "made:ids", "-o", tmp_path / "ids")[0] == 0
     pack.chmod(0o755)

@@ -39,7 +39,7 @@ def pack(source, root):
 
 def test_a_locale_without_utf8_refuses_a_source_that_needs_it(ascii_locale, tmp_path):
     tar = write_tar(tmp_path / "sä 1.tar", members(range(2)))
-    code, out, error = run("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
+    code, out, error = run("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert REMEDY in error and not (tmp_path / "pack").exists()
 
@@ -58,7 +58,7 @@ def test_a_locale_without_utf8_suffices_where_only_a_folder_needs_it(ascii_local
     (tmp_path / "ä").mkdir()
     tar = write_tar(tmp_path / "ä" / "sa_000000.tar", members(range(2)))
     root = tmp_path / "ä" / "päck"
-    code, out, error = run("pack", tar, "--out", root, "--workers", 1, *SMALL_FLAGS)
+    code, out, error = run("pack", tar, "--output", root, "--workers", 1, *SMALL_FLAGS)
     assert (code, error) == (0, "") and r"\udcc3\udca4/p\udcc3\udca4ck: 2 images" in out
     assert run("verify", root)[0] == 0
     assert sa1bpack.verify(root).ok
@@ -67,7 +67,7 @@ def test_a_locale_without_utf8_suffices_where_only_a_folder_needs_it(ascii_local
 def test_the_posix_locale_packs_any_name(monkeypatch, tmp_path):
     monkeypatch.setenv("LC_ALL", "POSIX")
     tar = write_tar(tmp_path / "sä ü.tar", members(range(2)))
-    assert run("pack", tar, "--out", tmp_path / "päck", "--workers", 1, *SMALL_FLAGS)[::2] == (
+    assert run("pack", tar, "--output", tmp_path / "päck", "--workers", 1, *SMALL_FLAGS)[::2] == (
         0,
         "",
     )
@@ -100,7 +100,7 @@ def test_a_selection_of_a_pack_in_a_folder_whose_name_is_no_text_is_refused(no_t
     pack(no_text / "sa_000000.tar", no_text / "pack")
     with pytest.raises(OptionError, match=r"records where its pack is, as UTF-8.*rename"):
         sa1bpack.open(no_text / "pack").save_selection(tmp_path / "all.sel")
-    code, _, error = run("subset", no_text / "pack", tmp_path / "all.sel", "--fraction", "1")
+    code, _, error = run("subset", no_text / "pack", "-o", tmp_path / "all.sel", "--fraction", "1")
     assert code == 2 and r"d\udcff/pack: a selection records" in error
     assert not (tmp_path / "all.sel").exists()
     code, out, _ = run("verify", no_text / "pack", "--json")

@@ -30,7 +30,7 @@ def tar(tmp_path):
 def test_an_interruption_while_modules_load_shows_no_traceback(tar, tmp_path, name, code, word):
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "numba.py").write_text(_INTERRUPTING.format(name))
-    done = run("pack", tar, "--out", tmp_path / "pack", path=tmp_path / "path")
+    done = run("pack", tar, "--output", tmp_path / "pack", path=tmp_path / "path")
     assert done == (code, "", f"sa1bpack: {word}\n")
 
 
@@ -82,7 +82,7 @@ def test_a_signal_whose_exception_is_lost_ends_the_run_all_the_same(
     code, word = {2: (130, "interrupted"), 15: (143, "terminated")}[sent]
     preload = write_preload(tmp_path / "preload", moment, sent)
     root = tmp_path / "pack"
-    arguments = ("pack", tar, "--out", root, "--workers", workers, *SMALL_FLAGS)
+    arguments = ("pack", tar, "--output", root, "--workers", workers, *SMALL_FLAGS)
     found, out, error = run(*arguments, path=preload)
     assert (found, out) == (code, "")
     assert error.startswith(f"sa1bpack: {word}\n")
@@ -97,7 +97,7 @@ def test_a_signal_that_the_caller_ignores_is_ignored(tar, tmp_path):
     ignoring = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     text = (preload / "sitecustomize.py").read_text()
     (preload / "sitecustomize.py").write_text(ignoring + text)
-    arguments = ("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
+    arguments = ("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
     assert run(*arguments, path=preload)[0] == 0
 
 
@@ -118,7 +118,7 @@ def test_commands_that_need_no_kernels_load_none(tmp_path, arguments):
 
 
 def test_closed_standard_streams_lose_only_the_output(tar, tmp_path):
-    arguments = ("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
+    arguments = ("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
     command = ["/bin/sh", "-c", '"$@" >&- 2>&- <&-', "sh", *COMMAND, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -44,6 +44,6 @@ def test_what_cannot_be_measured_is_refused_before_it_takes_time(command, packed
     code, _, error = command("bench", packed, "--device", "tpu")
     assert code == 2 and "--device is 'tpu'" in error
     code, _, error = command("bench", packed, "-o", packed / "a.json")
-    assert code == 2 and f"--out is '{packed}/a.json', in the pack {packed}" in error
+    assert code == 2 and f"--output is '{packed}/a.json', in the pack {packed}" in error
     code, _, error = command("bench", packed, "-o", tmp_path / "absent" / "a.json")
     assert code == 2 and "does not exist" in error

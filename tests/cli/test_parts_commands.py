@@ -14,7 +14,7 @@ def part(command, tar, root):
 
     def part(text: str, *more) -> tuple[int, str, str]:
         return command(
-            "pack", *tars, "--out", root, "--workers", 1, *SMALL_FLAGS, "--part", text, *more
+            "pack", *tars, "--output", root, "--workers", 1, *SMALL_FLAGS, "--part", text, *more
         )
 
     part.tars = tars

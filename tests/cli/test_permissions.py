@@ -14,7 +14,7 @@ READ_ONLY = "the file system is read-only: choose another folder, or mount it fo
 def test_a_folder_that_may_not_be_written_names_the_rights_alone(command, tar, root):
     root.mkdir(mode=0o555)
     with without_privileges():
-        code, out, error = command("pack", tar, "--out", root, "--workers", 1, *SMALL_FLAGS)
+        code, out, error = command("pack", tar, "--output", root, "--workers", 1, *SMALL_FLAGS)
     assert (code, out) == (4, "")
     what, remedy = error.splitlines()
     assert "Permission denied" in what and str(root) in what
@@ -64,7 +64,7 @@ def test_only_errors_that_may_pass_advise_to_repeat(
     monkeypatch.setattr("sa1bpack.format.files.Path.rename", fail)
     (packed / "rejects.jsonl").write_text("x")
     arguments = {
-        "pack": ("pack", tar, "--out", packed, "--workers", 1, *SMALL_FLAGS),
+        "pack": ("pack", tar, "--output", packed, "--workers", 1, *SMALL_FLAGS),
         "repair": ("repair", packed, tar, "--workers", 1),
     }
     found, _, error = command(*arguments[name])

@@ -93,7 +93,7 @@ def test_an_export_and_a_report_of_a_pack_that_is_not_complete_say_so(tmp_path):
     with pytest.raises(TooManyRejects):
         sa1bpack.pack(tars, root, workers=1, max_rejects=0, **SMALL)
     for arguments in (
-        ("export", root, tmp_path / "json"),
+        ("export", root, "-o", tmp_path / "json"),
         ("report", root, "-o", tmp_path / "a.html"),
     ):
         code, out, error = run(*arguments)
@@ -104,37 +104,37 @@ def test_an_export_and_a_report_of_a_pack_that_is_not_complete_say_so(tmp_path):
 
 
 def test_the_summary_of_an_export_names_what_the_pack_lacks(command, root, tmp_path):
-    code, out, error = command("export", root, tmp_path / "json")
+    code, out, error = command("export", root, "-o", tmp_path / "json")
     assert (code, error) == (0, "")
     assert out == (
         f"{tmp_path / 'json'}: 6 images, 12 masks; 6 files written\n"
         "not in the pack: 6 masks of these images, dropped by filters or the cap when it was "
         "packed\n"
     )
-    again = command("export", root, tmp_path / "json")
+    again = command("export", root, "-o", tmp_path / "json")
     assert "6 images, 12 masks; 0 files written, 6 existed already\n" in again[1]
 
 
 def test_every_choice_of_the_command_line_reaches_the_export(command, root, tmp_path):
     out = tmp_path / "coco.json"
     chosen = ("--shard", "sa_000000-001", "--image-id", 0, "--image-id", 1, "--renumber")
-    assert command("export", root, out, "--format", "coco", *chosen)[0] == 0
+    assert command("export", root, "-o", out, "--format", "coco", *chosen)[0] == 0
     found = json.loads(out.read_text())
     ids = sa1bpack.open(root).from_shards("sa_000000-001")
     assert {image["id"] for image in found["images"]} == {0, 1, *(s["image_id"] for s in ids)}
     assert [annotation["id"] for annotation in found["annotations"]] == list(
         range(1, 2 * len(found["images"]) + 1)
     )
-    assert command("export", root, tmp_path / "a", "--source", "sa_000000")[0] == 0
+    assert command("export", root, "-o", tmp_path / "a", "--source", "sa_000000")[0] == 0
 
 
 def test_impossible_exports_are_refused_with_their_exit_codes(command, root, tmp_path):
-    assert command("export", root, tmp_path / "a", "--source", "sa_9")[0] == 2
-    assert command("export", root, tmp_path / "a", "--renumber")[0] == 2
-    assert command("export", root, root / "json")[0] == 2
-    assert command("export", tmp_path / "none", tmp_path / "a")[0] == 2
+    assert command("export", root, "-o", tmp_path / "a", "--source", "sa_9")[0] == 2
+    assert command("export", root, "-o", tmp_path / "a", "--renumber")[0] == 2
+    assert command("export", root, "-o", root / "json")[0] == 2
+    assert command("export", tmp_path / "none", "-o", tmp_path / "a")[0] == 2
     (tmp_path / "coco.json").write_text("mine")
-    code, _, error = command("export", root, tmp_path / "coco.json", "--format", "coco")
+    code, _, error = command("export", root, "-o", tmp_path / "coco.json", "--format", "coco")
     assert code == 3 and "exists already with other contents" in error
     damage(root)  # a record has no pixels
-    assert command("export", root, tmp_path / "a")[0] == 0
+    assert command("export", root, "-o", tmp_path / "a")[0] == 0

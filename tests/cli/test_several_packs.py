@@ -47,22 +47,24 @@ def test_subset_keeps_what_the_conditions_ask_for(command, packs, tmp_path):
          open_pack(packs).fraction(0.5, seed=3).column("image_id").tolist()),
     ]):  # fmt: skip
         out = tmp_path / f"{number}.sel"
-        code, text, error = command("subset", *packs, out, *options)
+        code, text, error = command("subset", *packs, "-o", out, *options)
         assert (code, error) == (0, "")
         assert text == (
             f"{out}: {len(wanted)} of 12 images, fingerprint {open_pack(out).fingerprint}\n"
         )
         assert ids_of(out) == wanted and len(wanted) > 0
-    assert command("subset", str(tmp_path / "packs" / "*"), tmp_path / "all.sel")[0] == 0
+    assert command("subset", str(tmp_path / "packs" / "*"), "-o", tmp_path / "all.sel")[0] == 0
     assert ids_of(tmp_path / "all.sel") == everything
 
 
 def test_subset_keeps_ids_of_a_file_in_its_order(command, packs, tmp_path):
     (tmp_path / "ids.txt").write_text("# chosen by hand\n9\n2\n\n4\n")
-    assert command("subset", *packs, tmp_path / "a.sel", "--ids", tmp_path / "ids.txt")[0] == 0
+    assert (
+        command("subset", *packs, "-o", tmp_path / "a.sel", "--ids", tmp_path / "ids.txt")[0] == 0
+    )
     assert ids_of(tmp_path / "a.sel") == [9, 2, 4]
     # And of a selection, a part.
-    command("subset", tmp_path / "a.sel", tmp_path / "b.sel", "--where", "mask_count > 3")
+    command("subset", tmp_path / "a.sel", "-o", tmp_path / "b.sel", "--where", "mask_count > 3")
     assert ids_of(tmp_path / "b.sel") == [9, 4]
 
 
@@ -75,7 +77,7 @@ def test_subset_keeps_ids_of_a_file_in_its_order(command, packs, tmp_path):
 )  # fmt: skip
 def test_ids_that_cannot_be_used_are_named(command, packs, tmp_path, text, match):
     (tmp_path / "ids.txt").write_text(text)
-    code, _, error = command("subset", *packs, tmp_path / "a", "--ids", tmp_path / "ids.txt")
+    code, _, error = command("subset", *packs, "-o", tmp_path / "a", "--ids", tmp_path / "ids.txt")
     assert code == 2 and match in error and error.startswith(("sa1bpack: --ids is", "sa1bpack: no"))
     assert not (tmp_path / "a").exists()
 
@@ -88,42 +90,42 @@ def test_ids_that_cannot_be_used_are_named(command, packs, tmp_path, text, match
      (("--seed", "1.5"), 2, "--seed")],
 )  # fmt: skip
 def test_wrong_usage_is_named(command, packs, tmp_path, options, code, match):
-    found, _, error = command("subset", *packs, tmp_path / "a", *options)
+    found, _, error = command("subset", *packs, "-o", tmp_path / "a", *options)
     assert found == code and match in error and not (tmp_path / "a").exists()
 
 
 def test_subset_replaces_nothing_but_selections(command, packs, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    code, _, error = command("subset", *packs, tmp_path / "notes.txt")
+    code, _, error = command("subset", *packs, "-o", tmp_path / "notes.txt")
     assert code == 3 and "not a selection" in error
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert command("subset", *packs, packs[0] / "a")[0] == 2
+    assert command("subset", *packs, "-o", packs[0] / "a")[0] == 2
     for options in ((), ("--where", "mask_count == 5")):
-        assert command("subset", *packs, tmp_path / "a", *options)[0] == 0
+        assert command("subset", *packs, "-o", tmp_path / "a", *options)[0] == 0
     assert ids_of(tmp_path / "a") == [5]
 
 
 def test_duplicates_are_refused_or_counted_by_choice(command, packs, tmp_path, caplog):
     tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
     third = tmp_path / "packs" / "third"
-    assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
-    sheet, said = tmp_path / "sheet.png", "sa1bpack subset PACK... FILE --duplicates first`"
+    assert command("pack", tar, "--output", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    sheet, said = tmp_path / "sheet.png", "sa1bpack subset PACK... -o FILE --duplicates first`"
     for line in (
-        ("subset", *packs, third, tmp_path / "a"),
+        ("subset", *packs, third, "-o", tmp_path / "a"),
         ("show", *packs, third, "-o", sheet),
-        ("export", *packs, third, tmp_path / "json"),
+        ("export", *packs, third, "-o", tmp_path / "json"),
     ):
         code, _, error = command(*line)
         assert code == 2 and "4 image ids " in error and said in error
-    assert command("subset", *packs, third, tmp_path / "a", "--duplicates", "first")[0] == 0
+    assert command("subset", *packs, third, "-o", tmp_path / "a", "--duplicates", "first")[0] == 0
     assert command("show", tmp_path / "a", "-o", sheet, "--image-id", 7)[0] == 0
-    assert command("export", tmp_path / "a", tmp_path / "json")[0] == 0
+    assert command("export", tmp_path / "a", "-o", tmp_path / "json")[0] == 0
     assert "4 samples left out" in caplog.text
     assert sorted(ids_of(tmp_path / "a")) == list(range(12))
 
 
 def test_show_draws_samples_of_several_packs_and_of_a_selection(command, packs, tmp_path):
-    command("subset", *packs, tmp_path / "two.sel", "--where", "mask_count >= 10")
+    command("subset", *packs, "-o", tmp_path / "two.sel", "--where", "mask_count >= 10")
     for number, paths in enumerate((packs, [tmp_path / "two.sel"], [tmp_path / "packs" / "*"])):
         out = tmp_path / f"{number}.png"
         code, text, error = command("show", *paths, "-o", out, "--image-id", 10, 11)
@@ -137,53 +139,60 @@ def test_show_draws_samples_of_several_packs_and_of_a_selection(command, packs, 
 
 def test_merge_says_what_it_made_and_how(command, packs, tmp_path):
     out = tmp_path / "one"
-    code, text, error = command("merge", out, packs[0])
+    code, text, error = command("merge", packs[0], "-o", out)
     assert (code, error) == (0, "")
     assert text.startswith(f"{out}: 6 images, 15 masks in 2 shards of 1 pack; files: ")
     assert text.endswith(" linked\n")
-    code, text, error = command("merge", out, str(tmp_path / "packs" / "*"))
+    code, text, error = command("merge", str(tmp_path / "packs" / "*"), "-o", out)
     assert (code, error) == (0, "") and "12 images, 66 masks in 4 shards of 2 packs" in text
     assert text.endswith("\n2 shards already there\n")
-    code, text, _ = command("merge", out, *packs)
+    code, text, _ = command("merge", *packs, "-o", out)
     assert code == 0 and "files: none new\n4 shards already there" in text
     assert ids_of(out) == ids_of(packs)
     assert command("verify", out)[0] == 0
 
 
 @pytest.mark.parametrize(
-    "words", ["info", "show -o OUT.png", "report -o OUT.html", "subset OUT", "export OUT", "merge"]
+    "words",
+    [
+        "info",
+        "show -o OUT.png",
+        "report -o OUT.html",
+        "subset -o OUT",
+        "export -o OUT",
+        "merge -o OUT",
+    ],
 )
 def test_a_pack_that_cannot_be_is_named_as_on_the_command_line(command, packs, tmp_path, words):
     """Whatever the function behind the command calls it."""
     name, *after = words.replace("OUT", str(tmp_path / "out")).split()
-    before = [tmp_path / "out"] if name == "merge" else []
     for given, said in [
         ([packs[0], f"{packs[0]}/"], "has the same folder twice: "),
         ([""], "is '': give a path; "),
         ([tmp_path / "none*"], f"is '{tmp_path}/none*': nothing matches this pattern"),
     ]:
-        code, _, error = command(name, *before, *given, *after)
+        code, _, error = command(name, *given, *after)
         assert code == 2 and error.startswith(f"sa1bpack: PACK {said}"), error
     assert not (tmp_path / "out").exists()
 
 
 def test_an_output_without_a_name_is_not_the_current_folder(command, packs, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    code, _, error = command("subset", packs[0], "")
-    assert code == 2 and error.startswith("sa1bpack: OUT is '': give a path")
+    code, _, error = command("subset", packs[0], "-o", "")
+    assert code == 2 and error.startswith("sa1bpack: --output is '': give a path")
 
 
 def test_merge_refuses_with_the_exit_codes_of_packing(command, packs, tmp_path):
-    assert command("merge", packs[0], packs[1])[0] == 3  # a pack with other shards
-    assert command("merge", packs[0], *packs)[0] == 2  # into one of the packs
-    assert command("merge", tmp_path / "one", tmp_path / "none")[0] == 2
-    assert command("merge", tmp_path / "one", str(tmp_path / "none*"))[0] == 2
-    code, _, error = command("merge", tmp_path / "one", packs[0], f"{packs[0]}/")
+    assert command("merge", packs[1], "-o", packs[0])[0] == 3  # a pack with other shards
+    assert command("merge", *packs, "-o", packs[0])[0] == 2  # into one of the packs
+    assert command("merge", tmp_path / "none", "-o", tmp_path / "one")[0] == 2
+    assert command("merge", str(tmp_path / "none*"), "-o", tmp_path / "one")[0] == 2
+    code, _, error = command("merge", packs[0], f"{packs[0]}/", "-o", tmp_path / "one")
     assert code == 2 and "sa1bpack: PACK has the same folder twice" in error
     assert not (tmp_path / "one").exists()
     manifest = packs[1] / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"complete": true', '"complete": false'))
-    code, _, error = command("merge", tmp_path / "one", *packs)
+    code, _, error = command("merge", *packs, "-o", tmp_path / "one")
     assert code == 1 and "not complete: one of the packs is not" in error
 
 
@@ -195,11 +204,11 @@ def test_merge_refuses_with_the_exit_codes_of_packing(command, packs, tmp_path):
 def test_an_export_of_several_packs_is_that_of_the_merged_one(
     command, packs, tmp_path, options, form
 ):
-    assert command("merge", tmp_path / "one", *packs)[0] == 0
+    assert command("merge", *packs, "-o", tmp_path / "one")[0] == 0
     written = []
     for name, given in (("merged", [tmp_path / "one"]), ("several", packs[::-1])):
         out = tmp_path / f"{name}.json"
-        code, _, error = command("export", *given, out, "--format", form, *options)
+        code, _, error = command("export", *given, "-o", out, "--format", form, *options)
         assert (code, error) == (0, ""), error
         written.append(contents(out) if form == "sa1b" else out.read_bytes())
     assert written[0] == written[1] and written[0]
@@ -216,7 +225,9 @@ def test_an_export_of_a_selection_has_its_images_once(command, packs, tmp_path, 
         ("file", (selection,)),
     ):
         out, paths = tmp_path / f"{name}.json", [each for each in given if isinstance(each, Path)]
-        code, _, error = command("export", *paths, out, "--format", form, *given[len(paths) :])
+        code, _, error = command(
+            "export", *paths, "-o", out, "--format", form, *given[len(paths) :]
+        )
         assert (code, error) == (0, ""), error
         written.append(contents(out) if form == "sa1b" else out.read_bytes())
     assert written[0] == written[1] and written[0]
@@ -227,7 +238,7 @@ def test_a_selection_is_exported_alone_and_from_the_first_of_packs_with_its_ids(
 ):
     tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
     third = tmp_path / "packs" / "third"
-    assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    assert command("pack", tar, "--output", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
     open_pack([third, *packs], duplicates="first").save_selection(tmp_path / "all.sel")
     result = sa1bpack.export_sa1b(tmp_path / "all.sel", tmp_path / "json")
     assert result.images == 12
@@ -235,29 +246,31 @@ def test_a_selection_is_exported_alone_and_from_the_first_of_packs_with_its_ids(
     assert names == ["sa_4.json", "sa_5.json", "sa_6.json", "sa_7.json"]
     for given in ((tmp_path / "all.sel", packs[0]), (tmp_path / "all.sel",)):
         more = ("--image-id", 4) if len(given) == 1 else ()
-        code, _, error = command("export", *given, tmp_path / "none", *more)
+        code, _, error = command("export", *given, "-o", tmp_path / "none", *more)
         assert code == 2 and "is a selection: export it alone" in error
 
 
 def test_what_several_packs_lack_is_named_and_shared_ids_are_refused(command, packs, tmp_path):
     out = tmp_path / "json"
-    code, _, error = command("export", *packs, out, "--image-id", 3, "--image-id", 99)
+    code, _, error = command("export", *packs, "-o", out, "--image-id", 3, "--image-id", 99)
     assert code == 2 and "no image_id 99 among the 12 samples of 2 packs, " in error
-    code, _, error = command("export", *packs, out, "--source", "sa_9")
+    code, _, error = command("export", *packs, "-o", out, "--source", "sa_9")
     assert code == 2 and "no source 'sa_9': 2 packs, " in error
     for given in (packs, packs[:1]):
-        code, _, error = command("export", *given, packs[1] / "json")
-        assert code == 2 and f"OUT is '{packs[1]}/json', in the pack {packs[1]}, which" in error
+        code, _, error = command("export", *given, "-o", packs[1] / "json")
+        assert (
+            code == 2 and f"--output is '{packs[1]}/json', in the pack {packs[1]}, which" in error
+        )
     tar = write_tar(tmp_path / "sa_000009.tar", members([5, 6, 50], masks=2))
     third = tmp_path / "packs" / "third"
-    assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
-    code, _, error = command("export", *packs, third, out)
+    assert command("pack", tar, "--output", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    code, _, error = command("export", *packs, third, "-o", out)
     assert code == 2 and "2 image ids occur more than once: " in error
     assert not out.exists()
 
 
 def test_info_of_several_packs_is_that_of_the_merged_one(command, packs, tmp_path):
-    assert command("merge", tmp_path / "one", *packs)[0] == 0
+    assert command("merge", *packs, "-o", tmp_path / "one")[0] == 0
     merged, several = sa1bpack.info(tmp_path / "one"), sa1bpack.info(packs)
     assert np.array_equal(merged.mask_counts, several.mask_counts)
     assert several.manifest.samples == 12 and several.bytes == merged.bytes
@@ -276,10 +289,10 @@ def test_info_of_several_packs_is_that_of_the_merged_one(command, packs, tmp_pat
 def test_info_names_what_packs_share_and_where_they_differ(command, packs, tmp_path):
     tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
     third = tmp_path / "packs" / "third"
-    assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    assert command("pack", tar, "--output", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
     code, text, _ = command("info", *packs, third)
     assert code == 0 and "4 image ids occur more than once: 4 in sa_000000 and" in text
-    assert command("pack", tar, "--out", tmp_path / "other", "--workers", 1,
+    assert command("pack", tar, "--output", tmp_path / "other", "--workers", 1,
                    "--image-size", 32, "--mask-size", 16)[0] == 0  # fmt: skip
     code, _, error = command("info", packs[0], tmp_path / "other")
     assert code == 2 and "different layouts" in error and "image_size is 64 in" in error

@@ -17,7 +17,7 @@ def tar(tmp_path):
 
 
 def test_a_terminal_shows_a_bar_with_images_and_bytes_per_second(tar, tmp_path):
-    shown = shown_by("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
+    shown = shown_by("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
     last = shown.rstrip().split("\r")[-1]
     assert re.search(r"100%\|.*\d+ img/s", last), repr(shown)
     assert re.search(r"B/s", last) and "left" in last

@@ -14,7 +14,7 @@ import sa1bpack
 
 COMMANDS = {
     "pack": {
-        "--out", "--workers", "--md5sums", "--md5", "--max-rejects", "--dry-run", "--image-size",
+        "--output", "--workers", "--md5sums", "--md5", "--max-rejects", "--dry-run", "--image-size",
         "--fit", "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling",
         "--max-masks", "--mask-select", "--seed", "--min-area", "--max-area-frac", "--min-iou",
         "--min-stability", "--empty", "--samples-per-shard", "--links", "--downloads", "--part",
@@ -26,19 +26,19 @@ COMMANDS = {
         "--workers", "--dry-run", "--shard", "--links", "--quick", "--part", "--engine",
         "--address",
     },
-    "export": {"--format", "--source", "--shard", "--image-id", "--renumber"},
+    "export": {"--output", "--format", "--source", "--shard", "--image-id", "--renumber"},
     "info": {"--json"},
-    "merge": set(),
-    "subset": {"--where", "--source", "--fraction", "--seed", "--ids", "--duplicates"},
-    "show": {"--out", "--samples", "--image-id", "--row", "--seed", "--large", "--min-area",
+    "merge": {"--output"},
+    "subset": {"--output", "--where", "--source", "--fraction", "--seed", "--ids", "--duplicates"},
+    "show": {"--output", "--samples", "--image-id", "--row", "--seed", "--large", "--min-area",
              "--max-area-frac", "--min-iou", "--min-stability"},
-    "report": {"--out", "--verify", "--samples", "--seed"},
+    "report": {"--output", "--verify", "--samples", "--seed"},
     "derive": {
-        "--fn", "--option", "--axis", "--mask-format", "--spatial", "--out", "--batch-size",
+        "--fn", "--option", "--axis", "--mask-format", "--spatial", "--output", "--batch-size",
         "--device", "--threads", "--part", "--engine", "--address", "--allow-nonfinite",
     },
     "bench": {
-        "--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--sweep", "--out",
+        "--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--sweep", "--output",
         "--json",
     },
 }  # fmt: skip
@@ -53,9 +53,9 @@ def test_help_names_every_option_in_80_columns(command, monkeypatch, name):
     description = re.search(r"\n\n([^-].*?)\n\n", out, re.S)
     usage, rest = out[: description.start()], out[description.end() :]
     flags = set(re.findall(r"--[a-z][a-z0-9-]+", usage)) | set(re.findall(r"-o\b", usage))
-    assert {"--out" if flag == "-o" else flag for flag in flags} == COMMANDS[name]
+    assert {"--output" if flag == "-o" else flag for flag in flags} == COMMANDS[name]
     for option in COMMANDS[name]:
-        short = "-o(?: [A-Z.a-z]+)?, " if option == "--out" else ""  # as Python's version has it
+        short = "-o(?: [A-Z.a-z]+)?, " if option == "--output" else ""  # as Python's version has it
         assert re.search(rf"^  {short}{option}[ \n]", rest, re.M), option
     assert rest.endswith("130 and 143 interrupted; see\n`sa1bpack --help`\n")
 
@@ -89,12 +89,12 @@ def test_wrong_usage_of_a_command_is_one_line_that_names_its_help(command, name)
         ("pack a.tar -o packed --fitt pad", "--fitt: is --fit meant? See `sa1bpack pack --help`"),
         ("pack a.tar --dry", "--dry: is --dry-run meant? See `sa1bpack pack --help`"),
         ("pack a.tar --max-mask=50 -o x", "--max-mask: is --max-masks meant? See"),
-        ("pack a.tar --output x", "--output: is --out meant? See"),
-        ("pack a.tar --outdir x", "--outdir: is --out meant? See"),
+        ("pack a.tar --out x", "--out: is --output meant? See"),
+        ("pack a.tar --output-dir x", "--output-dir: is --output meant? See"),
         ("pack a.tar -o x -workers 2", "-workers: is --workers meant? See"),
         ("pack a.tar -o x -j 2", "-j; see `sa1bpack pack --help`"),
         ("show a --mi 3", "--mi: is --min-area or --min-iou or --min-stability meant? See"),
-        ("merge --output x a", "--output: OUT is given without a flag; see"),
+        ("merge --out x a", "--out: is --output meant? See"),
         ("verify --packs a", "--packs: PACK is given without a flag; see"),
         ("pack a -o b --select iou", "--select: it is --mask-select; see"),
         ("derive a b --fn c:d --masks runs", "--masks: it is --mask-format; see"),
@@ -124,6 +124,28 @@ def test_a_command_like_no_other_is_answered_with_all_of_them(command):
     assert all(f" {name}" in error for name in COMMANDS)
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("merge both a b", "merge a b --output both"),
+        ("merge a b a", "merge b a --output a"),
+        ("subset a --seed 3 a.sel", "subset a --seed 3 --output a.sel"),
+        ("export a b --format coco", "export a --format coco --output b"),
+        ("merge a", ""),
+        ("merge", ""),
+        ("pack a b", ""),
+    ],
+)
+def test_what_is_written_among_the_arguments_is_answered_with_the_right_line(command, words, line):
+    code, out, error = command(*words.split())
+    said = "sa1bpack: the following arguments are required: -o/--output"
+    if line:
+        *_, output = line.split()
+        said += f"; to write {output}: sa1bpack {line}"
+    assert (code, out) == (2, "")
+    assert error == f"{said}; see `sa1bpack {words.split()[0]} --help`\n"
+
+
 def test_options_may_stand_among_the_sources(command, tar, root, tmp_path):
     more = [write_tar(tmp_path / f"sa_{n:06}.tar", members([10 * n])) for n in (1, 2)]
     small = ("--workers", 1, *SMALL_FLAGS)
@@ -151,12 +173,12 @@ def test_a_path_after_several_numbers_is_named_with_the_remedy(command, packed, 
 def test_the_home_folder_is_expanded_in_every_path(command, tar, root, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "sums").write_text(f"{hashlib.md5(tar.read_bytes()).hexdigest()}  {tar.name}\n")
-    pack = ("pack", "~/sa_000000.tar", "--out", "~/pack", "--md5sums", "~/sums")
+    pack = ("pack", "~/sa_000000.tar", "--output", "~/pack", "--md5sums", "~/sums")
     assert command(*pack, "--workers", 1, *SMALL_FLAGS)[0] == 0
     assert json.loads((root / "manifest.json").read_text())["sources"][0]["md5_checked"]
     for arguments in (
         ("verify", "~/pack"), ("info", "~/pack"), ("repair", "~/pack", "~/sa_000000.tar"),
-        ("export", "~/pack", "~/json"), ("show", "~/pack", "-o", "~/a.png"),
+        ("export", "~/pack", "-o", "~/json"), ("show", "~/pack", "-o", "~/a.png"),
         ("report", "~/pack", "-o", "~/a.html"),
     ):  # fmt: skip
         assert command(*arguments)[0] == 0, arguments
@@ -172,8 +194,9 @@ URL = "s3://bucket/pack"
     [
         ("pack", "{tar}", "-o", URL, "--dry-run"),
         ("pack", "{tar}", "-o", "out", "--md5sums", URL),
-        ("info", URL), ("repair", URL), ("export", URL, "json"),
-        ("export", "{pack}", URL), ("show", URL, "-o", "a.png"), ("show", "{pack}", "-o", URL),
+        ("info", URL), ("repair", URL), ("export", URL, "-o", "json"),
+        ("export", "{pack}", "-o", URL), ("show", URL, "-o", "a.png"),
+        ("show", "{pack}", "-o", URL),
         ("report", URL, "-o", "a.html"), ("report", "{pack}", "-o", URL),
     ],
     ids=" ".join,
@@ -196,7 +219,10 @@ def test_a_command_is_needed_and_without_one_the_help_is_shown(command):
 def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar, tmp_path):
     for arguments, said in (
         (("show", packed, "-o", tmp_path / "a.png", "--row", -1), "--row is -1: choose"),
-        (("export", packed, tmp_path / "x", "--image-id", 2**70), f"--image-id is {2**70}: choose"),
+        (
+            ("export", packed, "-o", tmp_path / "x", "--image-id", 2**70),
+            f"--image-id is {2**70}: choose",
+        ),
         (("derive", "", "x", "--fn", "json:dumps"), "PACK is '': give a path"),
         (("verify", packed, "--part", "1/0"), "--part is '1/0': choose K/N with K from 1 to N"),
         (("verify", packed, "--part", "3/2"), "--part is '3/2': choose K/N with K from 1 to N"),
@@ -206,8 +232,8 @@ def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar
             ("pack", tar, "-o", "x", "--min-iou", "high"),
             "--min-iou: 'high' is not a number, nor 'none';",
         ),
-        (("export", packed, tmp_path / "x", "--shard", "b"), "no shard 'b': "),
-        (("merge", packed / "m", packed), "choose a folder elsewhere"),
+        (("export", packed, "-o", tmp_path / "x", "--shard", "b"), "no shard 'b': "),
+        (("merge", packed, "-o", packed / "m"), "choose a folder elsewhere"),
     ):
         code, out, error = command(*arguments)
         assert (code, out, error.count("\n")) == (2, "", 1), (arguments, error)
@@ -215,19 +241,19 @@ def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar
 
 
 def test_a_list_of_ids_that_is_something_else_is_not_read_to_its_end(command, packed, tmp_path):
-    code, _, error = command("subset", packed, tmp_path / "new", "--ids", "/dev/zero")
+    code, _, error = command("subset", packed, "-o", tmp_path / "new", "--ids", "/dev/zero")
     assert code == 2 and "--ids is '/dev/zero': invalid" in error and len(error) < 1000
 
 
 def test_the_selection_among_several_paths_is_named(command, packed, tmp_path):
     selection = tmp_path / "all.sel"
-    assert command("subset", packed, selection)[0] == 0
-    code, _, error = command("export", packed, selection, tmp_path / "new")
+    assert command("subset", packed, "-o", selection)[0] == 0
+    code, _, error = command("export", packed, selection, "-o", tmp_path / "new")
     assert code == 2 and error.startswith(f"sa1bpack: {selection} is a selection: export it alone")
 
 
 def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_path, monkeypatch):
-    code, out, _ = command("export", packed, tmp_path / "\x1b[31m")
+    code, out, _ = command("export", packed, "-o", tmp_path / "\x1b[31m")
     assert code == 0 and r"\x1b[31m: " in out and "\x1b" not in out
     shown = "def fn(batch):\n    print('\\t\\x1b[31mred')\n    return batch['indices'][:, None]\n"
     (tmp_path / "shows.py").write_text(shown)

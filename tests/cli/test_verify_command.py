@@ -57,7 +57,7 @@ def test_the_repair_command_can_be_copied_into_a_shell(command, root):
     tar = root.parent / "sa_000000.tar"
     write_tar(tar, members(range(6)))
     (root / "manifest.json").unlink()
-    _, _, error = command("pack", tar, "--out", root)
+    _, _, error = command("pack", tar, "--output", root)
     assert error.endswith(f"manifest: sa1bpack repair '{root}' TARS\n")
 
 
@@ -96,7 +96,7 @@ def test_foreign_files_are_counted_in_good_english_and_stay(command, root):
 @pytest.mark.parametrize(
     "arguments",
     [("verify",), ("info",), ("repair",), ("show", "-o", "x.png"), ("report", "-o", "x.html"),
-     ("export", "OUT")],
+     ("export", "-o", "json")],
     ids=lambda arguments: arguments[0],
 )  # fmt: skip
 def test_every_command_tells_a_mistyped_path_from_damage(
@@ -112,9 +112,7 @@ def test_every_command_tells_a_mistyped_path_from_damage(
         ("empty", "empty: not a pack: it has no manifest.json"),
         ("my pack/shards", f"my pack/shards: not a pack, but a part of the pack {root}; name that"),
     ):
-        positional = [path, *more] if name == "export" else [path]
-        options = [] if name == "export" else more
-        code, out, error = command(name, *positional, *options)
+        code, out, error = command(name, path, *more)
         assert (code, out) == (2, "") and error.startswith(f"sa1bpack: {said}"), (path, error)
     (root / "manifest.json").unlink()
     if name != "repair":
@@ -144,12 +142,12 @@ def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, sound, r
     tar.write_bytes(tar.read_bytes()[:-2000])
     partial, empty = tmp_path / "partial", tmp_path / "empty"
     flags = ("--workers", 1, *SMALL_FLAGS)
-    assert command("pack", tar, "--out", partial, *flags)[0] == 1
+    assert command("pack", tar, "--output", partial, *flags)[0] == 1
     assert command("verify", partial)[0] == 5
     assert command("verify", partial, "--quick")[0] == 5
     assert command("verify", partial, "--part", "2/2")[0] == 5
     tar = write_tar(tmp_path / "sa_000002.tar", {"sa_9.jpg": b"no image", "sa_9.json": b"{}"})
-    assert command("pack", tar, "--out", empty, *flags)[0] == 1
+    assert command("pack", tar, "--output", empty, *flags)[0] == 1
     code, out, _ = command("verify", empty)
     assert code == 5 and ": sound, NO IMAGE; 0 images in 0 shards" in out
     # A part without a shard says nothing of the whole.

@@ -21,7 +21,7 @@ def without_pil(*arguments) -> tuple[int, str, str]:
 
 def test_commands_that_draw_nothing_work_without_pil(packed, tmp_path):
     for arguments in (
-        ("info", packed), ("verify", packed), ("export", packed, tmp_path / "json"),
+        ("info", packed), ("verify", packed), ("export", packed, "-o", tmp_path / "json"),
     ):  # fmt: skip
         code, out, error = without_pil(*arguments)
         assert (code, error) == (0, "") and out, arguments

@@ -130,9 +130,9 @@ def test_an_array_that_is_complete_is_not_taken_for_one_of_another_kind(ds, pack
         derive(ds, "a", small, axis="mask")
     ids = ds.column("image_id")
     rows, out = np.zeros((len(ids), 2, 4, 4)), tmp_path / "b"
-    sa1bpack.attach(ds, "b", rows, ids, out=out)
+    sa1bpack.attach(ds, "b", rows, ids, output=out)
     with pytest.raises(OutputRefused, match="spatial is False, not True"):
-        sa1bpack.attach(ds, "b", rows, ids, out=out, spatial=True)
+        sa1bpack.attach(ds, "b", rows, ids, output=out, spatial=True)
     assert contents(pack / "side") == before
 
 
@@ -170,7 +170,7 @@ def test_complete_batches_of_an_unfinished_part_are_not_computed_again(ds, pack,
         )
 
     stop_at = -1
-    whole = made(out=tmp_path / "whole").folder
+    whole = made(output=tmp_path / "whole").folder
     part, *_ = part_names(whole)
     numbers, folder = seen.copy(), pack / "side" / "a"
     rows = ds.column("mask_count") if axis == "mask" else np.ones(len(ds), int)
@@ -315,7 +315,7 @@ def test_a_call_that_failed_before_its_first_part_does_not_block_the_name(ds, pa
 
 def test_parts_of_a_dataset_that_was_opened_otherwise_are_refused(layout_packs, tmp_path):
     pack, relation = layout_packs("pad", "rgb", "bits+runs"), sa1bpack.transforms.relation
-    arguments = {"axis": "mask", "options": {"name": "mask_boxes"}, "out": tmp_path / "made"}
+    arguments = {"axis": "mask", "options": {"name": "mask_boxes"}, "output": tmp_path / "made"}
     derive(sa1bpack.open(pack), "extents", relation, part=(1, 2), **arguments)
     for options in ({"mask_format": "runs"}, {"mask_size": 64}, {"coordinates": "source"}):
         with pytest.raises(OutputRefused, match="made with samples 'pad 128 rgb, masks 256 area"):
@@ -329,7 +329,7 @@ def test_parts_of_a_dataset_that_was_opened_otherwise_are_refused(layout_packs, 
 @pytest.mark.parametrize("out", ["x", "shards/x", "shards/sa_000000-000/x", "side", "side/a/x"])
 def test_a_folder_among_the_files_of_a_pack_is_refused(ds, pack, out):
     with pytest.raises(OptionError, match=r"this is in the pack .* choose .*/side/a, or a folder"):
-        derive(ds, "a", embed, out=pack / out)
+        derive(ds, "a", embed, output=pack / out)
     assert verify(pack).ok and not (pack / out).exists()
 
 
@@ -364,4 +364,4 @@ def test_a_damaged_part_is_named_and_made_again_once_removed(ds, pack):
 def test_a_dataset_with_thresholds_has_no_feature(ds, tmp_path):
     ruled = ds.with_options(min_area=3)
     with pytest.raises(OptionError, match="thresholds for masks, min_area=3, but a feature"):
-        derive(ruled, "depth", depth, axis="mask", out=tmp_path / "depth")
+        derive(ruled, "depth", depth, axis="mask", output=tmp_path / "depth")

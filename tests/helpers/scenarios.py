@@ -64,7 +64,7 @@ class Case:
         """Start the scenario's command, with as many writes as a long run with large images."""
         wrong = ("--md5sums", self.stage.wrong_sums) if self.scenario == "withdrawn" else ()
         tars = self.stage.tars[1:] if wrong else self.stage.tars
-        command = ("pack", *tars, "--out", self.root, "--workers", workers, *FLAGS, *wrong)
+        command = ("pack", *tars, "--output", self.root, "--workers", workers, *FLAGS, *wrong)
 
         def write_often_and_prepare() -> None:
             shard_writer.STAGE_BYTES = shard_writer.HOLE_BYTES = shard_writer.BLOCK

@@ -52,7 +52,7 @@ def test_a_transform_that_returns_a_relation_is_refused(layout_packs):
 def test_a_feature_with_the_name_of_a_relation_is_refused_at_once(layout_packs, tmp_path):
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"))
     ids = ds.column("image_id")
-    sa1bpack.attach(ds, "ious", ids, ids, out=tmp_path / "ious")
+    sa1bpack.attach(ds, "ious", ids, ids, output=tmp_path / "ious")
     ds = ds.with_options(features=[tmp_path / "ious"])
     for make in (
         lambda names: Loader(ds, 2, relations=names),

@@ -144,7 +144,7 @@ def a_damaged_shard(tar, root):
 
 
 def a_file_in_its_place(tar, root):
-    return {"out": tar}
+    return {"output": tar}
 
 
 REFUSED = {
@@ -163,7 +163,7 @@ def root(tar, tmp_path):
 
 @pytest.mark.parametrize("spoil", REFUSED, ids=lambda spoil: spoil.__name__)
 def test_what_a_run_would_refuse_is_refused_in_the_same_words(tar, root, spoil):
-    call = {"sources": tar, "out": root, "workers": 1, **SMALL} | spoil(tar, root)
+    call = {"sources": tar, "output": root, "workers": 1, **SMALL} | spoil(tar, root)
     before = contents(root.parent)
     with pytest.raises(REFUSED[spoil]) as foreseen:
         sa1bpack.estimate(**call)

@@ -55,7 +55,7 @@ def linked_files(root: Path, others: list[Path]) -> int:
 
 def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, tmp_path, undisturbed):
     before = [contents(root) for root in machines]
-    result = sa1bpack.merge(tmp_path / "pack", machines)
+    result = sa1bpack.merge(machines, tmp_path / "pack")
     assert contents(tmp_path / "pack") == undisturbed
     assert sa1bpack.verify(tmp_path / "pack").ok
     assert [contents(root) for root in machines] == before
@@ -72,13 +72,13 @@ def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, tmp_path
 
 def test_packs_are_added_one_after_another_and_in_any_order(machines, tmp_path, undisturbed):
     a, b, c = machines
-    sa1bpack.merge(tmp_path / "pack", [c])
+    sa1bpack.merge([c], tmp_path / "pack")
     assert sa1bpack.verify(tmp_path / "pack").ok
-    second = sa1bpack.merge(tmp_path / "pack", [b, c])
+    second = sa1bpack.merge([b, c], tmp_path / "pack")
     assert second.before == 1 and sa1bpack.verify(tmp_path / "pack").ok
-    sa1bpack.merge(tmp_path / "pack", [b, c, a])
+    sa1bpack.merge([b, c, a], tmp_path / "pack")
     assert contents(tmp_path / "pack") == undisturbed
-    again = sa1bpack.merge(tmp_path / "pack", f"{a.parent}/[abc]")
+    again = sa1bpack.merge(f"{a.parent}/[abc]", tmp_path / "pack")
     assert (again.linked, again.before) == (0, again.shards)
     assert contents(tmp_path / "pack") == undisturbed
 
@@ -95,7 +95,7 @@ def test_where_links_are_impossible_files_are_copied(
     machines, tmp_path, undisturbed, monkeypatch, code
 ):
     monkeypatch.setattr(os, "link", refused(code))
-    result = sa1bpack.merge(tmp_path / "pack", machines)
+    result = sa1bpack.merge(machines, tmp_path / "pack")
     assert contents(tmp_path / "pack") == undisturbed
     assert linked_files(tmp_path / "pack", machines) == result.linked == 0
     assert result.copied > 100
@@ -111,16 +111,16 @@ def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_no
     a, b, c = machines
     shutil.copytree(c, elsewhere / "c")
     seen = []
-    first = sa1bpack.merge(tmp_path / "pack", [a, b], progress=lambda *counts: seen.append(counts))
+    first = sa1bpack.merge([a, b], tmp_path / "pack", progress=lambda *counts: seen.append(counts))
     assert seen == []  # links take no time
     assert first.linked > 100 and first.copied == 0
-    second = sa1bpack.merge(tmp_path / "pack", [a, b, elsewhere / "c"])
+    second = sa1bpack.merge([a, b, elsewhere / "c"], tmp_path / "pack")
     files_of_c = [path for path in (c / "shards").rglob("*") if path.is_file()]
     # All but the metadata of the folder `shards`.
     assert (second.linked, second.copied) == (0, len(files_of_c) - 1)
     assert contents(tmp_path / "pack") == undisturbed
     back = sa1bpack.merge(
-        elsewhere / "pack", [a, b, elsewhere / "c"], progress=lambda *counts: seen.append(counts)
+        [a, b, elsewhere / "c"], elsewhere / "pack", progress=lambda *counts: seen.append(counts)
     )
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert all(0 < done <= total for done, total in seen)
@@ -151,7 +151,7 @@ def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
 def test_a_repair_of_one_pack_leaves_the_other_as_it_is(machines, sources, tmp_path, copied):
     """It puts another folder in place, and never writes into a file that may be shared."""
     a, b = copied("ab")
-    sa1bpack.merge(tmp_path / "pack", [a, b])
+    sa1bpack.merge([a, b], tmp_path / "pack")
     damaged = a / "shards" / "sa_000003-000" / "bbox" / "c.0.0"
     data = damaged.read_bytes()
     damaged.unlink()  # a file of its own, so that only this pack is damaged
@@ -169,7 +169,7 @@ def test_a_repair_of_one_pack_leaves_the_other_as_it_is(machines, sources, tmp_p
 
 def test_a_shard_that_two_packs_have_is_taken_once(machines, sources, tmp_path, undisturbed):
     sa1bpack.pack(sources[3:], tmp_path / "more", workers=1, **SMALL)
-    result = sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / "more"])
+    result = sa1bpack.merge([*machines, tmp_path / "more"], tmp_path / "pack")
     assert result.repeated == 3 and contents(tmp_path / "pack") == undisturbed
 
 
@@ -181,16 +181,16 @@ def test_an_incomplete_pack_makes_an_incomplete_one(
         b'"complete": true', b'"complete": false'
     )
     (c / "manifest.json").write_bytes(incomplete)
-    result = sa1bpack.merge(tmp_path / "pack", [*machines[:2], c])
+    result = sa1bpack.merge([*machines[:2], c], tmp_path / "pack")
     assert not result.complete and sa1bpack.verify(tmp_path / "pack").ok
-    assert sa1bpack.merge(tmp_path / "pack", machines).complete
+    assert sa1bpack.merge(machines, tmp_path / "pack").complete
     assert contents(tmp_path / "pack") == undisturbed
 
 
 def test_packs_of_other_options_are_refused_and_the_differences_named(machines, sources, tmp_path):
     sa1bpack.pack(sources[4], tmp_path / "other", workers=1, **{**SMALL, "max_masks": 7})
     with pytest.raises(OptionsDiffer) as caught:
-        sa1bpack.merge(tmp_path / "pack", [machines[0], tmp_path / "other"])
+        sa1bpack.merge([machines[0], tmp_path / "other"], tmp_path / "pack")
     assert f"max_masks: all in {machines[0]}, 7 in {tmp_path / 'other'}" in str(caught.value)
     assert "image_size" not in str(caught.value) and not (tmp_path / "pack").exists()
     assert "sa1bpack.open([...]) opens packs together" in str(caught.value)
@@ -199,7 +199,7 @@ def test_packs_of_other_options_are_refused_and_the_differences_named(machines, 
 def test_packs_that_share_image_ids_make_the_pack_of_both_tars(machines, sources, tmp_path):
     tar = write_tar(tmp_path / "sa_000009.tar", members([300, 302, 900]))
     sa1bpack.pack(tar, tmp_path / "other", workers=1, **SMALL)
-    sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / "other"])
+    sa1bpack.merge([*machines, tmp_path / "other"], tmp_path / "pack")
     sa1bpack.pack([*sources, tar], tmp_path / "one", workers=1, **SMALL)
     assert contents(tmp_path / "pack") == contents(tmp_path / "one")
 
@@ -213,19 +213,19 @@ def test_two_sources_of_one_name_are_refused(machines, tmp_path):
         sa1bpack.pack(tar, tmp_path / name / "other", workers=1, **SMALL)
         match = "different shards sa_000003-000" if numbers else "the source sa_000002 is another"
         with pytest.raises(OutputRefused, match=match):
-            sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / name / "other"])
+            sa1bpack.merge([*machines, tmp_path / name / "other"], tmp_path / "pack")
 
 
 def test_a_folder_that_holds_something_else_is_refused(machines, tmp_path):
-    sa1bpack.merge(tmp_path / "pack", machines[:2])
+    sa1bpack.merge(machines[:2], tmp_path / "pack")
     before = contents(tmp_path / "pack")
     with pytest.raises(OutputRefused, match="name all packs that it was merged from"):
-        sa1bpack.merge(tmp_path / "pack", machines[1:])
+        sa1bpack.merge(machines[1:], tmp_path / "pack")
     assert contents(tmp_path / "pack") == before
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
     with pytest.raises(OutputRefused, match="is not empty"):
-        sa1bpack.merge(tmp_path / "notes", machines)
+        sa1bpack.merge(machines, tmp_path / "notes")
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mine.txt"]
 
 
@@ -234,10 +234,10 @@ def test_no_pack_is_made_within_another(copied, tmp_path):
     [a, b] = copied("ab")
     for out in (a, a.parent):
         with pytest.raises(OptionError, match="it is, holds or lies in the pack"):
-            sa1bpack.merge(out, [a])
+            sa1bpack.merge([a], out)
     before = contents(b)
     make = (
-        lambda out: sa1bpack.merge(out, [a]),
+        lambda out: sa1bpack.merge([a], out),
         lambda out: sa1bpack.pack("tests/samples/sa_000000.tar", out),
         lambda out: sa1bpack.estimate("tests/samples/sa_000000.tar", out),
     )
@@ -256,14 +256,14 @@ def test_a_folder_that_a_packer_works_on_is_refused(copied, tmp_path, which):
     with ((a if which == "input" else tmp_path / "pack") / ".lock").open("w") as file:
         flock(file, LOCK_EX)
         with pytest.raises(OutputLocked, match="another process packs"):
-            sa1bpack.merge(tmp_path / "pack", [a])
+            sa1bpack.merge([a], tmp_path / "pack")
 
 
 def test_a_pack_that_may_not_be_written_is_merged(copied, tmp_path):
     [a] = copied("a")
     (a / ".lock").unlink()
     before = contents(a)
-    sa1bpack.merge(tmp_path / "pack", [a])
+    sa1bpack.merge([a], tmp_path / "pack")
     assert contents(a) == before
 
 
@@ -280,7 +280,7 @@ def test_a_damaged_shard_is_refused_and_never_published(copied, tmp_path, damage
     [a] = copied("a")
     damage(a / "shards" / "sa_000003-000")
     with pytest.raises(FormatError, match="sa_000003-000"):
-        sa1bpack.merge(tmp_path / "pack", [a])
+        sa1bpack.merge([a], tmp_path / "pack")
     assert not (tmp_path / "pack" / "shards" / "sa_000003-000").exists()
     assert list((tmp_path / "pack" / "shards").glob(".tmp-*")) == []
 
@@ -293,7 +293,7 @@ def test_features_of_one_name_that_differ_are_refused_before_anything_is_written
     spec = SideSpec("score", "sample", "float16", (2,))
     write_side(a, spec)
     if other == "earlier merge":
-        sa1bpack.merge(tmp_path / "pack", [a])
+        sa1bpack.merge([a], tmp_path / "pack")
         shutil.rmtree(a / "side")
     before = contents(tmp_path / "pack") if other == "earlier merge" else None
     if other == "provenance":
@@ -302,11 +302,11 @@ def test_features_of_one_name_that_differ_are_refused_before_anything_is_written
         write_side(b, SideSpec("score", "sample", "int8", (2,)))
     difference = "made with function" if other == "provenance" else r"dtype is '\w+', not '\w+'"
     with pytest.raises(OutputRefused, match=rf"/score and .*/score are .*, {difference}.* move"):
-        sa1bpack.merge(tmp_path / "pack", [a, b])
+        sa1bpack.merge([a, b], tmp_path / "pack")
     assert (tmp_path / "pack").exists() == (before is not None)
     assert before is None or contents(tmp_path / "pack") == before
     (b / "side" / "score").rename(tmp_path / "moved")
-    assert sa1bpack.merge(tmp_path / "pack", [a, b]).complete
+    assert sa1bpack.merge([a, b], tmp_path / "pack").complete
 
 
 def test_features_come_along(copied, tmp_path):
@@ -316,7 +316,7 @@ def test_features_come_along(copied, tmp_path):
     write_side(b, spec, shards=("sa_000001-000",))
     given = {path.name: path for each in (a, b) for path in (each / "side" / "score").glob("sa_*")}
     out = tmp_path / "pack"
-    result = sa1bpack.merge(out, [a, b])
+    result = sa1bpack.merge([a, b], out)
     assert {path.name for path in (out / "side" / "score").glob("sa_*")} == given.keys()
     assert "sa_000001-000" not in result.features["score"] and len(result.features["score"]) > 0
     assert result.copied == 0 and result.linked == linked_files(out, [a, b])
@@ -324,10 +324,10 @@ def test_features_come_along(copied, tmp_path):
         assert contents(out / "side" / "score" / name) == contents(part)
     assert sa1bpack.verify(out).ok
     write_side(b, spec)  # the parts that b lacked
-    again = sa1bpack.merge(out, [b, a])
+    again = sa1bpack.merge([b, a], out)
     assert again.features == {"score": []}
     assert result.linked + again.linked == linked_files(out, [a, b])
-    assert sa1bpack.merge(out, [a, b]).linked == 0
+    assert sa1bpack.merge([a, b], out).linked == 0
     assert sa1bpack.verify(out).ok
 
 
@@ -337,11 +337,11 @@ def test_what_a_killed_merge_left_of_a_feature_is_removed_and_nothing_else(copie
     write_side(a, spec)
     [part, *_] = sorted((a / "side" / "score").glob("sa_*"))
     out = tmp_path / "pack" / "side" / "score"
-    sa1bpack.merge(tmp_path / "pack", [a])
+    sa1bpack.merge([a], tmp_path / "pack")
     kept = [out / f".tmp-{part.name}-01234567", out.parent / ".tmp-score-01234567"]  # of derive
     for path in (
         *kept, out / f".tmp-merge-{part.name}-01234567", out.parent / ".tmp-merge-score-01234567"
     ):  # fmt: skip
         shutil.copytree(part, path)
-    sa1bpack.merge(tmp_path / "pack", [a])
+    sa1bpack.merge([a], tmp_path / "pack")
     assert sorted(out.parent.rglob(".tmp-*")) == sorted(kept)

@@ -53,7 +53,7 @@ def opened(sources, root):
 def run_all(state: PartState, sources) -> None:
     """What a part does with these sources after it began with this state."""
     todo = [source for source in find_sources(sources) if source.name not in state.sources]
-    request = Request(sources=todo, out=state.root, options=state.options, workers=1)
+    request = Request(sources=todo, output=state.root, options=state.options, workers=1)
     progress = Progress(sum(source.nbytes for source in todo), show=False)
     assert pack_sources(PackRun(state, request, progress, versions_in_force()), todo) == {}
 

@@ -94,7 +94,7 @@ def run(nodes, long_tars, tmp_path):
 
     def run():
         return start(
-            "pack", *long_tars, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS,
+            "pack", *long_tars, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS,
             "--engine", "ray", "--address", nodes.address,
         )  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_a_list_of_links_makes_the_pack_of_the_files_whatever_the_network_does(
         cuts = [cut(rng.randrange(size)) for _ in range(3)]
         served.faults[path_of(name)] = [status(503), *cuts, dropped, status(429), cut(0)]
     root = tmp_path / "pack"
-    flags = ["--out", str(root), "--workers", "2", *SMALL_FLAGS]
+    flags = ["--output", str(root), "--workers", "2", *SMALL_FLAGS]
     assert main(["pack", "--links", str(links), *flags]) == 0
     assert contents(root) == long_pack
     out, error = capsys.readouterr()
@@ -76,7 +76,7 @@ def test_expired_links_are_named_and_the_others_packed_and_a_new_list_resumes(
     served, links, long_pack, tmp_path, capsys
 ):
     root = tmp_path / "pack"
-    flags = ["--out", str(root), "--workers", "1", *SMALL_FLAGS]
+    flags = ["--output", str(root), "--workers", "1", *SMALL_FLAGS]
     served.faults[path_of(TARS[0])] = [status(403)]
     assert main(["pack", "--links", str(links), *flags]) == 1
     out, error = capsys.readouterr()
@@ -106,7 +106,7 @@ def test_a_run_that_is_ended_while_it_waits_for_the_network_resumes_without_what
 ):
     served.faults[path_of(TARS[1])] = [cut(512), stalled(5000)]
     root = tmp_path / "pack"
-    flags = ["--out", root, "--workers", "2", "--downloads", "1", *SMALL_FLAGS]
+    flags = ["--output", root, "--workers", "2", "--downloads", "1", *SMALL_FLAGS]
     process = start("pack", "--links", links, *flags)
 
     def one_is_complete_and_one_waits() -> bool:
@@ -141,7 +141,7 @@ def test_bytes_that_arrive_wrong_are_noticed_and_nothing_of_the_tar_stays(
 def test_an_estimate_reads_the_beginning_alone_and_names_what_cannot_be_read(
     served, links, tmp_path, capsys
 ):
-    flags = ["--out", str(tmp_path / "pack"), "--workers", "1", *SMALL_FLAGS]
+    flags = ["--output", str(tmp_path / "pack"), "--workers", "1", *SMALL_FLAGS]
     assert main(["pack", "--links", str(links), "--dry-run", *flags]) == 0
     assert "sources   2 with" in capsys.readouterr().out
     served.faults[path_of(TARS[0])] = [status(403)]
@@ -179,7 +179,7 @@ def test_a_url_is_named_by_the_file_in_it_and_shown_without_its_query(
     urls = [f"{served.url}/t/{tar.name}?oh=SECRET" for tar in long_tars]
     served.files |= {f"/t/{tar.name}": tar.read_bytes() for tar in long_tars}
     root = tmp_path / "pack"
-    flags = ["--out", str(root), "--workers", "1", *SMALL_FLAGS]
+    flags = ["--output", str(root), "--workers", "1", *SMALL_FLAGS]
     served.faults["/t/sa_000010.tar"] = [status(404)]
     assert main(["pack", *urls, *flags]) == 1
     out, error = capsys.readouterr()
@@ -220,7 +220,7 @@ def test_a_bucket_is_packed_by_a_pattern_as_its_files_are(
         s3.put("tars", f"sa1b/{tar.name}", tar.read_bytes())
     s3.put("tars", "sa1b/readme.txt", b"")
     root = tmp_path / "pack"
-    flags = ["--out", str(root), "--workers", "1", *SMALL_FLAGS]
+    flags = ["--output", str(root), "--workers", "1", *SMALL_FLAGS]
     assert main(["pack", "s3://tars/sa1b/sa_*.tar", *flags]) == 0
     assert contents(root) == long_pack
     assert_no_secret(*capsys.readouterr(), root=root)
@@ -237,7 +237,7 @@ def test_without_the_extra_nothing_is_begun_and_the_error_says_what_to_install(
     url, links = "s3://bucket/sa_000010.tar", tmp_path / "links.txt"
     links.write_text(f"sa_000010.tar\t{url}\n")
     given = ["--links", str(links)] if listed else [url]
-    assert main(["pack", *given, "--out", str(tmp_path / "pack")]) == 4
+    assert main(["pack", *given, "--output", str(tmp_path / "pack")]) == 4
     assert "pip install 'obstore>=0.8' 'botocore>=1.34'" in capsys.readouterr().err
     assert not (tmp_path / "pack").exists()
 

@@ -63,7 +63,7 @@ def start_paused(long_tars, tmp_path):
 
     def start_paused(preload: str, root: Path, processes: int):
         (preloads / "sitecustomize.py").write_text(preload)
-        command = ("pack", *long_tars, "--out", root, "--workers", 2, *SMALL_FLAGS)
+        command = ("pack", *long_tars, "--output", root, "--workers", 2, *SMALL_FLAGS)
         process = start(*command, path=preloads, start_new_session=True)
         wait_until(lambda: len(list(preloads.glob("paused-*"))) == processes, process)
         assert process.poll() is None

@@ -98,7 +98,7 @@ def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(tmp_pat
     options = PackOptions(**{**SMALL, "samples_per_shard": 2})
     (source,) = find_sources([tar])
     state = PackState(tmp_path / "pack", options)
-    request = Request(sources=[source], out=state.root, options=options)
+    request = Request(sources=[source], output=state.root, options=options)
     packer = SourcePacker(PackRun(state, request, Progress(0), {"sa1bpack": "0"}), source)
     with PairReader(source, spool_dir=tmp_path) as reader:
         assert len(list(reader)) == 6

@@ -38,7 +38,7 @@ def tar(tmp_path):
 @pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["pack", "dry run"])
 def test_the_command_names_the_remedy_and_creates_nothing(tar, tmp_path, hiding, more):
     out = tmp_path / "pack"
-    code, said, error = run("pack", tar, "--out", out, "--workers", 1, *more, path=hiding)
+    code, said, error = run("pack", tar, "--output", out, "--workers", 1, *more, path=hiding)
     assert (code, said) == (4, "")
     assert error.startswith("sa1bpack: neither pillow-simd nor Pillow can be imported (No module")
     assert REMEDY in error and "Traceback" not in error and error.count("\n") == 1
@@ -51,7 +51,7 @@ def test_a_pil_that_leaks_the_pixels_it_shares_is_refused_with_the_version_neede
         "import PIL\nfrom PIL import Image\nPIL.__version__ = '11.2.1'\n"
     )
     out = tmp_path / "pack"
-    code, said, error = run("pack", tar, "--out", out, "--workers", 1, path=tmp_path / "old")
+    code, said, error = run("pack", tar, "--output", out, "--workers", 1, path=tmp_path / "old")
     assert (code, said) == (4, "")
     assert error.startswith("sa1bpack: the PIL in force is 11.2.1, and sa1bpack needs Pillow 11.3")
     assert "Traceback" not in error and not out.exists()

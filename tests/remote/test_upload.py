@@ -256,7 +256,7 @@ def test_a_staging_folder_is_never_taken_for_its_pack(
         lambda: sa1bpack.open(staging),
         lambda: sa1bpack.verify(staging),
         lambda: sa1bpack.repair(staging, sample_tar, workers=1, progress=False),
-        lambda: sa1bpack.merge(tmp_path / "out", [staging]),
+        lambda: sa1bpack.merge([staging], tmp_path / "out"),
         lambda: sa1bpack.pack(sample_tar, staging, **OPTIONS),
     )
     for call in calls:

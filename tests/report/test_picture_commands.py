@@ -96,7 +96,7 @@ def test_what_may_not_be_read_is_not_called_damaged(small_pack, tmp_path, capsys
     [
         (["show", "PACK", "-o", "x.jpg"], "name it *.png"),
         (["show", "PACK", "-o", "x.png", "--image-id", "77"], "no image_id 77 among"),
-        (["show", "PACK", "-o", "PACK/x.png"], "--out is 'PACK/x.png', in the pack PACK, "),
+        (["show", "PACK", "-o", "PACK/x.png"], "--output is 'PACK/x.png', in the pack PACK, "),
         (["report", "PACK", "-o", "x.html", "--samples", "999"], "from 1 to 400"),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_real_full_disk_is_an_error_until_it_is_enlarged(
     stage, small_disk, tmp_path, torture, unit
 ):
     root = small_disk / "pack"
-    command = ("pack", *stage.tars, "--out", root, "--workers", 1, *FLAGS)
+    command = ("pack", *stage.tars, "--output", root, "--workers", 1, *FLAGS)
     largest = 1_300_000 if unit == "bytes" else 230  # the pack needs slightly more
     steps = torture.rounds(2, 25)
     failed = 0

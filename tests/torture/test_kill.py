@@ -55,7 +55,7 @@ class Runs:
         self._seconds = 0.0
 
     def start(self, workers: int) -> Forked:
-        arguments = ("pack", *self._tars, "--out", self.root, "--workers", workers, *SMALL_FLAGS)
+        arguments = ("pack", *self._tars, "--output", self.root, "--workers", workers, *SMALL_FLAGS)
         return Forked(*arguments, log=self._log)
 
     def measure(self) -> None:
@@ -213,7 +213,7 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_run(tars, tmp_path, tortur
     for _ in range(rounds):
         shutil.rmtree(root, ignore_errors=True)  # each time from the start: none is done too soon
         workers = torture.rng.choice((1, 2))
-        process = start("pack", *tars, "--out", root, "--workers", workers, *flags)
+        process = start("pack", *tars, "--output", root, "--workers", workers, *flags)
         time.sleep(torture.rng.uniform(0, 1))
         process.send_signal(sent)
         code, _, said = finish(process)

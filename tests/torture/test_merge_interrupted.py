@@ -68,7 +68,7 @@ class Merge:
         """A new folder, or one with a pack that the other is added to."""
         shutil.rmtree(self.root, ignore_errors=True)
         if grown:
-            sa1bpack.merge(self.root, self.packs[0])
+            sa1bpack.merge(self.packs[0], self.root)
 
     def run(self, plan: Plan | None = None) -> tuple[int, str]:
         def prepare() -> None:
@@ -76,7 +76,7 @@ class Merge:
             if plan is not None:
                 plan.apply()
 
-        arguments = ("merge", self.root, *self.packs)
+        arguments = ("merge", *self.packs, "-o", self.root)
         return Forked(*arguments, log=self.folder / "log", prepare=prepare).wait()
 
     def plan(self, action: str, **more) -> Plan:

@@ -28,7 +28,7 @@ def pack_and_look(tars: list[Path], out: Path) -> None:
     assert_type(sa1bpack.verify(out, quick=True, io="direct").ok, bool)
     assert_type(sa1bpack.verify("packed").ok, bool)
     assert_type(sa1bpack.repair(out, tars, dry_run=True), sa1bpack.RepairResult)
-    assert_type(sa1bpack.merge(out, ["one", "two"]), sa1bpack.MergeResult)
+    assert_type(sa1bpack.merge(["one", "two"], out), sa1bpack.MergeResult)
     assert_type(sa1bpack.export_sa1b([out], "records"), sa1bpack.ExportResult)
     assert_type(sa1bpack.export_coco(out, Path("coco.json"), renumber=True).complete, bool)
     assert_type(sa1bpack.info(["one", "two"]).as_text(), str)

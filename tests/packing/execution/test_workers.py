@@ -159,7 +159,7 @@ def test_workers_that_the_kernel_kills_for_lack_of_memory_end_the_run_and_cost_n
 ):
     workers_that(DEADLY.format(name="SIGKILL"))
     root = tmp_path / "pack"
-    command = ("pack", tar, "--out", root, "--workers", 2, *SMALL_FLAGS)
+    command = ("pack", tar, "--output", root, "--workers", 2, *SMALL_FLAGS)
     code, _, error = run(*command, path=tmp_path / "site")
     assert code == 4, error
     assert f"sa1bpack: {tar}: sa_6.jpg: 3 workers ended" in error
@@ -233,7 +233,7 @@ def test_a_lack_of_memory_in_a_worker_is_not_the_samples_fault(
 
 
 def test_workers_end_when_their_parent_is_killed(tar, tmp_path):
-    process = start("pack", tar, "--out", tmp_path / "pack", "--workers", 2, *SMALL_FLAGS)
+    process = start("pack", tar, "--output", tmp_path / "pack", "--workers", 2, *SMALL_FLAGS)
     children = wait_until(lambda: psutil.Process(process.pid).children(), process)
     process.send_signal(signal.SIGKILL)
     finish(process)
@@ -249,7 +249,7 @@ def test_a_low_soft_limit_on_open_files_is_raised_for_the_run(
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, 1024))
 
     root = tmp_path / "pack"
-    command = ("pack", *long_tars, "--out", root, "--workers", workers, *SMALL_FLAGS)
+    command = ("pack", *long_tars, "--output", root, "--workers", workers, *SMALL_FLAGS)
     code, said = Forked(*command, log=tmp_path / "log", prepare=limit).wait()
     assert code == 0, said
     assert contents(root) == long_pack
