@@ -35,7 +35,7 @@ class Kind:
 
 KINDS = {
     "default": Kind(
-        {}, 64, 1, ("image", "mask_bits"), {"RGB, bits": ({}, {"masks": "padded_bits"})}
+        {}, 64, 1, ("image", "mask_bits"), {"RGB, bits": ({}, {"mask_layout": "padded_bits"})}
     ),
     "native": Kind(
         {"fit": "native", "pixels": "yuv420", "masks": "runs"}, 100, 2, ("image", "run_ends"),

@@ -47,7 +47,7 @@ def speed(ds, batch: int, counts: type[EpochCounts]) -> float:
     """Samples per second of the best of two epochs, after one to warm up."""
     iteration.EpochCounts = counts
     times = []
-    with Loader(ds, batch, shuffle=True, masks="padded_bits", threads=2) as loader:
+    with Loader(ds, batch, shuffle=True, mask_layout="padded_bits", threads=2) as loader:
         for _ in range(3):
             begin = time.perf_counter()
             for _ in loader:

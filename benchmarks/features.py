@@ -47,7 +47,7 @@ class CollateBoth:
     """Batches of the samples and arrays of WithFiles."""
 
     def __init__(self) -> None:
-        self._collate = Collate(masks=MASKS)
+        self._collate = Collate(mask_layout=MASKS)
 
     def __call__(self, pairs: list[tuple[dict, np.ndarray]]) -> dict:
         batch = self._collate([sample for sample, _ in pairs])
@@ -59,7 +59,7 @@ class CollateBoth:
 def loader(task: Task):
     """A Loader, with the features of the dataset."""
     with sa1bpack.Loader(
-        task.ds, task.batch, shuffle=True, masks=MASKS, threads=THREADS
+        task.ds, task.batch, shuffle=True, mask_layout=MASKS, threads=THREADS
     ) as batches:
         yield batches
 
@@ -70,7 +70,12 @@ def dataloader(workers: int):
     @contextmanager
     def way(task: Task):
         batches = sa1bpack.make_dataloader(
-            task.ds, task.batch, shuffle=True, masks=MASKS, num_workers=workers, pin_memory=False
+            task.ds,
+            task.batch,
+            shuffle=True,
+            mask_layout=MASKS,
+            num_workers=workers,
+            pin_memory=False,
         )
         yield batches
         if batches._iterator is not None:

@@ -140,7 +140,7 @@ def copies(nbytes: int, samples: int):
     return way
 
 
-def loader(ds, options: Options, masks: str, pipeline=None, threads: int | None = None):
+def loader(ds, options: Options, layout: str, pipeline=None, threads: int | None = None):
     """A Loader, and a pipeline if there is one."""
 
     @contextmanager
@@ -150,7 +150,7 @@ def loader(ds, options: Options, masks: str, pipeline=None, threads: int | None 
             options.batch,
             shuffle=True,
             device=DEVICE,
-            masks=masks,
+            mask_layout=layout,
             threads=threads,
             prefetch=4,
             io="cached",
@@ -166,7 +166,12 @@ def dataloader(ds, options: Options, pin: bool):
     @contextmanager
     def way() -> Iterator[Begin]:
         batches = make_dataloader(
-            ds, options.batch, shuffle=True, masks="padded_bits", num_workers=0, pin_memory=pin
+            ds,
+            options.batch,
+            shuffle=True,
+            mask_layout="padded_bits",
+            num_workers=0,
+            pin_memory=pin,
         )
 
         def moved() -> Iterator[dict]:
@@ -279,19 +284,19 @@ def compact(options: Options, report: Report) -> None:
     """Planes and runs. The ceiling is the copy of planes and runs; speeds in samples per second."""
     stored = _opened(options, "compact", mask_format="runs", pixels="stored").ds
     rgb = _opened(options, "compact", mask_format="runs").ds
-    with Loader(stored, options.batch, device="cpu", masks="flat") as batches:
+    with Loader(stored, options.batch, device="cpu", mask_layout="concat") as batches:
         batch = next(iter(batches))
     nbytes = batch["images"].nbytes + batch["runs"].run_ends.nbytes
     crop = [transforms.RandomResizedCrop(), transforms.RandomHorizontalFlip()]
     ways = {
         "pinned copy of planes and runs (ceiling)": copies(nbytes, options.batch),
-        "Loader, planes and runs": loader(stored, options, "flat"),
-        "Loader, RGB converted on the device, runs": loader(rgb, options, "flat"),
+        "Loader, planes and runs": loader(stored, options, "concat"),
+        "Loader, RGB converted on the device, runs": loader(rgb, options, "concat"),
     }
     for cells in (options.side // 4, options.side):
         pipeline = transforms.Pipeline(stored, crop, mask_size=cells)
         name = f"Loader and pipeline: crop, flip, masks from runs, {cells}"
-        ways[name] = loader(stored, options, "flat", pipeline)
+        ways[name] = loader(stored, options, "concat", pipeline)
     time_ways(ways, options.rounds, report)
 
 

@@ -152,7 +152,7 @@ def _loader(batch: int | None = None):
     @contextmanager
     def way(task: Task) -> Iterator[Epoch]:
         with Loader(
-            task.ds, batch or task.batch, shuffle=True, masks="padded_bits", threads=THREADS
+            task.ds, batch or task.batch, shuffle=True, mask_layout="padded_bits", threads=THREADS
         ) as batches:
             yield lambda: count_samples(batches)
 
@@ -163,14 +163,18 @@ def _loader(batch: int | None = None):
 def loader_checked(task: Task) -> Iterator[Epoch]:
     """The Loader, comparing every sample with its checksum."""
     ds = task.ds.with_options(verify_checksums=True)
-    with Loader(ds, task.batch, shuffle=True, masks="padded_bits", threads=THREADS) as batches:
+    with Loader(
+        ds, task.batch, shuffle=True, mask_layout="padded_bits", threads=THREADS
+    ) as batches:
         yield lambda: count_samples(batches)
 
 
 @contextmanager
 def loader_bool(task: Task) -> Iterator[Epoch]:
     """sa1bpack.Loader, unpacking the masks on the CPU: eight times their bytes."""
-    with Loader(task.ds, task.batch, shuffle=True, masks="padded", threads=THREADS) as batches:
+    with Loader(
+        task.ds, task.batch, shuffle=True, mask_layout="padded", threads=THREADS
+    ) as batches:
         yield lambda: count_samples(batches)
 
 
@@ -181,7 +185,7 @@ def _dataloader(workers: int):
             task.ds,
             task.batch,
             shuffle=True,
-            masks="padded_bits",
+            mask_layout="padded_bits",
             num_workers=workers,
             pin_memory=False,
         )

@@ -90,7 +90,7 @@ def ours(ds: object, masks: int, batch_size: int) -> Callable[[], int]:
     """One epoch of Loader and Pipeline; returns the samples."""
     order = sa1bpack.WeightedOrder(ds, np.ones(len(ds)), samples=4 * len(ds))
     loader = sa1bpack.Loader(
-        ds, batch_size, order=order, masks="padded", max_masks=masks, device="cpu", threads=1
+        ds, batch_size, order=order, mask_layout="padded", max_masks=masks, device="cpu", threads=1
     )
     pipeline = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip()], mask_size=SIDE)
 

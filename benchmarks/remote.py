@@ -119,7 +119,9 @@ def ceiling(url: str, pack: Path, size: int, total: int) -> float:
 def epochs(ds: sa1bpack.Dataset, count: int) -> list:
     """The figures of some epochs."""
     found = []
-    with sa1bpack.Loader(ds, BATCH, order="local", max_masks=64, masks="padded_bits") as loader:
+    with sa1bpack.Loader(
+        ds, BATCH, order="local", max_masks=64, mask_layout="padded_bits"
+    ) as loader:
         for _ in range(count):
             for _ in loader:
                 pass

@@ -184,7 +184,7 @@ def ways(folder: Path, batch: int, workers: list[int]) -> list[Way]:
         return DataLoader(ds, batch, shuffle=True, num_workers=count, collate_fn=collate)
 
     def ours(kind: str) -> Loader:
-        return Loader(sa1bpack.open(pack), batch, shuffle=True, masks=kind, device=device)
+        return Loader(sa1bpack.open(pack), batch, shuffle=True, mask_layout=kind, device=device)
 
     def pipeline() -> Iterable:
         ds = sa1bpack.open(pack, mask_format="runs")

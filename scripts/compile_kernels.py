@@ -24,9 +24,9 @@ PACKS = (
     ({"fit": "native", "pixels": "yuv420", "masks": "runs"}, ("bool", "runs")),
 )
 READ = (
-    {"masks": "padded", "max_masks": 16},
-    {"masks": "flat", "io": "cached"},
-    {"masks": "padded_bits", "max_masks": 16, "mask_select": "random"},
+    {"mask_layout": "padded", "max_masks": 16},
+    {"mask_layout": "concat", "io": "cached"},
+    {"mask_layout": "padded_bits", "max_masks": 16, "mask_select": "random"},
 )
 STEPS = (
     (),

@@ -153,7 +153,7 @@ class Trainer:
         # Both take rank and world size from torch.distributed. The last batch of an epoch is short,
         # so that every sample occurs exactly once; `train_step` weights the ranks' unequal parts.
         options = {"global_batch_size": args.batch_size, "shuffle": args.order is None,
-                   "order": args.order, "seed": args.seed, "masks": "flat",
+                   "order": args.order, "seed": args.seed, "mask_layout": "concat",
                    "max_masks": args.masks, "mask_select": "largest"}  # fmt: skip
         if args.workers is None:
             self.loader = sa1bpack.Loader(ds, device=str(device), **options)

@@ -270,7 +270,11 @@ class Trainer:
         features = [args.distill] if args.distill else []
         ds = sa1bpack.open(args.pack, mask_format="runs", features=features, min_area=args.min_area)
         self.train, self.val = (ds, ds) if args.val == 0 else ds.split(val_fraction=args.val)
-        options = {"global_batch_size": args.batch_size, "masks": "flat", "max_masks": args.masks}
+        options = {
+            "global_batch_size": args.batch_size,
+            "mask_layout": "concat",
+            "max_masks": args.masks,
+        }
         options |= {"device": str(device), "seed": args.seed}
         self.loader = sa1bpack.Loader(self.train, mask_select="random", shuffle=True, **options)
         self.val_loader = sa1bpack.Loader(self.val, **options)

@@ -144,7 +144,7 @@ def test_a_signature_names_every_option_with_its_default():
     assert hidden == []
     options = inspect.signature(sa1bpack.Loader).parameters
     assert options["max_masks"].default is None and options["timeout"].default == 120.0
-    assert options["masks"].annotation is str and options["device"].default == "cpu"
+    assert options["mask_layout"].annotation is str and options["device"].default == "cpu"
     assert inspect.signature(sa1bpack.pack).parameters["image_size"].default == 1024
     assert inspect.signature(sa1bpack.derive).parameters["batch_size"].default == 32
     kept = inspect.signature(sa1bpack.Dataset.with_options).parameters["mask_format"].default

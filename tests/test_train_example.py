@@ -177,7 +177,7 @@ def test_loss_falls_and_iou_rises_on_the_sample_photos(script, deterministic, sa
 
 def test_a_drawn_point_is_in_its_mask_and_a_box_is_that_of_the_sample(script, pack):
     ds = sa1bpack.open(pack, coordinates="stored")
-    (batch,) = sa1bpack.Loader(ds, len(ds), masks="flat")
+    (batch,) = sa1bpack.Loader(ds, len(ds), mask_layout="concat")
     kinds = set()
     for epoch in range(5):
         boxes = script.edges(batch["bboxes"]) / 64

@@ -22,7 +22,7 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
     key               type           content
     ================  =============  ============================================================
     image, images     Image          uint8 (3, H, W) of a sample, (B, 3, H, W) of a batch
-    masks             Mask           bool (m, H, W); of a batch (B, M, H, W), or (T, H, W) if flat
+    masks             Mask           bool (m, H, W); of a batch (B, M, H, W) or (T, H, W)
     boxes             BoundingBoxes  float32 (m, 4), XYXY, in pixels of the image: x1, y1 are the
                                      edges right of and below the last pixel, as in a Pipeline.
                                      Of a batch (B * M, 4) or (T, 4), because they have two axes
@@ -151,7 +151,7 @@ def _scales(
     """What x, y are multiplied by, and the extent of a source pixel, in pixels of the image.
 
     size  float64 (4,) or (B, 4): source height, width, stored height, width
-    axes  of the boxes: 2 for those of a sample and of flat masks, 3 for padded ones
+    axes  of the boxes: 2 for those of a sample and of concatenated masks, 3 for padded ones
 
     Returns two float64 tensors, (2,), (T, 2) or (B, 1, 2).
     """

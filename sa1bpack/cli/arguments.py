@@ -44,7 +44,7 @@ _OTHER_NAMES = {"duration": "--seconds"}
 
 # Options of earlier releases, without hyphens → those of today, of a command that has one of them.
 _RENAMED = {
-    "masks": ("--mask-format",),
+    "masks": ("--mask-format", "--mask-layout"),
     "select": ("--mask-select",),
 }
 

@@ -14,7 +14,7 @@ from sa1bpack.masks.select import Thresholds
 from sa1bpack.progress import byte_bar, step_line
 from sa1bpack.wording import counted
 
-LAYOUTS = ("padded", "flat", "padded_bits", "flat_bits")
+LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 VERIFY = ("sample", "quick", "full", "none")
 _NAMED = 10  # problems that `report` prints to stderr; the page has more
 
@@ -192,7 +192,7 @@ class Batches:
 
     device: str = "cpu"
     batch_size: int = 32
-    masks: Literal[LAYOUTS] = "padded"
+    mask_layout: Literal[LAYOUTS] = "padded"
     max_masks: int | None = None
 
 
@@ -223,7 +223,7 @@ def bench(
         pack (PACK): folder of a pack
         device (DEVICE): where batches go: cpu or cuda
         batch_size (N): samples per batch
-        masks: masks in the batches, as in Loader
+        mask_layout: layout of the masks in a batch, as in Loader
         max_masks (N): masks per sample at most (default: all)
         seconds (SECONDS): per measurement
         sweep: compare settings of both loaders as well

@@ -37,7 +37,7 @@ class LoadingKeywords(TypedDict, total=False):
 
     prefetch: int | None
     io: str | None
-    masks: str
+    mask_layout: str
     threads: int | None
     timeout: float
 
@@ -53,7 +53,7 @@ class DeriveKeywords(LoadingKeywords, RowKeywords, total=False):
 keywords_of(DeriveKeywords, Target, Loader, batch_size=BATCH_SIZE, options=None)
 
 
-@checks_options(out="output")
+@checks_options(masks="mask_layout", out="output")
 def derive(
     ds: Dataset,
     name: str,
@@ -86,14 +86,14 @@ def derive(
             rows that a killed call has left; the images of parts that exist are not counted.
         batch_size: images per batch; default: 32.
         device: of the batches: "cpu" (default), "cuda" or "cuda:1".
-        axis: "sample" (default): a row per image. "mask": a row per mask; masks of the batch are
-            "flat".
+        axis: "sample" (default): a row per image. "mask": a row per mask; the layout of masks
+            is "concat".
         spatial: rows are (C, h, w) over the canvas of the stored image, so that a
             `transforms.Pipeline` moves them with the image; default: False.
         options: keyword arguments of `fn`, which JSON can hold; they are recorded.
         output: folder of the feature, not among the files of the pack. Default: PACK/side/NAME.
         allow_nonfinite: store NaN and infinities, too, in place of an error; default: False.
-        io, masks, prefetch, threads, timeout: of the Loader.
+        io, mask_layout, prefetch, threads, timeout: of the Loader.
 
     Raises:
         OptionError: a value that cannot be used, rows of another shape, type or number than
@@ -175,9 +175,10 @@ class PartMaker:
             raise OptionError(f"fn is {fn!r}: choose a function of a batch")
         rows = {key: others.pop(key) for key in RowKeywords.__annotations__ if key in others}
         by_mask = rows.get("axis") == "mask"
-        if by_mask and others.setdefault("masks", "flat") not in ("flat", "flat_bits"):
+        if by_mask and others.setdefault("mask_layout", "concat").startswith("padded"):
             raise OptionError(
-                f"masks is {others['masks']!r}: with a row per mask choose flat or flat_bits"
+                f"mask_layout is {others['mask_layout']!r}: with a row per mask choose concat or "
+                "concat_bits"
             )
         self._batch_size = whole_number("batch_size", batch_size, 1)
         self._fn, self._options = fn, dict(options)

@@ -78,7 +78,7 @@ class _SendingCollate(Collate):
     """
 
     def __init__(self, ds: Dataset, options: ReadingOptions, masks: MaskSchedule):
-        super().__init__(options.masks, sample_spec=ds.spec, relations=options.relations)
+        super().__init__(options.mask_layout, sample_spec=ds.spec, relations=options.relations)
         self.masks = masks
 
     def __call__(self, samples: Sequence[Sample | ReadError]) -> _SentBatch:
@@ -248,7 +248,7 @@ def make_dataloader(
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
             `if __name__ == "__main__"` in the script, otherwise the platform's default; "spawn" for
             packs in object stores, whose connections do not survive a fork.
-        options: global_batch_size, shuffle, order, masks, max_masks, mask_select, pad_to_max,
+        options: global_batch_size, shuffle, order, mask_layout, max_masks, mask_select, pad_to_max,
             buckets, relations, seed, drop_last, pad_last, rank, world_size, on_error, max_dropped,
             timeout, on_epoch_end: see ReadingOptions.
 

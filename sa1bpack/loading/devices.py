@@ -153,7 +153,7 @@ def _run_batch(batch: Batch, copy: BatchCopy) -> RunBatch:
 
 
 def finish_masks(batch: Batch, spec: BatchSpec, samples: int, capacity: int) -> None:
-    """Bring flat mask bits into the layout that the consumer requested, on their device.
+    """Bring concatenated mask bits into the layout that the consumer requested, on their device.
 
     batch     `masks` uint8 (T, Sm, Sm / 8), and for the padded layouts `mask_positions` int64 (T,)
     samples   B

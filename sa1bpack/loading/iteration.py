@@ -138,7 +138,7 @@ class BatchReader:
         return (
             f"<{type(self).__name__} of {self._dataset!r}: {counted(len(batches), 'batch')} of "
             f"{batches.batch_size}, {batches.order.kind} order, epoch {batches.epoch}, "
-            f"{most} {options.masks}, {own}>"
+            f"{most} {options.mask_layout}, {own}>"
         )
 
 

@@ -128,9 +128,9 @@ class Loader(BatchReader):
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
                 "auto", as None: "cached" if the dataset takes at most half of the memory of this
                 machine or container, else "direct"; `plan()` says which, and why.
-            options: global_batch_size, shuffle, order, masks, max_masks, mask_select, pad_to_max,
-                buckets, relations, seed, drop_last, pad_last, rank, world_size, on_error,
-                max_dropped, timeout, on_epoch_end: see ReadingOptions.
+            options: global_batch_size, shuffle, order, mask_layout, max_masks, mask_select,
+                pad_to_max, buckets, relations, seed, drop_last, pad_last, rank, world_size,
+                on_error, max_dropped, timeout, on_epoch_end: see ReadingOptions.
 
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.
@@ -347,7 +347,7 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
             raise
     raise LoaderError(
         f"no memory for {plan}; lower batch_size, max_masks or prefetch, keep fewer batches, or "
-        f"use packed masks (masks='flat_bits'): {reason}"
+        f"use packed masks (mask_layout='concat_bits'): {reason}"
     )
 
 

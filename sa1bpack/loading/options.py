@@ -11,7 +11,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.collate import ON_ERROR
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
-from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
+from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets
 from sa1bpack.loading.order.orders import (
@@ -40,6 +40,7 @@ OF_OTHER_LOADERS = {
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
     "choose": "mask_select",
+    "masks": "mask_layout",
     "last": "drop_last=True or pad_last=True",
     "generator": "seed",
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
@@ -57,7 +58,7 @@ class ReadingKeywords(TypedDict, total=False):
     global_batch_size: WholeNumbers | None
     shuffle: bool
     order: str | Order | None
-    masks: str
+    mask_layout: str
     max_masks: WholeNumbers | None
     mask_select: ScheduledSelect
     pad_to_max: bool
@@ -87,8 +88,9 @@ class ReadingOptions:
     order
         In place of `shuffle`: "local" (shuffle within a few shards at a time), "by_node"
         (shuffle, each node its own shards in every epoch), or an Order of this dataset.
-    masks
-        "padded", "flat", "padded_bits" or "flat_bits", as in `Collate`.
+    mask_layout
+        How masks lie in a batch: "padded", "concat", "padded_bits" or "concat_bits", as in
+        `Collate`.
     max_masks
         Keep at most this many masks per sample; None keeps all. It may change: `Steps`, `Linear`,
         `Cosine`, `Function`, a list with one value per epoch, or a function of the epoch.
@@ -139,7 +141,7 @@ class ReadingOptions:
     global_batch_size: WholeNumbers | None = None
     shuffle: bool = False
     order: str | Order | None = None
-    masks: str = "padded"
+    mask_layout: str = "padded"
     max_masks: WholeNumbers | None = None
     mask_select: ScheduledSelect = "largest"
     pad_to_max: bool = False
@@ -173,12 +175,12 @@ class ReadingOptions:
         object.__setattr__(self, "relations", self.relate or ())  # names may be an iterator
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
-        _ = self.choices  # checks masks, max_masks, mask_select, pad_to_max and seed
+        _ = self.choices  # checks mask_layout, max_masks, mask_select, pad_to_max and seed
 
     @property
     def layout(self) -> MaskLayout:
         """Of the masks in a batch."""
-        return mask_layout(self.masks)
+        return MaskLayout.of(self.mask_layout)
 
     @property
     def relate(self) -> Relate | None:

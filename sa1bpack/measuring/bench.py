@@ -185,13 +185,13 @@ def in_new_process(function: Callable, *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-@checks_options
+@checks_options(masks="mask_layout")
 def bench(
     pack: str | Path,
     *,
     device: str = "cpu",
     batch_size: int = 32,
-    masks: str = "padded",
+    mask_layout: str = "padded",
     max_masks: int | None = None,
     duration: float = 5.0,
     sweep: bool = False,
@@ -202,7 +202,7 @@ def bench(
     Args:
         pack: folder of a pack.
         device: "cpu" or "cuda".
-        batch_size, masks, max_masks: of both loaders.
+        batch_size, mask_layout, max_masks: of both loaders.
         duration: seconds per measurement: three of ceilings, six of loaders, and three of each
             setting that is compared.
         sweep: compare settings as well: threads, io and prefetch of a Loader, half and twice the
@@ -226,7 +226,7 @@ def bench(
     path = checked_folder(pack)
     batch_size = whole_number("batch_size", batch_size, 1)
     duration = seconds("duration", duration)
-    options: dict[str, Any] = {"masks": masks, "max_masks": max_masks}
+    options: dict[str, Any] = {"mask_layout": mask_layout, "max_masks": max_masks}
     ReadingOptions(**options)  # checks them
     open_device(device)
     tasks = {name: Task(path, device, options, cold=name == "cold") for name in ("cold", "warm")}

@@ -37,7 +37,7 @@ class Task:
 
     pack     folder of the pack
     device   where batches go
-    options  of both loaders: masks, max_masks
+    options  of both loaders: mask_layout, max_masks
     cold     pages are dropped before each measurement, and no sample is read twice; otherwise as
              many samples as fit into a part of the memory are read again and again
     """
@@ -71,7 +71,7 @@ class Task:
             gc.collect()  # maps keep pages
             drop_pages(self.files())
         else:
-            with Loader(self.open(), 8, io="cached", masks="flat") as loader:
+            with Loader(self.open(), 8, io="cached", mask_layout="concat") as loader:
                 for _ in loader:
                     pass
 

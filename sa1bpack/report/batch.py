@@ -114,8 +114,8 @@ def _pixels(batch: Batch, row: int) -> np.ndarray:
 
 
 def _part(batch: Batch, row: int) -> Any:
-    """The rows of a sample in the arrays with one row per mask: a slice of flat arrays, or the
-    sample and a slice of padded ones."""
+    """The rows of a sample in the arrays with one row per mask: a slice of concatenated arrays, or
+    the sample and a slice of padded ones."""
     if "mask_counts" not in batch:
         return slice(0, 0)
     count = int(batch["mask_counts"][row])

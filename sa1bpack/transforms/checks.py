@@ -151,9 +151,9 @@ def check_runs(runs: RunBatch, small: Mapping[str, torch.Tensor], shape: tuple[i
             runs may include padding or not
     """
     remedy = "a transform that drops masks must drop their runs as well"
-    counts, flat, total = small["mask_counts"], len(shape) == 1, int(np.prod(shape))
-    if (runs.masks != total) if flat else (runs.masks > total):
-        rows = f"{total} masks" if flat else f"arrays of {shape[0]} x {shape[1]} masks"
+    counts, padded, total = small["mask_counts"], len(shape) != 1, int(np.prod(shape))
+    if (runs.masks > total) if padded else (runs.masks != total):
+        rows = f"arrays of {shape[0]} x {shape[1]} masks" if padded else f"{total} masks"
         raise OptionError(f"the runs have {runs.masks} masks, but the batch has {rows}: {remedy}")
     if len(runs.sizes) != len(counts):
         raise OptionError(
@@ -162,7 +162,7 @@ def check_runs(runs: RunBatch, small: Mapping[str, torch.Tensor], shape: tuple[i
     if counts.device.type != "cpu":
         return
     found, expected = np.diff(small["mask_offset"].numpy()), counts.numpy()
-    if not flat and (found == shape[1]).all():
+    if padded and (found == shape[1]).all():
         return  # with padding
     wrong = np.flatnonzero(found != expected)
     if wrong.size:

@@ -74,9 +74,9 @@ class Pipeline:
             batch = pipeline(batch)
 
     The result is a dict with the keys of the batch, except for the following. "..." is (B, M) for
-    padded masks and (T,) for flat ones; the canvas has H x W pixels, the mask grid of the result
-    h x w cells. Coordinates are continuous, in pixels of the canvas, with pixel edges at whole
-    numbers:
+    padded masks and (T,) for concatenated ones; the canvas has H x W pixels, the mask grid of the
+    result h x w cells. Coordinates are continuous, in pixels of the canvas, with pixel edges at
+    whole numbers:
 
     ===============  =======  ==================================================================
     key              type     shape and content
@@ -295,7 +295,8 @@ class Pipeline:
         leading = [batch[key].shape for key in MASK_KEYS if key in batch]
         areas = None
         if leading:
-            owner, shape, valid = _owners(small["mask_counts"], leading[0], "mask_offsets" in batch)
+            padded = "mask_offsets" not in batch
+            owner, shape, valid = _owners(small["mask_counts"], leading[0], padded)
             placed |= self._annotations(small, owner, shape, valid, frame)
             areas = self._put_masks(done, batch, small, owner, shape, frame)
         done.pop("bboxes", None)
@@ -395,7 +396,7 @@ class Pipeline:
 
 
 def _owners(
-    counts: torch.Tensor, leading: torch.Size, flat: bool
+    counts: torch.Tensor, leading: torch.Size, padded: bool
 ) -> tuple[torch.Tensor, tuple[int, ...], torch.Tensor]:
     """The samples of the rows of the per-mask arrays; `leading` is the shape of one of them.
 
@@ -403,7 +404,7 @@ def _owners(
     and bool (T,), whether the row is a mask and not padding. Nothing waits for the device.
     """
     samples = torch.arange(len(counts), device=counts.device)
-    if flat:
+    if not padded:
         shape = tuple(leading[:1])
         owner = samples.repeat_interleave(counts, output_size=shape[0])
         return owner, shape, torch.ones_like(owner, dtype=torch.bool)

@@ -127,10 +127,10 @@ def test_boxes_contain_their_masks_and_touch_them_on_all_sides(photos, as_tv_ten
 
 
 @pytest.mark.parametrize("coordinates", ["source", "stored"])
-@pytest.mark.parametrize("layout", ["padded", "flat", "padded_bits"])
+@pytest.mark.parametrize("layout", ["padded", "concat", "padded_bits"])
 def test_a_batch_has_those_of_its_samples(photos, as_tv_tensors, layout, coordinates):
     ds = open_photos(photos, coordinates=coordinates)
-    with sa1bpack.Loader(ds, 3, masks=layout) as loader:
+    with sa1bpack.Loader(ds, 3, mask_layout=layout) as loader:
         batch = next(iter(loader))
         made = as_tv_tensors(batch)
     samples = [as_tv_tensors(sample, coordinates) for sample in ds[:3]]
@@ -138,7 +138,7 @@ def test_a_batch_has_those_of_its_samples(photos, as_tv_tensors, layout, coordin
     assert made["images"].shape == (3, 3, SIDE, SIDE)
     assert made["boxes"].ndim == 2 and tuple(made["boxes"].canvas_size) == (SIDE, SIDE)
     masks, boxes = made["masks"], made["boxes"].as_subclass(torch.Tensor)
-    if layout == "flat":
+    if layout == "concat":
         masks, boxes = masks.split(counts), boxes.split(counts)
     else:
         boxes = boxes.reshape(3, -1, 4)

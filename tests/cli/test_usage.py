@@ -38,8 +38,8 @@ COMMANDS = {
         "--device", "--threads", "--part", "--engine", "--address", "--allow-nonfinite",
     },
     "bench": {
-        "--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--sweep", "--output",
-        "--json",
+        "--device", "--batch-size", "--mask-layout", "--max-masks", "--seconds", "--sweep",
+        "--output", "--json",
     },
 }  # fmt: skip
 
@@ -96,6 +96,7 @@ def test_wrong_usage_of_a_command_is_one_line_that_names_its_help(command, name)
         ("show a --mi 3", "--mi: is --min-area or --min-iou or --min-stability meant? See"),
         ("merge --out x a", "--out: is --output meant? See"),
         ("verify --packs a", "--packs: PACK is given without a flag; see"),
+        ("bench a --masks padded", "--masks: it is --mask-layout; see"),
         ("pack a -o b --select iou", "--select: it is --mask-select; see"),
         ("derive a b --fn c:d --masks runs", "--masks: it is --mask-format; see"),
         ("verify a --quik", "--quik: is --quick meant? See"),

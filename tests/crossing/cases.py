@@ -15,7 +15,7 @@ from sa1bpack import transforms
 RELATIONS = ("intersections", "ious", "containments", "touching", "distances", "children")
 RELATIONS += ("centroids", "mask_boxes", "parents", "depths", "levels")
 SELECTIONS = ("all", "all", "slice", "shuffled", "repeated", "where", "fraction", "saved")
-LAYOUTS = ("padded", "flat", "padded_bits", "flat_bits")
+LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 # Every so many cases has masks from runs and features, read past the page cache from the disk:
 # what shares a thread's scratch memory.
 HARDEST = 5
@@ -179,13 +179,13 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         if changes or 0 < samples % case.size < ranks:  # a rank would have an empty batch
             last = rng.choice(("drop_last", "pad_last"))
     reading = case.reading = {} if last is None else {last: True}
-    kinds = ["padded", "flat"] if case.yields_runs else list(LAYOUTS)
-    reading["masks"] = rng.choice(kinds)
+    kinds = ["padded", "concat"] if case.yields_runs else list(LAYOUTS)
+    reading["mask_layout"] = rng.choice(kinds)
     most = _drawn_most(rng)
     if most is not None:
         reading["max_masks"], reading["mask_select"] = most, _drawn_choice(rng, ds)
         limited = not (isinstance(most, list) and None in most)
-        if limited and reading["masks"].startswith("padded"):
+        if limited and reading["mask_layout"].startswith("padded"):
             reading["pad_to_max"] = rng.random() < 0.4
     if rng.random() < 0.3:
         names = rng.sample(RELATIONS, rng.randint(1, 3))

@@ -189,7 +189,7 @@ class Crossing:
             mask_select = weighing(weights)
         kept = [kept_masks(sample, most, mask_select, self.seed, epoch) for sample in samples]
         rows = most if case.reading.get("pad_to_max") else None
-        layout = case.reading["masks"]
+        layout = case.reading["mask_layout"]
         expected = expected_batch(samples, kept, ds, layout, rows, self.relate)
         if case.reading.get("on_error") == "drop":
             expected["dropped"] = np.empty(0, np.int64)

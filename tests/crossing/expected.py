@@ -39,7 +39,7 @@ def kept_masks(
     if isinstance(mask_select, str) and mask_select in RANKED:
         score = sample[RANKED[mask_select]].astype(np.float64)
         return np.sort(np.lexsort((np.arange(count), -score))[:most])
-    collate = sa1bpack.Collate("flat", max_masks=most, mask_select=mask_select, seed=seed)
+    collate = sa1bpack.Collate("concat", max_masks=most, mask_select=mask_select, seed=seed)
     collate.set_epoch(epoch)
     numbers = {key: sample[key] for key in (*NUMBERS, "crop_boxes", "image_id", "size")}
     drawn = collate([numbers | {"index": 0}])["annotation_ids"].numpy()

@@ -284,7 +284,7 @@ def test_options_can_be_changed_for_a_subset(ds):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"mask_format": "flat"}, {"coordinates": "xy"}, {"on_error": "drop"}, {"transform": 3}],
+    [{"mask_format": "concat"}, {"coordinates": "xy"}, {"on_error": "drop"}, {"transform": 3}],
 )
 def test_options_that_cannot_be_used_are_refused(packed, wrong):
     """With the value and the choices."""

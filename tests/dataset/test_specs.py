@@ -16,7 +16,7 @@ import sa1bpack
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
-from sa1bpack.loading.batch.spec import BatchSpec, mask_layout
+from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import batch_views, finish
 from sa1bpack.loading.planner import Planner
@@ -136,9 +136,9 @@ CASES = [
 @pytest.mark.parametrize("fit, pixels, masks, options", CASES, ids=str)
 def test_loader_and_dataloader_yield_the_same_batches(layout_packs, fit, pixels, masks, options):
     ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
-    for masks_of_batch in ("padded", "flat"):
+    for masks_of_batch in ("padded", "concat"):
         given = {
-            "masks": masks_of_batch,
+            "mask_layout": masks_of_batch,
             "max_masks": 3,
             "mask_select": "random",
             "shuffle": True,
@@ -155,7 +155,7 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(
 ):
     """The work of the device, done on the CPU: planes to RGB, bits to bool, runs to a RunBatch."""
     ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
-    spec = BatchSpec.of(ds, mask_layout("padded"), to_device=True)
+    spec = BatchSpec.of(ds, MaskLayout.of("padded"), to_device=True)
     masks = MaskSchedule.of(None, "largest", 0, False, spec.layout)
     planner = Planner(BatchSource(ds, spec, masks))
     [(copy, errors)] = planner.plan([np.arange(len(ds))], 0, masks.at(0, 0))

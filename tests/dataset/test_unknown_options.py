@@ -37,6 +37,12 @@ TAR = "tests/samples/sa_000000.tar"
         (lambda pack: sa1bpack.TarDataset(TAR, cache_folder=1), "'cache_folder': use cache_dir"),
         (lambda pack: sa1bpack.TarDataset(TAR, cache_sise=1), "'cache_sise': is cache_size meant"),
         (lambda pack: sa1bpack.IterableTarDataset(TAR, shuffle=8), "'shuffle': use shuffle_buffer"),
+        (lambda pack: sa1bpack.Collate(masks="flat"), "'masks': use mask_layout"),
+        (lambda pack: sa1bpack.bench(pack, masks="flat"), "'masks': use mask_layout"),
+        (
+            lambda pack: sa1bpack.derive(sa1bpack.open(pack), "a", len, masks="flat"),
+            "'masks': use mask_layout",
+        ),
         (lambda pack: sa1bpack.Collate(choose="iou"), "'choose': use mask_select"),
         (lambda pack: sa1bpack.masks.MaskRule(select="iou"), "'select': use mask_select"),
         (lambda pack: sa1bpack.PackOptions(select="iou"), "'select': use mask_select"),

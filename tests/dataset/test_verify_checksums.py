@@ -188,7 +188,7 @@ def test_a_loader_raises_or_drops_what_was_damaged(root, array):
         with pytest.raises(ReadError, match="sa1bpack repair") as found:
             next(iterator)
         assert (found.value.row, found.value.file_name) == (5, "sa_4985.jpg")
-    with Loader(ds, 4, on_error="drop", masks="flat_bits") as loader:
+    with Loader(ds, 4, on_error="drop", mask_layout="concat_bits") as loader:
         rows, images = [], {}
         for batch in loader:
             rows += batch["indices"].tolist()

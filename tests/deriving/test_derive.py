@@ -279,7 +279,7 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"part": (0, 2)}, "part is 0"),
         ({"part": 2}, r"choose \(K, N\)"),
         ({"shuffle": True}, "no option 'shuffle'"),
-        ({"axis": "mask", "masks": "padded"}, "masks is 'padded'"),
+        ({"axis": "mask", "mask_layout": "padded"}, "mask_layout is 'padded'"),
         ({"options": {"scale": object()}}, "what JSON can hold"),
         ({"fn": Returning(lambda batch: batch["image_ids"][:1])}, "it must return 3 rows"),
         ({"fn": Returning(lambda batch: None)}, "rows are NoneType"),

@@ -40,7 +40,9 @@ def test_a_pack_of_a_released_version_holds_what_it_held(tar, layout, unpacked):
     assert report.ok and report.complete and report.counts["samples"] == 2
     held = json.loads(tar.with_name(f"{version_of(tar)}.json").read_text())
     assert facts_of(pack, layout) == held[layout]
-    with sa1bpack.Loader(sa1bpack.open(pack, coordinates="source"), 2, masks="flat") as loader:
+    with sa1bpack.Loader(
+        sa1bpack.open(pack, coordinates="source"), 2, mask_layout="concat"
+    ) as loader:
         (batch,) = loader
     assert batch["image_ids"].tolist() == [sample["image_id"] for sample in held[layout]]
 

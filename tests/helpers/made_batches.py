@@ -162,7 +162,7 @@ def ragged(layout: str) -> dict:
     flat = {key: torch.cat([batch[key][k] for own in rows for k in own]) for key in keys}
     batch["mask_counts"] = torch.tensor([2, 0, 1])
     for key in keys:
-        if layout.startswith("flat"):
+        if layout.startswith("concat"):
             batch[key] = flat[key]
             batch["mask_offsets"] = torch.tensor([0, 2, 2, 3])
         else:

@@ -114,7 +114,7 @@ def _answer(root: str, verified: bool, ids: list[int]) -> dict:
 
 def _through_loader(ds) -> dict:
     found = {}
-    options = {"masks": "flat_bits", "max_masks": 2, "on_error": "drop", "threads": 2}
+    options = {"mask_layout": "concat_bits", "max_masks": 2, "on_error": "drop", "threads": 2}
     options["max_dropped"] = 1
     with sa1bpack.Loader(ds, 4, **options) as loader:
         for batch in loader:

@@ -40,7 +40,7 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
 class Consumer:
     """A training loop: kernels that read each batch later, and batches that are kept a while."""
 
-    def __init__(self, ds, cuda: SimulatedCuda, schedule: Schedule, layout: str = "flat_bits"):
+    def __init__(self, ds, cuda: SimulatedCuda, schedule: Schedule, layout: str = "concat_bits"):
         self.ds, self.cuda, self.schedule = ds, cuda, schedule
         self.collate = Collate(layout)
         self.random = random.Random(schedule.random.random())

@@ -23,11 +23,11 @@ DAMAGED = {
 @pytest.mark.parametrize(("mask_select", "array"), [("iou", "predicted_iou"), ("largest", "area")])
 def test_a_loader_yields_masks_of_its_own_samples_alone(root, make, damage, mask_select, array):
     """As many as there may be, whatever the numbers that decide it."""
-    masks = "padded" if mask_select == "iou" else "flat_bits"
+    masks = "padded" if mask_select == "iou" else "concat_bits"
     overwrite_scores(root, array, DAMAGED[damage])
     ds, seen = open_pack(root), 0
     collate = Collate(masks, max_masks=3, mask_select=mask_select)
-    for batch in make(ds, 4, masks=masks, max_masks=3, mask_select=mask_select):
+    for batch in make(ds, 4, mask_layout=masks, max_masks=3, mask_select=mask_select):
         samples = [ds[row] for row in batch["indices"].tolist()]
         same(clone(batch), collate(samples))
         expected = [min(3, len(sample["areas"])) for sample in samples]

@@ -148,7 +148,7 @@ def test_a_weight_may_depend_on_the_epoch(ds, make):
         pick = np.max if columns["epoch"] == 0 else np.min
         return columns["area"] == pick(columns["area"])
 
-    loader = make(ds, 4, max_masks=1, masks="flat", mask_select=weights)
+    loader = make(ds, 4, max_masks=1, mask_layout="concat", mask_select=weights)
     for pick in (np.max, np.min):
         for batch in loader:
             kept = iter(batch["areas"].tolist())
@@ -176,7 +176,7 @@ def test_buckets_yield_the_same_samples_with_less_padding(ds, make):
             planned = plan.padding_without
     assert planned == shares[None] > 1.5 * shares["mask_count"]
     assert f"{planned:.0%}" in str(make(ds, 3, buckets="mask_count", shuffle=True, seed=2).plan())
-    assert make(ds, 3, buckets="mask_count", masks="flat").plan().padding is None
+    assert make(ds, 3, buckets="mask_count", mask_layout="concat").plan().padding is None
     assert make(ds, 3).plan().padding is None
 
 

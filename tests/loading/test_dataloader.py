@@ -18,7 +18,13 @@ from sa1bpack.loading import dataloader as dataloader_module
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
-OPTIONS = {"masks": "flat", "max_masks": 3, "mask_select": "random", "shuffle": True, "seed": 4}
+OPTIONS = {
+    "mask_layout": "concat",
+    "max_masks": 3,
+    "mask_select": "random",
+    "shuffle": True,
+    "seed": 4,
+}
 
 
 def stop(loader: DataLoader) -> None:
@@ -71,7 +77,7 @@ def test_workers_are_started_by_default_only_for_transforms(packed, monkeypatch)
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_plan_states_the_memory_of_the_batches(ds, workers):
-    made = make_dataloader(ds, 4, num_workers=workers, masks="padded_bits", pin_memory=False)
+    made = make_dataloader(ds, 4, num_workers=workers, mask_layout="padded_bits", pin_memory=False)
     plan = made.plan()
     assert plan.batches == (1 if workers == 0 else 2 * 3 + 1)
     assert plan.host_bytes == plan.batches * plan.batch_bytes
@@ -107,10 +113,10 @@ def test_only_a_dataset_is_taken(packed):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("layout", ["padded", "flat_bits"])
+@pytest.mark.parametrize("layout", ["padded", "concat_bits"])
 def test_dropped_samples_are_those_that_the_loader_drops_even_in_workers(damaged, workers, layout):
     """No sample of batch 2 remains, so it is skipped."""
-    options = {"masks": layout, "on_error": "drop", "max_dropped": 0.3}
+    options = {"mask_layout": layout, "on_error": "drop", "max_dropped": 0.3}
     made = make_dataloader(damaged, 2, num_workers=workers, **options)
     with Loader(damaged, 2, **options) as loader:
         for epoch in (1, 2):

@@ -28,7 +28,7 @@ pytestmark = [
 def test_batches_on_cuda_are_those_of_collate(packed, layout, max_masks):
     ds = open_pack(packed.root)
     collate = Collate(layout, max_masks=max_masks)
-    with Loader(ds, 5, device="cuda", masks=layout, max_masks=max_masks) as loader:
+    with Loader(ds, 5, device="cuda", mask_layout=layout, max_masks=max_masks) as loader:
         for _ in range(3):
             for batch in loader:
                 expected = collate([ds[row] for row in batch["indices"].tolist()])
@@ -65,7 +65,7 @@ def test_a_buffer_is_not_reused_before_its_copy_is_done(packed):
 
 def test_the_plan_states_pinned_and_device_memory(packed):
     ds = open_pack(packed.root)
-    loader = Loader(ds, 4, device="cuda", masks="padded")
+    loader = Loader(ds, 4, device="cuda", mask_layout="padded")
     plan = loader.plan()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -80,7 +80,7 @@ def test_the_plan_states_pinned_and_device_memory(packed):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_taking_a_batch_does_not_wait_for_the_device(packed, layout):
-    with Loader(open_pack(packed.root), 4, device="cuda", masks=layout) as loader:
+    with Loader(open_pack(packed.root), 4, device="cuda", mask_layout=layout) as loader:
         batches = iter(loader)
         next(batches)
         with waiting_is_an_error():

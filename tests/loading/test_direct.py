@@ -111,7 +111,7 @@ def test_a_file_cut_short_is_an_error_with_the_samples_name(root, array, more, c
     width = ds.layout.array(array).row_bytes
     rows = 2 if array == "image" else int(ds.column("mask_count")[:2].sum())
     gone = 2
-    with Loader(ds, 1, masks="flat_bits", io="direct") as loader:
+    with Loader(ds, 1, mask_layout="concat_bits", io="direct") as loader:
         for _ in loader:  # everything is open and mapped
             pass
         path = cut(root, array, rows * width + more)
@@ -130,7 +130,7 @@ def test_a_file_cut_short_is_an_error_with_the_samples_name(root, array, more, c
 def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, monkeypatch):
     """EIO of sample 2; and on_error="drop" drops it alone."""
     ds = open_pack(root)
-    collate = Collate("flat_bits", sample_spec=ds.spec, on_error="drop")
+    collate = Collate("concat_bits", sample_spec=ds.spec, on_error="drop")
     expected = tensors(collate([ds[row] for row in (0, 1, 3)]))
     del expected["dropped"]
     real = SampleReader.load
@@ -144,12 +144,12 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
 
     monkeypatch.setattr(SampleReader, "load", failing)
     failure = pytest.raises(ReadError, match=r"Input/output error")
-    with Loader(ds, 4, masks="flat_bits", io="direct") as loader, failure as found:
+    with Loader(ds, 4, mask_layout="concat_bits", io="direct") as loader, failure as found:
         next(iter(loader))
     assert found.value.row == 2 and found.value.__cause__.errno == errno.EIO
     assert found.value.__cause__.filename == str(files_of(root, LARGE[array])[0])
     more = {"on_error": "drop", "max_dropped": 0.5}
-    with Loader(ds, 4, masks="flat_bits", **more, io="direct") as loader:
+    with Loader(ds, 4, mask_layout="concat_bits", **more, io="direct") as loader:
         batch = next(iter(loader))
         assert batch["dropped"].tolist() == [2]
         for key, tensor in expected.items():
@@ -261,11 +261,11 @@ def test_a_shard_whose_file_system_cannot_is_read_through_the_page_cache_with_on
     monkeypatch.setattr(direct, "open_direct", opened)
     monkeypatch.setattr(direct, "warned", set())
     caplog.set_level(logging.WARNING, "sa1bpack")
-    found = batches_of(root, {}, io="direct", masks="flat_bits")
+    found = batches_of(root, {}, io="direct", mask_layout="concat_bits")
     images = files_of(root, "image")
     assert not resident(images[0]).any() and resident(images[1]).any()
-    equal(batches_of(root, {}, io="direct", masks="flat_bits"), found)
-    equal(found, batches_of(layout_packs(), {}, io="cached", masks="flat_bits"))
+    equal(batches_of(root, {}, io="direct", mask_layout="concat_bits"), found)
+    equal(found, batches_of(layout_packs(), {}, io="cached", mask_layout="concat_bits"))
     [record] = caplog.records
     assert second in record.message and "does not support O_DIRECT" in record.message
 
@@ -296,7 +296,7 @@ def test_nothing_is_left_open_but_what_the_caches_keep(root):
 
 def test_a_fork_while_iterating_disturbs_neither_process(root, layout_packs):
     """Requests in progress belong to the parent; the child reads with contexts of its own."""
-    options = {"threads": 2, "masks": "flat_bits"}
+    options = {"threads": 2, "mask_layout": "concat_bits"}
     expected = batches_of(layout_packs(), {}, 1, io="cached", **options)
     loader = Loader(open_pack(root), 1, io="direct", **options)
     batches = iter(loader)

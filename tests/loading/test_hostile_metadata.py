@@ -23,7 +23,7 @@ from sa1bpack.loading import reading
 from sa1bpack.masks import rasterize
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-LAYOUT_NAMES = ("padded", "flat", "padded_bits", "flat_bits")
+LAYOUT_NAMES = ("padded", "concat", "padded_bits", "concat_bits")
 CHOICES = (None, "largest", "iou", "random", "stability", "balanced", "of a rule")
 RULE = {"min_area": 5, "max_area_frac": 0.5, "min_iou": 0.8, "min_stability": 0.1}
 READ = (0, 3, *ROWS, 7)
@@ -62,7 +62,7 @@ def load_everything(
     by_rule = mask_select == "of a rule"
     options = {"coordinates": "source", "duplicates": "all"} | (RULE if by_rule else {})
     ds = sa1bpack.open(root, verify_checksums=verified, **options)[list(READ)]
-    given = {"masks": masks, "on_error": "raise"}
+    given = {"mask_layout": masks, "on_error": "raise"}
     if mask_select is not None:
         given |= {"max_masks": 3, "mask_select": "balanced" if by_rule else mask_select}
     found, loaded = Found(root), 0

@@ -68,7 +68,7 @@ def load(root, verified, masks, io):
         try:
             sample = ds[row]
             with not_asked(io), sa1bpack.Loader(
-                ds[row : row + 1], 1, masks=masks, io=io, threads=1
+                ds[row : row + 1], 1, mask_layout=masks, io=io, threads=1
             ) as batches:
                 [batch] = map(clone, batches)
         except FormatError as error:
@@ -87,11 +87,11 @@ def load(root, verified, masks, io):
 
 
 maps, loaded = guard_maps(side), 0
-assert load(sound, False, "flat", ios[-1]) == len(READ)
+assert load(sound, False, "concat", ios[-1]) == len(READ)
 for number, target in enumerate(("mask_offset", "index/mask_offset", "all of the shard", "all")):
     for seed in range(0, 6, 2):
         root = hostile.pack("pad", target, seed)
-        verified, masks = bool(seed // 3), ("flat", "padded")[(seed + number) % 2]
+        verified, masks = bool(seed // 3), ("concat", "padded")[(seed + number) % 2]
         loaded += load(root, verified, masks, ios[(seed + number) % len(ios)])
 assert maps[0] > 100 and loaded > 12, (maps, loaded)
 print("alive")

@@ -17,7 +17,7 @@ from sa1bpack.wording import size_text
 
 
 def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
-    loader = Loader(ds, 4, prefetch=3, threads=2, masks="padded_bits")
+    loader = Loader(ds, 4, prefetch=3, threads=2, mask_layout="padded_bits")
     monkeypatch.setattr(Host, "allocate", lambda self, nbytes: pytest.fail("allocated"))
     plan = loader.plan()
     pixels, masks = 24 * 24 * 3, 12 * 16 * 2
@@ -48,12 +48,12 @@ def test_the_plan_says_what_a_batch_without_a_cap_takes(tmp_path):
     assert f"3, decides (some of SA-1B have 400, with which a batch takes {many}): max_" in few
 
 
-@pytest.mark.parametrize("layout, row", [("padded", 16), ("flat", 16), ("flat_bits", 2)])
+@pytest.mark.parametrize("layout, row", [("padded", 16), ("concat", 16), ("concat_bits", 2)])
 def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monkeypatch):
     """Those of two batches; of a device that is simulated."""
     monkeypatch.setattr(devices, "CUDA", SimulatedCuda())
-    plan = Loader(ds, 4, masks=layout, device="cuda").plan()
-    made = 2 * 4 * 12 * 16 * row if layout != "flat_bits" else 0
+    plan = Loader(ds, 4, mask_layout=layout, device="cuda").plan()
+    made = 2 * 4 * 12 * 16 * row if layout != "concat_bits" else 0
     temporary = 4 * 12 * 32 if layout == "padded" else 0
     # Besides, small tensors are copied, and every allocation is rounded up.
     least = (plan.batches + 1) * plan.batch_bytes + made + temporary
@@ -65,7 +65,9 @@ def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monk
     ({"batch_size": 0}, "batch_size"),
     ({"order": "random"}, "order is 'random'.*shuffle"),
     ({"order": 3}, "order is 3"),
-    ({"masks": "bits"}, "masks is 'bits'.*padded_bits"),
+    ({"mask_layout": "bits"}, "mask_layout is 'bits'.*padded_bits"),
+    ({"mask_layout": "flat"}, "mask_layout is 'flat': use 'concat'"),
+    ({"mask_layout": "flat_bits"}, "mask_layout is 'flat_bits': use 'concat_bits'"),
     ({"max_masks": 0}, "max_masks is 0"),
     ({"mask_select": "best"}, "mask_select is 'best'"),
     ({"pad_to_max": True}, "pad_to_max needs max_masks"),

@@ -52,7 +52,7 @@ def test_a_file_cut_short_while_it_is_mapped_is_an_error_with_the_samples_name(r
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_dropped_samples_are_counted_and_named(root, when, caplog):
     ds = open_pack(root)
-    options = {"masks": "flat", "on_error": "drop", "max_dropped": 0.25}
+    options = {"mask_layout": "concat", "on_error": "drop", "max_dropped": 0.25}
     loader = Loader(ds, 4, **options)
     if when == "before":
         cut(root, "image")
@@ -72,7 +72,7 @@ def test_dropped_samples_are_counted_and_named(root, when, caplog):
     assert [error.row for error in loader.dropped] == gone
     [record] = caplog.records  # one per shard
     assert record.message.startswith(f"dropped: {loader.dropped[0]} (further samples of shard")
-    expected = Collate("flat", on_error="drop")([ds[row] for row in kept])
+    expected = Collate("concat", on_error="drop")([ds[row] for row in kept])
     for key in set(expected) - {"dropped"}:
         assert torch.equal(batches[2][key], expected[key]), key
 

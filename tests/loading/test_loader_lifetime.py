@@ -198,7 +198,7 @@ def test_many_epochs_leave_threads_files_and_shared_memory_as_they_were(ds, pack
         return readers(), files, shared
 
     def epochs(count: int) -> None:
-        with Loader(ds, 3, threads=3, masks="padded") as loader:
+        with Loader(ds, 3, threads=3, mask_layout="padded") as loader:
             for epoch in range(count):
                 for number, _ in enumerate(loader):
                     if epoch % 3 == 1 and number == 1:

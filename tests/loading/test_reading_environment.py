@@ -32,7 +32,7 @@ forking = multiprocessing.get_context("fork")
 
 def everything(ds) -> tuple[list[str], dict[int, str]]:
     """Digests of all samples, through the dataset and through a Loader."""
-    with Loader(ds, 5, masks="flat_bits", threads=2) as loader:
+    with Loader(ds, 5, mask_layout="concat_bits", threads=2) as loader:
         batches: dict[int, str] = {}
         for batch in loader:
             batches |= batch_digests(batch)
@@ -192,7 +192,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 found = []
 for verified in (False, True):
     ds, batches = open(sys.argv[1], verify_checksums=verified, duplicates="all"), {}
-    with Loader(ds, 5, masks="flat_bits", threads=2) as loader:
+    with Loader(ds, 5, mask_layout="concat_bits", threads=2) as loader:
         for batch in loader:
             batches |= batch_digests(batch)
     with Loader(ds, 100, threads=2, prefetch=4) as loader:  # each from some 60 shards

@@ -16,8 +16,8 @@ RULE = {"min_area": 12, "max_area_frac": 0.0013, "min_iou": 0.8, "min_stability"
 @pytest.mark.parametrize("verified", [False, True])
 def test_batches_in_which_no_sample_has_a_mask_are_batches(root, make, verified):
     ds = sa1bpack.open(root, min_area=51, verify_checksums=verified)
-    for masks in ("padded", "flat"):
-        batches = [clone(batch) for batch in make(ds, 4, masks=masks, max_masks=3)]
+    for masks in ("padded", "concat"):
+        batches = [clone(batch) for batch in make(ds, 4, mask_layout=masks, max_masks=3)]
         assert sorted(i for batch in batches for i in batch["indices"].tolist()) == list(range(12))
         assert all(not batch["mask_counts"].any() for batch in batches)
         assert all(batch["masks"].numel() == 0 for batch in batches)
@@ -58,7 +58,7 @@ def test_scores_of_any_bytes_lead_to_masks_of_the_sample_or_a_named_error(root, 
     for verified in (False, True):
         ds = sa1bpack.open(root, verify_checksums=verified, **RULE)
         for k in range(len(ds)):
-            with Loader(ds[k : k + 1], 1, threads=1, masks="flat", max_masks=2) as loader:
+            with Loader(ds[k : k + 1], 1, threads=1, mask_layout="concat", max_masks=2) as loader:
                 try:
                     [batch] = loader
                 except ReadError as error:

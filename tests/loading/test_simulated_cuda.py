@@ -35,7 +35,7 @@ def run_epochs(ds, monkeypatch, seed: int, **options) -> SimpleNamespace:
     rows = []
 
     def train() -> None:
-        with Loader(ds, 2, device="cuda:1", masks="flat_bits", **made | options) as batches:
+        with Loader(ds, 2, device="cuda:1", mask_layout="concat_bits", **made | options) as batches:
             for number, batch in enumerate(batches):
                 consumer.take(batch, 1)
                 if number == seed % 3:
@@ -68,11 +68,11 @@ def test_batches_that_change_their_size_share_the_buffers_of_the_largest(ds, mon
     sizes, masks, consumers, numbers = [1, 4, 2], [9, 1, 3], [], []
 
     def train() -> None:
-        options = {"threads": 2, "prefetch": 1, "io": "cached", "masks": "flat_bits"}
+        options = {"threads": 2, "prefetch": 1, "io": "cached", "mask_layout": "concat_bits"}
         with Loader(ds, sizes, max_masks=masks, device="cuda:1", **options) as batches:
             for most in masks:
                 consumers.append(Consumer(ds, cuda, schedule))
-                consumers[-1].collate = Collate("flat_bits", max_masks=most)
+                consumers[-1].collate = Collate("concat_bits", max_masks=most)
                 for batch in batches:
                     consumers[-1].take(batch, 1)
                     numbers.append(batch["global_step"])
@@ -136,7 +136,7 @@ def test_an_error_of_a_call_reaches_the_consumer_and_nothing_is_lost(ds, monkeyp
             "shuffle": True,
             "seed": seed,
             "io": "cached",
-            "masks": "flat_bits",
+            "mask_layout": "concat_bits",
         }
         with Loader(ds, 2, device="cuda:1", **options) as batches:
             if call == "enter_thread":
@@ -170,7 +170,13 @@ def test_a_copy_that_never_ends_is_a_timeout_that_names_the_device(ds, monkeypat
     cuda.wait_until = lambda ready: schedule.block(lambda: ready() and not hangs)
 
     def train() -> None:
-        options = {"threads": 1, "prefetch": 1, "timeout": 5, "masks": "flat_bits", "io": "cached"}
+        options = {
+            "threads": 1,
+            "prefetch": 1,
+            "timeout": 5,
+            "mask_layout": "concat_bits",
+            "io": "cached",
+        }
         with Loader(ds, 2, device="cuda:1", **options) as batches:
             with pytest.raises(LoaderTimeout, match="waiting for the end of a copy to cuda:1"):
                 for batch in batches:
@@ -208,7 +214,7 @@ def test_the_same_code_lends_the_buffers_of_a_cpu(ds, monkeypatch, seed):
     assert sorted(rows) == sorted(2 * list(range(len(ds)))) and schedule.expired == 0
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat", "padded_bits", "flat_bits"])
+@pytest.mark.parametrize("layout", ["padded", "concat", "padded_bits", "concat_bits"])
 @pytest.mark.parametrize("seed", range(2))
 def test_no_more_memory_is_sent_to_than_planned_while_the_device_keeps_up(
     ds, monkeypatch, layout, seed
@@ -217,7 +223,7 @@ def test_no_more_memory_is_sent_to_than_planned_while_the_device_keeps_up(
     plans = []
 
     def train() -> None:
-        with Loader(ds, 4, device="cuda", threads=3, prefetch=1 + seed % 2, masks=layout,
+        with Loader(ds, 4, device="cuda", threads=3, prefetch=1 + seed % 2, mask_layout=layout,
                     io="cached") as batches:  # fmt: skip
             plans.append(batches.plan())
             for _ in range(2):
@@ -235,7 +241,7 @@ def test_threads_read_on_while_another_thread_captures_a_graph(ds, monkeypatch):
     consumer = Consumer(ds, cuda, schedule)
 
     def train() -> None:
-        options = {"threads": 2, "prefetch": 2, "io": "cached", "masks": "flat_bits"}
+        options = {"threads": 2, "prefetch": 2, "io": "cached", "mask_layout": "concat_bits"}
         with Loader(ds, 2, device="cuda:1", **options) as batches:
             for number, batch in enumerate(batches):
                 consumer.take(batch, 1)
@@ -272,7 +278,7 @@ def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
         write_heads(self, data)
 
     monkeypatch.setattr(BatchCopy, "write_heads", noted)
-    options = {"threads": 1, "prefetch": prefetch, "io": "cached", "masks": "flat_bits"}
+    options = {"threads": 1, "prefetch": prefetch, "io": "cached", "mask_layout": "concat_bits"}
     with Loader(ds, 1, device="cuda", **options) as batches:
         for _ in range(2):
             for batch in batches:

@@ -61,7 +61,7 @@ def test_a_device_that_is_not_there_is_refused_before_cuda_is_used(ds, cuda):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batches_of_a_device_are_those_of_collate(ds, cuda, layout):
     collate = Collate(layout, max_masks=4)
-    with Loader(ds, 5, device="cuda", masks=layout, max_masks=4) as batches:
+    with Loader(ds, 5, device="cuda", mask_layout=layout, max_masks=4) as batches:
         for batch in batches:
             cuda.synchronize()
             same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
@@ -130,7 +130,7 @@ def test_sizes_of_planes_are_checked_before_the_device_uses_them(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_small_tensors_do_not_hold_the_pixels(ds, cuda, device):
-    with Loader(ds, 4, device=device, masks="flat_bits") as batches:
+    with Loader(ds, 4, device=device, mask_layout="concat_bits") as batches:
         batch = next(iter(batches))
         pixels = batch["images"].untyped_storage()
         small = [tensor for key, tensor in tensors_of(batch).items() if key not in LATE]
@@ -152,7 +152,7 @@ def test_small_tensors_do_not_hold_the_pixels(ds, cuda, device):
 @pytest.mark.parametrize("changed", ["images", "sizes"])
 def test_a_change_of_one_tensor_is_none_of_another(ds, cuda, device, changed):
     """Autograd refuses a tensor that it saved if the tensor, or what it is a view of, changed."""
-    with Loader(ds, 4, device=device, masks="flat_bits") as batches:
+    with Loader(ds, 4, device=device, mask_layout="concat_bits") as batches:
         batch = next(iter(batches))
     for key, tensor in tensors_of(batch).items():
         if key == changed or not tensor.dtype.is_floating_point:

@@ -46,7 +46,7 @@ def swept(packed, monkeypatch):
     for module in ("bench", "sweep"):
         monkeypatch.setattr(f"sa1bpack.measuring.{module}.measure", machine.measure)
     monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)
-    return machine, bench(packed.root, batch_size=4, masks="flat", sweep=True)
+    return machine, bench(packed.root, batch_size=4, mask_layout="concat", sweep=True)
 
 
 def test_each_sweep_begins_from_the_best_so_far(swept):
@@ -72,7 +72,9 @@ def test_the_tables_have_every_setting_and_end_with_the_lines_of_python(swept, p
     assert max(map(len, lines[1:])) <= 100
     assert list(result.settings.values()) == [loader, other]
     assert (
-        "threads=4, prefetch=4" in loader and "masks='flat'" in loader and "num_workers=2" in other
+        "threads=4, prefetch=4" in loader
+        and "mask_layout='concat'" in loader
+        and "num_workers=2" in other
     )
     found = json.loads(json.dumps(result.as_dict()))
     assert found["settings"]["Loader"] == loader and len(found["sweeps"]) == 4
@@ -85,7 +87,7 @@ def test_the_tables_have_every_setting_and_end_with_the_lines_of_python(swept, p
 @pytest.mark.parametrize("reader", ["Loader", "DataLoader"])
 @pytest.mark.parametrize("cold", [False, True])
 def test_loaders_are_measured(packed, reader, cold):
-    task = Task(packed.root, options={"masks": "flat"}, cold=cold)
+    task = Task(packed.root, options={"mask_layout": "concat"}, cold=cold)
     task.prepare()
     found = measure(task, Setting.of(reader, 4), 0.01)
     assert found.samples_per_second > 0 and found.first_batch_seconds > 0
@@ -211,7 +213,7 @@ def test_the_ceiling_of_a_device_waits_for_all_copies(monkeypatch):
     ("given", "message"),
     [
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"masks": "none"}, "masks is 'none'"),
+        ({"mask_layout": "none"}, "mask_layout is 'none'"),
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"max_masks": 0}, "max_masks is 0"),
         ({"duration": -1}, "duration is -1"),

@@ -106,7 +106,7 @@ def test_max_masks_keeps_the_masks_that_a_batch_of_the_pack_keeps(tmp_path):
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     sample = sa1bpack.TarDataset(tar, options=OPTIONS, max_masks=7, min_iou=0.9)[0]
     pack = sa1bpack.open(tmp_path / "pack", min_iou=0.9)
-    batch = sa1bpack.Collate("flat_bits", max_masks=7)([pack[0]])
+    batch = sa1bpack.Collate("concat_bits", max_masks=7)([pack[0]])
     assert np.array_equal(sample["annotation_ids"], batch["annotation_ids"])
     assert np.array_equal(sample["masks"], batch["masks"])
 

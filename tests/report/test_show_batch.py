@@ -22,14 +22,16 @@ def batches(small_pack):
 
     def made(mask_format="bits", layout="padded", **options):
         ds = sa1bpack.open(small_pack, mask_format=mask_format, **options)
-        with sa1bpack.Loader(ds, 6, shuffle=True, seed=3, masks=layout, device="cpu") as loader:
+        with sa1bpack.Loader(
+            ds, 6, shuffle=True, seed=3, mask_layout=layout, device="cpu"
+        ) as loader:
             for batch in loader:
                 return ds, {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
 
     return made
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat", "padded_bits", "flat_bits"])
+@pytest.mark.parametrize("layout", ["padded", "concat", "padded_bits", "concat_bits"])
 def test_subjects_are_the_samples_of_the_dataset(layout, batches):
     ds, batch = batches(layout=layout)
     found = subjects_of(batch, list(range(6)))
@@ -82,7 +84,7 @@ def test_normalised_images_get_their_colours_back(dtype):
         np.testing.assert_array_equal(cells(subject.sample["masks"])[0], done["masks"][k, 0] > 0)
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat"])
+@pytest.mark.parametrize("layout", ["padded", "concat"])
 def test_of_a_pipeline_only_valid_masks_are_drawn_at_any_grid(layout):
     """A grid of 20 columns: not whole bytes."""
     pipeline = T.Pipeline(
@@ -91,12 +93,12 @@ def test_of_a_pipeline_only_valid_masks_are_drawn_at_any_grid(layout):
     done = pipeline(ragged(layout), 1)
     found = subjects_of(done, [0, 1, 2])
     assert [subject.rgb.shape for subject in found] == [(64, 80, 3)] * 3
-    valid = done["valid"] if layout == "flat" else done["valid"][[0, 0, 2], [0, 1, 0]]
+    valid = done["valid"] if layout == "concat" else done["valid"][[0, 0, 2], [0, 1, 0]]
     assert sum(subject.masks for subject in found) == int(valid.sum()) < 3
     assert [subject.annotation_count for subject in found] == [2, 0, 1]
     whole = T.Pipeline(dataset(LAYOUT), mask_size=(16, 20))(ragged(layout))
     [first, *_] = subjects_of(whole, [0])
-    mask = whole["masks"][0] if layout == "flat" else whole["masks"][0, 0]
+    mask = whole["masks"][0] if layout == "concat" else whole["masks"][0, 0]
     np.testing.assert_array_equal(cells(first.sample["masks"])[0, :, ::8], mask)
 
 

@@ -36,7 +36,7 @@ def expected_interior(predicted: np.ndarray, mask: np.ndarray) -> tuple[list[flo
     return [x + 0.5, y + 0.5], int(region is missed)
 
 
-@pytest.mark.parametrize("shape", [(6, 9, 14), (2, 3, 20, 11)], ids=["flat", "padded"])
+@pytest.mark.parametrize("shape", [(6, 9, 14), (2, 3, 20, 11)], ids=["concat", "padded"])
 def test_the_interior_click_is_the_one_of_a_distance_transform(made_by, shape):
     masks, predicted = noisy(shape, 0, 0.8), noisy(shape, 1, 0.7)
     predicted[-1] = masks[-1]  # no error

@@ -56,7 +56,7 @@ def with_teacher(batch: dict, ds: SimpleNamespace) -> dict:
     return {**batch, "teacher": torch.zeros((3, 4, 6, 6), dtype=torch.float16)}
 
 
-@pytest.mark.parametrize("masks", ["padded", "flat_bits", "runs", "runs "])
+@pytest.mark.parametrize("masks", ["padded", "concat_bits", "runs", "runs "])
 @pytest.mark.parametrize("name", [*FEW_STEPS, "center"])
 def test_no_step_depends_on_data(name, masks):
     steps = FEW_STEPS.get(name, [CenterCrop()])
@@ -74,7 +74,7 @@ def test_no_step_depends_on_data(name, masks):
                 assert found[key].shape == tensor.shape, key
 
 
-@pytest.mark.parametrize("masks", ["flat", "flat_bits", "runs"])
+@pytest.mark.parametrize("masks", ["concat", "concat_bits", "runs"])
 def test_relations_of_a_batch_that_a_loader_sent_do_not_wait_for_the_device(masks):
     made = Pipeline(dataset(LAYOUT), FEW_STEPS["enlarging"], relations=["ious", "parents"])
     expected, found = (
@@ -86,7 +86,7 @@ def test_relations_of_a_batch_that_a_loader_sent_do_not_wait_for_the_device(mask
             made(moved(ragged(masks), META), 1)
 
 
-@pytest.mark.parametrize("masks", ["padded_bits", "flat", "runs"])
+@pytest.mark.parametrize("masks", ["padded_bits", "concat", "runs"])
 def test_what_the_host_knows_counts_as_long_as_the_device_has_it(masks, monkeypatch):
     made = Pipeline(dataset(LAYOUT), FEW_STEPS["any"])
     batch = sent(ragged(masks), META)

@@ -127,16 +127,16 @@ def test_all_layouts_of_a_batch_have_the_same_result(device):
         )
         done = {
             layout: pipeline(moved(ragged(layout), device), 1)
-            for layout in ("padded", "flat", "padded_bits", "flat_bits")
+            for layout in ("padded", "concat", "padded_bits", "concat_bits")
         }
-        padded, flat = done["padded"], done["flat"]
+        padded, flat = done["padded"], done["concat"]
         assert padded["masks"].shape == (3, 3, 16, 20) and padded["masks"].dtype == mask_dtype
         assert padded["images"].shape == (3, 3, 64, 80)
         real = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool, device=device)
         assert not padded["valid"][~real].any() and not padded["masks"][~real].any()
         for key in ("masks", "boxes_xyxy", "point_coords", "point_inside", "valid", "areas"):
             assert torch.equal(padded[key][real], flat[key]), key
-            for layout in ("padded", "flat"):
+            for layout in ("padded", "concat"):
                 assert torch.equal(done[layout][key], done[layout + "_bits"][key]), key
         assert torch.equal(padded["images"], flat["images"])
 
@@ -148,13 +148,13 @@ def test_runs_without_padding_are_drawn_in_the_rows_of_their_masks(device):
     offsets = torch.tensor([0, 2, 2, 3])
     runs = RunBatch(of_one.run_ends, of_one.run_offset, offsets, of_one.sizes, of_one.host_offset)
     pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
-    flat = pipeline({**moved(ragged("flat"), device), "runs": runs.to(device)}, 0)["masks"]
+    flat = pipeline({**moved(ragged("concat"), device), "runs": runs.to(device)}, 0)["masks"]
     padded = pipeline({**moved(ragged("padded"), device), "runs": runs.to(device)}, 0)["masks"]
     assert flat.flatten(1).any(1).all()
     assert torch.equal(padded[0, :2], flat[:2]) and torch.equal(padded[2, 0], flat[2])
     assert padded.sum() == flat.sum()
     with pytest.raises(OptionError, match="the runs have 4 masks, but the batch has 3 masks"):
-        pipeline({**ragged("flat"), "runs": rectangle_runs(RECTANGLES)}, 0)
+        pipeline({**ragged("concat"), "runs": rectangle_runs(RECTANGLES)}, 0)
 
 
 def test_an_image_is_treated_the_same_in_every_batch(device):
@@ -225,12 +225,12 @@ def test_planes_have_the_result_of_their_colours(device):
     assert torch.equal(found["images"], expected["images"])
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat_bits"])
+@pytest.mark.parametrize("layout", ["padded", "concat_bits"])
 def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
     steps = [RandomHorizontalFlip(), ScaleJitter(), ColorJitter(0.1, 0.1, 0.1, 0.1), Mixup()]
     pipeline = Pipeline(dataset(LAYOUT), steps)
     expected = pipeline(moved(ragged(layout), device), 0)
-    offsets = {"mask_offsets": torch.zeros(1, dtype=torch.int64)} if "flat" in layout else {}
+    offsets = {"mask_offsets": torch.zeros(1, dtype=torch.int64)} if "concat" in layout else {}
     batch = {key: value[:0] for key, value in ragged(layout).items()} | offsets
     done = pipeline(moved(batch, device), 0)
     assert {key: value.dtype for key, value in done.items()} == {
@@ -241,12 +241,12 @@ def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
     bare["mask_counts"][:] = 0
     masks = ("masks", "bboxes", "point_coords", "areas")
     bare |= {key: bare[key][:, :0] if layout == "padded" else bare[key][:0] for key in masks}
-    if "flat" in layout:
+    if "concat" in layout:
         bare["mask_offsets"][:] = 0
     assert pipeline(moved(bare, device), 0)["boxes_xyxy"].numel() == 0
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat"])
+@pytest.mark.parametrize("layout", ["padded", "concat"])
 def test_keys_missing_from_the_batch_are_missing_from_the_result(layout):
     whole = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])(ragged(layout), 0)
     for missing, without in (
@@ -265,7 +265,7 @@ def test_keys_missing_from_the_batch_are_missing_from_the_result(layout):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("layout", ["padded", "flat_bits", "runs"])
+@pytest.mark.parametrize("layout", ["padded", "concat_bits", "runs"])
 @pytest.mark.parametrize("way", [moved, sent])
 @pytest.mark.parametrize("steps", FEW_STEPS.values(), ids=FEW_STEPS.keys())
 def test_nothing_waits_for_the_device(steps, way, layout):

@@ -59,7 +59,7 @@ def test_sizes_impossible_for_the_dataset_are_refused_by_name(fit, sizes, match)
         Pipeline(dataset(layout))(batch)
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat"])
+@pytest.mark.parametrize("layout", ["padded", "concat"])
 def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
     """The masks are those of `ragged`, 2, 0 and 1; the runs are of 2, 0 and 2 masks, and others."""
     pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])

@@ -22,7 +22,7 @@ def ds(sample_tar, tmp_path_factory):
 def batch_of(ds, layout="padded", indices=None, steps=STEPS):
     part = ds if indices is None else ds[indices]
     pipeline = T.Pipeline(ds, steps, size=(96, 128), mask_size=(48, 64))
-    with sa1bpack.Loader(part, 3, masks=layout, max_masks=40) as loader:
+    with sa1bpack.Loader(part, 3, mask_layout=layout, max_masks=40) as loader:
         return pipeline(next(iter(loader)))
 
 
@@ -69,7 +69,7 @@ def test_kinds_have_their_probabilities_and_each_mask_one_prompt(ds):
     assert (shares - torch.tensor([0.25, 0.5, 0.25])).abs().max() < 0.05
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat"])
+@pytest.mark.parametrize("layout", ["padded", "concat"])
 def test_per_image_all_masks_have_the_same_kind(ds, layout):
     batch = batch_of(ds, layout)
     seen = set()
@@ -86,8 +86,8 @@ def test_per_image_all_masks_have_the_same_kind(ds, layout):
 
 def test_prompts_do_not_depend_on_the_batch_or_its_layout(ds):
     prompts = T.Prompts({"point": 1, "box": 1}, points=3)
-    padded, flat = (prompts(batch_of(ds, layout)) for layout in ("padded", "flat"))
-    alone = prompts(batch_of(ds, "flat", [1]))
+    padded, flat = (prompts(batch_of(ds, layout)) for layout in ("padded", "concat"))
+    alone = prompts(batch_of(ds, "concat", [1]))
     first, stop = flat["mask_offsets"].tolist()[1:3]
     for key in ("prompt_kinds", "prompt_points", "prompt_labels", "prompt_boxes"):
         assert torch.equal(rows(padded, key), flat[key])
@@ -107,7 +107,7 @@ def test_boxes_have_noise_unless_it_is_switched_off(ds):
 
 
 def test_points_and_corners_are_one_array_for_sam(ds):
-    batch = T.Prompts({"point": 1, "box": 1}, points=2)(batch_of(ds, "flat"))
+    batch = T.Prompts({"point": 1, "box": 1}, points=2)(batch_of(ds, "concat"))
     points, labels = T.sam_points(batch)
     for kind, point, label, box, own in zip(
         batch["prompt_kinds"].tolist(), points, labels.tolist(), batch["prompt_boxes"],

@@ -81,11 +81,11 @@ def test_box_noise_is_the_same_as_on_the_cpu(any_way):
         np.testing.assert_array_equal(found.cpu().numpy(), expected)
 
 
-@pytest.mark.parametrize("masks_as", ["padded", "flat"])
+@pytest.mark.parametrize("masks_as", ["padded", "concat"])
 def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs, masks_as):  # noqa: F811
     """Boxes and ids of a batch, padded or not: each mask has the numbers that it has alone."""
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), mask_format="runs")
-    with sa1bpack.Loader(ds, 6, masks=masks_as, max_masks=7) as loader:
+    with sa1bpack.Loader(ds, 6, mask_layout=masks_as, max_masks=7) as loader:
         pipeline = transforms.Pipeline(ds, [transforms.RandomResizedCrop((0.02, 0.1))], size=96)
         batch = pipeline(next(iter(loader)))
     key, runs = {"seed": 1, "epoch": 2}, batch["runs"].to(any_way)

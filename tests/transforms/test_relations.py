@@ -89,7 +89,7 @@ def test_relations_of_a_batch_are_those_of_its_samples(samples, padded, share, n
     check(by_torch(relate, bits, padded), samples, padded, **rule)
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat", "padded_bits", "flat_bits"])
+@pytest.mark.parametrize("layout", ["padded", "concat", "padded_bits", "concat_bits"])
 @pytest.mark.parametrize("names", [("ious",), ("centroids",), ("touching",), NAMES])
 def test_relations_on_a_device_take_no_more_memory_than_stated(names, layout):
     """On meta tensors, as torch counts those of CUDA; and the bound is not far above, where masks
@@ -155,7 +155,7 @@ def test_names_stand_for_a_relate_and_none_for_nothing():
     assert Relate(["ious", "parents", "centroids"]).nbytes(10, 4) == 10 * (4 * 4 + 8 + 2 * 4)
 
 
-@pytest.mark.parametrize("kind", ["padded", "flat", "padded_bits", "flat_bits", "runs"])
+@pytest.mark.parametrize("kind", ["padded", "concat", "padded_bits", "concat_bits", "runs"])
 def test_a_pipeline_relates_what_is_left_in_the_picture(kind, any_way):
     if kind == "runs":
         batch = rectangle_batch(LAYOUT, RECTANGLES)

@@ -98,7 +98,7 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
     sa1bpack.make_dataloader(ds, sizes(0), shuffle=True, prefetch_factor=4)
     options = sa1bpack.ReadingOptions(order=sa1bpack.ShuffleOrder(ds), max_masks=64)
     assert_type(options.timeout, float)
-    collate = sa1bpack.Collate("flat", sample_spec=ds.spec)
+    collate = sa1bpack.Collate("concat", sample_spec=ds.spec)
     assert_type(collate([ds[0], ds[1]]), Batch)
     DataLoader(sa1bpack.IterableTarDataset("*.tar"), batch_size=2, collate_fn=collate)
     assert_type(len(sa1bpack.TarDataset([Path("sa_000000.tar")])), int)

@@ -1,4 +1,4 @@
-"""Samples to a batch of torch tensors: one copy, with ragged masks padded or flat."""
+"""Samples to a batch of torch tensors: one copy, with ragged masks padded or concatenated."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from sa1bpack.format.layout import MAX_IMAGE_SIZE, half
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect, fixed_capacity
 from sa1bpack.loading.batch.put import put_image, unpack_into
-from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
+from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import check_relations
@@ -124,7 +124,7 @@ def _mask_row(
             )
         return (row, value.dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
     raise OptionError(
-        f"the masks of a sample are {value.dtype} {value.shape}: masks={layout.name!r} needs "
+        f"the masks of a sample are {value.dtype} {value.shape}: mask_layout={layout.name!r} needs "
         "bits, uint8 (m, Sm, Sm / 8), or bool (m, height, width)"
         + (" with a width that is a multiple of 8" if bits else "")
     )
@@ -196,23 +196,23 @@ ON_ERROR = ("raise", "drop")
 _log = logging.getLogger("sa1bpack")
 
 
-@checks_options(choose="mask_select")
+@checks_options(choose="mask_select", masks="mask_layout")
 class Collate:
     """Makes batches: the `collate_fn` of a torch DataLoader.
 
     A batch of B samples is a dict of tensors. M is the mask count of the fullest sample, T that of
-    the batch; "..." is (B, M) in the padded layouts and (T,) in the flat ones:
+    the batch; "..." is (B, M) if masks are padded, and (T,) if they are concatenated:
 
     ================  ========  ================================================================
     key               type      shape and content
     ================  ========  ================================================================
     images            uint8     (B, S, S, 3), channels last; with pixels="stored", planes are
                                 (B, S * 3 / 2, S): Y, Cb, Cr
-    masks             bool      (..., Sm, Sm) with masks="padded" and "flat"
-                      uint8     (..., Sm, Sm/8) with "padded_bits" and "flat_bits"
+    masks             bool      (..., Sm, Sm) with "padded" and "concat"
+                      uint8     (..., Sm, Sm/8) with "padded_bits" and "concat_bits"
     runs              RunBatch  in place of masks, if the dataset yields runs
     mask_counts       int64     (B,)
-    mask_offsets      int64     (B + 1,), in the flat layouts: the masks of sample i are rows
+    mask_offsets      int64     (B + 1,), if concatenated: the masks of sample i are rows
                                 mask_offsets[i] to mask_offsets[i + 1]
     bboxes            float32   (..., 4) x, y, w, h, in the dataset's coordinates
     point_coords      float32   (..., 2) x, y
@@ -248,7 +248,7 @@ class Collate:
 
     def __init__(
         self,
-        masks: str = "padded",
+        mask_layout: str = "padded",
         *,
         max_masks: int | None = None,
         mask_select: MaskSelect = "largest",
@@ -261,7 +261,7 @@ class Collate:
     ):
         """
         Args:
-            masks: "padded", "flat", "padded_bits" or "flat_bits".
+            mask_layout: "padded", "concat", "padded_bits" or "concat_bits".
             max_masks: keep at most this many masks per sample; None keeps all.
             mask_select: which masks to keep: "largest" by area, "iou" by predicted IoU,
                 "stability" by stability score; or drawn without replacement, by (seed, epoch,
@@ -288,7 +288,7 @@ class Collate:
             OptionError: a value that cannot be used.
         """
         choice("on_error", on_error, ON_ERROR)
-        self.layout = mask_layout(masks)
+        self.layout = MaskLayout.of(mask_layout)
         self.choice = MaskChoice(max_masks, mask_select, seed)
         self.on_error = on_error
         self.capacity = fixed_capacity(pad_to_max, self.choice, self.layout)
@@ -326,7 +326,7 @@ class Collate:
         chosen = {name: getattr(self.choice, name) for name in ("max_masks", "mask_select", "seed")}
         return call_text(
             self,
-            masks=self.layout.name,
+            mask_layout=self.layout.name,
             **chosen,
             pad_to_max=self.capacity is not None,
             canvas=self._canvas,
@@ -413,7 +413,7 @@ class Collate:
         """The chosen rows of one array of masks, padded with zeros or one after the other.
 
         chosen   of each sample: int64 rows of its kept masks, None for all
-        offsets  int64 (B + 1,): where the masks of each sample begin in flat arrays
+        offsets  int64 (B + 1,): where the masks of each sample begin in concatenated arrays
 
         Raises OptionError for an array that differs in shape or type from that of the first sample.
         """

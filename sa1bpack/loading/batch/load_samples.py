@@ -53,7 +53,7 @@ IN_PLACE = -3  # the bytes are in the buffer already
 
 # Columns of `Place.arrays`: where the array's region of the buffer begins, bytes of a row in the
 # file and in the buffer, whether it has a row per mask, rows per sample if it is padded (-1: it is
-# flat), and what becomes of its bytes.
+# concatenated), and what becomes of its bytes.
 START, ROW_BYTES, OUT_BYTES, PER_MASK, CAPACITY, KIND = range(6)
 AS_IT_IS, ON_CANVAS, UNPACKED, RUNS = range(4)
 
@@ -120,7 +120,7 @@ class Place(NamedTuple):
     arrays      int64 (p, 6): see START
     fields      int64 (f, 4): where the region begins, columns, whether it is float, whether it is
                 scaled
-    capacity    rows per sample of the regions of the fields; -1 if they are flat
+    capacity    rows per sample of the regions of the fields; -1 if they are concatenated
     run_ends    int32 (r,): where runs go
     run_offset  int64 (m + 1,): where those of each mask begin in it, from the first mask of the
                 samples that are loaded

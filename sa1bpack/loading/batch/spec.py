@@ -21,7 +21,8 @@ from sa1bpack.transforms.masks.relations import Relate
 
 @dataclass(frozen=True)
 class MaskLayout:
-    """Two independent values. Public names join them: "padded", "flat", "padded_bits", "flat_bits".
+    """Two independent values. Public names join them: "padded", "concat", "padded_bits",
+    "concat_bits".
 
     padded  (B, M, ...): M is the mask count of the fullest sample, with zeros after a sample's own
             masks. Otherwise (T, ...): all masks one after the other, with `mask_offsets`
@@ -34,7 +35,14 @@ class MaskLayout:
     @property
     def name(self) -> str:
         """The public name."""
-        return ("padded" if self.padded else "flat") + ("_bits" if self.packed else "")
+        return ("padded" if self.padded else "concat") + ("_bits" if self.packed else "")
+
+    @classmethod
+    def of(cls, name: str) -> "MaskLayout":
+        """The layout with this public name. Raises OptionError for an unknown name."""
+        if name in ("flat", "flat_bits"):
+            raise OptionError(f"mask_layout is {name!r}: use {name.replace('flat', 'concat')!r}")
+        return LAYOUTS[choice("mask_layout", name, LAYOUTS)]
 
 
 LAYOUTS = {
@@ -43,11 +51,6 @@ LAYOUTS = {
         MaskLayout(padded, packed) for packed in (False, True) for padded in (True, False)
     )
 }
-
-
-def mask_layout(name: str) -> MaskLayout:
-    """The layout with this public name. Raises OptionError for an unknown name."""
-    return LAYOUTS[choice("masks", name, LAYOUTS)]
 
 
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
@@ -99,8 +102,9 @@ class BatchSpec:
     image       spec of the canvases in the buffer
     masks       spec of the masks, with their source
     layout      layout of the masks that the consumer gets
-    to_device   the buffer is copied to a device. Masks lie in it as flat bits, whatever the layout,
-                and are laid out on the device: neither padding nor unpacked masks are sent
+    to_device   the buffer is copied to a device. Masks lie in it as concatenated bits, whatever
+                the layout, and are laid out on the device: neither padding nor unpacked masks are
+                sent
     to_rgb      the planes in the buffer become RGB on the device
     relate      relations that are added to the batch; None: none
     features    of the dataset
@@ -127,8 +131,8 @@ class BatchSpec:
         image, masks = ds.spec.image, ds.spec.masks
         if layout.packed and masks.source == "runs":
             raise OptionError(
-                f"masks={layout.name!r} needs masks, but the dataset yields their runs; open the "
-                "pack with a mask_size, or choose 'padded' or 'flat'"
+                f"mask_layout={layout.name!r} needs masks, but the dataset yields their runs; open "
+                "the pack with a mask_size, or choose 'padded' or 'concat'"
             )
         if relate is not None and to_device and masks.source == "runs":
             raise OptionError(

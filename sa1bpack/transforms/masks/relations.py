@@ -51,9 +51,9 @@ class Relate:
     """Computes relations of the masks of batches: `Relate(["ious", "parents"])(batch)`.
 
     The result is a dict of tensors on the batch's device, with the names of
-    `sa1bpack.masks.Relations`. "..." is (B, M) for padded masks and (T,) for flat ones; M is also
-    the mask count of the fullest sample for flat ones: pairs are pairs of masks of one sample, and
-    the last axis counts the masks of that sample.
+    `sa1bpack.masks.Relations`. "..." is (B, M) for padded masks and (T,) for concatenated ones; M
+    is the mask count of the fullest sample for those, too: pairs are pairs of masks of one sample,
+    and the last axis counts the masks of that sample.
 
     =============  =======  ===========
     intersections  int64    (..., M)
@@ -70,8 +70,8 @@ class Relate:
     =============  =======  ===========
 
     Padding is 0, but -1 in `parents` and `levels`. Units are pixels of the source with `runs`, and
-    otherwise cells of the masks' grid. For flat masks on a device, M is known to the host if the
-    batch is a Loader's; otherwise it waits for the device.
+    otherwise cells of the masks' grid. For concatenated masks on a device, M is known to the
+    host if the batch is a Loader's; otherwise it waits for the device.
 
     Args:
         names: of relations; one may stand alone.
@@ -147,8 +147,8 @@ class Relate:
 
         Args:
             batch: with `mask_counts`, and `masks` or `runs`; padded unless it has `mask_offsets`.
-            most: the mask count of the fullest sample, for flat masks; None: found in the
-                host's copy of the counts, or on a device, which waits for it.
+            most: the mask count of the fullest sample, for concatenated masks; None: found in
+                the host's copy of the counts, or on a device, which waits for it.
 
         Raises:
             OptionError: the batch has no masks, masks that are neither bool nor bits, or runs on a
@@ -288,7 +288,7 @@ def relation(
 
     Examples:
         >>> ds = sa1bpack.open("packed")
-        >>> batch = sa1bpack.Collate("flat", sample_spec=ds.spec)([ds[0], ds[1]])
+        >>> batch = sa1bpack.Collate("concat", sample_spec=ds.spec)([ds[0], ds[1]])
         >>> T.relation(batch, "depths").shape
         torch.Size([104])
     """

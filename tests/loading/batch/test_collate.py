@@ -131,10 +131,11 @@ def test_a_transform_that_does_not_return_a_dict_is_named(packed, made):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"masks": "bits"}, {"mask_select": "best"}, {"on_error": "skip"}, {"max_masks": 0},
+        {"mask_layout": "bits"}, {"mask_layout": "flat"}, {"mask_select": "best"},
+        {"on_error": "skip"}, {"max_masks": 0},
         {"max_masks": 2.0}, {"max_masks": True}, {"max_masks": 2**31}, {"seed": -1},
         {"seed": 2**64}, {"pad_to_max": True},
-        {"pad_to_max": True, "max_masks": 3, "masks": "flat"},
+        {"pad_to_max": True, "max_masks": 3, "mask_layout": "concat"},
     ],
 )  # fmt: skip
 def test_options_that_cannot_be_used_are_refused(wrong):

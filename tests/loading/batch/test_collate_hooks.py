@@ -58,12 +58,12 @@ def as_bytes(masks):
     return np.asarray(masks).astype(np.uint8)
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat_bits"])
+@pytest.mark.parametrize("layout", ["padded", "concat_bits"])
 @pytest.mark.parametrize("hook", [as_bytes, lambda masks: as_bytes(masks)[:, 2:10, :12]])
 def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, layout, hook):
     ds = open_pack(packed.root, mask_format="bool", transform=of_masks(hook))
     with pytest.raises(OptionError, match=r"would be taken for packed bits: .* return .* as bool"):
-        next(iter(make_dataloader(ds, 4, masks=layout, num_workers=0)))
+        next(iter(make_dataloader(ds, 4, mask_layout=layout, num_workers=0)))
     square = ds.with_options(transform=of_masks(as_bytes))
     with pytest.raises(OptionError, match=r"would be taken for packed bits"):
         Collate(layout)(square.__getitems__([0, 2]))
@@ -81,14 +81,14 @@ def test_masks_of_an_odd_width_cannot_become_bits(packed):
         packed.root, mask_format="bool", transform=of_masks(lambda masks: masks[:, :, :9])
     )
     with pytest.raises(OptionError, match=r"bool \(2, 16, 9\): .* a multiple of 8"):
-        Collate("flat_bits")([ds[0]])
-    assert Collate("flat")([ds[0]])["masks"].shape == (2, 16, 9)
+        Collate("concat_bits")([ds[0]])
+    assert Collate("concat")([ds[0]])["masks"].shape == (2, 16, 9)
 
 
 @pytest.mark.parametrize("make", [Loader, make_dataloader])
 def test_bits_of_a_dataset_of_runs_are_refused_when_the_loader_is_made(ds, make):
     with pytest.raises(OptionError, match="the dataset yields their runs"):
-        make(ds.with_options(mask_format="runs"), 4, masks="padded_bits")
+        make(ds.with_options(mask_format="runs"), 4, mask_layout="padded_bits")
 
 
 def test_runs_of_fewer_masks_than_the_rest_are_an_error_with_the_name(ds):

@@ -52,7 +52,7 @@ def test_another_sampling_is_drawn_from_the_runs_although_there_are_bits(packs):
     expected = masks_of(packs("center"))
     assert np.array_equal(masks_of(packs("area"), mask_sampling="center"), expected)
     ds = sa1bpack.open(packs("area"), mask_format="bool", mask_sampling="center")
-    with sa1bpack.Loader(ds, 3, masks="flat_bits", device="cpu") as loader:
+    with sa1bpack.Loader(ds, 3, mask_layout="concat_bits", device="cpu") as loader:
         assert np.array_equal(next(iter(loader))["masks"].numpy(), expected)
 
 

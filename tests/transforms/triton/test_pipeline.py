@@ -69,7 +69,7 @@ def test_results_are_those_of_the_compiled_kernels(
             assert (found[key] != expected[key]).float().mean() < 1e-3, key
 
 
-@pytest.mark.parametrize("layout", ["padded", "flat_bits", "runs"])
+@pytest.mark.parametrize("layout", ["padded", "concat_bits", "runs"])
 def test_padding_and_flat_masks_are_those_of_the_compiled_kernels(
     triton_device, layout, monkeypatch
 ):
