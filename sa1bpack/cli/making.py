@@ -12,7 +12,10 @@ from sa1bpack.errors import OptionError
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.progress import byte_bar
-from sa1bpack.wording import counted
+from sa1bpack.wording import counted, size_text
+
+# A run of fewer seconds says nothing of the speed: its worker processes have only just started.
+SHORT_RUN = 5.0
 
 
 def pack(
@@ -106,6 +109,8 @@ def pack(
         elif result.dropped:
             why = ": no masks remained of any image, and --empty drop drops such images"
         warn(f"no image was packed{why}")
+    elif result.complete and not job.share and result.url is None:
+        say(f"next, a page with pictures: sa1bpack report {quote(str(result.root))} -o report.html")
     return exits.OK if result.complete and (result.images or job.share) else exits.FAILED
 
 
@@ -116,9 +121,10 @@ def _this_run(result: "sa1bpack.PackResult") -> str:
         return "this run: no source, there are more parts than sources"
     if result.packed_before == result.sources:
         return f"this run: {nothing_to_do(result.sources)}"
-    pace = result.new_images / result.seconds if result.seconds else 0.0
-    images = counted(result.new_images, "image")
-    return f"this run: {images} in {result.seconds:.1f} s ({pace:.1f} images/s)"
+    text = f"this run: {counted(result.new_images, 'image')} in {result.seconds:.1f} s"
+    if result.seconds < SHORT_RUN:
+        return text
+    return f"{text} ({result.new_images / result.seconds:.1f} images/s)"
 
 
 def finalize(pack: str) -> int:
@@ -177,7 +183,8 @@ def _say_totals(
     more  a line that follows the first
     """
     images, annotations = counted(result.images, "image"), counted(result.annotations, "mask")
-    say(f"{place}: {images}, {result.masks:,} of {annotations}{of}")
+    nbytes = f"; {size_text(result.bytes)}" if result.images else ""
+    say(f"{place}: {images}, {result.masks:,} of {annotations}{of}{nbytes}")
     if more:
         say(more)
     say(f"identity of the sources: {result.identity}")
@@ -187,7 +194,11 @@ def _say_totals(
         dropped = counted(result.dropped, "image")
         say(f"dropped: no masks remained in {dropped}, not counted above")
     if result.rejects:
-        say(f"rejected: {counted(result.rejects, 'member')}, see {result.root / 'rejects.jsonl'}")
+        why = ", ".join(f"{count:,} {reason}" for reason, count in result.reasons.items())
+        say(
+            f"rejected: {counted(result.rejects, 'member')} ({why}), see "
+            f"{result.root / 'rejects.jsonl'}"
+        )
 
 
 def merge(packs: list[str], *, output: str) -> int:

@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
@@ -310,6 +310,10 @@ class Totals:
     left_out
         How many masks of its images the pack does not hold, and which options left them out, in
         words; empty if it holds all.
+    bytes
+        Of the files of its shards, with holes counted.
+    reasons
+        Code of a reason → how many members were rejected for it.
     """
 
     root: Path
@@ -320,6 +324,8 @@ class Totals:
     rejects: int
     identity: str
     left_out: str = ""
+    bytes: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
 
 
 def totals_of(state: PackState) -> dict[str, Any]:
@@ -334,6 +340,12 @@ def totals_of(state: PackState) -> dict[str, Any]:
         "rejects": counts["rejects"],
         "identity": identity_text(state.sources.values()),
         "left_out": left_out_text(state.options.to_json(), counts, counts["masks"]),
+        "bytes": sum(shard.entry.bytes for shard in state.shards.values()),
+        "reasons": {
+            name.removeprefix("rejects:"): count
+            for name, count in counts.items()
+            if name.startswith("rejects:")
+        },
     }
 
 

@@ -289,6 +289,10 @@ class FinalizeResult(Totals):
     left_out
         How many masks of its images the pack does not hold, and which options left them out, in
         words; empty if it holds all.
+    bytes
+        Of the files of its shards, with holes counted.
+    reasons
+        Code of a reason → how many members were rejected for it.
     notes
         Duplicate sources and image ids, and shards that were removed.
 

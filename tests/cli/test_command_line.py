@@ -13,6 +13,7 @@ import sa1bpack
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
+from sa1bpack.wording import size_text
 
 
 def pack_command(tar, root, *more):
@@ -46,11 +47,20 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(command, tar, root):
+@pytest.mark.parametrize("shortest", [0, 60])
+def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(
+    command, tar, root, monkeypatch, shortest
+):
+    """With a rate only if it lasted long enough for one."""
+    monkeypatch.setattr("sa1bpack.cli.making.SHORT_RUN", shortest)
     code, out, error = command(*pack_command(tar, root, "--max-masks", 3))
     assert (code, error) == (0, "")
-    assert f"{root}: 6 images, 12 of 15 masks" in out
-    assert "this run: 6 images in" in out and "images/s" in out
+    nbytes = sum(
+        shard["bytes"] for shard in json.loads((root / "manifest.json").read_text())["shards"]
+    )
+    assert f"{root}: 6 images, 12 of 15 masks; {size_text(nbytes)}\n" in out
+    assert "this run: 6 images in" in out and ("images/s" in out) == (shortest == 0)
+    assert f"\nnext, a page with pictures: sa1bpack report {root} -o report.html\n" in out
 
 
 def test_a_complete_pack_is_reported_as_such(command, tar, root, tmp_path):
@@ -72,7 +82,7 @@ def test_masks_that_options_leave_out_are_counted_with_the_options(command, tar,
     assert code == 0 and f"\nmasks: {text}\n" in out
     assert f"  masks      12; {text}\n" in command("info", root)[1]
     code, out, _ = command(*pack_command(tar, tmp_path / "all"))  # the default keeps every mask
-    assert code == 0 and "6 images, 15 of 15 masks\n" in out and "left out" not in out
+    assert code == 0 and "6 images, 15 of 15 masks; " in out and "left out" not in out
     assert "  masks      15; none left out\n" in command("info", tmp_path / "all")[1]
 
 
@@ -83,7 +93,7 @@ def test_rejects_and_dropped_images_are_reported(command, root, tmp_path):
     code, out, error = command(*pack_command(tar, root, "--empty", "drop"))
     assert (code, error) == (0, "")
     assert "dropped: no masks remained in 1 image, not counted above\n" in out
-    assert f"rejected: 1 member, see {root}/rejects.jsonl" in out
+    assert f"rejected: 1 member (1 bad-annotation), see {root}/rejects.jsonl" in out
     assert len(rejects_of(root)) == 1
 
 
