@@ -205,8 +205,9 @@ def merge(packs: list[str], *, output: str) -> int:
     """Merge packs that were made with the same options, on several machines for
     example, into one. No tar is read and nothing is decoded: the files of OUTPUT
     are hard links to those of the packs where the file system allows it, otherwise
-    copies. The packs are not changed; removing them does not affect OUTPUT, whose
-    bytes are those of a pack of all tars.
+    clones that share their blocks, otherwise copies. The packs are not changed;
+    removing them does not affect OUTPUT, whose bytes are those of a pack of all
+    tars.
 
     Interrupted? Repeat the command. To add packs later, name them in addition to
     the earlier ones.
@@ -225,7 +226,7 @@ def merge(packs: list[str], *, output: str) -> int:
         call = sa1bpack.merge
     with exits.advising("repeat the command to continue"), byte_bar() as advance:
         result = call(packs, output, progress=advance)
-    new = {"linked": result.linked, "copied": result.copied}
+    new = {"linked": result.linked, "cloned": result.cloned, "copied": result.copied}
     files = ", ".join(f"{count:,} {how}" for how, count in new.items() if count)
     say(
         f"{result.root}: {counted(result.images, 'image')}, {counted(result.masks, 'mask')} in "

@@ -1,11 +1,13 @@
 """`merge`: one pack from several, without reading a tar or decoding anything.
 
 What is taken from each is checked before anything is written. Shards are put under their names in
-the new pack by links or copies, each in one step; then index, manifest and checksums are
+the new pack by links, clones or copies, each in one step; then index, manifest and checksums are
 published as by the packer. What results has the bytes of a pack of all sources. A merge that is
 killed is repeated: what is published stays.
 """
 
+import errno
+import fcntl
 import os
 import shutil
 import time
@@ -62,6 +64,7 @@ from sa1bpack.packing.pack_state import (
 from sa1bpack.wording import brief
 
 _WORKING = "merge-"
+_FICLONE = 0x40049409  # of Linux, linux/fs.h
 _ZEROS = bytes(1 << 16)  # so much is copied at a time, unless it is zeros: holes stay holes
 
 
@@ -74,7 +77,7 @@ class MergeResult:
     packs                   how many were merged
     before                  shards that an earlier merge had put there
     repeated                shards that several packs have, which are there once
-    linked, copied          files of shards and features that are hard links, and copies
+    linked, cloned, copied  files of shards and features that are hard links, clones, and copies
     features                name of a feature → shards without a part of it
     complete                whether every pack was complete
     seconds                 wall time
@@ -93,6 +96,7 @@ class MergeResult:
     before: int
     repeated: int
     linked: int
+    cloned: int
     copied: int
     features: dict[str, list[str]] = field(default_factory=dict)
     complete: bool = True
@@ -117,8 +121,9 @@ def merge(
         Called as progress(bytes copied, bytes to copy), again and again while files are copied.
 
     Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
-    else copies. Features in PACK/side come along. The result has the same bytes as if all sources
-    had been packed into `output`; interrupted or killed, repeat the call.
+    else clones that share their blocks, else copies. Features in PACK/side come along. The
+    result has the same bytes as if all sources had been packed into `output`; interrupted or killed,
+    repeat the call.
 
     Raises OptionError; OptionsDiffer; OutputRefused if two packs have different shards, sources or
     features of one name, or if `output` holds something else; OutputLocked (a packer or a repair
@@ -175,6 +180,7 @@ def merge(
         before,
         plan.repeated,
         placing.linked,
+        placing.cloned,
         placing.copied,
         plan.without_part,
         plan.complete,
@@ -370,13 +376,14 @@ def _place_shard(state: PackState, taken: _Taken, placing: "Placing") -> None:
 
 
 class Placing:
-    """Puts folders like others under final names: of hard links where possible, else of copies.
+    """Puts folders like others under final names: of hard links, else of clones, else of copies.
 
     A hard link is the same file: it costs nothing, and nothing may ever write into it. No part of
     sa1bpack does: a shard is never changed once it is published, and a repair puts another folder
-    in its place. Symbolic links are followed.
+    in its place. A clone (a reflink) is a file of its own whose blocks are shared until one is
+    written. Symbolic links are followed.
 
-    linked, copied  files that were made
+    linked, cloned, copied  files that were made
     """
 
     def __init__(self, folders: Sequence[Path], progress: Callable[[int, int], None] | None):
@@ -387,7 +394,7 @@ class Placing:
             Called with the bytes that were copied, and those that `folders` take on the disk,
             whenever some are copied.
         """
-        self.linked = self.copied = 0
+        self.linked = self.cloned = self.copied = 0
         self._folders, self._progress = folders, progress
         self._done = self._total = 0
 
@@ -426,17 +433,29 @@ class Placing:
             os.link(source, target, follow_symlinks=True)
             self.linked += 1
             return
-        with source.open("rb", buffering=0) as read, target.open("xb") as write:
-            with naming(target):
-                os.ftruncate(write.fileno(), os.fstat(read.fileno()).st_size)
-            at = 0
-            while data := read.read(len(_ZEROS)):
-                if data != _ZEROS[: len(data)]:
-                    write_at(write.fileno(), data, at, target)
-                    self._advance(len(data))
-                at += len(data)
+        with source.open("rb") as read, target.open("xb") as write:
+            try:
+                fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+                self.cloned += 1
+            except OSError:  # the same
+                self._copy(read.fileno(), write.fileno(), source, target)
+                self.copied += 1
             flush_file(write.fileno(), target)
-        self.copied += 1
+
+    def _copy(self, read: int, write: int, source: Path, target: Path) -> None:
+        """Copy a file, leaving out its holes."""
+        size, at = os.fstat(read).st_size, 0
+        with naming(target):
+            os.ftruncate(write, size)
+        while at < size:
+            with naming(source):
+                data = os.pread(read, len(_ZEROS), at)
+            if not data:
+                raise OSError(errno.EIO, f"it ends at byte {at}, but had {size}", str(source))
+            if data != _ZEROS[: len(data)]:
+                write_at(write, data, at, target)
+                self._advance(len(data))
+            at += len(data)
 
     def _advance(self, count: int) -> None:
         if self._progress is not None:

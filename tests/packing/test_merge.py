@@ -1,6 +1,7 @@
 """One pack from several: the bytes of a pack of all sources, without reading or decoding any."""
 
 import errno
+import fcntl
 import os
 import shutil
 from fcntl import LOCK_EX, flock
@@ -13,6 +14,7 @@ from feature_arrays import write_side
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
+from sa1bpack.cli.main import main
 from sa1bpack.errors import (
     FormatError,
     OptionError,
@@ -62,7 +64,7 @@ def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, tmp_path
     shard_files = [name for name in undisturbed if name.startswith("shards/") and undisturbed[name]]
     # All but the metadata of the folder `shards`.
     assert result.linked == linked_files(tmp_path / "pack", machines) == len(shard_files) - 1
-    assert (result.copied, result.before, result.repeated) == (0, 0, 0)
+    assert (result.cloned, result.copied, result.before, result.repeated) == (0, 0, 0, 0)
     manifest = read_manifest(tmp_path / "pack")
     assert (result.images, result.masks, result.shards) == (
         manifest.samples, manifest.masks, len(manifest.shards)
@@ -91,14 +93,43 @@ def refused(code):
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EMLINK])
-def test_where_links_are_impossible_files_are_copied(
+def test_where_links_are_impossible_files_are_cloned_or_copied(
     machines, tmp_path, undisturbed, monkeypatch, code
 ):
     monkeypatch.setattr(os, "link", refused(code))
     result = sa1bpack.merge(machines, tmp_path / "pack")
     assert contents(tmp_path / "pack") == undisturbed
     assert linked_files(tmp_path / "pack", machines) == result.linked == 0
-    assert result.copied > 100
+    assert result.cloned + result.copied > 100
+
+
+def clones(calls: list):
+    """In place of a file system that clones: FICLONE, as linux/fs.h defines it."""
+
+    def ioctl(target, request, source):
+        assert request == 0x40049409 and os.fstat(target).st_size == 0
+        size, done = os.fstat(source).st_size, 0
+        while done < size:
+            done += os.sendfile(target, source, done, size - done)
+        calls.append(size)
+        return 0
+
+    return ioctl
+
+
+def test_where_only_clones_are_possible_every_file_is_one(
+    machines, tmp_path, undisturbed, monkeypatch, capsys
+):
+    calls = []
+    monkeypatch.setattr(os, "link", refused(errno.EXDEV))
+    monkeypatch.setattr(fcntl, "ioctl", clones(calls))
+    result = sa1bpack.merge(machines, tmp_path / "pack")
+    assert contents(tmp_path / "pack") == undisturbed
+    assert result.cloned > 100 and (result.linked, result.copied) == (0, 0)
+    assert len(calls) >= result.cloned
+    assert sa1bpack.verify(tmp_path / "pack").ok
+    assert main(["merge", *map(str, machines), "-o", str(tmp_path / "again")]) == 0
+    assert f"files: {result.cloned:,} cloned\n" in capsys.readouterr().out
 
 
 def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_not(
@@ -113,7 +144,7 @@ def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_no
     seen = []
     first = sa1bpack.merge([a, b], tmp_path / "pack", progress=lambda *counts: seen.append(counts))
     assert seen == []  # links take no time
-    assert first.linked > 100 and first.copied == 0
+    assert first.linked > 100 and (first.cloned, first.copied) == (0, 0)
     second = sa1bpack.merge([a, b, elsewhere / "c"], tmp_path / "pack")
     files_of_c = [path for path in (c / "shards").rglob("*") if path.is_file()]
     # All but the metadata of the folder `shards`.
@@ -131,6 +162,7 @@ def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_no
 
 def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refused(errno.EXDEV))
+    monkeypatch.setattr(fcntl, "ioctl", refused(errno.EOPNOTSUPP))
     rng = np.random.default_rng(0)
     block = 1 << 16
     for name, stretches in {
@@ -143,7 +175,7 @@ def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
             file.truncate(0 if stretches is None else 400 * block + 7)
         placing = Placing([], None)
         placing.place_file(tmp_path / name, tmp_path / f"{name} 2")
-        assert (placing.linked, placing.copied) == (0, 1)
+        assert (placing.linked, placing.cloned, placing.copied) == (0, 0, 1)
         assert (tmp_path / f"{name} 2").read_bytes() == (tmp_path / name).read_bytes()
         assert (tmp_path / f"{name} 2").stat().st_blocks <= (tmp_path / name).stat().st_blocks
 

@@ -1,6 +1,7 @@
 """A merge that fails or is killed at any call leaves a pack that the next merge completes."""
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -35,9 +36,14 @@ def no_links(*arguments, **named) -> None:
     raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
 
+def no_clones(*arguments) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
 def only_copies() -> None:
-    """As in a file system without links."""
+    """As in a file system that has neither."""
     os.link = no_links
+    fcntl.ioctl = no_clones
 
 
 HOW = {"links": lambda: None, "copies": only_copies}
