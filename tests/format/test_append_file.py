@@ -54,10 +54,6 @@ def test_the_file_holds_the_appended_bytes_and_returns_their_digest(path, steps,
         check_appending(path, steps)
 
 
-def part_written(fd, data, offset):
-    return pwrite(fd, data[: len(data) // 3 + 1], offset)
-
-
 def check_appending(path, steps):
     expected = b""
     file = AppendFile(path)

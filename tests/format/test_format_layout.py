@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format.arrays import MAX_INNER_BYTES, array_metadata, canonical_json, chunk_file
+from sa1bpack.format.arrays import MAX_INNER_BYTES, chunk_file
 from sa1bpack.format.index import INDEX_ARRAYS
 from sa1bpack.format.layout import (
     FITS,
     NUMBER_TYPE_BITS,
     PIXELS,
     ArraySpec,
-    Extent,
     Layout,
     array_spec,
 )
@@ -144,16 +143,6 @@ def test_inner_chunk_is_the_largest_power_of_two_that_fits(rows, row_bytes):
     assert file.outer_rows % inner == 0 and 0 <= file.outer_rows - max(1, rows) < inner
 
 
-def test_metadata_reads_as_a_zarr_array_with_the_same_dtype_and_names(tmp_path):
-    for spec in Layout().arrays:
-        folder = tmp_path / spec.name
-        folder.mkdir()
-        (folder / "zarr.json").write_bytes(canonical_json(array_metadata(spec, 3)))
-        array = zarr.open_array(folder, mode="r")
-        assert array.shape == (3, *spec.row_shape) and array.dtype == spec.dtype
-        assert array.metadata.dimension_names == spec.dims
-
-
 def test_layout_survives_json():
     for layout in (
         Layout(), Layout(image_size=512, mask_size=64, fit="squash", runs=False),
@@ -179,15 +168,3 @@ def test_layout_refuses_what_cannot_be_stored(change):
 def test_layout_refuses_missing_and_unknown_keys(data):
     with pytest.raises(FormatError, match="keys"):
         Layout.from_json(data)
-
-
-def test_layout_without_runs_or_bits_has_no_arrays_of_them():
-    names = {spec.name for spec in Layout(runs=False).arrays}
-    assert {spec.name for spec in Layout().arrays} - names == {"run_offset", "run_ends"}
-    names = {spec.name for spec in Layout(bits=False).arrays}
-    assert {spec.name for spec in Layout().arrays} - names == {"mask_bits"}
-
-
-def test_extents_add_up_axis_by_axis():
-    assert Extent(1, 2, 3, 4) + Extent(10, 20, 30, 40) == Extent(11, 22, 33, 44)
-    assert [Extent(1, 2, 3, 4).along(axis) for axis in LENGTHS] == [1, 2, 3, 4]

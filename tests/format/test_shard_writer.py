@@ -57,32 +57,6 @@ def test_what_was_written_is_read_back_sample_by_sample(tmp_path, sample_of, run
         assert found["checksum"] == sample_checksum(layout, sample)
 
 
-def test_direct_and_cached_writes_give_the_same_bytes(tmp_path, sample_of, contents, monkeypatch):
-    layout = Layout(image_size=512, mask_size=64)
-    samples = [sample_of(number, masks, layout) for number, masks in enumerate((300, 0, 700, 1))]
-    for name, direct in (("one", True), ("two", False)):
-        if not direct:
-            monkeypatch.setattr(shard_writer, "set_direct", lambda fd, on: False)
-            monkeypatch.setattr(shard_writer, "CACHED_BYTES", 1 << 19)
-        write(tmp_path / name, layout, samples)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
-def test_a_full_disk_names_the_file_and_leaves_nothing(
-    tmp_path, sample_of, small_layout, monkeypatch
-):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shard_writer, "STAGE_BYTES", shard_writer.BLOCK)
-    sample = finished_rows(small_layout, sample_of(1, 999))
-    with ShardWriter(tmp_path, "a-000", small_layout) as writer:
-        monkeypatch.setattr(os, "pwrite", full)
-        with pytest.raises(OSError, match=r"No space left.*a-000.*c\.0"):
-            writer.append(sample)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_shard_with_a_partial_sample_cannot_be_published(
     tmp_path, sample_of, small_layout, monkeypatch
 ):

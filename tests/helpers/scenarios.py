@@ -3,7 +3,8 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import xxhash
@@ -21,6 +22,15 @@ FLAGS = tuple(
 # fresh: two tars into a new folder. added: the second into a complete pack of the first. withdrawn:
 # the same, but a list contradicts the second tar's md5 after its shards have been published.
 SCENARIOS = ("fresh", "added", "withdrawn")
+
+# How a command ends: arguments of a Plan.
+ENDS = {
+    "killed": {"action": "kill"},
+    "the disk is full once": {"action": "error", "code": errno.ENOSPC, "count": 1},
+    "the disk is full": {"action": "error", "code": errno.ENOSPC},
+    "the disk fails once": {"action": "error", "code": errno.EIO, "count": 1},
+    "the disk fails": {"action": "error", "code": errno.EIO},
+}
 
 
 class Stage:
@@ -41,70 +51,130 @@ class Stage:
         self.expected = contents(folder / "whole")
 
 
-class Case:
+class Disturbed:
+    """A command on a pack, something of which may happen at any of its calls below the pack.
+
+    root     folder of the pack
+    command  words of the command
+    folder   for its output and for the report on calls
+    code     exit code of the undisturbed command
+    """
+
+    code = 0
+
+    def __init__(self, root: Path, folder: Path, *command):
+        self.root, self.command = root, command
+        self._log, self._report = folder / "log", folder / "report"
+
+    def begin(self) -> None:
+        """Make everything as it is before the command."""
+
+    def prepare(self) -> None:
+        """Called in the process of the command, before it."""
+
+    def check_readable(self, where: str) -> None:
+        """Check what the disturbed command left."""
+
+    def check_completed_by_the_next(self, where: str = "") -> None:
+        """Check that the same command completes what was begun."""
+
+    def start(self, prepare: Callable[[], object] = lambda: None, *more) -> Forked:
+        """Start the command, with more words, in a process that is prepared so as well."""
+
+        def both() -> None:
+            self.prepare()
+            prepare()
+
+        return Forked(*self.command, *more, log=self._log, prepare=both)
+
+    def run(self, prepare: Callable[[], object] = lambda: None, *more) -> tuple[int, str]:
+        """Run the command to the end: (exit code, output)."""
+        return self.start(prepare, *more).wait()
+
+    def plan(self, action: str, **more) -> Plan:
+        """A plan for the calls of a run that reports the affected calls."""
+        self._report.unlink(missing_ok=True)
+        return Plan(str(self.root), action, report=str(self._report), **more)
+
+    def calls(self, **more) -> int:
+        """The number of calls of the undisturbed command, which is run for it."""
+        code, said = self.run(self.plan("count", **more).apply)
+        assert code == self.code, said
+        return len(self.hits())
+
+    def hits(self) -> list[tuple[str, str]]:
+        """(call, path) of every call affected by the last plan."""
+        lines = self._report.read_text().splitlines() if self._report.exists() else []
+        return [tuple(line.split(" ", 1)) for line in lines]
+
+    def end_at_any_call(self, torture, ends: Iterable[str], short: int, full: int) -> int:
+        """End the command in each of these ways at so many calls, and let the next one complete it.
+
+        Returns how often.
+        """
+        self.begin()
+        total, rounds = self.calls(), 0
+        self.check_completed_by_the_next("undisturbed")
+        for end in ends:
+            steps = min(total, torture.rounds(short, full))
+            for at in sorted(torture.rng.sample(range(total), steps)):
+                where = f"{end} at call {at} of {total}"
+                self.begin()
+                code, said = self.run(self.plan(at=at, **ENDS[end]).apply)
+                codes = (-signal.SIGKILL, 0) if end == "killed" else range(5)
+                assert code in codes, (where, said)
+                self.check_readable(where)
+                self.check_completed_by_the_next(where)
+                rounds += 1
+        return rounds
+
+
+class Case(Disturbed):
     """A pack folder and the runs into it."""
 
     def __init__(self, stage: Stage, folder: Path, scenario: str):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        self.stage = stage
-        self.scenario = scenario
-        self.folder = folder
-        self.root = folder / "pack"
-        self._report = folder.with_name("report")
+        super().__init__(folder / "pack", folder.parent)
+        self.stage, self.folder, self.scenario = stage, folder, scenario
+        self.begin()
+
+    def begin(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
         self._report.unlink(missing_ok=True)
-        if scenario != "fresh":
-            shutil.copytree(stage.begun, self.root)
+        if self.scenario != "fresh":
+            shutil.copytree(self.stage.begun, self.root)
 
-    def run(self, prepare: Callable[[], None] = lambda: None, workers: int = 1) -> tuple[int, str]:
-        """Run the scenario's command to the end: (exit code, output)."""
-        return self.start(prepare, workers).wait()
+    def prepare(self) -> None:
+        """As many writes as in a long run with large images."""
+        shard_writer.STAGE_BYTES = shard_writer.HOLE_BYTES = shard_writer.BLOCK
 
-    def start(self, prepare: Callable[[], None] = lambda: None, workers: int = 1) -> Forked:
-        """Start the scenario's command, with as many writes as a long run with large images."""
-        wrong = ("--md5sums", self.stage.wrong_sums) if self.scenario == "withdrawn" else ()
+    def run(
+        self, prepare: Callable[[], object] = lambda: None, workers: int = 1, then: str = ""
+    ) -> tuple[int, str]:
+        """Run the scenario's command, or that of another one, to the end: (exit code, output)."""
+        withdrawn = (then or self.scenario) == "withdrawn"
+        wrong = ("--md5sums", self.stage.wrong_sums) if withdrawn else ()
         tars = self.stage.tars[1:] if wrong else self.stage.tars
-        command = ("pack", *tars, "--output", self.root, "--workers", workers, *FLAGS, *wrong)
-
-        def write_often_and_prepare() -> None:
-            shard_writer.STAGE_BYTES = shard_writer.HOLE_BYTES = shard_writer.BLOCK
-            prepare()
-
-        return Forked(*command, log=self.folder.with_name("log"), prepare=write_often_and_prepare)
+        self.command = ("pack", *tars, "--output", self.root, "--workers", workers, *FLAGS, *wrong)
+        return super().run(prepare)
 
     @property
     def code(self) -> int:
         """Exit code of the undisturbed scenario."""
         return 1 if self.scenario == "withdrawn" else 0
 
-    def plan(self, action: str, **more) -> Plan:
-        """A plan for the calls of a run that reports the affected calls."""
-        return Plan(str(self.root), action, report=str(self._report), **more)
-
-    def calls(self, **more) -> int:
-        """The number of calls of the undisturbed run; uses up the case."""
-        code, said = self.run(self.plan("count", **more).apply)
-        assert code == self.code, said
-        return len(self.hits())
-
-    def hits(self) -> list[tuple[str, str]]:
-        """(call, path) of every call affected by a plan."""
-        lines = self._report.read_text().splitlines() if self._report.exists() else []
-        return [tuple(line.split(" ", 1)) for line in lines]
-
-    def check_whole(self) -> None:
+    def check_readable(self, where: str = "") -> None:
         """Everything with a final name is complete."""
         check_whole(self.root)
 
-    def check_completed_by_the_next_run(self) -> None:
+    def check_completed_by_the_next(self, where: str = "") -> None:
         """The same command produces the undisturbed pack and leaves nothing else.
 
         After a withdrawal it is the command without the wrong list.
         """
-        self.scenario = "added"
-        code, said = self.run()
-        assert code == 0, said
-        assert contents(self.root) == self.stage.expected
+        code, said = self.run(then="added")
+        assert code == 0, (where, said)
+        assert contents(self.root) == self.stage.expected, where
 
 
 def check_whole(root: Path) -> None:

@@ -14,7 +14,6 @@ from small_tars import (
     names_of,
     pixels_of,
     rejects_of,
-    write_tar,
 )
 
 import sa1bpack
@@ -96,11 +95,3 @@ def test_what_is_sound_is_packed_and_every_trap_has_its_reason(tmp_path, workers
     shard = open_shard(tmp_path / "pack" / "shards" / "sa_000000-000")
     assert names_of(shard) == ["sa_1.jpg", "sa_2.jpg"]
     check_shard_record(shard.attributes, shard.folder)
-
-
-def test_within_a_tar_the_first_of_two_members_of_a_name_counts(tmp_path):
-    listed = [*members([1, 2]).items(), ("./sa_2.jpg", b"another"), ("b/sa_1.json", b"{}")]
-    tar = write_tar(tmp_path / "sa_000000.tar", listed, shuffle=None)
-    assert sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL).images == 2
-    found = {line["member"]: line["reason"] for line in rejects_of(tmp_path / "pack")}
-    assert found == {"sa_2.jpg": "duplicate", "b/sa_1.json": "duplicate"}

@@ -156,15 +156,3 @@ def test_an_odd_canvas_of_yuv_is_refused_before_anything_is_written(tar, tmp_pat
     ):
         sa1bpack.pack(tar, tmp_path / "pack", image_size=63, pixels="yuv420", fit=fit)
     assert not (tmp_path / "pack").exists()
-
-
-def test_an_odd_native_size_is_packed(tar, tmp_path):
-    root = tmp_path / "pack"
-    options = {**SMALL, **COMPACT, "image_size": 63, "resample": "exact"}
-    sa1bpack.pack(tar, root, workers=1, **options)
-    assert sa1bpack.verify(root).ok
-    for number, (shard, row) in samples_of(root).items():
-        stored = tuple(shard["size"][row, 2:].tolist())
-        reference = reference_planes(number, stored, "yuv420")
-        for plane, expected in zip(shard.planes(row).values(), reference, strict=True):
-            np.testing.assert_array_equal(plane, expected)

@@ -92,17 +92,6 @@ def refused(code):
     return refuse
 
 
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.EMLINK])
-def test_where_links_are_impossible_files_are_cloned_or_copied(
-    machines, tmp_path, undisturbed, monkeypatch, code
-):
-    monkeypatch.setattr(os, "link", refused(code))
-    result = sa1bpack.merge(machines, tmp_path / "pack")
-    assert contents(tmp_path / "pack") == undisturbed
-    assert linked_files(tmp_path / "pack", machines) == result.linked == 0
-    assert result.cloned + result.copied > 100
-
-
 def clones(calls: list):
     """In place of a file system that clones: FICLONE, as linux/fs.h defines it."""
 
@@ -226,14 +215,6 @@ def test_packs_of_other_options_are_refused_and_the_differences_named(machines, 
     assert f"max_masks: all in {machines[0]}, 7 in {tmp_path / 'other'}" in str(caught.value)
     assert "image_size" not in str(caught.value) and not (tmp_path / "pack").exists()
     assert "sa1bpack.open([...]) opens packs together" in str(caught.value)
-
-
-def test_packs_that_share_image_ids_make_the_pack_of_both_tars(machines, sources, tmp_path):
-    tar = write_tar(tmp_path / "sa_000009.tar", members([300, 302, 900]))
-    sa1bpack.pack(tar, tmp_path / "other", workers=1, **SMALL)
-    sa1bpack.merge([*machines, tmp_path / "other"], tmp_path / "pack")
-    sa1bpack.pack([*sources, tar], tmp_path / "one", workers=1, **SMALL)
-    assert contents(tmp_path / "pack") == contents(tmp_path / "one")
 
 
 def test_two_sources_of_one_name_are_refused(machines, tmp_path):

@@ -118,16 +118,11 @@ def test_a_manifest_records_mask_select_as_select(tar, tmp_path):
         sa1bpack.pack(tar, tmp_path / "pack", workers=1, **options | {"mask_select": "iou"})
 
 
-def test_thresholds_drop_what_is_below_and_keep_what_meets_them(pack_with):
-    areas = sorted(a["area"] for a in record(6, 5)["annotations"])
-    kept = pack_with(min_area=areas[2])
-    assert as_sets(kept) == ids(lambda found: [a for a in found if a["area"] >= areas[2]])
-
-
 @pytest.mark.parametrize(
-    ("option", "key"), [("min_iou", "predicted_iou"), ("min_stability", "stability_score")]
+    ("option", "key"),
+    [("min_area", "area"), ("min_iou", "predicted_iou"), ("min_stability", "stability_score")],
 )
-def test_scores_below_the_threshold_are_dropped(pack_with, option, key):
+def test_masks_below_a_threshold_are_dropped_and_those_that_meet_it_kept(pack_with, option, key):
     middle = sorted(a[key] for a in record(6, 5)["annotations"])[2]
     expected = ids(lambda found: [a for a in found if a[key] >= middle])
     assert as_sets(pack_with(**{option: middle})) == expected

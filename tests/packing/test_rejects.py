@@ -1,13 +1,10 @@
 """Each bad input becomes its line in rejects.jsonl, and nothing else is lost."""
 
-import io
 import json
 import struct
 from collections.abc import Callable
 
-import numpy as np
 import pytest
-from PIL import Image
 from small_tars import (
     HEIGHT,
     SMALL,
@@ -33,10 +30,6 @@ JPEG, JSON = f"./sa_{BAD}.jpg", f"./sa_{BAD}.json"
 
 def record_with(change: Callable[[dict], object]) -> Callable[[Members], None]:
     return lambda found: changed(found, BAD, change)
-
-
-def mask_with(**fields) -> Callable[[Members], None]:
-    return record_with(lambda record: record["annotations"][1].update(fields))
 
 
 def counts(change: Callable[[str], str]) -> Callable[[Members], None]:
@@ -86,17 +79,11 @@ def of_size(height: int, width: int) -> Callable[[Members], None]:
 # What is done, the member that is named, its code, and what the detail says.
 CASES = {
     "orphan jpg": (without(JSON), "sa_2.jpg", "missing-json", "sa_2"),
-    "orphan json": (without(JPEG), "sa_2.json", "missing-jpeg", "sa_2"),
     "not JSON": (member(JSON, b"{ not json"), "sa_2.json", "bad-annotation", "byte"),
-    "empty JSON": (member(JSON, b""), "sa_2.json", "bad-annotation", ""),
-    "JSON cut off": (text(lambda json: json[:-9]), "sa_2.json", "bad-annotation", "truncated"),
-    "a list": (member(JSON, b"[1]"), "sa_2.json", "bad-annotation", "object"),
     "missing field": (
         record_with(lambda record: record["annotations"][1].pop("bbox")),
         "sa_2.json", "bad-annotation", "bbox",
     ),
-    "NaN": (mask_with(predicted_iou=float("nan")), "sa_2.json", "bad-annotation", "byte"),
-    "text for a number": (mask_with(area="7"), "sa_2.json", "bad-annotation", "area"),
     "JPEG of another size": (
         member(JPEG, photo(2, HEIGHT, WIDTH + 2)), "sa_2.jpg", "size-mismatch", "98",
     ),
@@ -105,16 +92,9 @@ CASES = {
         "sa_2.json", "bad-annotation", "segmentation.size is [64, 95]",
     ),
     "runs that end early": (counts(lambda text: "0P1"), "sa_2.json", "bad-mask", "6144"),
-    "runs that end late": (counts(lambda text: text + "1"), "sa_2.json", "bad-mask", "6144"),
     "garbage counts": (counts(lambda text: "\x01!!"), "sa_2.json", "bad-mask", "48..111"),
-    "counts within a number": (counts(lambda text: text + "P"), "sa_2.json", "bad-mask", "within"),
-    "counts not ASCII": (counts(lambda text: "é"), "sa_2.json", "bad-annotation", "ASCII"),
-    "no counts": (counts(lambda text: ""), "sa_2.json", "bad-mask", "empty"),
-    "an empty JPEG": (member(JPEG, b""), "sa_2.jpg", "not-jpeg", "nothing"),
     "a PNG": (member(JPEG, b"\x89PNG\r\n\x1a\n" + bytes(99)), "sa_2.jpg", "not-jpeg", "89"),
-    "a JPEG cut in its header": (cut(0.05), "sa_2.jpg", "truncated-jpeg", ""),
     "a JPEG cut at its half": (cut(0.5), "sa_2.jpg", "truncated-jpeg", "too early"),
-    "a JPEG cut near its end": (cut(0.97), "sa_2.jpg", "truncated-jpeg", "too early"),
     "a progressive JPEG cut between two scans": (
         member(JPEG, cut_between_scans()), "sa_2.jpg", "truncated-jpeg", "of its scans",
     ),
@@ -173,36 +153,6 @@ def test_a_bad_mask_rejects_the_image_also_when_the_filters_leave_it_out(tmp_pat
     tar = write_tar(tmp_path / "a.tar", found)
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, min_area=10**6)
     assert (result.images, result.rejects) == (2, 1)
-
-
-def exif(orientation: int) -> bytes:
-    tags = Image.Exif()
-    tags[0x0112] = orientation
-    return tags.tobytes()
-
-
-PICTURE = pixels_of(2)
-ACCEPTED = {
-    "grayscale": as_jpeg(PICTURE.convert("L")),
-    "CMYK": as_jpeg(PICTURE.convert("CMYK")),
-    "progressive": as_jpeg(PICTURE, progressive=True),
-    "4:4:4": as_jpeg(PICTURE, subsampling=0),
-    "EXIF orientation": as_jpeg(PICTURE, exif=exif(6)),
-}
-
-
-@pytest.mark.parametrize("kind", ACCEPTED)
-def test_unusual_jpegs_are_packed_as_pil_reads_them_and_never_rotated(tmp_path, kind):
-    found = members([1, 2, 3]) | {JPEG: ACCEPTED[kind]}
-    tar = write_tar(tmp_path / "a.tar", found)
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, resample="exact")
-    shard = open_shard(tmp_path / "pack" / "shards" / "a-000")
-    row = shard["image_id"].tolist().index(2)
-    height, width = shard["size"][row, 2:].tolist()
-    assert (height, width) == (43, 64)
-    image = Image.open(io.BytesIO(ACCEPTED[kind])).convert("RGB")
-    expected = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
-    np.testing.assert_array_equal(shard["image"][row, :height], expected)
 
 
 def test_one_reject_more_than_allowed_ends_the_run_and_the_next_resumes(tmp_path):

@@ -8,12 +8,6 @@ import sa1bpack
 from sa1bpack.format.shard_reader import open_shard
 
 
-def test_any_number_of_workers_gives_the_same_files(sources, undisturbed, tmp_path):
-    result = sa1bpack.pack(sources, tmp_path / "pack", workers=3, **SMALL)
-    assert result.complete
-    assert contents(tmp_path / "pack") == undisturbed
-
-
 def test_the_order_of_the_arguments_does_not_matter(sources, undisturbed, tmp_path):
     mixed = random.Random(3).sample([*sources, sources[0]], len(sources) + 1)
     sa1bpack.pack(mixed, tmp_path / "pack", workers=1, **SMALL)

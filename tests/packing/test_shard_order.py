@@ -6,16 +6,13 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_tars import SMALL, members, write_tar
+from small_tars import SMALL
 
 from sa1bpack.format.layout import Extent
-from sa1bpack.packing.options import PackOptions, Request
-from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Dropped, Packed
-from sa1bpack.packing.source_packer import PackRun, ShardBuilder, SourcePacker
-from sa1bpack.source.find import find_sources
-from sa1bpack.source.pairs import PairReader, Reject
+from sa1bpack.packing.source_packer import PackRun, ShardBuilder
+from sa1bpack.source.pairs import Reject
 
 OPTIONS = PackOptions(**{**SMALL, "samples_per_shard": 100})
 FIRST = 200  # the builder begins with this pair of its source
@@ -91,25 +88,3 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
     assert builder.unknown_keys == {"abc"[n % 3] for n in kept}
     assert builder.rejects == [o for o in outcomes if isinstance(o, Reject)]
     assert builder.dropped == sum(isinstance(o, Dropped) for o in outcomes)
-
-
-def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(tmp_path):
-    tar = write_tar(tmp_path / "sa_1.tar", members(range(6)), shuffle=None)
-    options = PackOptions(**{**SMALL, "samples_per_shard": 2})
-    (source,) = find_sources([tar])
-    state = PackState(tmp_path / "pack", options)
-    request = Request(sources=[source], output=state.root, options=options)
-    packer = SourcePacker(PackRun(state, request, Progress(0), {"sa1bpack": "0"}), source)
-    with PairReader(source, spool_dir=tmp_path) as reader:
-        assert len(list(reader)) == 6
-    for index in range(6):
-        packer.begin(index, b"8 bytes.")
-    for index in (4, 5, 2, 3, None, 1, 0):  # two complete shards, the later one first
-        if index is None:
-            packer.end(reader, 6)
-        else:
-            packer.resolve(index, Reject(f"m{index}", "code", ""), lambda: None)
-    packer.wait()
-    assert packer.finished
-    assert [line["member"] for line in state.rejects()] == [f"m{index}" for index in range(6)]
-    state.release()

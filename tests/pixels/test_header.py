@@ -116,12 +116,6 @@ def test_sizes_of_sa1b(height, width, stored):
     assert stored_size(height, width, 1024, "pad") == stored
 
 
-def test_half_a_pixel_is_rounded_up():
-    """2 * 1 / 4 is exactly one half."""
-    assert stored_size(4, 2, 1, "pad") == (1, 1)
-    assert stored_size(8, 4, 3, "pad") == (3, 2)  # 1.5
-
-
 @pytest.mark.parametrize("arguments", [(0, 5, 8), (5, 0, 8), (5, 5, 0), (-1, 5, 8)])
 @pytest.mark.parametrize("fit", FITS)
 def test_sizes_below_one_are_refused(arguments, fit):

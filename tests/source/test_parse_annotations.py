@@ -187,6 +187,7 @@ def test_a_bad_field_is_named_with_its_annotation_and_value(record, fields, mess
         ({"width": 65536, "height": 32768}, "65536 x height 32768 is more than 2147483647"),
         ({"image_id": 2**63}, "image.image_id: Expected `int` <= 9223372036854775807"),
         ({"file_name": None}, "image.file_name: Expected `str`, got `null`, found None"),
+        ({"file_name": "x" * 1_000_000}, "image.file_name: Expected `str` of length <= 255"),
     ],
 )
 def test_a_bad_field_of_the_image_is_named_with_its_value(record, fields, message):

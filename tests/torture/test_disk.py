@@ -65,8 +65,8 @@ def test_an_error_at_any_call_ends_the_run_and_the_next_one_completes_it(
             hit = (scenario, at, *case.hits()[0])
             assert ended == 4, (hit, said)
             check_message(said, code, case.root)
-            case.check_whole()
-            case.check_completed_by_the_next_run()
+            case.check_readable()
+            case.check_completed_by_the_next()
             found[hit[2]] += 1
     assert found.total() > 0
     torture.record(f"{name}: error at a call", found.total(), "all said so and were resumed")
@@ -85,8 +85,8 @@ def test_an_error_at_a_call_of_a_run_with_workers_is_handled_the_same(case_of, t
         found += 1
         assert ended == 4, said
         check_message(said, errno.ENOSPC, case.root)
-        case.check_whole()
-        case.check_completed_by_the_next_run()
+        case.check_readable()
+        case.check_completed_by_the_next()
     assert found > 0
     torture.record("a full disk, with workers: error at a call", found, "all said so, resumed")
 

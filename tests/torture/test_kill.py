@@ -147,21 +147,9 @@ def test_runs_killed_at_random_moments_produce_the_undisturbed_pack(
 )
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_run_killed_at_any_call_is_completed_by_the_next(stage, tmp_path, torture, scenario):
-    total = Case(stage, tmp_path / "case", scenario).calls()
-    steps = torture.rng.sample(range(total), torture.rounds(3, 80))
-    hits = 0
-    for at in steps:
-        case = Case(stage, tmp_path / "case", scenario)
-        code, said = case.run(case.plan("kill", at=at).apply)
-        if case.hits():
-            hits += 1
-            assert code == -signal.SIGKILL
-        else:  # the number of calls varies slightly with timing
-            assert code == case.code, said
-        case.check_whole()
-        case.check_completed_by_the_next_run()
-    assert hits > 0
-    torture.record(f"SIGKILL at a call: {scenario}", hits, "all resumed to the undisturbed pack")
+    case = Case(stage, tmp_path / "case", scenario)
+    rounds = case.end_at_any_call(torture, ["killed"], 3, 80)
+    torture.record(f"SIGKILL at a call: {scenario}", rounds, "all resumed to the undisturbed pack")
 
 
 @pytest.mark.parametrize(

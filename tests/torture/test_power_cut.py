@@ -56,10 +56,10 @@ def test_a_power_cut_at_any_moment_leaves_a_sound_pack(stage, tmp_path, torture,
             shutil.rmtree(left.folder)
             disk.restore(left.folder, rng)
             assert scenario == "fresh" or (left.root / "manifest.json").exists(), call
-            left.check_whole()
+            left.check_readable()
             cuts += 1
             if cuts % 4 == 0:
-                left.check_completed_by_the_next_run()
+                left.check_completed_by_the_next()
     torture.record(f"power cut: {scenario}", cuts, "all left sound packs; one in four was resumed")
 
 

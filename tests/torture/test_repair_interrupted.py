@@ -3,7 +3,6 @@
 Repeated, it ends with the bytes of an undamaged pack.
 """
 
-import errno
 import hashlib
 import os
 import shutil
@@ -15,9 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import temporaries
-from faults import Plan
-from forked import Forked
-from scenarios import Stage
+from scenarios import ENDS, Disturbed, Stage
 from small_tars import contents
 
 import sa1bpack
@@ -101,47 +98,32 @@ def digest_of(sample) -> str:
     return digest.hexdigest()
 
 
-class Repair:
-    """A damaged pack, and repairs of it that something happens to."""
+class Repair(Disturbed):
+    """A repair of a damaged pack."""
 
-    def __init__(self, stage: Stage, folder: Path, *damage: str):
-        self.root = folder / "pack"
-        self.stage = stage
+    def __init__(
+        self,
+        stage: Stage,
+        folder: Path,
+        *damage: str,
+        prepare: Callable[[], object] = lambda: None,
+    ):
+        root = folder / "pack"
+        super().__init__(root, folder, "repair", root, *stage.tars, "--workers", 1)
+        self.stage, self.expected, self.prepare = stage, stage.expected, prepare
         self._damage = damage
-        self._folder = folder
-        self._report = folder / "report"
-        self.spoil()
+        self.begin()
         self._before = samples_of(self.root)
         self._sound = samples_of(stage.begun.with_name("whole"))
 
-    def spoil(self) -> None:
+    def begin(self) -> None:
         """Begin again with a damaged copy of the pack."""
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.copytree(self.stage.begun.with_name("whole"), self.root)
         for name in self._damage:
             DAMAGE[name](self.root)
 
-    def run(self, prepare: Callable[[], object] = lambda: None) -> tuple[int, str]:
-        """Run `sa1bpack repair` in a process of its own: (exit code, output)."""
-        arguments = ("repair", self.root, *self.stage.tars, "--workers", 1)
-        return Forked(*arguments, log=self._folder / "log", prepare=prepare).wait()
-
-    def plan(self, action: str, **more) -> Plan:
-        return Plan(str(self.root), action, report=str(self._report), **more)
-
-    def calls(self, prepare: Callable[[], object] = lambda: None) -> int:
-        """How many calls an undisturbed repair makes."""
-        self._report.unlink(missing_ok=True)
-
-        def count() -> None:
-            prepare()
-            self.plan("count").apply()
-
-        code, said = self.run(count)
-        assert code == 0, said
-        return len(self._report.read_text().splitlines())
-
-    def check_opens_as_before(self, where: object) -> None:
+    def check_readable(self, where: object) -> None:
         """What could be read can be read, as it was or as it is in a sound pack."""
         if self._before is None:
             return
@@ -152,41 +134,22 @@ class Repair:
             if before is not None:
                 assert now[image_id] in (before, self._sound[image_id]), (where, image_id)
 
-    def check_repaired_by_the_next(self, where: object) -> None:
-        """Repeated, it leaves the bytes of an undamaged pack."""
+    def check_completed_by_the_next(self, where: object) -> None:
+        """Repeated, it leaves the bytes of an undamaged pack, which is sound and complete."""
         code, said = self.run()
         assert code == 0, (where, said)
         assert temporaries(self.root) == [], where
-        assert contents(self.root) == self.stage.expected, (where, said)
-
-
-ENDS = {
-    "killed": {"action": "kill"},
-    "the disk is full once": {"action": "error", "code": errno.ENOSPC, "count": 1},
-    "the disk is full": {"action": "error", "code": errno.ENOSPC},
-    "the disk fails once": {"action": "error", "code": errno.EIO, "count": 1},
-    "the disk fails": {"action": "error", "code": errno.EIO},
-}
+        assert contents(self.root) == self.expected, (where, said)
+        report = sa1bpack.verify(self.root, quick=True)
+        assert report.ok and report.complete, where
 
 
 @pytest.mark.parametrize("damage", COMBINED, ids=" + ".join)
 def test_a_repair_that_ends_at_any_call_leaves_the_pack_as_readable_as_it_was(
     stage, tmp_path, torture, damage
 ):
-    repair = Repair(stage, tmp_path, *damage)
-    total = repair.calls()
-    repair.check_repaired_by_the_next("undisturbed")
     ends = torture.rng.sample(sorted(ENDS), torture.rounds(2, len(ENDS)))
-    rounds = 0
-    for end in ends:
-        for at in sorted(torture.rng.sample(range(total), torture.rounds(1, total))):
-            where = f"{end} at call {at} of {total}"
-            repair.spoil()
-            code, said = repair.run(repair.plan(at=at, **ENDS[end]).apply)
-            assert code in ((-signal.SIGKILL, 0) if end == "killed" else (0, 1, 2, 3, 4)), said
-            repair.check_opens_as_before(where)
-            repair.check_repaired_by_the_next(where)
-            rounds += 1
+    rounds = Repair(stage, tmp_path, *damage).end_at_any_call(torture, ends, 1, 10_000)
     torture.record(
         f"repair ended at a call ({' + '.join(damage)})", rounds,
         "opened as before; completed by the next",
@@ -202,19 +165,8 @@ def cannot_exchange() -> None:
 def test_where_names_cannot_be_exchanged_a_failure_puts_back_what_was_there(
     stage, tmp_path, torture, damage
 ):
-    repair = Repair(stage, tmp_path, damage)
-    total = repair.calls(cannot_exchange)
-
-    for at in sorted(torture.rng.sample(range(total), torture.rounds(2, min(total, 80)))):
-
-        def prepare(at: int = at) -> None:
-            cannot_exchange()
-            repair.plan("error", at=at, count=1).apply()
-
-        repair.spoil()
-        repair.run(prepare)
-        repair.check_opens_as_before(at)
-        repair.check_repaired_by_the_next(at)
+    repair = Repair(stage, tmp_path, damage, prepare=cannot_exchange)
+    repair.end_at_any_call(torture, ["the disk is full once"], 2, 80)
 
 
 def test_what_a_kill_between_two_renames_left_aside_is_put_back_by_the_next_repair(stage, tmp_path):
@@ -236,7 +188,7 @@ def test_what_a_kill_between_two_renames_left_aside_is_put_back_by_the_next_repa
     assert code == -signal.SIGKILL and not shard.exists()
     assert sa1bpack.repair(repair.root, workers=1).left.keys() == {shard.name}
     assert contents(repair.root) == damaged  # without its tar it stays, readable as before
-    repair.check_repaired_by_the_next("put back")
+    repair.check_completed_by_the_next("put back")
 
 
 @pytest.mark.parametrize("damage", ["pixels of a shard", "a shard lost"])
@@ -246,20 +198,7 @@ def test_a_repair_by_other_versions_that_ends_at_any_call_is_completed_by_the_ne
     def other_versions() -> None:
         repair_run.versions_in_force = lambda: {"sa1bpack": "9.9"}
 
-    repair = Repair(stage, tmp_path, damage)
-    total = repair.calls(other_versions)
-    expected = contents(repair.root)
-    for at in sorted(torture.rng.sample(range(total), torture.rounds(2, min(total, 80)))):
-
-        def prepare(at: int = at) -> None:
-            other_versions()
-            repair.plan("kill", at=at).apply()
-
-        repair.spoil()
-        repair.run(prepare)
-        repair.check_opens_as_before(at)
-        code, said = repair.run(other_versions)
-        assert code == 0, (at, said)
-        assert contents(repair.root) == expected, at
-        report = sa1bpack.verify(repair.root)
-        assert report.ok and report.complete, at
+    repair = Repair(stage, tmp_path, damage, prepare=other_versions)
+    assert repair.run()[0] == 0
+    repair.expected = contents(repair.root)
+    repair.end_at_any_call(torture, ["killed"], 2, 80)

@@ -63,20 +63,6 @@ def test_rows_made_in_a_slot_are_those_made_elsewhere_and_both_sides_see_them(sl
     there.close()
 
 
-def test_slots_do_not_overlap(slots_of):
-    options = PackOptions(**{**SMALL, "max_masks": None})
-    shared_slots = slots_of(options)
-    shared_slots.put(1, b"jpeg", b"json")
-    masks = 2000
-    buffers = shared_slots.buffers(0)
-    buffers.image(64)
-    bits = buffers.bits(masks)
-    bits[...] = 255
-    assert [bytes(half) for half in shared_slots.pair(1, 4, 4)] == [b"jpeg", b"json"]
-    assert not shared_slots.buffers(1).image(64).any()
-    del bits, buffers
-
-
 def test_no_annotation_is_as_short_as_the_room_for_masks_supposes():
     shortest = (
         b'{"bbox":[0,0,1,1],"area":1,"segmentation":{"size":[1,1],"counts":"0"},"predicted_iou":1,'

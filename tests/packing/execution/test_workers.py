@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import os
 import resource
 import signal
 import threading
@@ -177,30 +176,6 @@ def test_a_worker_that_cannot_start_ends_the_run(
     with pytest.raises(PackError, match="ended with exit code 7 before it took work"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert "no such library" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_ends_the_run_and_the_next_one_resumes(
-    tar, expected, tmp_path, monkeypatch, leaves_nothing, workers
-):
-    writes = iter(range(70))
-    pwrite = os.pwrite
-
-    def full(descriptor, data, offset):
-        if next(writes, None) is None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(descriptor, data, offset)
-
-    root = tmp_path / "pack"
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
-        with pytest.raises(OSError, match="No space left on device") as caught:
-            sa1bpack.pack(tar, root, workers=workers, **SMALL)
-    assert caught.value.errno == errno.ENOSPC and str(root) in caught.value.filename
-    assert temporaries(root) == []
-    assert sa1bpack.verify(root).ok
-    assert sa1bpack.pack(tar, root, workers=2, **SMALL).complete
-    assert contents(root) == expected
 
 
 def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
