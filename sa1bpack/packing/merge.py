@@ -121,8 +121,8 @@ def merge(
         Called as progress(bytes copied, bytes to copy), again and again while files are copied.
 
     Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
-    else clones that share their blocks, else copies. Features in PACK/side come along. The
-    result has the same bytes as if all sources had been packed into `output`; interrupted or killed,
+    else clones that share their blocks, else copies. Features in PACK/side come along. The result
+    has the same bytes as if all sources had been packed into `output`; interrupted or killed,
     repeat the call.
 
     Raises OptionError; OptionsDiffer; OutputRefused if two packs have different shards, sources or
