@@ -44,7 +44,7 @@ def measured(ds: Counts, batch_size: int, ranks: int, buckets: Buckets | None) -
             rank=rank,
             world_size=ranks,
             drop_last=True,
-            buckets=buckets,
+            bucket_by=buckets,
         )
         parts.append([ds.counts[indices] for indices in batches])
     took = (time.perf_counter() - began) / sum(map(len, parts))

@@ -280,8 +280,8 @@ def keywords_of(keywords: type, *sources: Callable, **defaults: Any) -> None:
 
 # Calls, and options of theirs that people look for in another call. Tests hold them against it.
 PLACES = {
-    "Loader": "max_masks mask_select pad_to_max shuffle order buckets relations batch_size threads "
-    "device io prefetch drop_last pad_last seed timeout max_dropped",
+    "Loader": "max_masks mask_select pad_to_max shuffle order bucket_by relations batch_size "
+    "threads device io prefetch drop_last pad_last seed timeout max_dropped",
     "open": "mask_format coordinates transform verify_checksums duplicates features cache_dir "
     "cache_size",
     "pack": "image_size fit resample empty samples_per_shard workers md5sums max_rejects",

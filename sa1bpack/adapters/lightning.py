@@ -69,9 +69,9 @@ class DataModule(LightningDataModule):
                 themselves, and then all of `pack` is for training.
             split_seed: of the split.
             val_options: options of the validation loader that differ from `options`. By default it
-                has no shuffle, order or buckets, and what changes while training has its last value
-                in every validation. Where the last batch has fewer images than there are ranks,
-                which is an error, `{"pad_last": True}` repeats some.
+                has no shuffle, order or bucket_by, and what changes while training has its last
+                value in every validation. Where the last batch has fewer images than there are
+                ranks, which is an error, `{"pad_last": True}` repeats some.
             options: of both loaders, see `Loader`; `shuffle=True` is for training alone. The device
                 is the trainer's unless given.
         """
@@ -84,7 +84,7 @@ class DataModule(LightningDataModule):
         if "max_masks" in options:  # a function is called here, once
             self._options["max_masks"] = as_schedule("max_masks", options["max_masks"])
         fixed = {name: _last(name, self._options[name]) for name in _CHANGING & options.keys()}
-        in_order = {"shuffle": False, "order": None, "buckets": None}
+        in_order = {"shuffle": False, "order": None, "bucket_by": None}
         self._val_options = {**self._options, **fixed, **in_order, **(val_options or {})}
         self._loaders: dict[str, Loader] = {}
         if isinstance(val, Real) and val == 0:

@@ -249,8 +249,8 @@ def make_dataloader(
             `if __name__ == "__main__"` in the script, otherwise the platform's default; "spawn" for
             packs in object stores, whose connections do not survive a fork.
         options: global_batch_size, shuffle, order, mask_layout, max_masks, mask_select, pad_to_max,
-            buckets, relations, seed, drop_last, pad_last, rank, world_size, on_error, max_dropped,
-            timeout, on_epoch_end: see ReadingOptions.
+            bucket_by, relations, seed, drop_last, pad_last, rank, world_size, on_error,
+            max_dropped, timeout, on_epoch_end: see ReadingOptions.
 
     Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
 

@@ -129,7 +129,7 @@ class Loader(BatchReader):
                 "auto", as None: "cached" if the dataset takes at most half of the memory of this
                 machine or container, else "direct"; `plan()` says which, and why.
             options: global_batch_size, shuffle, order, mask_layout, max_masks, mask_select,
-                pad_to_max, buckets, relations, seed, drop_last, pad_last, rank, world_size,
+                pad_to_max, bucket_by, relations, seed, drop_last, pad_last, rank, world_size,
                 on_error, max_dropped, timeout, on_epoch_end: see ReadingOptions.
 
         Raises:

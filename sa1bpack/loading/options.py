@@ -39,6 +39,7 @@ _FORMER_ORDERS = {
 OF_OTHER_LOADERS = {
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
+    "buckets": "bucket_by",
     "choose": "mask_select",
     "masks": "mask_layout",
     "last": "drop_last=True or pad_last=True",
@@ -62,7 +63,7 @@ class ReadingKeywords(TypedDict, total=False):
     max_masks: WholeNumbers | None
     mask_select: ScheduledSelect
     pad_to_max: bool
-    buckets: str | np.ndarray | Buckets | None
+    bucket_by: str | np.ndarray | Buckets | None
     relations: Relate | Sequence[str]
     seed: int | None
     drop_last: bool
@@ -101,7 +102,7 @@ class ReadingOptions:
         with one per epoch.
     pad_to_max
         Padded arrays always have `max_masks` rows per sample: those of the batch's epoch or step.
-    buckets
+    bucket_by
         Batches of samples that are alike, so that padding wastes less: "mask_count", "aspect" (the
         shape of the image), an array with one number per sample, or `Buckets`. None: by the order.
     relations
@@ -145,7 +146,7 @@ class ReadingOptions:
     max_masks: WholeNumbers | None = None
     mask_select: ScheduledSelect = "largest"
     pad_to_max: bool = False
-    buckets: str | np.ndarray | Buckets | None = None
+    bucket_by: str | np.ndarray | Buckets | None = None
     relations: Relate | Sequence[str] = ()
     seed: int | None = None
     drop_last: bool = False
@@ -204,7 +205,7 @@ class ReadingOptions:
                 f"rank is {self.rank} and world_size is {self.world_size}: give both or neither, "
                 "for those of torch.distributed"
             )
-        buckets = self.buckets
+        buckets = self.bucket_by
         if buckets is not None and not isinstance(buckets, Buckets):
             buckets = Buckets(ds, buckets)
         return OrderedBatches(
@@ -215,7 +216,7 @@ class ReadingOptions:
             world_size=self.world_size,
             drop_last=self.drop_last,
             pad_last=self.pad_last,
-            buckets=buckets,
+            bucket_by=buckets,
             schedules=self.choices.schedules,
         )
 

@@ -99,7 +99,7 @@ def test_validation_has_options_of_its_own_and_any_images(photos):
 def test_what_changes_while_training_has_its_last_value_in_every_validation(photos):
     ds = sa1bpack.open(photos.root)
     data = DataModule(
-        ds[:3], lambda epoch: 1 + (epoch > 0), val=ds[2:], buckets="mask_count", pad_to_max=True,
+        ds[:3], lambda epoch: 1 + (epoch > 0), val=ds[2:], bucket_by="mask_count", pad_to_max=True,
         max_masks=[1, 2, 4], mask_select=["largest", "iou"],
     )  # fmt: skip
     data.setup()

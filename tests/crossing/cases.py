@@ -192,7 +192,7 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         relate = transforms.Relate(names, share=rng.choice((0.6, 0.9)), neighbors=4)
         reading["relations"] = rng.choice((names, relate))
     if case.order[0] != "by_node" and rng.random() < 0.3:
-        reading["buckets"] = _drawn_buckets(rng, ds, case)
+        reading["bucket_by"] = _drawn_buckets(rng, ds, case)
     if rng.random() < 0.15:
         reading["on_error"] = "drop"
     case.own = tuple(_drawn_own(rng, case.workers, direct) for _ in range(2))

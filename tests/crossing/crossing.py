@@ -53,7 +53,7 @@ class Crossing:
         name, options = case.order
         self.order = ORDERS[name](ds, **options)
         self.seed = options.get("seed", 0)
-        buckets = case.reading.get("buckets")
+        buckets = case.reading.get("bucket_by")
         if isinstance(buckets, str | np.ndarray):
             buckets = sa1bpack.Buckets(ds, buckets)
         self.plain = {
@@ -72,7 +72,7 @@ class Crossing:
         last = ("drop_last", "pad_last")
         options |= {name: True for name in last if name in self.case.reading}
         options["global_batch_size"] = self.case.size
-        return sa1bpack.OrderedBatches(self.order, buckets=buckets, **options)
+        return sa1bpack.OrderedBatches(self.order, bucket_by=buckets, **options)
 
     def run(self) -> None:
         """Read both epochs, then compare: samples map files, whose pages then stay in memory."""
@@ -173,7 +173,7 @@ class Crossing:
             times = np.bincount(all_of_them, minlength=len(self.ds))
             assert times.max() <= 1 or "pad_last" in reading
             assert times.min() >= 1 or "drop_last" in reading
-        if self.case.order[0] == "sequential" and "buckets" not in self.case.reading:
+        if self.case.order[0] == "sequential" and "bucket_by" not in self.case.reading:
             first = all_of_them[: len(self.ds)].tolist()
             assert first == list(range(len(first)))
 

@@ -48,6 +48,7 @@ TAR = "tests/samples/sa_000000.tar"
         (lambda pack: sa1bpack.PackOptions(select="iou"), "'select': use mask_select"),
         (lambda pack: sa1bpack.pack(TAR, "out", select="iou"), "'select': use mask_select"),
         (lambda pack: sa1bpack.Collate(max_mask=3), "'max_mask': is max_masks meant"),
+        (lambda pack: sa1bpack.OrderedBatches(None, 2, buckets=1), "'buckets': use bucket_by"),
         (
             lambda pack: sa1bpack.OrderedBatches(None, 2, last="drop"),
             "use drop_last=True or pad_last=True",

@@ -116,7 +116,7 @@ def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, monkey
         ),
         (4, {"max_masks": lambda epoch: 1 + epoch}, "max_masks is a function that still changes"),
         (4, {"max_masks": "many"}, "max_masks is 'many': choose a whole number"),
-        (4, {"buckets": "masks"}, "buckets is 'masks': choose one of"),
+        (4, {"bucket_by": "masks"}, "bucket_by is 'masks': choose one of"),
     ],
 )
 def test_values_that_cannot_be_used_are_refused_before_the_first_epoch(
@@ -164,19 +164,19 @@ def test_a_weight_may_depend_on_the_epoch(ds, make):
 def test_buckets_yield_the_same_samples_with_less_padding(ds, make):
     shares = {}
     for buckets in ("mask_count", None):
-        loader = make(ds, 3, buckets=buckets, shuffle=True, seed=2)
+        loader = make(ds, 3, bucket_by=buckets, shuffle=True, seed=2)
         batches = [clone(batch) for batch in loader]
         assert sorted(i for batch in batches for i in batch["indices"].tolist()) == list(range(12))
         used = sum(int(batch["mask_counts"].sum()) for batch in batches)
         rows = sum(batch["areas"].numel() for batch in batches)
         shares[buckets] = 1 - used / rows
-        plan = make(ds, 3, buckets=buckets, shuffle=True, seed=2).plan()
+        plan = make(ds, 3, bucket_by=buckets, shuffle=True, seed=2).plan()
         if buckets:
             assert plan.padding == shares[buckets]
             planned = plan.padding_without
     assert planned == shares[None] > 1.5 * shares["mask_count"]
-    assert f"{planned:.0%}" in str(make(ds, 3, buckets="mask_count", shuffle=True, seed=2).plan())
-    assert make(ds, 3, buckets="mask_count", mask_layout="concat").plan().padding is None
+    assert f"{planned:.0%}" in str(make(ds, 3, bucket_by="mask_count", shuffle=True, seed=2).plan())
+    assert make(ds, 3, bucket_by="mask_count", mask_layout="concat").plan().padding is None
     assert make(ds, 3).plan().padding is None
 
 
@@ -184,7 +184,7 @@ def test_buckets_yield_the_same_samples_with_less_padding(ds, make):
 def test_buckets_count_the_masks_that_a_rule_leaves_of_the_samples_of_a_subset(packed, make):
     ruled = open_pack(packed.root, min_area=25)
     part = torch.utils.data.Subset(ruled, [11, 0, 4, 5, 9, 2])
-    loader = make(part, 2, buckets="mask_count")
+    loader = make(part, 2, bucket_by="mask_count")
     counts = [batch["mask_counts"].tolist() for batch in loader]
     assert sorted(map(sorted, counts)) == [
         sorted(pair.tolist())

@@ -64,7 +64,7 @@ def order(ds: sa1bpack.Dataset) -> sa1bpack.OrderedBatches:
         assert_type(one.take(0, 0, 3), np.ndarray)
     both: ConcatDataset[Any] = ConcatDataset([])
     shuffled = sa1bpack.ShuffleOrder(sa1bpack.Extent(len(both), "00000000000000a1"))
-    batches = sa1bpack.OrderedBatches(shuffled, 32, buckets=sa1bpack.Buckets(ds, weights))
+    batches = sa1bpack.OrderedBatches(shuffled, 32, bucket_by=sa1bpack.Buckets(ds, weights))
     assert_type(iter(batches), Iterator[list[int]])
     assert_type(batches.state_dict(), dict[str, Any])
     return batches

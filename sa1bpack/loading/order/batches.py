@@ -30,7 +30,7 @@ from sa1bpack.loading.order.orders import Order
 from sa1bpack.schedules import Schedule, WholeNumbers
 
 
-@checks_options(last="drop_last=True or pad_last=True")
+@checks_options(buckets="bucket_by", last="drop_last=True or pad_last=True")
 class OrderedBatches:
     """Yields one rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
 
@@ -59,7 +59,7 @@ class OrderedBatches:
             short one.
         pad_last: fill the last batch with the epoch's first samples. `EpochBatches` has the exact
             rules.
-        buckets: `Buckets` of the dataset, so that samples that are alike are in the same batch.
+        bucket_by: `Buckets` of the dataset, so that samples that are alike are in the same batch.
         schedules: names and schedules of other options of a loader, which a state has to agree
             with.
         global_batch_size: in place of batch_size: samples per batch over all ranks together, a
@@ -90,11 +90,11 @@ class OrderedBatches:
         world_size: int | None = 1,
         drop_last: bool = False,
         pad_last: bool = False,
-        buckets: Buckets | None = None,
+        bucket_by: Buckets | None = None,
         schedules: Sequence[tuple[str, Schedule]] = (),
     ):
-        if buckets is not None and not isinstance(buckets, Buckets):
-            raise OptionError(f"buckets is {buckets!r}: pass Buckets(ds, {buckets!r})")
+        if bucket_by is not None and not isinstance(bucket_by, Buckets):
+            raise OptionError(f"bucket_by is {bucket_by!r}: pass Buckets(ds, {bucket_by!r})")
         self._by_group = rank is None and world_size is None
         batches = EpochBatches(
             order,
@@ -103,7 +103,7 @@ class OrderedBatches:
             1 if self._by_group else world_size,
             drop_last=drop_last,
             pad_last=pad_last,
-            buckets=buckets,
+            buckets=bucket_by,
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
         ).check_epochs()
@@ -179,7 +179,7 @@ class OrderedBatches:
             OptionError: there are no buckets.
         """
         if self.buckets is None:
-            raise OptionError("the batches have no buckets: pass buckets=Buckets(ds)")
+            raise OptionError("the batches have no buckets: pass bucket_by=Buckets(ds)")
         current = self.current
         plain = replace(current, buckets=None)
         return current.padding(self.buckets, kept), plain.padding(self.buckets, kept)

@@ -35,7 +35,7 @@ class Buckets:
         >>> ds = sa1bpack.open("packed")
         >>> buckets = sa1bpack.Buckets(ds, "mask_count", batches=256)
         >>> order = sa1bpack.ShuffleOrder(ds)
-        >>> batches = sa1bpack.OrderedBatches(order, 2, buckets=buckets)
+        >>> batches = sa1bpack.OrderedBatches(order, 2, bucket_by=buckets)
         >>> [len(batch) for batch in batches]
         [2, 1]
     """
@@ -64,7 +64,7 @@ class Buckets:
         self.counts = ds.column("mask_count").astype(np.int32)
         self._shapes = None
         if isinstance(by, str):
-            self.by = choice("buckets", by, BY)
+            self.by = choice("bucket_by", by, BY)
             self.keys = self.counts if by == "mask_count" else self._ratios(ds)
         else:
             self.keys = _numbers(by, len(ds))
@@ -74,8 +74,8 @@ class Buckets:
     def _ratios(self, ds: Any) -> np.ndarray:
         if ds.layout.fit == "squash":
             raise OptionError(
-                "buckets is 'aspect', but this pack's images are squashed into squares (fit "
-                "squash), all of one shape: use buckets='mask_count'"
+                "bucket_by is 'aspect', but this pack's images are squashed into squares (fit "
+                "squash), all of one shape: use bucket_by='mask_count'"
             )
         self._shapes = ds.column("size")[:, 2:].copy()  # int32 (n, 2): stored height and width
         return (self._shapes[:, 0] / self._shapes[:, 1]).astype(np.float32)
@@ -135,12 +135,12 @@ def _numbers(by: Any, size: int) -> np.ndarray:
     if keys.shape != (size,) or keys.dtype.kind not in "biuf":
         found = f"{keys.dtype} {keys.shape}" if keys.ndim else brief(by)
         raise OptionError(
-            f"buckets is {found}: choose one of {', '.join(BY)}, or an array "
+            f"bucket_by is {found}: choose one of {', '.join(BY)}, or an array "
             f"with one number per sample, ({size},)"
         )
     if not np.isfinite(keys).all():
         bad = int(np.flatnonzero(~np.isfinite(keys))[0])
-        raise OptionError(f"buckets must be finite numbers; sample {bad} has {keys[bad]}")
+        raise OptionError(f"bucket_by must be finite numbers; sample {bad} has {keys[bad]}")
     return keys
 
 

@@ -231,7 +231,7 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
     differences = _differences(state["order"], own)
     if differences:
         remedy = "Open the same data with the same options, or start a new run"
-        if differences.keys() <= {*_SCHEDULES, "buckets", "drop_last", "pad_last"}:
+        if differences.keys() <= {*_SCHEDULES, "bucket_by", "drop_last", "pad_last"}:
             remedy += "; to continue with other ones, begin an epoch with set_epoch"
         listed = "; ".join(differences.values())
         raise OptionError(f"the state belongs to another order: {listed}. {remedy}")

@@ -254,7 +254,7 @@ class EpochBatches:
         if self.order.arranges:
             raise OptionError(
                 f"the order is {self.order.kind}, by which each rank keeps its part of the shards, "
-                "but with buckets batches exchange samples: choose another order, or no buckets"
+                "but with buckets batches exchange samples: choose another order, or no bucket_by"
             )
         if self.buckets.fingerprint != self.order.fingerprint:
             raise OptionError(
@@ -446,7 +446,7 @@ class EpochBatches:
             schedules["global_batch_size"] = self.cut.sizes
         found = {name: schedule.as_text() for name, schedule in schedules.items()}
         if self.buckets is not None:
-            found["buckets"] = self.buckets.as_text()
+            found["bucket_by"] = self.buckets.as_text()
             found["global_batch_size"] = self.cut.sizes.as_text()
         if any(each.by == "step" for each in schedules.values()):
             found |= {"global_batch_size": self.cut.sizes.as_text()}

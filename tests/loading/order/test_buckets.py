@@ -61,7 +61,7 @@ def on_ranks(ranks, sizes, buckets, last=None, state=None, epoch=None, order=ORD
             global_batch_size=sizes,
             rank=rank,
             world_size=ranks,
-            buckets=buckets,
+            bucket_by=buckets,
             **(last or {}),
         )
         if state is not None:
@@ -84,7 +84,7 @@ def waste(batches):
 
 
 def test_the_padding_saved_is_reported():
-    batches = OrderedBatches(ORDER, 24, buckets=Buckets(DS, batches=8))
+    batches = OrderedBatches(ORDER, 24, bucket_by=Buckets(DS, batches=8))
     batches.set_epoch(1)
     expected = [waste(on_ranks(1, 24, b, epoch=1)[0]) for b in (Buckets(DS, batches=8), None)]
     assert batches.padding() == pytest.approx(expected)
@@ -131,7 +131,7 @@ def test_each_rank_has_about_the_same_number_of_masks(ranks):
 @given(some.integers(0, 2), some.floats(0, 1), some.sampled_from(list(SIZES)))
 def test_an_epoch_is_resumed_between_any_two_batches_on_other_ranks(epoch, share, name):
     sizes, buckets = SIZES[name], Buckets(DS, batches=5)
-    saved = OrderedBatches(ORDER, global_batch_size=sizes, rank=1, world_size=2, buckets=buckets)
+    saved = OrderedBatches(ORDER, global_batch_size=sizes, rank=1, world_size=2, bucket_by=buckets)
     saved.set_epoch(epoch)
     whole, _ = on_ranks(1, sizes, buckets, epoch=epoch)
     done = int(share * (len(whole) - 1))
@@ -142,7 +142,7 @@ def test_an_epoch_is_resumed_between_any_two_batches_on_other_ranks(epoch, share
 
 
 def test_the_first_bucketed_batches_are_pinned():
-    batches = OrderedBatches(ORDER, 6, buckets=Buckets(DS, batches=4))
+    batches = OrderedBatches(ORDER, 6, bucket_by=Buckets(DS, batches=4))
     batches.set_epoch(2)
     found = list(batches)
     assert found[:2] == PINNED
@@ -179,36 +179,36 @@ def test_buckets_by_numbers_of_ones_own_sort_by_them():
 
 
 def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
-    state = OrderedBatches(ORDER, 24, buckets=Buckets(DS)).state_after(1)
+    state = OrderedBatches(ORDER, 24, bucket_by=Buckets(DS)).state_after(1)
     for sizes, buckets, named in (
-        (24, None, ": buckets was 'mask_count, windows of 64 batches', is none.*ones, begin"),
+        (24, None, ": bucket_by was 'mask_count, windows of 64 batches', is none.*ones, begin"),
         (24, Buckets(DS, batches=8), "windows of 8 batches"),
-        (24, Buckets(DS, COUNTS * 2), "buckets was 'mask_count.*', is 'int64 [0-9a-f]{16}, win"),
+        (24, Buckets(DS, COUNTS * 2), "bucket_by was 'mask_count.*', is 'int64 [0-9a-f]{16}, win"),
         (12, Buckets(DS), "batch_size was 24, is 12"),
     ):
         with pytest.raises(OptionError, match=named):
-            OrderedBatches(ORDER, sizes, buckets=buckets).load_state_dict(state)
+            OrderedBatches(ORDER, sizes, bucket_by=buckets).load_state_dict(state)
     with pytest.raises(OptionError, match=r"start is 25, but with buckets .* between two batches"):
-        OrderedBatches(ORDER, 24, buckets=Buckets(DS)).load_state_dict(state | {"samples": 25})
+        OrderedBatches(ORDER, 24, bucket_by=Buckets(DS)).load_state_dict(state | {"samples": 25})
 
 
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Buckets(DS, "masks"), "buckets is 'masks': choose one of mask_count, aspect"),
-        (lambda: Buckets(DS, lambda k: k), "buckets is <function .*: choose one of mask_c"),
-        (lambda: Buckets(DS, np.ones(3)), r"buckets is float64 \(3,\): .* \(500,\)"),
+        (lambda: Buckets(DS, "masks"), "bucket_by is 'masks': choose one of mask_count, aspect"),
+        (lambda: Buckets(DS, lambda k: k), "bucket_by is <function .*: choose one of mask_c"),
+        (lambda: Buckets(DS, np.ones(3)), r"bucket_by is float64 \(3,\): .* \(500,\)"),
         (lambda: Buckets(DS, np.full(SIZE, np.nan)), "finite numbers; sample 0 has nan"),
         (lambda: Buckets(DS, batches=0), "batches is 0"),
         (lambda: Buckets(2), "buckets are of a dataset, not of 2: choose one of sa1bpack.open"),
         (
-            lambda: OrderedBatches(NodeShuffleOrder(DS), 8, buckets=Buckets(DS)),
+            lambda: OrderedBatches(NodeShuffleOrder(DS), 8, bucket_by=Buckets(DS)),
             "by which each rank keeps its part of the shards",
         ),
-        (lambda: OrderedBatches(ORDER, 8, buckets="mask_count"), r"pass Buckets\(ds, 'mask_count'"),
+        (lambda: OrderedBatches(ORDER, 8, bucket_by="aspect"), r"pass Buckets\(ds, 'aspect'"),
         (
             lambda: OrderedBatches(
-                ORDER, 8, buckets=Buckets(SimpleNamespace(
+                ORDER, 8, bucket_by=Buckets(SimpleNamespace(
                     fingerprint="f" * 16, column=DS.column, layout=DS.layout
                 ))
             ),
