@@ -25,9 +25,9 @@ _MODULES = {
     "export_sa1b": "sa1bpack.export.sa1b",
     "export_coco": "sa1bpack.export.coco",
     "ExportResult": "sa1bpack.export.selection",
-    "info": "sa1bpack.report.info",
-    "show": "sa1bpack.report.show",
-    "write_report": "sa1bpack.report.write_report",
+    "info": "sa1bpack.export.info",
+    "show": "sa1bpack.export.show",
+    "report": "sa1bpack.export.report",
     "open": "sa1bpack.dataset.open_pack",
     "Dataset": "sa1bpack.dataset.dataset",
     "TarDataset": "sa1bpack.raw.dataset",
@@ -63,7 +63,10 @@ _MODULES = {
 SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.scheme")
 
 # The module that draws datasets and batches for notebooks, see `sa1bpack.display.Pictured`.
-PICTURES = "sa1bpack.report.inline"
+PICTURES = "sa1bpack.export.inline"
+
+# Names of earlier releases, and those of today.
+_RENAMED = {"HomeShuffleOrder": "NodeShuffleOrder", "write_report": "report"}
 
 # Public modules.
 _NAMESPACES = ("errors", "masks", "transforms")
@@ -78,7 +81,7 @@ def __getattr__(name: str):
         return import_module(f"sa1bpack.{name}")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
-    now = ": it is NodeShuffleOrder" if name == "HomeShuffleOrder" else ""
+    now = f": it is {_RENAMED[name]}" if name in _RENAMED else ""
     raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}{now}")
 
 

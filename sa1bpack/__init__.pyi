@@ -13,8 +13,11 @@ from sa1bpack.errors import LoaderError as LoaderError
 from sa1bpack.errors import OptionError as OptionError
 from sa1bpack.errors import ReadError as ReadError
 from sa1bpack.export.coco import export_coco as export_coco
+from sa1bpack.export.info import info as info
+from sa1bpack.export.report import report as report
 from sa1bpack.export.sa1b import export_sa1b as export_sa1b
 from sa1bpack.export.selection import ExportResult as ExportResult
+from sa1bpack.export.show import show as show
 from sa1bpack.format.verify import verify as verify
 from sa1bpack.loading.batch.collate import Collate as Collate
 from sa1bpack.loading.dataloader import make_dataloader as make_dataloader
@@ -43,9 +46,6 @@ from sa1bpack.packing.run import pack as pack
 from sa1bpack.packing.run import pack_part as pack_part
 from sa1bpack.raw.dataset import TarDataset as TarDataset
 from sa1bpack.raw.streaming import IterableTarDataset as IterableTarDataset
-from sa1bpack.report.info import info as info
-from sa1bpack.report.show import show as show
-from sa1bpack.report.write_report import write_report as write_report
 from sa1bpack.schedules import Cosine as Cosine
 from sa1bpack.schedules import Function as Function
 from sa1bpack.schedules import Linear as Linear

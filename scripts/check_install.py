@@ -25,7 +25,7 @@ assert sa1bpack.pack(sys.argv[1], "packed", workers=1, progress=False).images ==
 assert sa1bpack.verify("packed").ok
 with sa1bpack.Loader(sa1bpack.open("packed"), 2, max_masks=8) as loader:
     assert next(iter(loader))["images"].shape == (2, 1024, 1024, 3)
-assert sa1bpack.write_report("packed", "report.html", samples=1).ok
+assert sa1bpack.report("packed", "report.html", samples=1).ok
 """
 
 

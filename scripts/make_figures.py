@@ -99,8 +99,8 @@ def draw_picture(path: Path) -> None:
     from PIL import Image
 
     import sa1bpack
-    from sa1bpack.report.drawing import drawn
-    from sa1bpack.report.subject import read_subject
+    from sa1bpack.export.drawing import drawn
+    from sa1bpack.export.subject import read_subject
 
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         sa1bpack.pack(ROOT / "tests/samples/sa_000000.tar", "packed", workers=1, progress=False)

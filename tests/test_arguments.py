@@ -80,7 +80,7 @@ def test_a_dataset_is_not_taken_for_its_samples(packed, tmp_path):  # noqa: F811
     ds = sa1bpack.open(packed.root)
     calls = (
         sa1bpack.open, sa1bpack.info, lambda ds: sa1bpack.merge(ds, "out"),
-        lambda ds: sa1bpack.export_coco(ds, "out"), lambda ds: sa1bpack.write_report(ds, "out"),
+        lambda ds: sa1bpack.export_coco(ds, "out"), lambda ds: sa1bpack.report(ds, "out"),
     )  # fmt: skip
     for call in calls:
         with pytest.raises(OptionError, match=r"is <Dataset .*: give the path of its pack"):

@@ -1,4 +1,4 @@
-"""Without the folders of `remote` and `report`, packs of this machine work, a URL is a clear error,
+"""Without the folders of `remote` and `export`, packs of this machine work, a URL is a clear error,
 and a notebook shows text."""
 
 import shutil
@@ -42,7 +42,7 @@ for call in calls:
 
 
 def test_without_remote_packs_of_this_machine_work_and_a_url_is_a_clear_error(sample_tar, tmp_path):
-    ignored = shutil.ignore_patterns("remote", "report", "__pycache__")
+    ignored = shutil.ignore_patterns("remote", "export", "__pycache__")
     copy = shutil.copytree(
         Path(sa1bpack.__file__).parent, tmp_path / "src/sa1bpack", ignore=ignored
     )

@@ -100,9 +100,9 @@ def show(
     and is named on stderr; the exit code is then 1, and with --large no picture is
     written.
     """
-    from sa1bpack.report.drawing import write_png
-    from sa1bpack.report.output import check_output
-    from sa1bpack.report.show import Choice, draw_samples
+    from sa1bpack.export.drawing import write_png
+    from sa1bpack.export.output import check_output
+    from sa1bpack.export.show import Choice, draw_samples
 
     path = check_output(output, ".png")
     if sum(value is not None for value in (samples, image_id, row)) > 1:
@@ -160,7 +160,7 @@ def report(
     from sa1bpack.cli.checking import advice
 
     with byte_bar() as advance:
-        result = sa1bpack.write_report(
+        result = sa1bpack.report(
             packs, output, verify=verify, samples=samples, seed=seed, progress=advance
         )
     checked = result.verification
@@ -237,8 +237,8 @@ def bench(
     Nothing else should run meanwhile. Dropping pages slows down other programs
     that read the pack, and nothing else.
     """
+    from sa1bpack.export.output import check_output
     from sa1bpack.format.files import replace_file
-    from sa1bpack.report.output import check_output
 
     path = None if output is None else check_output(output, ".json")
     with step_line() as progress:

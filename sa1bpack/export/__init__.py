@@ -1,7 +1,20 @@
-"""The annotations of a pack, written out again: SA-1B's own JSON, or COCO's.
+"""What people and other programs look at: annotations written again, summaries, pictures, pages.
 
-selection   which images; shards are checked before any of their content is used
-records     rows of a shard → records
-sa1b        one JSON file per image, as in SA-1B's tars
-coco        one COCO instances file
+sa1b           one JSON file per image, as in SA-1B's tars
+coco           one COCO instances file
+selection      of both: which images; shards are checked before any of their content is used
+records        rows of a shard → records
+
+info           what a pack holds, as text
+show           samples of a pack, a tar or a batch as a picture
+report         a page about a pack: verification, survey, then page
+inline         a small picture of a dataset or a batch, for notebooks
+
+subject        a sample, with what a picture needs of it; those of a `batch` in its own module
+drawing        PIL: the image under masks, boxes and points, and text
+sheets         several samples with captions, or a large one with a table of its masks
+holdings       what packs hold, by their manifests, indexes and shards; several as one
+survey         distributions, from some of the shards, and the charts of them
+page           HTML, by the templates
+output         where all of these may write
 """

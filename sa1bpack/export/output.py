@@ -1,4 +1,4 @@
-"""The output of an export: its path is checked first, and a file has its name when complete."""
+"""What is written: its path is checked first, and an export has its name when it is complete."""
 
 import glob
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sa1bpack.arguments import check_can_be_folder, local_path
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, temporary_beside
+from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, naming, temporary_beside
 from sa1bpack.format.manifest import refuse_in_pack
 
 
@@ -28,6 +28,32 @@ def check_file(output: str | Path) -> Path:
         raise OptionError(
             f"{output}: name a file, such as annotations.json, in a folder that exists"
         )
+    return path
+
+
+def check_output(output: str | Path, suffix: str, name: str = "output") -> Path:
+    """The path to write to. An existing file will be replaced; no folder is created.
+
+    name  of the option, for messages
+
+    Raises OptionError for a URL, another suffix, a missing folder, a folder in place of the file,
+    and a path inside a pack, where a check reports every foreign file; OSError if no file can be
+    made there. So nothing is drawn or measured whose result could not be written.
+    """
+    path = local_path(name, output)
+    if path.suffix.lower() != suffix:
+        raise OptionError(
+            f"{output}: the file is written as {suffix[1:].upper()}; name it *{suffix}"
+        )
+    if path.is_dir():
+        raise OptionError(f"{output} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise OptionError(f"{output}: the folder {path.parent} does not exist; create it first")
+    refuse_in_pack(name, path)
+    probe = temporary_beside(path)
+    with naming(path):
+        probe.touch()
+        probe.unlink()
     return path
 
 

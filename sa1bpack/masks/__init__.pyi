@@ -1,30 +1,20 @@
 """Types of the names that `sa1bpack/masks/__init__.py` imports on first use."""
 
-from sa1bpack.masks._arrays import check_image_runs as check_image_runs
 from sa1bpack.masks.bits import pack_bits as pack_bits
 from sa1bpack.masks.bits import unpack_bits as unpack_bits
-from sa1bpack.masks.prompts import REGIONS as REGIONS
 from sa1bpack.masks.prompts import count_pixels as count_pixels
 from sa1bpack.masks.prompts import draw_points as draw_points
 from sa1bpack.masks.prompts import jitter_boxes as jitter_boxes
 from sa1bpack.masks.prompts import nth_pixels as nth_pixels
-from sa1bpack.masks.raster import SAMPLINGS as SAMPLINGS
 from sa1bpack.masks.raster import rasterize as rasterize
 from sa1bpack.masks.relations import LEVELS as LEVELS
-from sa1bpack.masks.relations import RELATIONS as RELATIONS
 from sa1bpack.masks.relations import Relations as Relations
 from sa1bpack.masks.relations import relate as relate
 from sa1bpack.masks.relations import relate_bits as relate_bits
 from sa1bpack.masks.relations import relate_runs as relate_runs
-from sa1bpack.masks.relations import thirds_of as thirds_of
 from sa1bpack.masks.rle import encode_counts as encode_counts
 from sa1bpack.masks.rle import mask_area as mask_area
 from sa1bpack.masks.rle import mask_boxes as mask_boxes
 from sa1bpack.masks.rle import parse_counts as parse_counts
-from sa1bpack.masks.rle import take_masks as take_masks
-from sa1bpack.masks.select import ORDERS as ORDERS
-from sa1bpack.masks.select import MaskRule as MaskRule
-from sa1bpack.masks.select import passes as passes
-from sa1bpack.masks.select import select_masks as select_masks
 from sa1bpack.masks.window import draw_window as draw_window
 from sa1bpack.masks.window import window_map as window_map

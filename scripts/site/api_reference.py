@@ -12,7 +12,7 @@ TOP = {
         "estimate", "verify", "repair", "RepairResult", "merge", "MergeResult", "export_sa1b",
         "export_coco", "ExportResult",
     ]),
-    "looking": ("Looking", ["info", "show", "write_report"]),
+    "looking": ("Looking", ["info", "show", "report"]),
     "reading": ("Reading", ["open", "Dataset", "TarDataset", "IterableTarDataset"]),
     "order": ("Order and schedules", [
         "SequentialOrder", "ShuffleOrder", "LocalShuffleOrder", "NodeShuffleOrder", "WeightedOrder",
@@ -26,7 +26,7 @@ TOP = {
 # What functions of a page return, and nobody makes.
 RESULTS = {
     "packing": ["packing.estimate.Forecast", "format.problems.Report", "format.problems.Problem"],
-    "looking": ["report.info.PackInfo", "report.write_report.ReportResult"],
+    "looking": ["export.info.PackInfo", "export.report.ReportResult"],
     "reading": ["dataset.dataset.SampleInfo"],
     "loading": [
         "loading.dataloader.PackDataLoader", "loading.plans.LoadingPlan",

@@ -24,8 +24,8 @@ def test_a_folder_that_may_not_be_written_names_the_rights_alone(command, tar, r
 @pytest.mark.parametrize(
     ("name", "file", "work"),
     [
-        ("show", "x.png", "report.show.draw_samples"),
-        ("report", "x.html", "report.write_report.verification"),
+        ("show", "x.png", "export.show.draw_samples"),
+        ("report", "x.html", "export.report.verification"),
         ("bench", "x.json", "measuring.bench.bench"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Packs with runs, and the records of their tars."""
+"""Packs with runs and the records of their tars; packs for pictures and pages."""
 
 import json
 import tarfile
@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_tars import SMALL, members, write_tar
+from small_tars import SMALL, Members, members, photo, record, write_tar
 from unflushed import unflushed
 
 import sa1bpack
+
+EVIL = '<img src=x onerror=alert(1)>&"中'  # a file name that must not become markup
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,14 +65,45 @@ def pack_of(tmp_path) -> Callable[..., Path]:
 
     def pack_of(*records: dict, name: str = "a", **options) -> Path:
         found = {}
-        for record in records:
-            stem = record["image"]["file_name"].removesuffix(".jpg")
-            jpegs = members([record["image"]["image_id"]], masks=0)
+        for each in records:
+            stem = each["image"]["file_name"].removesuffix(".jpg")
+            jpegs = members([each["image"]["image_id"]], masks=0)
             found[f"./{stem}.jpg"] = next(iter(jpegs.values()))
-            found[f"./{stem}.json"] = json.dumps(record).encode()
+            found[f"./{stem}.json"] = json.dumps(each).encode()
         tar = write_tar(tmp_path / f"{name}.tar", found)
         root = tmp_path / "pack"
         sa1bpack.pack(tar, root, workers=1, **{**SMALL, "max_masks": None, **options})
         return root
 
     return pack_of
+
+
+@pytest.fixture(scope="session")
+def small_pack(tmp_path_factory) -> Path:
+    """Photos 0 to 10 with as many masks each, at most 8, in shards of 4; two rejected members."""
+    folder = tmp_path_factory.mktemp("small")
+    found: Members = members(range(11), masks=lambda number: number)
+    found["./sa_900.json"] = b"{}"
+    found["./sa_901.jpg"] = photo(901)
+    tar = write_tar(folder / "sa_000000.tar", found)
+    sa1bpack.pack(tar, folder / "pack", workers=1, max_masks=8, **SMALL)
+    return folder / "pack"
+
+
+@pytest.fixture(scope="session")
+def odd_pack(tmp_path_factory) -> Path:
+    """Images that are tall, flat, tiny, without masks, with 410 masks, or with a malicious name."""
+    folder = tmp_path_factory.mktemp("odd")
+    shapes = {1: (64, 96, 0), 2: (96, 64, 3), 3: (5, 5, 1), 4: (200, 10, 2), 5: (10, 300, 4),
+              6: (60, 90, 410), 7: (64, 64, 5)}  # fmt: skip
+    found: Members = {}
+    for number, (height, width, masks) in shapes.items():
+        name = EVIL if number == 7 else f"sa_{number}"
+        line = record(number, masks, height, width)
+        line["image"]["file_name"] = f"{name}.jpg"
+        found[f"./{name}.jpg"] = photo(number, height, width)
+        found[f"./{name}.json"] = json.dumps(line).encode()
+    found[f"./{EVIL}2.json"] = b"{}"
+    tar = write_tar(folder / "odd.tar", found)
+    sa1bpack.pack(tar, folder / "pack", workers=1, image_size=128, mask_size=64, max_masks=None)
+    return folder / "pack"

@@ -95,7 +95,12 @@ def stub_of(module: ModuleType) -> str:
     tree = ast.parse(Path(module.__file__).read_text())
     tables = [ast.literal_eval(node.value) for node in tree.body
               if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]  # fmt: skip
-    sources = {name: source for table in tables for name, source in table.items()}
+    sources = {
+        name: source
+        for table in tables
+        for name, source in table.items()
+        if name in module.__all__  # not those of earlier releases
+    }
     for name, source in sources.items():
         if not source.startswith("sa1bpack."):
             sources[name] = f"{module.__name__}.{source}"

@@ -32,7 +32,7 @@ def pack_and_look(tars: list[Path], out: Path) -> None:
     assert_type(sa1bpack.export_sa1b([out], "records"), sa1bpack.ExportResult)
     assert_type(sa1bpack.export_coco(out, Path("coco.json"), renumber=True).complete, bool)
     assert_type(sa1bpack.info(["one", "two"]).as_text(), str)
-    assert_type(sa1bpack.write_report(out, "report.html", samples=4).path, Path)
+    assert_type(sa1bpack.report(out, "report.html", samples=4).path, Path)
     sa1bpack.show(out, image_ids=[5], large=True).save("sheet.png")
     assert_type(sa1bpack.bench(out, progress=print).as_text(), str)
     assert_type(sa1bpack.PackOptions(fit="native").mask_size, int)

@@ -15,21 +15,21 @@ from small_tars import SMALL, members, write_tar
 import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionError, TooManyRejects
-from sa1bpack.report import survey
-from sa1bpack.report.show import Choice, draw_samples
+from sa1bpack.export import survey
+from sa1bpack.export.show import Choice, draw_samples
 
 
 @pytest.fixture(scope="module")
 def report(small_pack, tmp_path_factory):
     """(result, source, Page) of the report of the small pack."""
     path = tmp_path_factory.mktemp("page") / "report.html"
-    result = sa1bpack.write_report(small_pack, path, samples=5)
+    result = sa1bpack.report(small_pack, path, samples=5)
     return result, path.read_text(), Page(path.read_text())
 
 
 def page_of(pack, path, **options):
     """(result, Page) of a new report."""
-    result = sa1bpack.write_report(pack, path / "report.html", **options)
+    result = sa1bpack.report(pack, path / "report.html", **options)
     return result, Page((path / "report.html").read_text())
 
 
@@ -140,7 +140,7 @@ def test_text_from_a_pack_is_escaped_wherever_it_is_shown(small_pack, tmp_path):
         text = json.loads(group.read_text())
         text["attributes"]["sa1bpack"] |= {"packed_by": {evil: evil}, "unknown_keys": [evil]}
         group.write_text(json.dumps(text))
-    sa1bpack.write_report(pack, tmp_path / "report.html", samples=1, verify="quick")
+    sa1bpack.report(pack, tmp_path / "report.html", samples=1, verify="quick")
     source = (tmp_path / "report.html").read_text()
     page = Page(source)
     assert "script" not in {tag for tag, _ in page.tags}
@@ -264,9 +264,9 @@ def test_options_and_paths_that_cannot_be_used_are_refused(small_pack, tmp_path)
         ("report.html", {"seed": -1}, "seed is -1"),
     ):
         with pytest.raises(OptionError, match=message):
-            sa1bpack.write_report(small_pack, tmp_path / out, **options)
+            sa1bpack.report(small_pack, tmp_path / out, **options)
     with pytest.raises(FormatError, match="not a pack"):
-        sa1bpack.write_report(tmp_path / "folder.html", tmp_path / "report.html")
+        sa1bpack.report(tmp_path / "folder.html", tmp_path / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
 
 
@@ -334,3 +334,10 @@ def test_attributes_of_the_wrong_type_are_named_with_their_shard(small_pack, tmp
     result, page = page_of(pack, tmp_path, samples=1, verify="none")
     assert len(result.unreadable) == 1 and "1 part of the pack could not be read" in page.text
     assert "sa_000000-001: attributes: " in page.text and key in result.unreadable[0]
+
+
+def test_the_names_of_an_earlier_release_are_refused_with_those_of_now(small_pack, tmp_path):
+    with pytest.raises(AttributeError, match="'write_report': it is report"):
+        _ = sa1bpack.write_report
+    with pytest.raises(OptionError, match="report has no option 'out': use output"):
+        sa1bpack.report(small_pack, out=tmp_path / "a.html")

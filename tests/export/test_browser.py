@@ -25,7 +25,7 @@ document.title = `${document.documentElement.scrollWidth} ${innerWidth} ${docume
 def page(odd_pack, tmp_path_factory):
     """Path of a report."""
     path = tmp_path_factory.mktemp("browser") / "report.html"
-    sa1bpack.write_report(odd_pack, path)
+    sa1bpack.report(odd_pack, path)
     return path
 
 

@@ -9,8 +9,8 @@ import io
 from typing import Any
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.report.drawing import Image
-from sa1bpack.report.show import Choice, draw_samples, show
+from sa1bpack.export.drawing import Image
+from sa1bpack.export.show import Choice, draw_samples, show
 
 SAMPLES = 3
 WIDTH = 960  # screen pixels, at most

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from sa1bpack.export.sheets import as_tree
 from sa1bpack.masks import pack_bits
-from sa1bpack.report.sheets import as_tree
 
 
 def squares(*corners: tuple[int, int, int]) -> np.ndarray:

@@ -10,9 +10,9 @@ import numpy as np
 
 from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.export.subject import Subject
 from sa1bpack.masks import rasterize
 from sa1bpack.pixels.yuv420 import yuv420_to_rgb
-from sa1bpack.report.subject import Subject
 
 _GRID = 512  # cells of masks that are drawn from runs, if the batch has nothing else
 

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.masks import relate_bits
-from sa1bpack.report.drawing import (
+from sa1bpack.export.drawing import (
     Image,
     ImageDraw,
     by_size,
@@ -21,7 +20,8 @@ from sa1bpack.report.drawing import (
     wrapped,
     write_right,
 )
-from sa1bpack.report.subject import Subject, Unreadable
+from sa1bpack.export.subject import Subject, Unreadable
+from sa1bpack.masks import relate_bits
 from sa1bpack.wording import counted
 
 WIDTH = 1600  # screen pixels of every picture that `show` makes

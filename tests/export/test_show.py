@@ -13,9 +13,9 @@ from torch.utils.data import Subset
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.report.drawing import font, plain_text, shortened
-from sa1bpack.report.sheets import columns_of
-from sa1bpack.report.show import Choice, chosen, draw_samples
+from sa1bpack.export.drawing import font, plain_text, shortened
+from sa1bpack.export.sheets import columns_of
+from sa1bpack.export.show import Choice, chosen, draw_samples
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
@@ -199,8 +199,7 @@ def test_text_is_printable_ascii_and_is_shortened_in_the_middle():
 
 def test_a_picture_needs_no_torch():
     program = (
-        "import sys, sa1bpack; sa1bpack.show, sa1bpack.write_report\n"
-        "sys.exit('torch' in sys.modules)"
+        "import sys, sa1bpack; sa1bpack.show, sa1bpack.report\nsys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.environment import missing_pil
+from sa1bpack.export.subject import Subject
 from sa1bpack.format.files import replace_file
-from sa1bpack.report.subject import Subject
 
 try:
     from PIL import Image, ImageDraw, ImageFont, features

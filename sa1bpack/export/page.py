@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sa1bpack.export.holdings import Holdings, text_of
+from sa1bpack.export.survey import Survey, charts
+from sa1bpack.export.verification import Verification
 from sa1bpack.packing.progress import Run
-from sa1bpack.report.records import Holdings, text_of
-from sa1bpack.report.survey import Survey, charts
-from sa1bpack.report.verification import Verification
 from sa1bpack.wording import counted, printable, size_text
 
 SHOWN_REJECTS = 20
@@ -65,7 +65,7 @@ def page(
     seed      of every random choice
     """
     templates = Environment(
-        loader=PackageLoader("sa1bpack.report"),
+        loader=PackageLoader("sa1bpack.export"),
         autoescape=True,
         undefined=StrictUndefined,
         # What macros and blocks return is markup; all else is text.

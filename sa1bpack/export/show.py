@@ -16,15 +16,15 @@ from sa1bpack.arguments import MAX_WORD, checks_options, torch_subset, whole_num
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError, ReadError, SourceError, UnknownName
+from sa1bpack.export.batch import batch_rows, subjects_of
+from sa1bpack.export.drawing import Image
+from sa1bpack.export.sheets import SIDE, contact_sheet, large_picture, tile_width
+from sa1bpack.export.subject import Subject, Unreadable, read_subject
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.raw.decoding import Decoder
-from sa1bpack.report.batch import batch_rows, subjects_of
-from sa1bpack.report.drawing import Image
-from sa1bpack.report.sheets import SIDE, contact_sheet, large_picture, tile_width
-from sa1bpack.report.subject import Subject, Unreadable, read_subject
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.wording import counted

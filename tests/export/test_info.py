@@ -169,7 +169,7 @@ def test_a_summary_and_a_page_name_what_a_pack_holds_more_than_once(tmp_path):
     report = sa1bpack.verify(root)
     assert report.ok and len(report.notes) == 2 and "2 image ids occur" in report.notes[1]
     page = tmp_path / "page.html"
-    assert sa1bpack.write_report(root, page, verify="none", samples=1).ok
+    assert sa1bpack.report(root, page, verify="none", samples=1).ok
     assert "sa_000000 and sa_000001 have the same XXH3-128" in page.read_text()
 
 
@@ -208,6 +208,6 @@ def test_features_are_listed_with_what_is_missing(pack, tmp_path, monkeypatch):
     assert "feature broken: " in text and "not a feature" in text
     assert (info.files, info.folders, info.bytes) == (before.files, before.folders, before.bytes)
     out = tmp_path / "report.html"
-    sa1bpack.write_report(root, out, samples=1)
+    sa1bpack.report(root, out, samples=1)
     page = out.read_text()
     assert "3 features." in page and "teacher: bfloat16 (3,) per image" in page

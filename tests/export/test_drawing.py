@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.report.drawing import by_size, drawn, fitted, mask_colours, plain
-from sa1bpack.report.subject import Subject
+from sa1bpack.export.drawing import by_size, drawn, fitted, mask_colours, plain
+from sa1bpack.export.subject import Subject
 
 NOWHERE = 1e9  # of a box or a point that must not be visible
 

@@ -8,7 +8,7 @@ from small_tars import members, photo, write_tar
 import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionError, SourceError
-from sa1bpack.report.show import Choice, draw_samples
+from sa1bpack.export.show import Choice, draw_samples
 
 HEADER = 60  # rows of a sheet with title and note, which differ
 

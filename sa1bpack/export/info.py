@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import checks_options, paths_of
+from sa1bpack.export.holdings import Holdings, Stored, name_of, read_holdings, text_of
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest, identity_text
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side.spec import SIDES_NAME
-from sa1bpack.report.records import Holdings, Stored, name_of, read_holdings, text_of
 from sa1bpack.wording import counted, size_text
 
 # Bins of the histogram, at most: a bin is a tenth of the largest mask count, rounded up.

@@ -1,4 +1,4 @@
-"""`write_report`: everything about a pack, as one HTML page."""
+"""`report`: everything about a pack, as one HTML page."""
 
 import base64
 import io
@@ -17,19 +17,19 @@ from sa1bpack.arguments import MAX_WORD, checks_options, choice, paths_of, whole
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
+from sa1bpack.export.drawing import drawn, fitted
+from sa1bpack.export.holdings import read_holdings
+from sa1bpack.export.output import check_output
+from sa1bpack.export.page import SHOWN_REJECTS, Picture, page
+from sa1bpack.export.sheets import mask_text, size_text
+from sa1bpack.export.show import checked_count, random_indices
+from sa1bpack.export.subject import read_subject
+from sa1bpack.export.survey import Survey, survey
+from sa1bpack.export.verification import VERIFY, Verification, verification
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.manifest import REJECTS_NAME, read_manifest
 from sa1bpack.format.problems import Progress, reason_of
 from sa1bpack.packing.progress import read_runs
-from sa1bpack.report.drawing import drawn, fitted
-from sa1bpack.report.output import check_output
-from sa1bpack.report.page import SHOWN_REJECTS, Picture, page
-from sa1bpack.report.records import read_holdings
-from sa1bpack.report.sheets import mask_text, size_text
-from sa1bpack.report.show import checked_count, random_indices
-from sa1bpack.report.subject import read_subject
-from sa1bpack.report.survey import Survey, survey
-from sa1bpack.report.verification import VERIFY, Verification, verification
 
 _log = logging.getLogger("sa1bpack")
 
@@ -40,7 +40,7 @@ _QUALITY = 82  # of its JPEG
 
 @dataclass(frozen=True)
 class ReportResult:
-    """Result of `write_report`: the file, and what was found.
+    """Result of `report`: the file, and what was found.
 
     path
         The file.
@@ -70,7 +70,7 @@ class ReportResult:
 
 
 @checks_options(out="output")
-def write_report(
+def report(
     pack: str | Path | Iterable[str | Path],
     output: str | Path,
     *,
@@ -104,7 +104,7 @@ def write_report(
         MissingPackage: neither pillow-simd nor Pillow is installed.
 
     Examples:
-        >>> result = sa1bpack.write_report("packed", "report.html", verify="none", samples=1)
+        >>> result = sa1bpack.report("packed", "report.html", verify="none", samples=1)
         >>> result.path
         PosixPath('report.html')
     """
