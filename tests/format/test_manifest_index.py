@@ -8,21 +8,8 @@ from edited_packs import edit
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format.index import open_index, publish, remove_stale
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import MANIFEST_NAME, make_manifest, read_manifest, write_manifest
+from sa1bpack.format.manifest import MANIFEST_NAME, make_manifest, read_manifest
 from sa1bpack.format.verify import verify
-
-
-def test_manifest_reads_back_as_it_was_written(pack, small_layout):
-    manifest = read_manifest(pack)
-    assert manifest.layout == small_layout and manifest.complete
-    assert (manifest.samples, manifest.masks) == (7, 15)
-    assert [shard.name for shard in manifest.shards] == [
-        "sa_000000-000", "sa_000000-001", "sa_000001-000"
-    ]  # fmt: skip
-    before = (pack / MANIFEST_NAME).read_bytes()
-    write_manifest(pack, manifest)
-    assert (pack / MANIFEST_NAME).read_bytes() == before and before.endswith(b"}\n")
 
 
 def test_keys_of_a_newer_minor_version_are_ignored(pack):
@@ -138,14 +125,6 @@ def test_more_shards_create_a_new_index_and_remove_the_old_one(pack, shard_of):
     assert list(open_index(pack, published).image_id)[-1] == 7
     assert list(old.shard_offset) == [0, 4, 4, 7]  # memory maps of the old one stay valid
     assert verify(pack).ok
-
-
-def test_pack_without_shards_has_no_index(tmp_path):
-    empty = make_manifest(Layout(), [], complete=False, options={}, sources=[], counts={})
-    manifest = publish(tmp_path, empty)
-    assert manifest.index is None and verify(tmp_path).ok
-    with pytest.raises(FormatError, match="names no index"):
-        open_index(tmp_path, manifest)
 
 
 def test_unpublished_shard_cannot_be_listed(pack):

@@ -234,22 +234,6 @@ def test_canvas_rows_below_the_image_are_never_read_nor_written(tmp_path, layout
     assert listed[0] == listed[1]
 
 
-def test_unused_parts_of_a_yuv_canvas_and_zero_rows_take_no_disk_space(tmp_path, sample_of):
-    layout = Layout(1024, 8, pixels="yuv420")
-    sample = sample_of(3, 40, layout)
-    sample["size"] = np.array([150, 225, 200, 1024], np.int32)
-    sample["run_ends"] = np.arange(1 << 16, dtype=np.int32)
-    sample["run_offset"] = np.append(np.arange(40), 1 << 16)
-    write(tmp_path, layout, [sample, sample_of(4, 1, layout)])
-    image, runs = (tmp_path / "a-000" / layout.array(name).chunk_path
-                   for name in ("image", "run_ends"))  # fmt: skip
-    if image.stat().st_blocks * 512 >= image.stat().st_size:
-        pytest.skip("this file system does not keep holes")
-    assert image.stat().st_blocks * 512 < image.stat().st_size * 0.7
-    assert runs.stat().st_size > 2 << 18
-    assert runs.stat().st_blocks * 512 < (1 << 18) + (1 << 16)
-
-
 @pytest.mark.parametrize("name", NATIVE)
 def test_native_pixels_that_do_not_fit_the_stored_size_are_refused(tmp_path, sample_of, name):
     layout = LAYOUTS[name]

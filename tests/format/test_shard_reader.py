@@ -111,12 +111,6 @@ def test_another_major_version_names_the_release_to_install(folder):
         open_shard(folder)
 
 
-def test_shard_of_a_newer_minor_version_opens(folder):
-    edit(folder / "zarr.json", own("format", [1, 7]))
-    edit(folder / "zarr.json", own("invented", 3))
-    assert len(open_shard(folder)) == 4
-
-
 def test_a_shard_with_another_layout_is_refused(folder):
     with pytest.raises(FormatError, match="but the pack's is"):
         open_shard(folder, Layout())

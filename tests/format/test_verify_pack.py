@@ -116,13 +116,6 @@ def assert_found(pattern, text):
     assert re.search(pattern, text), text
 
 
-def test_working_files_of_a_packer_are_not_damage(pack):
-    (pack / ".lock").write_text("")
-    (pack / "shards" / ".tmp-sa_9-000-abc").mkdir()
-    assert verify(pack).ok
-    assert run_script(pack).returncode == 0
-
-
 def test_a_wrong_sample_checksum_is_found_even_if_all_digests_match(pack):
     flip(pack / "shards" / SHARD / "checksum" / "c.0", 3 * 8)
     rewrite_checksums(pack)

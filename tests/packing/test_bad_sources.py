@@ -4,7 +4,6 @@ import hashlib
 import os
 
 import pytest
-import xxhash
 from small_tars import SMALL, contents, members, names_of, write_tar
 
 import sa1bpack
@@ -79,21 +78,6 @@ def test_shards_of_a_tar_with_a_wrong_crc_are_withdrawn(tmp_path, root, whole, w
     tar.write_bytes(data)
     assert sa1bpack.pack(tar, root, workers=workers, **SMALL).complete
     assert contents(root) == expected
-
-
-def test_a_source_is_identified_by_xxh3_and_by_md5_only_if_asked(tmp_path, root, manifest_of):
-    tar = write_tar(tmp_path / "sa_1.tar", members([1]))
-    data = tar.read_bytes()
-    result = sa1bpack.pack(tar, root, workers=1, **SMALL)
-    (record,) = manifest_of(root)["sources"]
-    assert record["xxh128"] == xxhash.xxh3_128_hexdigest(data)
-    assert (record["md5"], record["md5_checked"]) == (None, False)
-    assert result.identity == "XXH3-128 of 1 tar, no md5"
-    result = sa1bpack.pack(tar, root.with_name("other"), workers=2, md5=True, **SMALL)
-    (record,) = manifest_of(root.with_name("other"))["sources"]
-    assert record["xxh128"] == xxhash.xxh3_128_hexdigest(data)
-    assert (record["md5"], record["md5_checked"]) == (hashlib.md5(data).hexdigest(), False)
-    assert result.identity == "XXH3-128 of 1 tar, md5 of 1"
 
 
 @pytest.mark.parametrize("md5", [False, True])

@@ -1,6 +1,5 @@
 """Parts of a job make the pack that one run makes, however they are cut, repeated or overlap."""
 
-import hashlib
 import re
 import shutil
 
@@ -190,15 +189,6 @@ def test_finalize_names_what_is_missing_and_the_parts_to_repeat(
     assert contents(root) == undisturbed
 
 
-def test_shards_that_are_gone_make_their_source_missing(pack_part, root, undisturbed):
-    pack_part((1, 1))
-    shutil.rmtree(root / "shards" / "sa_000001-000")
-    result = sa1bpack.finalize(root)
-    assert result.missing == {"sa_000001": "shards that it had are gone"}
-    assert pack_part((1, 1)).new_images == 4
-    assert sa1bpack.finalize(root).complete and contents(root) == undisturbed
-
-
 @pytest.mark.parametrize("listed", [False, True], ids=["unlisted", "in the manifest"])
 def test_shards_of_a_tar_whose_bytes_are_wrong_are_withdrawn(tmp_path, root, listed):
     tar = write_tar(tmp_path / "sa_1.tar", members(range(12)), shuffle=None, compress=False)
@@ -238,15 +228,3 @@ def test_a_run_without_parts_takes_over_what_parts_have_done(sources, pack_part,
     assert manifest_of(root)["complete"] and sa1bpack.verify(root).ok
     assert not list((root / ".parts").glob("source-*"))
     assert sa1bpack.finalize(root).complete
-
-
-def test_a_missing_md5_is_added_by_the_part_of_its_source(sources, pack_part, root, manifest_of):
-    sa1bpack.pack(sources, root, workers=1, **SMALL)
-    for number in (1, 2):
-        assert pack_part((number, 2), md5=True).new_images == 0
-    assert sa1bpack.finalize(root).complete
-    expected = {path.stem: hashlib.md5(path.read_bytes()).hexdigest()
-                for path in sources if path.is_file()}  # fmt: skip
-    found = {each["name"]: each["md5"] for each in manifest_of(root)["sources"] if each["md5"]}
-    assert found == expected
-    assert sa1bpack.verify(root).ok

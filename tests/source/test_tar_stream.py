@@ -152,16 +152,6 @@ def test_pax_sizes_replace_the_size_in_the_header(write):
     assert walk(write(data)) == [("sa_1.jpg", "file", b"abc")]
 
 
-def test_a_pax_name_with_a_nul_has_a_reason(write):
-    pax = b"%d path=sa\0_1.jpg\n" % 18
-    data = info("p", b"x", size=len(pax)).tobuf(USTAR) + pax.ljust(512, b"\0")
-    data += info("sa_1.jpg").tobuf(USTAR) + bytes(1024)
-    stream = TarStream(open_stream(write(data), gzip=False))
-    member = next(iter(stream))
-    stream.raw.close()
-    assert (member.name, member.problem) == ("sa\\x00_1.jpg", "the name contains a NUL byte")
-
-
 def test_a_tar_without_end_mark_is_truncated_even_between_members(make_tar, write):
     data = make_tar([("sa_1.jpg", b"x")])
     with pytest.raises(SourceTruncated, match="without the blocks of zeros"):
