@@ -48,7 +48,7 @@ _NAME = TEMPORARY_PREFIX + "unfinished-repair.json"
 
 
 class Unfinished(msgspec.Struct, frozen=True):
-    """What an unfinished repair intended.
+    """A note in a pack's folder: what an unfinished repair intended.
 
     lost
         The manifest was lost, and must be rewritten from shards and sources.
@@ -59,30 +59,27 @@ class Unfinished(msgspec.Struct, frozen=True):
     lost: bool = False
     complete: bool = False
 
+    @classmethod
+    def read(cls, root: Path) -> "Unfinished":
+        """The note that is there, or an empty one. Raises OSError if it is unreadable."""
+        try:
+            return msgspec.json.decode(note_path(root).read_bytes(), type=cls)
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            return cls()
+
+    def write(self, root: Path) -> None:
+        """Leave the note, durably; of an empty one, remove what is there."""
+        path = note_path(root)
+        if self != Unfinished():
+            replace_file(path, msgspec.json.encode(self))
+        elif path.exists():
+            path.unlink()
+            flush_folder(root)
+
 
 def note_path(root: Path) -> Path:
     """Path of the note in a pack's folder."""
     return root / _NAME
-
-
-def write_note(root: Path, note: Unfinished) -> None:
-    """Leave a note; durable before anything in the pack changes."""
-    replace_file(note_path(root), msgspec.json.encode(note))
-
-
-def read_note(root: Path) -> Unfinished:
-    """The note that an unfinished repair left, or an empty one. Raises OSError if unreadable."""
-    try:
-        return msgspec.json.decode(note_path(root).read_bytes(), type=Unfinished)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
-        return Unfinished()
-
-
-def remove_note(root: Path) -> None:
-    """Remove the note, if there is one."""
-    if note_path(root).exists():
-        note_path(root).unlink()
-        flush_folder(root)
 
 
 _MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
@@ -128,23 +125,20 @@ class Damage:
         """Where a shard lies, or belongs."""
         return self.root / SHARDS_NAME / shard
 
-    def of_complete_pack(self) -> "Damage":
-        """The same of a pack that is complete, though its manifest may not say so yet."""
-        manifest = msgspec.structs.replace(self.manifest, complete=True)
-        own_files = self.own_files or not self.manifest.complete
-        return replace(self, manifest=manifest, own_files=own_files)
-
 
 def find_damage(
     root: Path,
+    unfinished: Unfinished,
     only: Set[str] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
-    lost: bool = False,
     quick: bool = False,
     share: Share = ALL,
 ) -> Damage:
     """Check a pack.
 
+    unfinished
+        What an unfinished repair has left: a manifest that it found lost cannot be believed, and
+        one that was complete is so, though it may not say so yet.
     only
         Names of shards that are read in full; the others get a quick check.
     quick
@@ -154,17 +148,14 @@ def find_damage(
         checks the pack's own files. What is not of the part is not in the result.
     progress
         As in `sa1bpack.verify`.
-    lost
-        An unfinished repair found the manifest lost: it cannot be believed.
-
     Raises OptionError for a shard that does not exist, FormatError if the manifest is lost and the
     shards do not record what was in it, VersionError for a pack of another major or a newer minor
     version.
     """
     listed = _listed(root)
     check = Check(PackFiles(root), progress)
-    manifest = None if lost else _believed_manifest(root, listed, check)
-    if lost:
+    manifest = None if unfinished.lost else _believed_manifest(root, listed, check)
+    if unfinished.lost:
         check.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
     lost = manifest is None
     check_can_write(_written_version(root) if lost else manifest.version, root / MANIFEST_NAME)
@@ -198,6 +189,8 @@ def find_damage(
         )
         report = replace(report, problems=mine)
     own_files, shards = lost, {}
+    if unfinished.complete and not (lost or manifest.complete):
+        manifest, own_files = msgspec.structs.replace(manifest, complete=True), True
     extra = [problem for problem in report.problems if problem.extra]
     for problem in report.problems:
         name = problem.shard
@@ -229,7 +222,7 @@ def find_damage(
 def sources_in_pack(root: Path) -> list[str] | None:
     """Names of the sources of all shards of a pack; None if its manifest cannot be believed."""
     manifest = _believed_manifest(root, _listed(root), Check(PackFiles(root)))
-    if manifest is None or read_note(root) != Unfinished():
+    if manifest is None or Unfinished.read(root) != Unfinished():
         return None
     return sources_of(manifest, (folder.name for folder in shard_folders(root)))
 
@@ -355,16 +348,12 @@ def _written_version(root: Path) -> tuple[int, int]:
 
 
 def _written_attributes(folder: Path) -> dict[str, Any] | None:
-    """The attributes of a group if they are as written. Raises FormatError and OSError."""
-    data = _as_written(folder, METADATA_NAME)
-    return None if data is None else msgspec.json.decode(data)["attributes"]["sa1bpack"]
-
-
-def _as_written(folder: Path, path: str) -> bytes | None:
-    """The bytes of a file if they are those that the folder's checksum file lists.
+    """The attributes of a group if they are those that the folder's checksum file lists.
 
     Raises FormatError and OSError if one of the two cannot be read.
     """
-    expected = read_checksums(folder / CHECKSUMS_NAME).get(path)
-    data = read_metadata_file(folder / path)
-    return data if xxhash.xxh3_128_hexdigest(data) == expected else None
+    expected = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
+    data = read_metadata_file(folder / METADATA_NAME)
+    if xxhash.xxh3_128_hexdigest(data) != expected:
+        return None
+    return msgspec.json.decode(data)["attributes"]["sa1bpack"]

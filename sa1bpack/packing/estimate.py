@@ -32,7 +32,7 @@ from sa1bpack.packing.options import (
 )
 from sa1bpack.packing.pack_state import PackState, existing_parent, sources_to_pack
 from sa1bpack.packing.progress import Progress, nothing_to_do
-from sa1bpack.packing.sample import Buffers, Packed, attempt, warm_up
+from sa1bpack.packing.sample import Buffers, Packed, attempt, most_image_bytes, warm_up
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject
 from sa1bpack.wording import counted, size_text, span_text
@@ -89,8 +89,6 @@ class Forecast:
 
     sources: int
     source_bytes: int
-    packed: int
-    unreadable: dict[str, SourceError]
     begun: list[str]
     images: int
     masks: int
@@ -104,6 +102,8 @@ class Forecast:
     probed: int
     rejected: int
     fitting: tuple[str, ...] = ()
+    packed: int = 0
+    unreadable: dict[str, SourceError] = field(default_factory=dict)
 
     @property
     def needed_bytes(self) -> int:
@@ -182,9 +182,11 @@ def estimate(
     Progress(0, request.max_rejects, state.rejects(), show=False)  # raises if there are too many
     warm_up(request.options)
     probe = _probe(todo[0], request.options) if todo else _Probe()
-    packed = len(request.sources) - len(todo) - len(unreadable)
-    forecast = _forecast(request, todo, probe)
-    return replace(forecast, packed=packed, unreadable=unreadable)
+    return replace(
+        _forecast(request, todo, probe),
+        packed=len(request.sources) - len(todo) - len(unreadable),
+        unreadable=unreadable,
+    )
 
 
 def check_room(request: Request, sources: list[Source]) -> None:
@@ -200,22 +202,18 @@ def check_room(request: Request, sources: list[Source]) -> None:
     options, free = request.options, _free_bytes(request.output)
     row_bytes = options.layout.array("mask_bits").row_bytes if options.layout.bits else 0
     nbytes = sum(source.nbytes for source in sources)
-    side = options.image_size
-    most = nbytes // _LEAST_PAIR * image_nbytes(options.layout, side, side)
+    most = nbytes // _LEAST_PAIR * most_image_bytes(options.layout)
     if most + nbytes // _LEAST_MASK * row_bytes + 64 * nbytes <= free:
         return
     for source in sources:
         with suppress(SourceError):
-            probe = _probe(source, options)
-            break
-    else:
-        return
-    forecast = _forecast(request, sources, probe)
-    if not forecast.fits:
-        raise OutputRefused(
-            f"{request.output}: packing takes about {size_text(forecast.needed_bytes)} more, and "
-            f"{size_text(forecast.free_bytes)} are free there; {forecast.remedy()}"
-        )
+            forecast = _forecast(request, sources, _probe(source, options))
+            if forecast.fits:
+                return
+            raise OutputRefused(
+                f"{request.output}: packing takes about {size_text(forecast.needed_bytes)} more, "
+                f"and {size_text(forecast.free_bytes)} are free there; {forecast.remedy()}"
+            )
 
 
 def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forecast:
@@ -233,8 +231,6 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
     forecast = Forecast(
         sources=len(sources),
         source_bytes=sum(source.nbytes for source in sources),
-        packed=0,
-        unreadable={},
         begun=[source.name for source in sources if published[source.name]],
         images=images,
         masks=extent.masks,
@@ -248,9 +244,8 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         probed=probe.pairs,
         rejected=probe.rejected,
     )
-    return (
-        forecast if forecast.fits else replace(forecast, fitting=_fitting(options, probe, forecast))
-    )
+    fitting = () if forecast.fits else _fitting(options, probe, forecast)
+    return replace(forecast, fitting=fitting)
 
 
 def _fitting(options: PackOptions, probe: "_Probe", forecast: Forecast) -> tuple[str, ...]:

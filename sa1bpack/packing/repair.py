@@ -36,10 +36,7 @@ from sa1bpack.packing.damage import (
     Unfinished,
     find_damage,
     note_path,
-    read_note,
     recorded_attributes,
-    remove_note,
-    write_note,
 )
 from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_state import (
@@ -189,20 +186,16 @@ def repair(
             with alone(root) if share is not None else nullcontext():
                 for folder in (root, root / SHARDS_NAME)[share is not None :]:
                     restore_set_aside(folder)
-        unfinished = read_note(root)
+        unfinished = Unfinished.read(root)
         if share is not None and unfinished != Unfinished():
             raise FormatError(
                 f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it; "
                 f"{_first(root)}"
             )
         with byte_bar(progress) as advance:
-            damage = find_damage(
-                root, frozenset(shards), advance, unfinished.lost, quick, share or ALL
-            )
+            damage = find_damage(root, unfinished, frozenset(shards), advance, quick, share or ALL)
         if share is not None and damage.lost:
             raise FormatError(f"{damage.problems[0].what}; {_first(root)}")
-        if unfinished.complete and not damage.lost:
-            damage = damage.of_complete_pack()
         run = _Repair(damage, found, workers, progress)
         if dry_run:
             run.forecast(share)
@@ -378,7 +371,7 @@ class _Repair:
         damage = self._damage
         if not (damage.shards or damage.own_files):
             remove_old_indexes(self._root, damage.manifest.index)
-            remove_note(self._root)
+            Unfinished().write(self._root)
             return
         self._state = PackState(self._root, damage.options, lock)
         self._state.sources = self._records
@@ -458,9 +451,9 @@ class _Repair:
             self.result.left |= dict.fromkeys([OWN_FILES, *others], obstacle)
             made, rewrite = [replaced for replaced in made if replaced.same], False
         if damage.lost:
-            write_note(self._root, Unfinished(lost=True))
+            Unfinished(lost=True).write(self._root)
         elif rewrite and damage.manifest.complete:
-            write_note(self._root, Unfinished(complete=True))
+            Unfinished(complete=True).write(self._root)
         interrupts.check()
         for replaced in made:
             put_in_place(replaced.folder, damage.folder(replaced.name))
@@ -478,7 +471,7 @@ class _Repair:
         # A lost manifest that lacks what a damaged shard would tell is not restored yet.
         restored = not (damage.lost and self.result.left)
         if restored and (rewrite or not damage.own_files):
-            remove_note(self._root)
+            Unfinished().write(self._root)
 
     def _enter_damaged_shards(self) -> str | None:
         """Enter the shards that stay damaged, so that the pack can be published with them.
