@@ -6,11 +6,11 @@ each shard writes its files and publishes it, while other samples are decoded.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Event
 
 import numpy as np
 import xxhash
@@ -33,6 +33,9 @@ from sa1bpack.wording import counted
 # files open, and on a disk that is slow to flush they would become many.
 MAX_IN_PUBLICATION = 4
 
+# In place of a lock, where there is but one thread.
+_NOT_HELD = nullcontext()
+
 # Samples in memory of `pack_inline`: one being decoded, one being written, one waiting for that.
 SAMPLES_IN_MEMORY = 3
 
@@ -51,6 +54,8 @@ class PackRun:
         Package → version, recorded in every shard.
     publications
         Held by each shard while it is being published.
+    stopping
+        Set once no further pair is wanted.
     """
 
     state: PackState
@@ -60,6 +65,7 @@ class PackRun:
     publications: BoundedSemaphore = field(
         default_factory=partial(BoundedSemaphore, MAX_IN_PUBLICATION)
     )
+    stopping: Event = field(default_factory=Event)
 
 
 class ShardBuilder:
@@ -191,11 +197,11 @@ class ShardBuilder:
 
 
 class SourcePacker:
-    """The packing of one source, driven from one thread: `pack_inline`, or that of `execution`.
+    """The packing of one source, for one thread at a time.
 
-    The driver asks `is_published` which pairs to `skip`, calls `begin` in order and `resolve` in
-    any order for the others, and ends with `end` or `fail`. `finished` becomes true when every
-    shard of the source is published and its record is in the pack state.
+    `read_source` asks `is_published` which pairs to `skip`, calls `begin` in order for the others,
+    and ends with `end` or `fail`; who has them decoded calls `resolve`, in any order. `finished`
+    becomes true when every shard of the source is published and its record is in the pack state.
     """
 
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
@@ -213,12 +219,13 @@ class SourcePacker:
         self._part, self._pairs, self._digest = -1, 0, xxhash.xxh3_64()  # of the pairs just skipped
         self._without_samples: list[ShardBuilder] = []  # complete
         self._record: dict | None = None
+        self._reader: PairReader | None = None
 
     def _part_of(self, index: int) -> int:
         return index // self._state.options.samples_per_shard
 
     def is_published(self, index: int) -> bool:
-        """Whether the pair lies in a part that is published, or not wanted. For any thread."""
+        """Whether the pair lies in a part that is published, or not wanted."""
         part = self._part_of(index)
         return part not in self._wanted if self._wanted is not None else part in self._published
 
@@ -387,9 +394,15 @@ class SourcePacker:
 
     def open_reader(self) -> PairReader:
         """A reader of the source, which spills to a file in the pack's folder."""
-        return PairReader(
+        self._reader = PairReader(
             self.source, spool_dir=self._state.root, md5=self._run.request.md5, on_wait=report
         )
+        return self._reader
+
+    def cancel(self) -> None:
+        """End a wait for the network in the thread that reads. For any thread."""
+        if self._reader is not None:
+            self._reader.cancel()
 
 
 @contextmanager
@@ -401,6 +414,47 @@ def stopped_on_error(packers: Sequence[SourcePacker]) -> Iterator[None]:
         for packer in packers:
             packer.stop()
         raise
+
+
+def read_source(
+    run: PackRun,
+    packer: SourcePacker,
+    decode: Callable[[SourcePacker, Pair, int], object],
+    held: AbstractContextManager = _NOT_HELD,
+) -> None:
+    """Read a source to its end, unless the run is stopping. An error of it stays in its packer.
+
+    decode  called with each pair that must be decoded, and the bytes of the source read so far
+    held    a lock for the calls of the packer and of the progress
+    """
+    source, progress, pairs = packer.source, run.progress, 0
+    try:
+        with packer.open_reader() as reader:
+            for pair in reader:
+                if run.stopping.is_set():
+                    return
+                pairs += 1
+                digest = pair_digest(pair)
+                if packer.is_published(pair.index):
+                    with held:
+                        packer.skip(pair.index, digest)
+                        progress.advance(source, reader.bytes_read)
+                    continue
+                with held:
+                    packer.begin(pair.index, digest)
+                decode(packer, pair, reader.bytes_read)
+            if run.stopping.is_set():
+                return
+            with held:
+                for reject in packer.end(reader, pairs):
+                    progress.reject(source, reject)
+    except SourceError as error:
+        if run.stopping.is_set():
+            return
+        with held:
+            packer.fail(error)
+    with held:
+        progress.source_done(source)
 
 
 def pair_digest(pair: Pair) -> bytes:
@@ -417,37 +471,23 @@ def pack_inline(run: PackRun, packers: Sequence[SourcePacker]) -> None:
     Only writing, and md5 if it is asked for, have threads of their own. Errors of a source stay in
     its packer; others are raised.
     """
+    options = run.state.options
     free: SimpleQueue[Buffers] = SimpleQueue()
     for _ in range(SAMPLES_IN_MEMORY):
-        free.put(Buffers(run.state.options))
+        free.put(Buffers(options))
+
+    def decode(packer: SourcePacker, pair: Pair, bytes_read: int) -> None:
+        interrupts.check()
+        buffers = free.get()
+        outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
+        packer.resolve(pair.index, outcome, partial(free.put, buffers))
+        run.progress.done(packer.source, outcome, bytes_read)
+        packer.poll()
+
     with stopped_on_error(packers):
         for number, packer in enumerate(packers):
-            _pack_source(run, packer, free)
+            read_source(run, packer, decode)
             for earlier in packers[: number + 1]:
                 earlier.poll()
         for packer in packers:
             packer.wait()
-
-
-def _pack_source(run: PackRun, packer: SourcePacker, free: SimpleQueue[Buffers]) -> None:
-    source, progress, pairs = packer.source, run.progress, 0
-    try:
-        with packer.open_reader() as reader:
-            for pair in reader:
-                interrupts.check()
-                pairs += 1
-                if packer.is_published(pair.index):
-                    packer.skip(pair.index, pair_digest(pair))
-                    progress.advance(source, reader.bytes_read)
-                    continue
-                packer.begin(pair.index, pair_digest(pair))
-                buffers = free.get()
-                outcome = attempt(pair.file_name, pair.jpeg, pair.json, run.state.options, buffers)
-                packer.resolve(pair.index, outcome, partial(free.put, buffers))
-                progress.done(source, outcome, reader.bytes_read)
-                packer.poll()
-            for reject in packer.end(reader, pairs):
-                progress.reject(source, reject)
-    except SourceError as error:
-        packer.fail(error)
-    progress.source_done(source)

@@ -8,15 +8,16 @@ after it, so there is no deadlock.
 import os
 import selectors
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
+from threading import Lock
 
 from sa1bpack import interrupts
-from sa1bpack.errors import PackError, SourceError
+from sa1bpack.errors import PackError
 from sa1bpack.packing.execution.worker import (
     JOBS_PER_WORKER,
     SharedSlots,
@@ -24,8 +25,8 @@ from sa1bpack.packing.execution.worker import (
     start_worker,
 )
 from sa1bpack.packing.sample import Outcome, Packed
-from sa1bpack.packing.source_packer import PackRun, SourcePacker, pair_digest, stopped_on_error
-from sa1bpack.source.pairs import PairReader, Reject
+from sa1bpack.packing.source_packer import PackRun, SourcePacker, read_source, stopped_on_error
+from sa1bpack.source.pairs import Pair, Reject
 from sa1bpack.urls import Address
 
 # One thread inflates and hashes as much as this many workers decode (benchmarks/inflate.py).
@@ -88,16 +89,17 @@ def pack_with_processes(run: PackRun, packers: Sequence[SourcePacker]) -> None:
 
 
 class _Dispatcher:
-    """What threads that read tell is done in this thread: they leave calls in a queue.
+    """Threads read pairs into slots; this thread has workers decode them, and takes the results.
 
-    Inflating and hashing release the GIL. A slot belongs to its pair until `_free` is called.
+    Inflating and hashing release the GIL. Packers and the progress belong to the thread that holds
+    the lock, and a slot to its pair until `_free` is called.
     """
 
     def __init__(self, run: PackRun, packers: Sequence[SourcePacker], shared_slots: SharedSlots):
-        self._packers = packers
+        self._run, self._packers = run, packers
+        self._options, self._progress = run.state.options, run.progress
         self._begun: dict[SourcePacker, None] = {}  # ordered; a run may have a thousand sources
         self._unfinished = len(packers)
-        self._options, self._progress = run.state.options, run.progress
         self._shared_slots = shared_slots
         self._free_slots: SimpleQueue[int] = SimpleQueue()
         for slot in range(shared_slots.count):
@@ -106,10 +108,9 @@ class _Dispatcher:
         self._waiting: deque[int] = deque()
         self._count = 0
         self._pool: list[WorkerProcess] = []
-        self._reading: set[PairReader] = set()
-        self._stopping = False
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC)  # readable after a call
+        self._lock = Lock()
+        self._error: BaseException | None = None  # of a thread
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC)  # readable after a thread has done something
         self._selector = selectors.DefaultSelector()
 
     def run(self, readers: int, workers: int) -> None:
@@ -118,24 +119,37 @@ class _Dispatcher:
         threads = ThreadPoolExecutor(readers, "sa1bpack-reader")
         try:
             with stopped_on_error(self._packers):
-                for packer in self._packers:
-                    threads.submit(self._read, packer)
-                for _ in range(workers):
-                    self._start_worker()
-                while self._unfinished:
-                    interrupts.check()
-                    self._send_jobs()
-                    self._receive()
-                    self._poll_packers()
-                for worker in self._pool:
-                    worker.end()
-                self._pool.clear()
+                try:
+                    self._drive(threads, workers)
+                finally:
+                    self._stop_reading(threads, readers)
         finally:
             for worker in self._pool:
                 worker.end(kill=True)
-            self._stop_reading(threads, readers)
             self._selector.close()
             os.close(self._wakeup)
+
+    def _drive(self, threads: ThreadPoolExecutor, workers: int) -> None:
+        for packer in self._packers:
+            threads.submit(self._read, packer)
+        for _ in range(workers):
+            self._start_worker()
+        while self._unfinished:
+            interrupts.check()
+            self._send_jobs()
+            self._receive()
+            self._poll_packers()
+        for worker in self._pool:
+            worker.end()
+        self._pool.clear()
+
+    def _stop_reading(self, threads: ThreadPoolExecutor, count: int) -> None:
+        self._run.stopping.set()
+        for packer in self._packers:
+            packer.cancel()
+        for _ in range(count):
+            self._free_slots.put(-1)
+        threads.shutdown(cancel_futures=True)
 
     def _start_worker(self) -> None:
         worker = start_worker(self._options, self._shared_slots)
@@ -143,11 +157,12 @@ class _Dispatcher:
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
     def _poll_packers(self) -> None:
-        for packer in list(self._begun):
-            packer.poll()
-            if packer.finished:
-                del self._begun[packer]
-                self._unfinished -= 1
+        with self._lock:
+            for packer in list(self._begun):
+                packer.poll()
+                if packer.finished:
+                    del self._begun[packer]
+                    self._unfinished -= 1
 
     def _send_jobs(self) -> None:
         while self._waiting:
@@ -162,20 +177,21 @@ class _Dispatcher:
                 worker.connection.send((number, job.slot, *job.sizes, job.file_name))
 
     def _receive(self) -> None:
-        """Wait for messages; take one of each worker that has any, and all calls of the threads."""
+        """Wait for threads and for messages, and take one of each worker that has any."""
         for key, _ in self._selector.select(POLL_SECONDS):
             worker = key.data
             if worker is None:
                 os.eventfd_read(self._wakeup)
-                while not self._calls.empty():
-                    self._calls.get()()
+                if self._error is not None:
+                    raise self._error
                 continue
-            try:
-                message = worker.connection.recv()
-            except (EOFError, OSError):  # ended; perhaps in the middle of a message
-                self._replace_worker(worker)
-            else:
-                self._take_message(worker, *message)
+            with self._lock:
+                try:
+                    message = worker.connection.recv()
+                except (EOFError, OSError):  # ended; perhaps in the middle of a message
+                    self._replace_worker(worker)
+                else:
+                    self._take_message(worker, *message)
 
     def _free(self, slot: int) -> None:
         """The pair in a slot is no longer needed. For any thread."""
@@ -185,91 +201,27 @@ class _Dispatcher:
     # In the threads that read
 
     def _read(self, packer: SourcePacker) -> None:
-        self._call(self._begun.setdefault, packer)
         try:
-            with packer.open_reader() as reader:
-                self._reading.add(reader)
-                try:  # `_stop_reading` sees the reader, or this thread that it should stop
-                    pairs = None if self._stopping else self._read_pairs(packer, reader)
-                finally:
-                    self._reading.discard(reader)
-        except SourceError as error:
-            self._call(self._fail, packer, error)
+            with self._lock:
+                self._begun[packer] = None
+            read_source(self._run, packer, self._put_in_slot, self._lock)
         except BaseException as error:  # it must reach the run, whatever it is
-            self._call(self._raise, error)
-        else:
-            if pairs is not None:
-                self._call(self._end, packer, reader, pairs)
-
-    def _read_pairs(self, packer: SourcePacker, reader: PairReader) -> int | None:
-        """Read a source to its end; returns the number of pairs, None if it is not wanted."""
-        pairs = 0
-        for pair in reader:
-            if self._stopping or packer.error is not None:
-                return None
-            pairs += 1
-            digest = pair_digest(pair)
-            if packer.is_published(pair.index):
-                self._call(self._skip, packer, pair.index, digest, reader.bytes_read)
-                continue
-            slot = self._free_slots.get()
-            if slot < 0:
-                return None
-            self._shared_slots.put(slot, pair.jpeg, pair.json)
-            sizes = len(pair.jpeg), len(pair.json)
-            job = Job(packer, pair.index, pair.file_name, slot, sizes, reader.bytes_read)
-            self._call(self._begin, job, digest)
-        return pairs
-
-    def _call(self, call: Callable, *arguments: object) -> None:
-        """Have a call made by the thread that keeps the order."""
-        self._calls.put(partial(call, *arguments))
+            self._error = error
         os.eventfd_write(self._wakeup, 1)
 
-    def _stop_reading(self, threads: ThreadPoolExecutor, count: int) -> None:
-        self._stopping = True
-        for reader in list(self._reading):
-            reader.cancel()
-        for _ in range(count):
-            self._free_slots.put(-1)
-        threads.shutdown(cancel_futures=True)
-
-    # What these threads have this one do
-
-    def _begin(self, job: Job, digest: bytes) -> None:
-        if not self._told(job.packer, job.packer.begin, job.index, digest):
-            self._free(job.slot)
+    def _put_in_slot(self, packer: SourcePacker, pair: Pair, bytes_read: int) -> None:
+        slot = self._free_slots.get()
+        if slot < 0:  # the run is stopping
             return
-        self._jobs[self._count] = job
-        self._waiting.append(self._count)
-        self._count += 1
-
-    def _skip(self, packer: SourcePacker, index: int, digest: bytes, bytes_read: int) -> None:
-        if self._told(packer, packer.skip, index, digest):
-            self._progress.advance(packer.source, bytes_read)
-
-    def _told(self, packer: SourcePacker, call: Callable, *arguments: object) -> bool:
-        """Make a call of a packer. False if its source is given up, perhaps because of this."""
-        if packer.error is None:
-            try:
-                call(*arguments)
-            except SourceError as error:
-                self._fail(packer, error)
-        return packer.error is None
-
-    def _end(self, packer: SourcePacker, reader: PairReader, pairs: int) -> None:
-        if packer.error is None:
-            for reject in packer.end(reader, pairs):
-                self._progress.reject(packer.source, reject)
-        self._progress.source_done(packer.source)
-
-    def _fail(self, packer: SourcePacker, error: SourceError) -> None:
-        if packer.error is None:
-            packer.fail(error)
-        self._progress.source_done(packer.source)
-
-    def _raise(self, error: BaseException) -> None:
-        raise error
+        self._shared_slots.put(slot, pair.jpeg, pair.json)
+        sizes = len(pair.jpeg), len(pair.json)
+        with self._lock:
+            self._jobs[self._count] = Job(
+                packer, pair.index, pair.file_name, slot, sizes, bytes_read
+            )
+            self._waiting.append(self._count)
+            self._count += 1
+        os.eventfd_write(self._wakeup, 1)
 
     # Messages of the workers
 
