@@ -29,9 +29,9 @@ def here(tmp_path, monkeypatch):
 def test_a_url_as_output_or_list_is_refused_and_nothing_is_created(tar, here, call, url, as_path):
     url = Path(url) if as_path else url
     scheme = str(url).partition(":")[0].lower()
-    refusal = f"^out is .*{scheme} URLs are not supported; give"
+    refusal = f"^output is .*{scheme} URLs are not supported; give"
     if call is sa1bpack.pack and not as_path and scheme in ("s3", "gs"):
-        refusal = "^out is .* name a folder as `staging`"
+        refusal = "^output is .* name a folder as `staging`"
     with pytest.raises(OptionError, match=refusal):
         call(tar, url, workers=1, **SMALL)
     for name in ("md5sums", "links"):
