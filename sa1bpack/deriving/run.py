@@ -24,6 +24,7 @@ from sa1bpack.deriving.target import (
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import SIDE_DTYPES
 from sa1bpack.format.side.writer import PartWriter
+from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import brief
 
@@ -175,7 +176,7 @@ class PartMaker:
             raise OptionError(f"fn is {fn!r}: choose a function of a batch")
         rows = {key: others.pop(key) for key in RowKeywords.__annotations__ if key in others}
         by_mask = rows.get("axis") == "mask"
-        if by_mask and others.setdefault("mask_layout", "concat").startswith("padded"):
+        if by_mask and MaskLayout.of(others.setdefault("mask_layout", "concat")).padded:
             raise OptionError(
                 f"mask_layout is {others['mask_layout']!r}: with a row per mask choose concat or "
                 "concat_bits"

@@ -74,7 +74,7 @@ def sample_digest(sample: dict) -> str:
 
 
 def batch_digests(batch: dict) -> dict[int, str]:
-    """Row → digest of every sample of a batch with flat masks."""
+    """Row → digest of every sample of a batch with concatenated masks."""
     tensors = {key: value for key, value in batch.items() if hasattr(value, "numpy")}
     arrays = {key: value.numpy() for key, value in tensors.items()}
     edges = arrays["mask_offsets"]

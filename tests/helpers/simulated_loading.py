@@ -13,7 +13,7 @@ from simulated_cuda import SimulatedCuda
 from sa1bpack.loading import batch_queue, devices, iteration, reader_threads
 from sa1bpack.loading.batch.collate import Collate
 
-LATE = ("images", "masks")  # of flat bits: the tensors that are part of what was sent
+LATE = ("images", "masks")  # of concatenated bits: the tensors that are part of what was sent
 
 
 @pytest.fixture

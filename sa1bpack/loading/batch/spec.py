@@ -40,7 +40,7 @@ class MaskLayout:
     @classmethod
     def of(cls, name: str) -> "MaskLayout":
         """The layout with this public name. Raises OptionError for an unknown name."""
-        if name in ("flat", "flat_bits"):
+        if isinstance(name, str) and name in ("flat", "flat_bits"):
             raise OptionError(f"mask_layout is {name!r}: use {name.replace('flat', 'concat')!r}")
         return LAYOUTS[choice("mask_layout", name, LAYOUTS)]
 
