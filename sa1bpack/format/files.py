@@ -3,6 +3,7 @@ their checksums, XXH3-128 in a form that `xxhsum -c` checks."""
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import re
@@ -150,6 +151,23 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         flush_folder(path.parent)
+
+
+def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """The descriptor of a file that is locked until it is closed or the process ends, however.
+
+    lock, flags  as in `fcntl.flock` and `os.open`
+
+    Raises OSError; BlockingIOError if the lock is one that does not wait, and another has it. NFS
+    supports such locks between machines, but not those on folders.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, lock)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -165,7 +165,7 @@ def check_shard(
         _check_against_entry(shard, entry)
         arrays = layout.array_rows(shard.extent)
         if listed is not None:  # otherwise it was reported; samples have checksums of their own
-            check_listed(folder, arrays, listed)
+            check_listed(folder, group_files(arrays), listed)
         if _check_offsets(check, shard) and not quick:
             _check_samples(check, shard, listed)
             return set(chunks.values())
@@ -182,9 +182,9 @@ def check_shard(
     check.advance(done + entry.bytes - check.done)
 
 
-def check_listed(folder: Path, arrays: Mapping[ArraySpec, int], listed: dict[str, str]) -> None:
-    """Raise FormatError unless the checksum file of a group covers exactly its files."""
-    if different := group_files(arrays) ^ set(listed):
+def check_listed(folder: Path, files: Set[str], listed: dict[str, str]) -> None:
+    """Raise FormatError unless the checksum file of a folder covers exactly its files."""
+    if different := files ^ set(listed):
         raise FormatError(
             f"{folder / CHECKSUMS_NAME}: must list exactly the files of the folder; missing or "
             f"extra: {sorted(different)}"

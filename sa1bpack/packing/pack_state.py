@@ -25,6 +25,7 @@ from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
     file_digest,
+    locked,
     make_folder,
     read_metadata_file,
     remove_published,
@@ -485,23 +486,6 @@ def read_note(path: Path, kind: type[_Kind]) -> _Kind:
         raise FormatError(
             f"{path}: damaged ({error}); remove it, and repeat the parts of the job"
         ) from None
-
-
-def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """The descriptor of a file that is locked until it is closed or the process ends, however.
-
-    lock, flags  as in `fcntl.flock` and `os.open`
-
-    Raises OSError; BlockingIOError if the lock is one that does not wait, and another has it. NFS
-    supports such locks between machines, but not those on folders.
-    """
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, lock)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_CREAT) -> int:

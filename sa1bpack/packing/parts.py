@@ -10,7 +10,6 @@ shared lock on the pack, which only keeps off what needs the folder for itself (
     lock                   held for a moment, while a part changes what is of the whole pack
 """
 
-import errno
 import fcntl
 import os
 import secrets
@@ -29,8 +28,10 @@ from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
+    claim_name,
     file_digest,
     flush_folder,
+    locked,
     make_folder,
     remove_published,
     replace_file,
@@ -52,7 +53,6 @@ from sa1bpack.packing.pack_state import (
     check_can_write,
     check_ours,
     lock_folder,
-    locked,
     note_path,
     published_shard,
     read_note,
@@ -196,13 +196,8 @@ class PartState(PackState):
         self._reopen()
         name = shard.entry.name
         final = self.root / SHARDS_NAME / name
-        try:
-            (self.shards_dir / name).rename(final)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
+        if not claim_name(self.shards_dir / name, final):
             shard = _published_meanwhile(final, self.root, shard)
-        flush_folder(final.parent)
         super().add_shard(shard)
 
     def finish_source(self, record: dict, *, at_once: bool = True) -> None:

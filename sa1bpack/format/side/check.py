@@ -9,7 +9,13 @@ import xxhash
 
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, NotAPack
-from sa1bpack.format.arrays import METADATA_NAME, check_metadata, chunk_file, read_metadata
+from sa1bpack.format.arrays import (
+    METADATA_NAME,
+    check_metadata,
+    chunk_file,
+    group_files,
+    read_metadata,
+)
 from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, read_checksums
 from sa1bpack.format.index import Index
 from sa1bpack.format.layout import Extent
@@ -85,9 +91,8 @@ def check_side(
 def _check_top(check: Check, folder: Path, name: str) -> None:
     """Check the files that are not part of a part."""
     listed = read_checksums(folder / CHECKSUMS_NAME)
-    if set(listed) != {MANIFEST_NAME, METADATA_NAME}:
-        path = folder / CHECKSUMS_NAME
-        check.add(f"{path}: must list exactly {MANIFEST_NAME} and {METADATA_NAME}", feature=name)
+    with check.collecting(feature=name):
+        check_listed(folder, {MANIFEST_NAME, METADATA_NAME}, listed)
     for path, digest in listed.items():
         check.digest(folder / path, digest, feature=name)
     check_metadata(folder / METADATA_NAME, side_root_metadata())
@@ -140,7 +145,7 @@ def _check_part(
         rows = arrays[values]
         check.advance(sum(chunk_file(*each).file_bytes for each in arrays.items()))
         if listed is not None:
-            check_listed(part, arrays, listed)
+            check_listed(part, group_files(arrays), listed)
         if quick:
             check_tail(check.files, part, values, rows)
             return {values.chunk_path}

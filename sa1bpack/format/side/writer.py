@@ -16,6 +16,7 @@ from sa1bpack.format.files import (
     byte_view,
     claim_name,
     flush_folder,
+    locked,
     naming,
     opened,
     read_at,
@@ -204,18 +205,15 @@ class PartWriter:
 def _locked(path: Path, final: Path) -> int:
     """Lock the lock file of a part, which exists from then on; returns its descriptor."""
     while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             with naming(path):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), path.stat()):
-                return lock
-        except FileNotFoundError:
-            pass  # the owner before has removed it in between
+                lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock)
             raise OutputLocked(
                 f"{final}: another process makes this part; wait for it, or give each process "
                 "parts of its own (--part K/N)"
             ) from None
+        with suppress(FileNotFoundError):  # the owner before has removed it in between
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                return lock
         os.close(lock)
