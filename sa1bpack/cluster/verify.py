@@ -10,8 +10,7 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import Problem, Report, joined
 from sa1bpack.format.side.check import side_folders
-from sa1bpack.format.side.part import part_names
-from sa1bpack.format.side.spec import is_side
+from sa1bpack.format.side.spec import is_side, part_names
 from sa1bpack.format.verify import verify
 
 # A task reads one shard after the other, and needs no more than this (docs/cluster.md).

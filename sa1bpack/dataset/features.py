@@ -12,8 +12,17 @@ from sa1bpack.arguments import local_path
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.errors import FormatError, NotAPack, OptionError
-from sa1bpack.format.side.part import ShardIdentity, SidePart, coverage, open_part, part_names
-from sa1bpack.format.side.spec import AGAIN, SIDES_NAME, SideSpec, read_side_manifest
+from sa1bpack.format.side.spec import (
+    AGAIN,
+    SIDES_NAME,
+    ShardIdentity,
+    SidePart,
+    SideSpec,
+    coverage,
+    open_part,
+    part_names,
+    read_side_manifest,
+)
 from sa1bpack.urls import Lease, SideSource, is_pack_url, pack_url
 
 if TYPE_CHECKING:

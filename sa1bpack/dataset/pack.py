@@ -30,7 +30,7 @@ from sa1bpack.errors import FormatError, OptionError, ResourceShortage
 from sa1bpack.format.index import has_distinct_ids, repeated_rows, repeated_text
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
-from sa1bpack.format.side.part import ShardIdentity, SidePart
+from sa1bpack.format.side.spec import ShardIdentity, SidePart
 from sa1bpack.masks import MaskRule
 from sa1bpack.urls import Counts, ShardSource
 from sa1bpack.wording import counted

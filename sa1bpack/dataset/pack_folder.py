@@ -19,7 +19,7 @@ from sa1bpack.format.index import check_index, open_manifest_and_index
 from sa1bpack.format.layout import image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, completeness_of
 from sa1bpack.format.shard_reader import Shard, open_shard
-from sa1bpack.format.side.part import ShardIdentity, shard_identities
+from sa1bpack.format.side.spec import ShardIdentity, shard_identities
 from sa1bpack.urls import Lease, ShardSource
 from sa1bpack.wording import brief
 

@@ -22,7 +22,7 @@ import numpy as np
 from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.format.layout import image_nbytes
 from sa1bpack.format.shard_reader import REPAIR, Shard
-from sa1bpack.format.side.part import SidePart
+from sa1bpack.format.side.spec import SidePart
 from sa1bpack.urls import Lease
 
 _T = TypeVar("_T")

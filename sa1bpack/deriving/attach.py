@@ -13,8 +13,7 @@ from sa1bpack.deriving.run import stored_rows
 from sa1bpack.deriving.target import DeriveResult, RowKeywords, ShardToDo, Target
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
-from sa1bpack.format.side.part import open_part
-from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.format.side.spec import SideSpec, open_part
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.wording import counted
 

@@ -23,15 +23,18 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
-from sa1bpack.format.side.part import ShardIdentity, coverage, open_part, part_names
 from sa1bpack.format.side.spec import (
     SIDE_AXES,
     SIDES_NAME,
+    ShardIdentity,
     SideManifest,
     SideSpec,
+    coverage,
     create_side,
     is_side,
     is_unused,
+    open_part,
+    part_names,
     read_side_manifest,
     remove_unused,
     side_name,

@@ -20,8 +20,13 @@ from sa1bpack.format.index import Duplicates, Index, find_duplicates, open_manif
 from sa1bpack.format.manifest import MANIFEST_NAME, Completeness, Count, Manifest, completeness_of
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.side.check import side_folders
-from sa1bpack.format.side.part import coverage, part_bytes, part_names, shard_identities
-from sa1bpack.format.side.spec import read_side_manifest
+from sa1bpack.format.side.spec import (
+    coverage,
+    part_bytes,
+    part_names,
+    read_side_manifest,
+    shard_identities,
+)
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.wording import brief, printable, size_text
 

@@ -47,8 +47,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.side.check import check_side, side_folders
-from sa1bpack.format.side.part import part_names, shard_identities
-from sa1bpack.format.side.spec import SIDES_NAME, is_side
+from sa1bpack.format.side.spec import SIDES_NAME, is_side, part_names, shard_identities
 from sa1bpack.format.verify_shard import check_shard, compare_files
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 

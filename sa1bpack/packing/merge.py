@@ -42,9 +42,9 @@ from sa1bpack.format.manifest import (
     read_manifest,
     refuse_in_pack,
 )
-from sa1bpack.format.side.part import ShardIdentity
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
+    ShardIdentity,
     create_side,
     first_difference,
     is_side,

@@ -32,8 +32,7 @@ from sa1bpack.format.manifest import (
     ShardEntry,
     read_manifest,
 )
-from sa1bpack.format.side.part import ShardIdentity
-from sa1bpack.format.side.spec import SIDES_NAME, SideSpec
+from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
 from sa1bpack.remote.cache import Cache, Lock
 from sa1bpack.remote.origin import (
     TRIES,

@@ -15,8 +15,7 @@ from unprivileged import without_privileges
 
 import sa1bpack
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.part import open_part, part_names, shard_identities
-from sa1bpack.format.side.spec import read_side_manifest
+from sa1bpack.format.side.spec import open_part, part_names, read_side_manifest, shard_identities
 from sa1bpack.format.verify import verify
 
 FUNCTIONS = '''

@@ -13,7 +13,7 @@ from reading_packs import write_pack
 
 import sa1bpack
 from sa1bpack.errors import NotAPack, OptionError, ReadError
-from sa1bpack.format.side.part import part_names
+from sa1bpack.format.side.spec import part_names
 
 NAMES = list(SPECS)
 

@@ -9,8 +9,7 @@ import sa1bpack
 from sa1bpack.deriving.attach import attach
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.part import open_part, shard_identities
-from sa1bpack.format.side.spec import read_side_manifest
+from sa1bpack.format.side.spec import open_part, read_side_manifest, shard_identities
 from sa1bpack.format.verify import verify
 
 

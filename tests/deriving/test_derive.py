@@ -14,8 +14,14 @@ import sa1bpack
 from sa1bpack.deriving.run import derive, function_name
 from sa1bpack.errors import FormatError, OptionError, OutputRefused, ReadError
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.part import open_part, part_names, shard_identities
-from sa1bpack.format.side.spec import SIDE_DTYPES, is_side, read_side_manifest
+from sa1bpack.format.side.spec import (
+    SIDE_DTYPES,
+    is_side,
+    open_part,
+    part_names,
+    read_side_manifest,
+    shard_identities,
+)
 from sa1bpack.format.verify import verify
 
 calls = []

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.format.index import open_manifest_and_index
-from sa1bpack.format.side.part import shard_identities
-from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side
+from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side, shard_identities
 from sa1bpack.format.side.writer import PartWriter
 
 

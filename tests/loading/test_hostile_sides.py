@@ -23,7 +23,7 @@ from hostile_packs import Found, Hostile, chunk_path
 from packs_with_features import SPECS
 from sa1bpack.errors import FormatError
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.part import shard_identities
+from sa1bpack.format.side.spec import shard_identities
 from feature_arrays import write_side
 from test_hostile_metadata import READ, not_asked, ways_to_read
 

@@ -3,9 +3,8 @@
 docs/format.md, "Features", is the specification. A feature is a Zarr group with one part per
 shard; a part is bound to its shard by the digest of the shard's checksum file.
 
-    spec        what a feature holds, and its manifest
-    part        the parts: which shard each belongs to; memory maps, checked before the first view
+    spec        what a feature holds, its manifest, and its parts: which shard each belongs to;
+                memory maps, checked before the first view
     writer      rows into a working folder, published by one rename
     check       every byte of a feature
-    merge       the parts of several features in one folder
 """

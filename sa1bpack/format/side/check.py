@@ -21,12 +21,16 @@ from sa1bpack.format.index import Index
 from sa1bpack.format.layout import Extent
 from sa1bpack.format.manifest import MANIFEST_NAME, Count
 from sa1bpack.format.problems import Check
-from sa1bpack.format.side.part import ShardIdentity, SidePart, coverage, open_part, part_names
 from sa1bpack.format.side.spec import (
     AGAIN,
     REMAKE,
     SIDES_NAME,
+    ShardIdentity,
+    SidePart,
     SideSpec,
+    coverage,
+    open_part,
+    part_names,
     read_side_manifest,
     side_root_metadata,
 )

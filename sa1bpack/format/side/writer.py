@@ -25,8 +25,13 @@ from sa1bpack.format.files import (
 )
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.shard_writer import AppendFile, complete_group
-from sa1bpack.format.side.part import ShardIdentity, part_metadata
-from sa1bpack.format.side.spec import CHECKSUM, SideSpec, read_side_manifest
+from sa1bpack.format.side.spec import (
+    CHECKSUM,
+    ShardIdentity,
+    SideSpec,
+    part_metadata,
+    read_side_manifest,
+)
 
 _LOCK_SUFFIX = ".lock"
 # In the working folder of a part that may be continued: what its rows are made by.

@@ -11,8 +11,7 @@ from verify_script import SCRIPT, script_finds
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.part import open_part, shard_identities
-from sa1bpack.format.side.spec import SideSpec, read_side_manifest
+from sa1bpack.format.side.spec import SideSpec, open_part, read_side_manifest, shard_identities
 from sa1bpack.format.verify import verify
 
 SPEC = SideSpec("teacher", "mask", "float32", (3, 2))

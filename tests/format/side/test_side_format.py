@@ -17,7 +17,6 @@ from feature_arrays import side_rows, write_side
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.part import coverage, open_part, part_names, shard_identities
 from sa1bpack.format.side.spec import (
     CHECKSUM,
     SIDE_AXES,
@@ -26,11 +25,15 @@ from sa1bpack.format.side.spec import (
     SIDE_FORMAT_VERSION,
     SideManifest,
     SideSpec,
+    coverage,
     create_side,
     is_side,
     is_unused,
+    open_part,
+    part_names,
     read_side_manifest,
     remove_unused,
+    shard_identities,
 )
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.format.verify import verify
@@ -167,7 +170,7 @@ def test_two_writers_of_one_part_exclude_each_other_and_a_killed_one_leaves_noth
         "import sys, time\n"
         "from pathlib import Path\n"
         "from sa1bpack.format.manifest import read_manifest\n"
-        "from sa1bpack.format.side.part import shard_identities\n"
+        "from sa1bpack.format.side.spec import shard_identities\n"
         "from sa1bpack.format.side.spec import read_side_manifest\n"
         "from sa1bpack.format.side.writer import PartWriter\n"
         "pack, folder = map(Path, sys.argv[1:])\n"
