@@ -25,6 +25,7 @@ from sa1bpack.packing.execution.processes import WORKERS_PER_READER_THREAD
 from sa1bpack.packing.options import (
     MASKS,
     PIXELS,
+    PRESETS,
     PackOptions,
     Request,
     RunKeywords,
@@ -77,6 +78,8 @@ class Forecast:
         What halves of pairs take that wait there while tars are read.
     free_bytes
         Free space where the pack would lie, counting that of shards which are being made.
+    compact_bytes
+        Disk space that packing would take with the preset "compact", and otherwise these options.
     fitting
         Of a pack that does not fit, the layouts that would, as options of the command line.
     shards
@@ -101,6 +104,7 @@ class Forecast:
     seconds: float
     probed: int
     rejected: int
+    compact_bytes: int
     fitting: tuple[str, ...] = ()
     packed: int = 0
     unreadable: dict[str, SourceError] = field(default_factory=dict)
@@ -133,13 +137,16 @@ class Forecast:
             f"disk      {size_text(self.needed_bytes)} ({size_text(self.disk_bytes)} with holes "
             "counted), "
             f"{counted(self.shards, 'shard')}",
+            f"compact   {size_text(self.compact_bytes)} with --preset compact",
             f"free      {size_text(self.free_bytes)}: it {verdict}",
             f"time      about {timedelta(seconds=round(self.seconds))} with "
             f"{counted(self.workers, 'worker')} here",
             f"measured on {counted(self.probed, 'image')}; nothing was written",
         ]
         if not self.fits:
-            lines.insert(4, f"          {self.remedy()}")
+            lines.insert(5, f"          {self.remedy()}")
+        if self.compact_bytes >= self.needed_bytes:
+            del lines[3]
         if self.rejected:
             lines.append(f"{self.rejected:,} of these would be rejected")
         if self.packed:
@@ -228,6 +235,9 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
     images = sum(images_of)
     extent = probe.scaled(images, options.layout)
     disk_bytes, hole_bytes = probe.disk_bytes(options.layout, images)
+    compact = replace(options, **PRESETS["compact"])
+    compact_bytes, compact_holes = probe.disk_bytes(compact.layout, images)
+    spool_bytes = _spool_bytes(request, sources)
     forecast = Forecast(
         sources=len(sources),
         source_bytes=sum(source.nbytes for source in sources),
@@ -236,13 +246,14 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         masks=extent.masks,
         disk_bytes=disk_bytes,
         hole_bytes=hole_bytes,
-        spool_bytes=_spool_bytes(request, sources),
+        spool_bytes=spool_bytes,
         free_bytes=_free_bytes(request.output),
         shards=sum(-(-count // per_shard) for count in images_of),
         workers=request.workers,
         seconds=images * probe.seconds * _OVERHEAD / request.workers,
         probed=probe.pairs,
         rejected=probe.rejected,
+        compact_bytes=compact_bytes - compact_holes + spool_bytes,
     )
     fitting = () if forecast.fits else _fitting(options, probe, forecast)
     return replace(forecast, fitting=fitting)

@@ -27,7 +27,7 @@ def test_every_option_of_a_pack_is_on_the_command_line_with_its_default(
     options = json.loads((root / "manifest.json").read_text())["options"]
     assert options == PackOptions().to_json()
     names = {field.name for field in fields(PackOptions)}
-    assert options.keys() == names - {"mask_select"} | {"select"}
+    assert options.keys() == names - {"mask_select", "preset"} | {"select"}
 
 
 def test_every_option_of_the_command_line_reaches_the_pack(command, tar, root):

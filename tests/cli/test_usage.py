@@ -18,7 +18,7 @@ COMMANDS = {
         "--fit", "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling",
         "--max-masks", "--mask-select", "--seed", "--min-area", "--max-area-frac", "--min-iou",
         "--min-stability", "--empty", "--samples-per-shard", "--links", "--downloads", "--part",
-        "--staging", "--engine", "--address", "--ignore-space",
+        "--staging", "--engine", "--address", "--ignore-space", "--preset",
     },
     "finalize": set(),
     "verify": {"--io", "--quick", "--part", "--json", "--engine", "--address"},

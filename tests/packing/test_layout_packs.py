@@ -56,6 +56,17 @@ def packed(tar, tmp_path_factory):
     return packed
 
 
+def test_a_preset_stands_for_its_options_and_each_of_them_may_be_given_as_well(packed):
+    assert sa1bpack.PackOptions(preset="compact") == sa1bpack.PackOptions(**COMPACT)
+    assert sa1bpack.PackOptions(preset="plain") == sa1bpack.PackOptions()
+    both = sa1bpack.PackOptions(preset="compact", masks="bits+runs", samples_per_shard=5)
+    assert both == sa1bpack.PackOptions(**COMPACT | {"masks": "bits+runs"}, samples_per_shard=5)
+    one, other = packed(preset="compact"), packed(**COMPACT)
+    for path in sorted(each for each in one.rglob("*") if each.is_file()):
+        if path.name != ".runs.jsonl":  # when it ran
+            assert path.read_bytes() == (other / path.relative_to(one)).read_bytes(), path
+
+
 def samples_of(root) -> dict[int, tuple]:
     """Image id → (open shard, row)."""
     shards = [open_shard(folder) for folder in sorted((root / "shards").glob("sa_*"))]
