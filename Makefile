@@ -212,7 +212,7 @@ $(VENV)-docs/.ready: pyproject.toml constraints.txt | $(VENV)/.ready
 	@touch $@
 
 docs: setup $(VENV)-docs/.ready
-	@PYTHONPATH=. $(DOCS)/python -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(DOCS)/python -m mkdocs build --quiet
 	@echo "site/index.html"
 
 docs-serve: setup $(VENV)-docs/.ready

@@ -1,7 +1,7 @@
 """Pages that mkdocs adds to docs/: the reference, and those of the repository that docs/ links to.
 
-README.md is the first page of the site. Links that leave docs/ lead to copies under repository/, so
-that the same links work where the repository is shown. Nothing may be loaded from other hosts.
+Links that leave docs/ lead to copies under repository/, so that the same links work where the
+repository is shown. Nothing may be loaded from other hosts.
 """
 
 import posixpath
@@ -53,8 +53,6 @@ def on_files(files: Files, config, **_) -> Files:
         log.warning("%s has no docstring", problem)
     for path in (ROOT / "docs").glob("*.ipynb"):
         files.append(File.generated(config, site_path(path), content=notebook_page(path)))
-    home = "---\nhide: [navigation]\n---\n\n" + _brought(ROOT / "README.md", "index.md")
-    files.append(File.generated(config, "index.md", content=home))
     pending = {ROOT / "CHANGELOG.md", *_outside(files)}
     done: set[Path] = set()
     while pending:
@@ -70,7 +68,7 @@ def on_files(files: Files, config, **_) -> Files:
 def on_page_markdown(markdown: str, page, **_) -> str:
     """Lead links that leave docs/ to the copies."""
     source = page.file.src_uri
-    if source.startswith(("repository/", "reference/")) or source == "index.md":
+    if source.startswith(("repository/", "reference/")):
         return markdown
     return _relinked(markdown, (ROOT / "docs" / source).parent, source)
 
