@@ -12,10 +12,7 @@ MAX_SIDE = 65_535  # the longest side a JPEG can have; keeps every area below 2*
 
 
 def read_only(name: str, array: np.ndarray, dtype: type) -> np.ndarray:
-    """Return a C-contiguous, read-only view of a 1-D array.
-
-    Read-only because numba compiles a kernel again for each combination of writable and read-only
-    arguments: this way memory maps and new arrays share one compiled kernel.
+    """Return a C-contiguous, read-only view of a 1-D array, see `frozen`.
 
     Raises:
         OptionError: `array` is not a 1-D array of `dtype`.
@@ -23,7 +20,16 @@ def read_only(name: str, array: np.ndarray, dtype: type) -> np.ndarray:
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
         found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array)
         raise OptionError(f"{name} must be a 1-D array of {np.dtype(dtype)}, got {found}")
-    view = np.ascontiguousarray(array).view()
+    return frozen(array)
+
+
+def frozen(array: np.ndarray, dtype: type | None = None) -> np.ndarray:
+    """A read-only, C-contiguous view, or a copy of another dtype.
+
+    Numba compiles a kernel again for each combination of writable and read-only arguments: this way
+    memory maps and new arrays share one compiled kernel.
+    """
+    view = np.ascontiguousarray(array, dtype).view()
     view.flags.writeable = False
     return view
 

@@ -7,6 +7,7 @@ unpacked, eight cells at a time through a table. What lies beyond the image, `ke
 import numpy as np
 
 from sa1bpack.kernels import memcpy, njit
+from sa1bpack.masks._arrays import frozen
 from sa1bpack.masks.window import FRACTION
 
 # uint64 (256,): eight cells of a byte, the lowest bit first (little-endian: byte j is cell j).
@@ -117,7 +118,7 @@ def fill_cells(
     _check(bits, places, keep, out, counts, bits.shape[1:] == (out.shape[1], -(-out.shape[2] // 8)))
     words = np.empty(bits.shape[2], np.uint64)
     cells = words.view(np.uint8)
-    _fill(_read(bits), places, keep, _CELLS, words, cells, out.view(np.uint8), counts)
+    _fill(frozen(bits), places, keep, _CELLS, words, cells, out.view(np.uint8), counts)
 
 
 def take_cells(
@@ -145,7 +146,7 @@ def take_cells(
     )
     fits = inside and (len(rows), len(columns)) == out.shape[1:]
     _check(masks, places, keep, out, counts, fits)
-    masks = _read(masks.view(np.uint8))
+    masks = frozen(masks.view(np.uint8))
     _take(masks, packed, places, rows, columns, keep, out.view(np.uint8), counts)
 
 
@@ -170,7 +171,7 @@ def take_affine(
     side, packed = masks.shape[1], masks.dtype == np.uint8
     square = masks.shape[2] * (8 if packed else 1) == side
     _check(masks, places, out.shape[1:], out, counts, square and visible.shape == out.shape[1:])
-    masks, visible = _read(masks.view(np.uint8)), _read(visible.view(np.uint8))
+    masks, visible = frozen(masks.view(np.uint8)), frozen(visible.view(np.uint8))
     _take_affine(masks, packed, places, steps, side, visible, out.view(np.uint8), counts)
 
 
@@ -183,10 +184,3 @@ def _check(masks, places, keep, out, counts, fits: bool) -> None:
         raise ValueError(
             f"cannot place masks of {masks.shape} in {out.shape}, {keep} cells of each"
         )
-
-
-def _read(array: np.ndarray) -> np.ndarray:
-    """A read-only, C-contiguous view: one compiled kernel for memory maps and new arrays."""
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view

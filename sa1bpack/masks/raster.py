@@ -27,7 +27,7 @@ import numpy as np
 from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.kernels import njit
-from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE, bits_for, check_image_runs
+from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE, bits_for, check_image_runs, frozen
 
 SAMPLINGS = ("area", "center")
 MAX_MASK_SIZE = 4096  # cells along one side of a grid
@@ -149,13 +149,6 @@ def _on_axis(axis: Axis, edges: np.ndarray) -> np.ndarray:
     return np.clip(edges * axis.pixel - axis.start, 0, axis.cells * axis.cell)
 
 
-def _table(numbers: np.ndarray, kind: type) -> np.ndarray:
-    """A read-only array, C-contiguous, of a type."""
-    table = np.ascontiguousarray(numbers, kind)
-    table.flags.writeable = False
-    return table
-
-
 @lru_cache(maxsize=64)  # most images of SA-1B have one of a few sizes; an entry is about 50 kB
 def area_grid(y: Axis, x: Axis) -> AreaGrid:
     """Return the tables for sampling by area."""
@@ -181,13 +174,13 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
         cell_width=x.cell,
         magic=magic,
         shift=shift,
-        edge_row=_table(edge_row, np.int32),
-        edge_below=_table((edge_row + 1) * y.cell - lines, np.int32),
-        column_cell=_table(first + column, np.int32),
-        column_part=_table(part, np.int32),
-        column_rest=_table(np.diff(edges) - part, np.int32),
-        block_begin=_table(np.clip(bounds // x.pixel, 0, x.pixels), np.int64),
-        block_end=_table(np.clip(-(-bounds[1:] // x.pixel), 0, x.pixels), np.int64),
+        edge_row=frozen(edge_row, np.int32),
+        edge_below=frozen((edge_row + 1) * y.cell - lines, np.int32),
+        column_cell=frozen(first + column, np.int32),
+        column_part=frozen(part, np.int32),
+        column_rest=frozen(np.diff(edges) - part, np.int32),
+        block_begin=frozen(np.clip(bounds // x.pixel, 0, x.pixels), np.int64),
+        block_end=frozen(np.clip(-(-bounds[1:] // x.pixel), 0, x.pixels), np.int64),
     )
 
 
@@ -207,9 +200,9 @@ def center_grid(y: Axis, x: Axis) -> CenterGrid:
         rows=y.cells,
         columns=x.cells,
         mirror_x=int(x.mirrored),
-        center_column=_table(centers // (2 * x.pixel), np.int64),
-        edge_center=_table(y.cells - rows if y.mirrored else rows, np.int32),
-        column_center=_table(_cells_before(x)[:-1], np.int32),
+        center_column=frozen(centers // (2 * x.pixel), np.int64),
+        edge_center=frozen(y.cells - rows if y.mirrored else rows, np.int32),
+        column_center=frozen(_cells_before(x)[:-1], np.int32),
     )
 
 

@@ -10,6 +10,7 @@ made.
 import numpy as np
 
 from sa1bpack.kernels import njit
+from sa1bpack.masks._arrays import frozen
 from sa1bpack.masks.rle import bounds
 
 
@@ -51,15 +52,12 @@ def runs_of_bits(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     lines = np.ascontiguousarray(bits).reshape(count, height * width)
     if height * width % 8:
         lines = np.pad(lines, ((0, 0), (0, -height * width % 8)))
-    words = lines.view("<u8").astype(np.uint64, copy=False).view()
-    words.flags.writeable = False
+    words = frozen(lines.view("<u8").astype(np.uint64, copy=False))
     run_ends, run_offset = np.empty(2 * count * height, np.int32), np.empty(count + 1, np.int64)
     if (found := _find_changes(words, run_ends, run_offset)) > len(run_ends):
         run_ends = np.empty(found, np.int32)
         _find_changes(words, run_ends, run_offset)
-    for array in (run_ends, run_offset):
-        array.flags.writeable = False  # as exact runs are, so that one compiled kernel does for all
-    return run_ends, run_offset, 8 * width
+    return frozen(run_ends), frozen(run_offset), 8 * width
 
 
 @njit

@@ -78,22 +78,22 @@ def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
     Raises OptionError if there is neither and one is needed, if both are given and differ, or for a
     value that is not a whole number from 0 to 2**64 - 1.
     """
-    numbers = [
-        None if number is None else whole_number(name, number, 0, MAX_WORD)
-        for name, number in (("epoch", epoch), ("batch['epoch']", batch.get("epoch")))
-    ]
-    given, own = numbers
-    if needed and numbers == [None, None]:
+    given = {
+        name: whole_number(name, number, 0, MAX_WORD)
+        for name, number in (("batch['epoch']", batch.get("epoch")), ("epoch", epoch))
+        if number is not None
+    }
+    if needed and not given:
         raise OptionError(
             "the pipeline has random steps or sizes by epoch, and the batch has no 'epoch': "
             "call it as pipeline(batch, epoch=...)"
         )
-    if None not in numbers and given != own:
+    if len({*given.values()}) > 1:
         raise OptionError(
-            f"epoch is {given}, but the batch is from epoch {own}: call pipeline(batch), which "
-            "takes the epoch from the batch"
+            f"epoch is {epoch}, but the batch is from epoch {batch['epoch']}: call "
+            "pipeline(batch), which takes the epoch from the batch"
         )
-    return given if own is None else own
+    return next(iter(given.values()), None)
 
 
 def _kind(value: Any) -> str:

@@ -73,8 +73,12 @@ def sent(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Te
     return [tensor if tensor.device == device else next(moved) for tensor in tensors]
 
 
-def record_on(record: Record, device: torch.device) -> Record:
-    """A dataclass with its own tensors on a device."""
-    tensors = {name: value for name, value in vars(record).items() if torch.is_tensor(value)}
+def on_device(record: Record, device: torch.device) -> Record:
+    """A dataclass with its tensors, and those of the maps and frames in it, on a device."""
+    values = vars(record)
+    tensors = {name: value for name, value in values.items() if torch.is_tensor(value)}
+    parts = {
+        name: on_device(values[name], device) for name in ("maps", "frame") if values.get(name)
+    }
     moved = sent([*tensors.values()], device)
-    return replace(record, **dict(zip(tensors, moved, strict=True)))
+    return replace(record, **parts, **dict(zip(tensors, moved, strict=True)))

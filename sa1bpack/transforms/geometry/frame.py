@@ -15,13 +15,12 @@ mirrored and clipped independently of the pixel size. (Mirroring the original fo
 off.)
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.host import record_on
 
 
 @checks_options
@@ -183,10 +182,6 @@ class Frame:
         """float64 (2,), x and y: width and height of the canvas."""
         height, width = self.canvas
         return pair(width, height, self.extent.device)
-
-    def on(self, device: torch.device) -> "Frame":
-        """The frame with its tensors on a device, without waiting for it."""
-        return replace(record_on(self, device), maps=record_on(self.maps, device))
 
     def covered(self, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """bool (B, width) and (B, height): the columns and rows of a grid over the canvas whose

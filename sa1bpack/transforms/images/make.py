@@ -25,7 +25,7 @@ from sa1bpack.transforms import backends
 from sa1bpack.transforms.backends import Job, run_jobs
 from sa1bpack.transforms.geometry.frame import Frame
 from sa1bpack.transforms.geometry.steps import Uniform
-from sa1bpack.transforms.host import sent
+from sa1bpack.transforms.host import on_device, sent
 from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.pixels import normalize, yuv420_to_rgb
 from sa1bpack.transforms.images.resample import (
@@ -82,8 +82,8 @@ class ImageMaker:
         if made is not None and colors is None:
             return made.to(self.dtype)
         if made is None:
-            made = self._resampled(sampling.on_device)
-        inside = frame.on(device).visible(frame.canvas)
+            made = self._resampled(on_device(sampling, device))
+        inside = on_device(frame, device).visible(frame.canvas)
         if colors is not None:
             step, uniform = colors
             [factors] = sent([step.factors(uniform)], device)

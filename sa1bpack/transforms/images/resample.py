@@ -17,7 +17,7 @@ the image: a teacher has seen it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 import torch
@@ -32,7 +32,7 @@ from sa1bpack.transforms.geometry.frame import (
     positions,
     scaling,
 )
-from sa1bpack.transforms.host import record_on
+from sa1bpack.transforms.host import on_device
 from sa1bpack.transforms.memory import Table, chunk_bytes
 
 
@@ -53,12 +53,6 @@ class Sampling:
     frame: Frame
     normal: Table
     shrinks: float
-
-    @property
-    def on_device(self) -> "Sampling":
-        """This with everything on the device of the images."""
-        device = self.images.device
-        return replace(record_on(self, device), frame=self.frame.on(device))
 
     @property
     def supports(self) -> torch.Tensor:
@@ -213,7 +207,7 @@ def move_spatial(
     canvas, kind = frame.canvas, rows.dtype if rows.is_floating_point() else torch.float32
     if not geometric and canvas == (side, side):
         return rows.to(kind)
-    frame, (height, width) = frame.on(rows.device), rows.shape[2:]
+    frame, (height, width) = on_device(frame, rows.device), rows.shape[2:]
     out = max(1, canvas[0] * height // side), max(1, canvas[1] * width // side)
     sides = pair(width, height, rows.device).expand(len(rows), -1)
     to_canvas = scaling(pair(canvas[1] / out[1], canvas[0] / out[0], rows.device))

@@ -4,14 +4,20 @@ Grids are sampled at the centres of the output cells, so masks remain true or fa
 concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 
 import torch
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.transforms.geometry.frame import FRACTION, Frame, Maps, fixed_steps, positions
-from sa1bpack.transforms.host import record_on
+from sa1bpack.transforms.geometry.frame import (
+    FRACTION,
+    AffineMaps,
+    Frame,
+    Maps,
+    fixed_steps,
+    positions,
+)
 from sa1bpack.transforms.memory import chunk_bytes
 
 
@@ -71,12 +77,14 @@ class Taking:
     frame: Frame | None = None
 
     @property
-    def on_device(self) -> "Taking":
-        """This with everything on the device of the masks."""
-        device = self.masks.device
-        maps = None if self.maps is None else record_on(self.maps, device)
-        frame = None if self.frame is None else self.frame.on(device)
-        return replace(record_on(self, device), maps=maps, frame=frame)
+    def rotates(self) -> bool:
+        """Whether the maps may rotate or shear."""
+        return isinstance(self.maps, AffineMaps)
+
+    @property
+    def device(self) -> torch.device:
+        """That of the masks."""
+        return self.masks.device
 
     @property
     def columns_and_rows(self) -> list[torch.Tensor]:

@@ -74,13 +74,11 @@ def _drawn(draw: Callable[..., None], drawing: Drawing, memory: Memory) -> Masks
     return out, torch.from_numpy(counts)
 
 
-def unpack_masks(taking: Taking, memory: Memory) -> Masks:
-    """All cells of masks in bits, as they are."""
-    return _taken(cells.fill_cells, taking, [(taking.size,)] * taking.samples, memory)
-
-
 def take_cells(taking: Taking, memory: Memory) -> Masks:
-    """Take cells of masks under upright maps, as `masks.cells.take_cells` does."""
+    """Take cells of masks under upright maps, as `masks.cells.take_cells` does; without maps, all
+    cells of masks in bits."""
+    if taking.maps is None:
+        return _taken(cells.fill_cells, taking, [(taking.size,)] * taking.samples, memory)
     columns, rows = (numbers.numpy() for numbers in taking.columns_and_rows)
     kept = map(tuple, taking.keep.tolist())
     return _taken(cells.take_cells, taking, [*zip(rows, columns, kept, strict=True)], memory)

@@ -8,9 +8,8 @@ Everywhere `owner`, int64 (T,), has the sample of each mask, and results are tho
 with the cells that are set in each, (T,).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -29,6 +28,7 @@ from sa1bpack.transforms.geometry.frame import (
     source_to_grid,
     stored_to_source,
 )
+from sa1bpack.transforms.host import on_device
 from sa1bpack.transforms.masks import compiled
 from sa1bpack.transforms.masks.cells import Taking, count_cells, take_affine, take_cells
 from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, padded_rows
@@ -36,6 +36,8 @@ from sa1bpack.transforms.masks.runs import draw_affine, draw_masks
 from sa1bpack.transforms.memory import Memory
 
 Masks = tuple[torch.Tensor, torch.Tensor]
+# The functions of `compiled` and of `triton.masks` have the same names.
+_BY_TORCH = {made.__name__: made for made in (draw_masks, draw_affine, take_cells, take_affine)}
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,14 @@ class MaskMaker:
     ) -> Masks:
         """Masks from the grids in the batch, bits or bool. sizes: (B, 4), on the frame's device."""
         masks = masks.flatten(0, masks.dim() - 3)
-        as_stored = self.untouched and self.grid == (self.cells, self.cells)
-        if as_stored and masks.dtype == torch.bool:
+        taking = Taking(masks, owner, len(sizes), self.grid)
+        if not self.untouched or self.grid != (self.cells, self.cells):
+            to_source = self._cells_to_source(sizes, frame)
+            maps = source_to_grid(sizes, self.cells, self.fit).after(to_source)
+            taking = replace(taking, maps=maps, frame=frame)
+        elif masks.dtype == torch.bool:
             return masks, count_cells(masks)
-        if as_stored:
-            taking = Taking(masks, owner, len(sizes), self.grid)
-            return self._made("take_cells", compiled.unpack_masks, take_cells, taking)
-        to_source = self._cells_to_source(sizes, frame)
-        maps = source_to_grid(sizes, self.cells, self.fit).after(to_source)
-        taking = Taking(masks, owner, len(sizes), self.grid, maps, frame)
-        if isinstance(maps, AffineMaps):
-            return self._made("take_affine", compiled.take_affine, take_affine, taking)
-        return self._made("take_cells", compiled.take_cells, take_cells, taking)
+        return self._made("take_affine" if taking.rotates else "take_cells", taking)
 
     def draw(
         self,
@@ -98,24 +96,15 @@ class MaskMaker:
         maps, seen = self._cells_to_source(small["sizes"], frame), frame if self.geometric else None
         given = small["source_sizes"], maps, place, owner, self.grid, self.sampling, seen
         drawing = Drawing(runs, *given)
-        if isinstance(maps, AffineMaps):
-            return self._made("draw_affine", compiled.draw_affine, draw_affine, drawing)
-        return self._made("draw_masks", compiled.draw_masks, draw_masks, drawing)
+        return self._made("draw_affine" if drawing.rotates else "draw_masks", drawing)
 
-    def _made(
-        self,
-        kernel: str,
-        by_compiled: Callable[[Any, Memory], Masks],
-        by_torch: Callable[[Any], torch.Tensor],
-        how: Drawing | Taking,
-    ) -> Masks:
+    def _made(self, kernel: str, how: Drawing | Taking) -> Masks:
         """Masks by what their device has."""
-        device = (how.masks if isinstance(how, Taking) else how.runs.run_ends).device
-        if backends.uses_compiled(device):
-            return by_compiled(how, self._memory)
-        made = backends.launch(device, f"masks.{kernel}", how, self.dtype)
+        if backends.uses_compiled(how.device):
+            return getattr(compiled, kernel)(how, self._memory)
+        made = backends.launch(how.device, f"masks.{kernel}", how, self.dtype)
         if made is None:
-            masks = by_torch(how.on_device)
+            masks = _BY_TORCH[kernel](on_device(how, how.device))
             made = masks, count_cells(masks)
         return made
 
@@ -185,12 +174,10 @@ def draw_runs(
     upright = torch.from_numpy(check_maps(matrices.numpy(), size))
     axes = replace(drawing, maps=AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2]))
     if upright.all():
-        return _upright(axes.on_device)
-    drawn = draw_affine(replace(drawing, maps=_any_maps(matrices)).on_device)
+        return _upright(axes)
+    drawn = draw_affine(on_device(replace(drawing, maps=_any_maps(matrices)), device))
     if upright.any():
-        drawn = torch.where(
-            upright.to(device)[runs.owner][:, None, None], _upright(axes.on_device), drawn
-        )
+        drawn = torch.where(upright.to(device)[runs.owner][:, None, None], _upright(axes), drawn)
     return drawn
 
 
@@ -200,5 +187,6 @@ def _any_maps(matrices: torch.Tensor) -> AffineMaps:
 
 def _upright(drawing: Drawing) -> torch.Tensor:
     """`draw_runs` under upright maps on a device."""
-    made = backends.launch(drawing.owner.device, "masks.draw_masks", drawing, torch.bool)
+    drawing = on_device(drawing, drawing.device)
+    made = backends.launch(drawing.device, "masks.draw_masks", drawing, torch.bool)
     return draw_masks(drawing) if made is None else made[0]

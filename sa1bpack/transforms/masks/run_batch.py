@@ -2,15 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.masks._arrays import check_image_runs
-from sa1bpack.transforms.geometry.frame import Frame, Maps
-from sa1bpack.transforms.host import record_on
+from sa1bpack.transforms.geometry.frame import AffineMaps, Frame, Maps
 from sa1bpack.wording import counted
 
 
@@ -156,11 +155,14 @@ class Drawing:
     frame: Frame | None = None
 
     @property
-    def on_device(self) -> "Drawing":
-        """This with everything on the device of the runs."""
-        device = self.runs.run_ends.device
-        frame = None if self.frame is None else self.frame.on(device)
-        return replace(record_on(self, device), maps=record_on(self.maps, device), frame=frame)
+    def rotates(self) -> bool:
+        """Whether the maps may rotate or shear."""
+        return isinstance(self.maps, AffineMaps)
+
+    @property
+    def device(self) -> torch.device:
+        """That of the runs."""
+        return self.runs.run_ends.device
 
     @property
     def run_offset(self) -> torch.Tensor:
