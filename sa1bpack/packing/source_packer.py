@@ -199,9 +199,9 @@ class ShardBuilder:
 class SourcePacker:
     """The packing of one source, for one thread at a time.
 
-    `read_source` asks `is_published` which pairs to `skip`, calls `begin` in order for the others,
-    and ends with `end` or `fail`; who has them decoded calls `resolve`, in any order. `finished`
-    becomes true when every shard of the source is published and its record is in the pack state.
+    `read_source` has it `take` the pairs in order, and ends with `end` or `fail`; who has them
+    decoded calls `resolve`, in any order. `finished` becomes true when every shard of the source is
+    published and its record is in the pack state.
     """
 
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
@@ -224,34 +224,27 @@ class SourcePacker:
     def _part_of(self, index: int) -> int:
         return index // self._state.options.samples_per_shard
 
-    def is_published(self, index: int) -> bool:
-        """Whether the pair lies in a part that is published, or not wanted."""
-        part = self._part_of(index)
-        return part not in self._wanted if self._wanted is not None else part in self._published
-
     def wants(self, index: int) -> bool:
         """Whether the outcome of a pair that was begun is still needed."""
         return self._part_of(index) in self.builders
 
-    def skip(self, index: int, digest: bytes) -> None:
-        """Pass a pair of a published shard, which is compared by its `pair_digest`.
+    def take(self, index: int, digest: bytes) -> bool:
+        """Take the next pair, by its `pair_digest`; returns whether it must be decoded.
 
-        Raises SourceError if the source is not the one that the shard before was packed from.
-        """
-        self._move_to(self._part_of(index))
-        self._digest.update(digest)
-        self._pairs += 1
-
-    def begin(self, index: int, digest: bytes) -> None:
-        """A pair with this `pair_digest` will be decoded; called in the order of the pairs.
-
-        Raises as `skip` does.
+        It need not if its part is published, or not wanted. Raises SourceError if the source is not
+        the one that the shard before was packed from.
         """
         part = self._part_of(index)
         self._move_to(part)
+        done = part in self._published if self._wanted is None else part not in self._wanted
+        if done:
+            self._digest.update(digest)
+            self._pairs += 1
+            return False
         if part not in self.builders:
             self.builders[part] = ShardBuilder(self._run, self.source.name, part)
         self.builders[part].begin(digest)
+        return True
 
     def resolve(self, index: int, outcome: Outcome, release: Callable[[], object]) -> None:
         """Take the outcome of a pair; `release` is called when its rows are no longer needed."""
@@ -430,27 +423,23 @@ def read_source(
     source, progress, pairs = packer.source, run.progress, 0
     try:
         with packer.open_reader() as reader:
+            if run.stopping.is_set():  # before `cancel` could see the reader
+                return
             for pair in reader:
                 if run.stopping.is_set():
                     return
                 pairs += 1
                 digest = pair_digest(pair)
-                if packer.is_published(pair.index):
-                    with held:
-                        packer.skip(pair.index, digest)
-                        progress.advance(source, reader.bytes_read)
-                    continue
                 with held:
-                    packer.begin(pair.index, digest)
-                decode(packer, pair, reader.bytes_read)
-            if run.stopping.is_set():
-                return
+                    wanted = packer.take(pair.index, digest)
+                    if not wanted:
+                        progress.advance(source, reader.bytes_read)
+                if wanted:
+                    decode(packer, pair, reader.bytes_read)
             with held:
                 for reject in packer.end(reader, pairs):
                     progress.reject(source, reject)
     except SourceError as error:
-        if run.stopping.is_set():
-            return
         with held:
             packer.fail(error)
     with held:
