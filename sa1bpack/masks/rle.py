@@ -62,15 +62,15 @@ def _scan_text(text, text_offset, run_offset, noncanonical):
 
 
 @njit
-def _decode_text(text, text_offset, pixels, run_offset, first, run_ends):
-    """Write the run ends of texts that `_scan_text` accepted, those of mask m from `first[m]` on.
+def _decode_text(text, text_offset, pixels, run_offset, run_ends):
+    """Write the run ends of texts that `_scan_text` accepted.
 
     Returns the first mask with a number that is too long, a count outside 0..pixels, or a sum other
     than `pixels`; -1 if there is none.
     """
     for m in range(len(text_offset) - 1):
         groups = text[text_offset[m] : text_offset[m + 1]]
-        ends = run_ends[first[m] : first[m] + run_offset[m + 1] - run_offset[m]]
+        ends = run_ends[run_offset[m] : run_offset[m + 1]]
         p = np.uint64(0)  # unsigned, so that numba does not test for a negative index
         end = np.int64(0)
         before = before2 = np.int64(0)  # the last count and the one before
@@ -134,7 +134,7 @@ def _fault(text: bytes, pixels: int) -> str:
 
 @checks_options
 def parse_counts(
-    text: np.ndarray, text_offset: np.ndarray, pixels: int, keep: np.ndarray | None = None
+    text: np.ndarray, text_offset: np.ndarray, pixels: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Parse the compressed counts of n masks of one image.
 
@@ -142,13 +142,11 @@ def parse_counts(
         text: uint8 (t,), the concatenated counts strings as ASCII bytes.
         text_offset: int64 (n + 1,), mask m's string is ``text[text_offset[m]:text_offset[m + 1]]``.
         pixels: height x width of the image, 1 to 2**31 - 1.
-        keep: int64 (k,), the masks to return, in this order, each once; None for all n. The texts
-            of the others are checked as well.
 
     Returns:
         run_ends: int32 (r,), column-major pixel positions where runs end, background first.
-        run_offset: int64 (k + 1,), mask i's ends are ``run_ends[run_offset[i]:run_offset[i + 1]]``.
-        noncanonical: bool (k,), True if the text is longer than COCO's encoder writes it for the
+        run_offset: int64 (n + 1,), mask i's ends are ``run_ends[run_offset[i]:run_offset[i + 1]]``.
+        noncanonical: bool (n,), True if the text is longer than COCO's encoder writes it for the
             same counts, so that `encode_counts` would not return the same bytes.
 
     Raises:
@@ -157,7 +155,6 @@ def parse_counts(
             `pixels`; the message and the error's `mask` have the index of the mask.
         OptionError: an array has the wrong dtype, the offsets do not fit the text, or `pixels` is
             not a whole number of at least 0.
-        IndexError: an index in `keep` is outside the masks, or occurs twice.
 
     Examples:
         >>> text = np.frombuffer(b"237", np.uint8)
@@ -177,36 +174,14 @@ def parse_counts(
     run_offset = np.empty(masks + 1, np.int64)
     noncanonical = np.empty(masks, np.bool_)
     bad = _scan_text(text, text_offset, run_offset, noncanonical)
-    first, kept_offset = run_offset[:-1], run_offset
     if bad < 0:
-        if keep is not None:
-            first, kept_offset = _gathered(run_offset, read_only("keep", keep, np.int64))
         run_ends = np.empty(run_offset[-1], np.int32)
-        bad = _decode_text(text, text_offset, pixels, run_offset, first, run_ends)
+        bad = _decode_text(text, text_offset, pixels, run_offset, run_ends)
     if bad >= 0:
         refused = text[text_offset[bad] : text_offset[bad + 1]].tobytes()
         fault = f"{_fault(refused, pixels)}; correct or remove the annotation"
         raise mask_error(bad, masks, fault)
-    if keep is not None:
-        noncanonical = noncanonical[keep]
-    return run_ends[: kept_offset[-1]], kept_offset, noncanonical
-
-
-def _gathered(run_offset: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the runs of each mask go, those in `keep` first and in its order: int64 (n,); and
-    int64 (k + 1,), the offsets of those. Raises IndexError, see `parse_counts`."""
-    masks = len(run_offset) - 1
-    others = np.ones(masks, np.bool_)
-    others[keep[(keep >= 0) & (keep < masks)]] = False
-    order = np.concatenate([keep, np.flatnonzero(others)])
-    if len(order) != masks:
-        raise IndexError(
-            f"keep must have indices of 0 to {masks - 1}, each at most once, got {keep}"
-        )
-    offset = np.concatenate([[0], np.diff(run_offset)[order].cumsum()])
-    first = np.empty(masks, np.int64)
-    first[order] = offset[:-1]
-    return first, offset[: len(keep) + 1]
+    return run_ends, run_offset, noncanonical
 
 
 @njit

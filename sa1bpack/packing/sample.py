@@ -15,7 +15,7 @@ from sa1bpack.format.layout import FILE_NAME_BYTES, Extent, Layout, image_nbytes
 from sa1bpack.format.shard_writer import finished_rows, sample_extent
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.masks.raster import rasterize
-from sa1bpack.masks.rle import parse_counts
+from sa1bpack.masks.rle import parse_counts, take_masks
 from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.header import stored_size
@@ -124,10 +124,12 @@ def make_sample(
     _check_bits(options.layout, record, len(kept))
     try:
         run_ends, run_offset, noncanonical = parse_counts(
-            record.counts_text, record.counts_offset, image_pixels, kept
+            record.counts_text, record.counts_offset, image_pixels
         )
     except MaskError as error:
         raise _name_the_mask(error, record) from error
+    if len(kept) < len(noncanonical):
+        run_ends, run_offset = take_masks(run_ends, run_offset, kept)
     if options.empty == "drop" and len(kept) == 0:
         return None
     layout = options.layout
@@ -135,7 +137,7 @@ def make_sample(
     image = buffers.image(image_nbytes(layout, *size))
     _decode(jpeg, record, options, size, image)
     number_types = record.number_types[kept]
-    number_types[noncanonical] |= NONCANONICAL_BIT
+    number_types[noncanonical[kept]] |= NONCANONICAL_BIT
     rows = {
         "image": image if layout.flat else image.reshape(layout.array("image").row_shape),
         "image_id": np.array([record.image_id], np.int64),

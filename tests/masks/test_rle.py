@@ -123,8 +123,6 @@ def test_a_malformed_text_is_refused_with_its_index(reference, name):
         parse_counts(text, text_offset, 12)
     assert caught.value.mask == 1
     assert caught.value.code == "bad-mask"
-    with pytest.raises(MaskError, match=f"^mask 1 of 3: .*{message}"):
-        parse_counts(text, text_offset, 12, keep=np.array([2, 0]))
 
 
 @settings(max_examples=100, deadline=None)
@@ -141,25 +139,6 @@ def test_any_bytes_parse_to_valid_runs_or_are_refused(reference, texts):
         again, again_offset = encode_counts(run_ends, run_offset)
         written = again[again_offset[m] : again_offset[m + 1]].tobytes()
         assert (written == text) != noncanonical[m]
-
-
-@pytest.mark.parametrize("keep", [[], [2], [0, 1, 2], [2, 0], [3, 1, 0]])
-def test_parse_counts_returns_the_masks_to_keep_in_their_order(reference, keep):
-    texts = [GOOD, number(0) + number(12), number(5, 2) + number(7), number(12)]
-    text, text_offset = reference.joined(texts)
-    keep = np.array(keep, np.int64)
-    ends, offset, noncanonical = parse_counts(text, text_offset, 12)
-    found = parse_counts(text, text_offset, 12, keep)
-    expected = *take_masks(ends, offset, keep), noncanonical[keep]
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype and a.tolist() == b.tolist()
-    assert noncanonical.any() and not noncanonical.all()
-
-
-@pytest.mark.parametrize("keep", [[1], [-1], [0, 0]])
-def test_parse_counts_refuses_an_index_outside_the_masks_or_given_twice(reference, keep):
-    with pytest.raises(IndexError, match="indices of 0 to 0, each at most once"):
-        parse_counts(*reference.joined([GOOD]), 12, np.array(keep))
 
 
 @pytest.mark.parametrize("keep", [[], [2], [0, 1, 2], [2, 0, 0]])

@@ -313,46 +313,43 @@ def draw_points(
         >>> points.shape, points.dtype, valid.dtype
         (torch.Size([104, 3, 2]), torch.float32, torch.bool)
     """
-    if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+    padded = isinstance(ids, torch.Tensor) and ids.ndim == 2
+    shape = ids.shape if padded else (runs.masks,)
+    if padded:
         check_array("ids", ids, "int64", (len(runs.sizes), "M"), kind=torch.Tensor)
-        key = {"seed": seed, "epoch": epoch, "draw": draw}
-        return _draw_padded(runs, ids, points, region, boxes, key)
+        if boxes is not None:
+            boxes = pixel_boxes(boxes, (*shape, 4), torch.Tensor).reshape(-1, 4)
+        rows = _rows_in(runs, shape)
+        ids, boxes = ids.reshape(-1)[rows], None if boxes is None else boxes[rows]
     boxes = _checked_boxes(runs, region, boxes)
     check_ids(ids, runs.masks, torch.Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
     if uses_compiled(runs.run_ends.device):
-        return _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
-    drawn = shifted(words(seed, epoch, ids, prompt_draw(region, draw), points), 1)
-    counts, chosen = [], []
-    for masks, part in regions(runs, region, boxes):
-        counts.append(part.count)
-        chosen.append(part.nth(drawn[masks] % part.count.clamp(min=1)[:, None]))
-    valid, pixels = torch.cat(counts) > 0, torch.cat(chosen)
-    return torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
+        found = _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
+    else:
+        drawn = shifted(words(seed, epoch, ids, prompt_draw(region, draw), points), 1)
+        counts, chosen = [], []
+        for masks, part in regions(runs, region, boxes):
+            counts.append(part.count)
+            chosen.append(part.nth(drawn[masks] % part.count.clamp(min=1)[:, None]))
+        valid, pixels = torch.cat(counts) > 0, torch.cat(chosen)
+        found = torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
+    if not padded:
+        return found
+    wide = (each.new_zeros((shape.numel(), *each.shape[1:])) for each in found)
+    return tuple(
+        out.index_copy_(0, rows, each).unflatten(0, shape)
+        for out, each in zip(wide, found, strict=True)
+    )
 
 
-def _draw_padded(
-    runs: RunBatch,
-    ids: torch.Tensor,
-    points: int,
-    region: str,
-    boxes: torch.Tensor | None,
-    key: dict[str, int],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`draw_points` with ids, and boxes, that are padded to (B, M)."""
-    if runs.run_ends.device.type == "cpu" and len(ids):
+def _rows_in(runs: RunBatch, shape: torch.Size) -> torch.Tensor:
+    """int64 (T,): the row of each mask in arrays (B, M), concatenated."""
+    if runs.run_ends.device.type == "cpu" and len(runs.sizes):
         most = int(runs.mask_offset.diff().amax())
-        if most > ids.shape[1]:
-            raise OptionError(f"ids is {tuple(ids.shape)}, but a sample has {most} masks")
-    rows = runs.padded_rows(ids.shape[1])
-    if boxes is not None:
-        boxes = pixel_boxes(boxes, (*ids.shape, 4), torch.Tensor).reshape(-1, 4)[rows]
-    drawn, valid = draw_points(runs, ids.reshape(-1)[rows], points, region, boxes=boxes, **key)
-    padded = drawn.new_zeros((ids.numel(), *drawn.shape[1:]))
-    padded[rows] = drawn
-    flags = valid.new_zeros(ids.numel())
-    flags[rows] = valid
-    return padded.view(*ids.shape, *drawn.shape[1:]), flags.view(ids.shape)
+        if most > shape[1]:
+            raise OptionError(f"ids is {tuple(shape)}, but a sample has {most} masks")
+    return runs.padded_rows(shape[1])
 
 
 def _draw_compiled(runs, ids, points, region, boxes, **key) -> tuple[torch.Tensor, torch.Tensor]:
