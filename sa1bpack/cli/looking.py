@@ -70,7 +70,7 @@ def show(
     Args:
         packs (PACK): folders of packs, quoted globs, or one selection of `sa1bpack subset`;
             or one tar, or an extracted folder, whose first images are drawn
-        output (FILE.png): the picture; an existing file is replaced
+        output (FILE.png): the picture, *.png or *.jpg; an existing file is replaced
         samples (N): number of random samples, 1 to 400 (default: 12, with --large 1)
         image_id (ID): the samples with these ids
         row (ROW): the samples in these rows, from 0
@@ -100,16 +100,16 @@ def show(
     and is named on stderr; the exit code is then 1, and with --large no picture is
     written.
     """
-    from sa1bpack.export.drawing import write_png
+    from sa1bpack.export.drawing import PICTURES, write_picture
     from sa1bpack.export.output import check_output
     from sa1bpack.export.show import Choice, draw_samples
 
-    path = check_output(output, ".png")
+    path = check_output(output, *PICTURES)
     if sum(value is not None for value in (samples, image_id, row)) > 1:
         raise OptionError("--samples, --image-id and --row exclude one another: give one")
     choice = Choice(samples, image_id, row, seed, large)
     shown = draw_samples(one_or_several(packs), choice, asdict(rule))
-    write_png(shown.picture, path)
+    write_picture(shown.picture, path)
     for sample in shown.unreadable:
         warn(sample)
     missing = f", {len(shown.unreadable):,} NOT DRAWN" if shown.unreadable else ""
@@ -120,7 +120,7 @@ def show(
 def report(
     packs: list[str],
     *,
-    output: str,
+    output: str = "report.html",
     verify: Literal[VERIFY] = "sample",
     samples: int = 12,
     seed: int = 0,
@@ -139,7 +139,7 @@ def report(
         seed (N): seed of every random choice
 
     examples:
-      sa1bpack report /data/packed -o report.html
+      sa1bpack report /data/packed    # into report.html
       sa1bpack report /data/packed -o report.html --verify full --samples 24
       sa1bpack report '/data/packs/*' -o report.html
 

@@ -110,7 +110,7 @@ def pack(
             why = ": no masks remained of any image, and --empty drop drops such images"
         warn(f"no image was packed{why}")
     elif result.complete and not job.share and result.url is None:
-        say(f"next, a page with pictures: sa1bpack report {quote(str(result.root))} -o report.html")
+        say(f"next, a page with pictures: sa1bpack report {quote(str(result.root))}")
     return exits.OK if result.complete and (result.images or job.share) else exits.FAILED
 
 

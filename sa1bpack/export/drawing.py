@@ -168,10 +168,17 @@ def mask_colours(count: int) -> np.ndarray:
     return colours
 
 
-def write_png(picture: Image.Image, path: Path) -> None:
-    """Write a picture atomically. Raises OSError if the disk fails."""
+# Suffixes of pictures, in lower case.
+PICTURES = (".png", ".jpg", ".jpeg")
+
+
+def write_picture(picture: Image.Image, path: Path) -> None:
+    """Write a picture atomically, as its suffix says. Raises OSError if the disk fails."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    if path.suffix.lower() == ".png":
+        picture.save(buffer, "PNG")
+    else:
+        picture.save(buffer, "JPEG", quality=90)
     replace_file(path, buffer.getvalue())
 
 

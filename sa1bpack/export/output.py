@@ -31,25 +31,23 @@ def check_file(output: str | Path) -> Path:
     return path
 
 
-def check_output(output: str | Path, suffix: str, name: str = "output") -> Path:
+def check_output(output: str | Path, *suffixes: str) -> Path:
     """The path to write to. An existing file will be replaced; no folder is created.
 
-    name  of the option, for messages
+    suffixes  of which it must have one, in lower case
 
     Raises OptionError for a URL, another suffix, a missing folder, a folder in place of the file,
     and a path inside a pack, where a check reports every foreign file; OSError if no file can be
     made there. So nothing is drawn or measured whose result could not be written.
     """
-    path = local_path(name, output)
-    if path.suffix.lower() != suffix:
-        raise OptionError(
-            f"{output}: the file is written as {suffix[1:].upper()}; name it *{suffix}"
-        )
+    path = local_path("output", output)
+    if path.suffix.lower() not in suffixes:
+        raise OptionError(f"{output}: name it {' or '.join(f'*{each}' for each in suffixes)}")
     if path.is_dir():
         raise OptionError(f"{output} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise OptionError(f"{output}: the folder {path.parent} does not exist; create it first")
-    refuse_in_pack(name, path)
+    refuse_in_pack("output", path)
     probe = temporary_beside(path)
     with naming(path):
         probe.touch()

@@ -60,7 +60,7 @@ def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(
     )
     assert f"{root}: 6 images, 12 of 15 masks; {size_text(nbytes)}\n" in out
     assert "this run: 6 images in" in out and ("images/s" in out) == (shortest == 0)
-    assert f"\nnext, a page with pictures: sa1bpack report {root} -o report.html\n" in out
+    assert f"\nnext, a page with pictures: sa1bpack report {root}\n" in out
 
 
 def test_a_complete_pack_is_reported_as_such(command, tar, root, tmp_path):

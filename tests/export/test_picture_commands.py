@@ -40,6 +40,22 @@ def test_damage_is_named_and_sets_the_exit_code(small_pack, tmp_path, capsys):
     assert "Damaged: " in Page(out.read_text()).text
 
 
+def test_a_picture_is_of_the_kind_that_its_name_says(small_pack, tmp_path):
+    pictures = {}
+    for name, kind in {"a.png": "PNG", "a.jpg": "JPEG", "a.JPEG": "JPEG"}.items():
+        assert main(["show", str(small_pack), "-o", str(tmp_path / name), "--row", "1"]) == 0
+        with Image.open(tmp_path / name) as picture:
+            assert picture.format == kind
+            pictures[name] = np.asarray(picture.convert("RGB"), float)
+    assert np.abs(pictures["a.png"] - pictures["a.jpg"]).mean() < 6
+
+
+def test_a_report_without_a_name_is_report_html(small_pack, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(small_pack)]) == 0
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
 def test_show_draws_what_it_can_and_names_the_rest(small_pack, tmp_path, capsys):
     pack, out = tmp_path / "pack", tmp_path / "sheet.png"
     shutil.copytree(small_pack, pack)
@@ -94,7 +110,7 @@ def test_what_may_not_be_read_is_not_called_damaged(small_pack, tmp_path, capsys
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["show", "PACK", "-o", "x.jpg"], "name it *.png"),
+        (["show", "PACK", "-o", "x.gif"], "x.gif: name it *.png or *.jpg or *.jpeg"),
         (["show", "PACK", "-o", "x.png", "--image-id", "77"], "no image_id 77 among"),
         (["show", "PACK", "-o", "PACK/x.png"], "--output is 'PACK/x.png', in the pack PACK, "),
         (["report", "PACK", "-o", "x.html", "--samples", "999"], "from 1 to 400"),
