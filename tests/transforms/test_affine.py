@@ -66,27 +66,6 @@ def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, device)
         np.testing.assert_allclose(found[:, shown], expected[:, shown], atol=1e-3)
 
 
-@pytest.mark.parametrize("masks", ["bits", "bool", "runs"])
-def test_a_rotation_by_nothing_changes_nothing(masks, device):
-    """What the path of maps that may rotate makes of upright ones; runs have sample points."""
-    batch = moved(noisy_batch(LAYOUT, masks), device)
-    ds = dataset(LAYOUT)
-    for before in (
-        [],
-        [T.RandomHorizontalFlip(1.0)],
-        [T.RandomResizedCrop((0.3, 0.9))],
-        [T.ScaleJitter()],
-    ):
-        upright = T.Pipeline(ds, [*before, T.RandomHorizontalFlip(0.0)], seed=1)(batch, 1)
-        turned = T.Pipeline(ds, [*before, T.RandomAffine()], seed=1)(batch, 1)
-        torch.testing.assert_close(turned["images"], upright["images"], atol=1e-4, rtol=0)
-        for key in ("boxes_xyxy", "point_coords", "input_to_source"):
-            torch.testing.assert_close(turned[key], upright[key])
-        assert torch.equal(turned["point_inside"], upright["point_inside"])
-        differ = (turned["masks"] != upright["masks"]).float().mean()
-        assert differ < (5e-3 if masks == "runs" else 2e-4)
-
-
 @pytest.mark.parametrize("fit", ["pad", "squash"])
 def test_image_mask_box_and_point_stay_together(fit, device):
     """White rectangles: the image is bright where the mask is, and the box holds both."""

@@ -13,7 +13,6 @@ from sa1bpack.transforms import (
 from sa1bpack.transforms.backends import run_jobs
 from sa1bpack.transforms.images import make as made_images
 from sa1bpack.transforms.masks import compiled as compiled_masks
-from sa1bpack.transforms.memory import LEAST, Memory
 
 KEYS = ("masks", "valid", "boxes_xyxy", "point_coords", "point_inside", "input_to_source")
 
@@ -98,19 +97,3 @@ def test_a_kept_result_is_not_overwritten_by_later_ones():
         )
         assert torch.equal(images, fresh["images"][1:3, 0])
         assert torch.equal(masks, fresh["masks"][2:])
-
-
-def test_memory_is_used_again_when_the_last_view_is_gone():
-    def address(tensor: torch.Tensor) -> int:
-        return tensor.untyped_storage().data_ptr()
-
-    memory = Memory()
-    first = memory.empty((LEAST // 4, 1), torch.float32)
-    view, array, at = first[3:5], first.numpy(), address(first)
-    second = memory.empty((LEAST // 4, 1), torch.float32)
-    assert first.dtype == torch.float32 and first.shape == (LEAST // 4, 1)
-    assert address(second) != at
-    del first, view
-    assert address(memory.empty((LEAST // 4,), torch.float32)) != at  # numpy still holds it
-    del array
-    assert address(memory.empty((LEAST,), torch.bool)) == at

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from allocations import Peak
 from made_batches import (
     FEW_STEPS,
     LAYOUT,
@@ -29,9 +28,7 @@ from sa1bpack.transforms import (
     Mixup,
     Pipeline,
     RandomResizedCrop,
-    RunBatch,
     ScaleJitter,
-    backends,
     draw_runs,
     host,
 )
@@ -183,32 +180,3 @@ def test_planes_of_damaged_sizes_are_read_within_their_bounds(sizes):
     """On CUDA an index error is an assertion, after which the device cannot be used."""
     planes = torch.zeros((1, 24, 16), dtype=torch.uint8)
     assert yuv420_to_rgb(planes, torch.tensor(sizes, dtype=torch.int32)).shape == (1, 16, 16, 3)
-
-
-def many_masks(count: int, ends: int) -> RunBatch:
-    """Two samples of `count` masks of `ends` runs of one pixel each."""
-    one = np.arange(1, ends + 1, dtype=np.int32)
-    offset = np.arange(count + 1) * ends
-    sample = (np.tile(one, count), offset, ends // 4, 4)
-    return RunBatch.collate([sample, sample])
-
-
-def test_regions_take_no_more_memory_for_more_masks(monkeypatch):
-    monkeypatch.setattr(backends, "COMPILED_ON", ())
-    for region in ("inside", "boundary", "outside"):
-        expected, peaks = None, []
-        for most in (1 << 30, 1 << 12):
-            monkeypatch.setattr(prompts, "PART_ENDS", most)
-            runs = many_masks(64, 1000)
-            with Peak() as peak:
-                count = prompts.count_pixels(runs, region)
-            peaks.append(peak.most)
-            numbers = torch.arange(5).repeat(128, 1)
-            found = [
-                count,
-                prompts.nth_pixels(runs, numbers, region),
-                *prompts.draw_points(runs, torch.arange(128), 3, region, seed=0, epoch=0),
-            ]
-            expected = expected or found
-            assert all(map(torch.equal, found, expected)), region
-        assert peaks[0] > 128_000 * 100 and peaks[1] < 4096 * 1000, (region, peaks)

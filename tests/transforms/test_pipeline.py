@@ -212,19 +212,6 @@ def test_the_canvas_outside_the_image_is_zero_whatever_the_colours():
         assert (image[:, rows][:, :, columns] != 0).float().mean() > 0.9
 
 
-def test_planes_have_the_result_of_their_colours(device):
-    rgb = rectangle_batch(LAYOUT, RECTANGLES)
-    rgb["images"][:, :64] = torch.randint(0, 256, (4, 64, 96, 1), dtype=torch.uint8)  # grey
-    planes = torch.full((4, 144, 96), 128, dtype=torch.uint8)
-    planes[:, :96] = rgb["images"][..., 0]
-    yuv = {**rgb, "images": planes}
-    layout = Layout(image_size=96, mask_size=96, pixels="yuv420")
-    steps = [RandomResizedCrop(), ColorJitter(0.3, 0.3)]
-    found = Pipeline(dataset(layout), steps)(moved(yuv, device), 0)
-    expected = Pipeline(dataset(LAYOUT), steps)(moved(rgb, device), 0)
-    assert torch.equal(found["images"], expected["images"])
-
-
 @pytest.mark.parametrize("layout", ["padded", "concat_bits"])
 def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
     steps = [RandomHorizontalFlip(), ScaleJitter(), ColorJitter(0.1, 0.1, 0.1, 0.1), Mixup()]

@@ -47,20 +47,6 @@ def test_cells_are_those_of_draw_window(triton_device, sampling, seed, count, he
     assert torch.equal(again.cpu(), cells)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("size", [(1, 200), (70, 129)])
-def test_masks_of_several_tiles_are_those_of_draw_window(triton_device, sampling, size):
-    random = np.random.default_rng(sum(size))
-    samples = [random_sample(random) for _ in range(3)]
-    height, width = samples[0][2:]
-    windows = [(0, 0, width, height), (width, -3, -2, height), (5.3, 30.1, 1.2, 0.4)]
-    maps = np.stack([window_map(*window, size) for window in windows])
-    cells = expected(samples, maps, size, sampling)
-    found, counts = drawn(RunBatch.collate(samples), axes_of(maps), size, sampling, triton_device)
-    np.testing.assert_array_equal(found.numpy(), cells)
-    assert counts.tolist() == cells.sum((1, 2)).tolist()
-
-
 def test_masks_at_the_size_of_the_image_are_those_of_pycocotools(triton_device):
     """270 x 250: the background before and after the object is longer than 65535 pixels."""
     y, x = np.mgrid[:270, :250]
