@@ -26,7 +26,7 @@ SPECS = {
 @pytest.fixture(scope="session")
 def with_features(tmp_path_factory) -> SimpleNamespace:
     """A pack that no test may change, with all SPECS in its folder: `root` and `samples`."""
-    root = tmp_path_factory.mktemp("with-sides") / "pack"
+    root = tmp_path_factory.mktemp("with-features") / "pack"
     with unflushed():
         samples = write_pack(root)
         for spec in SPECS.values():

@@ -58,7 +58,7 @@ def test_collate_makes_tensors_with_the_spec_of_the_dataset(ds):
 
 @pytest.fixture
 def on_disk(with_features, direct_folder) -> Path:  # noqa: F811
-    target = direct_folder / "with-sides"
+    target = direct_folder / "with-features"
     shutil.rmtree(target, ignore_errors=True)
     return Path(shutil.copytree(with_features.root, target))
 

@@ -87,7 +87,7 @@ def test_a_signed_url_is_refused_and_written_nowhere(proxy, tmp_path, url):
             sa1bpack.open(url, **options)
         assert "SECRET" not in str(caught.value)
     ds = open_s3(tmp_path)
-    with pytest.raises(OptionError, match=r"side is .*leave it out") as caught:
+    with pytest.raises(OptionError, match=r"features is .*leave it out") as caught:
         ds.with_options(features=url)
     assert "SECRET" not in str(caught.value)
     assert not [path for path in tmp_path.rglob("*") if "SECRET" in path.name]
