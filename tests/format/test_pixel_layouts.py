@@ -12,7 +12,7 @@ from edited_packs import rewrite_checksums, rewrite_sample
 from sample_views import sample_checksum, sample_views
 from verify_script import script_finds
 
-from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.errors import FormatError
 from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.shard_writer import ShardWriter, finished_rows
@@ -232,16 +232,3 @@ def test_canvas_rows_below_the_image_are_never_read_nor_written(tmp_path, layout
     np.testing.assert_array_equal(images[0]["image"], images[1]["image"])
     listed = [(shard.folder / "checksums.xxh128").read_bytes() for shard in images]
     assert listed[0] == listed[1]
-
-
-@pytest.mark.parametrize("name", NATIVE)
-def test_native_pixels_that_do_not_fit_the_stored_size_are_refused(tmp_path, sample_of, name):
-    layout = LAYOUTS[name]
-    sample = sample_of(1, 1, layout)
-    height, width = size_of(sample)
-    sample["image"] = sample["image"][:-1]
-    expected = (
-        f"{sample['image'].size} bytes: {height} x {width} .* take {sample['image'].size + 1}"
-    )
-    with pytest.raises(OptionError, match=expected):
-        finished_rows(layout, sample)

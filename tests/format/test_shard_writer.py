@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sample_views import sample_checksum, sample_views
 
-from sa1bpack.errors import FormatError, OptionError, PackError
+from sa1bpack.errors import FormatError, PackError
 from sa1bpack.format import shard_writer
 from sa1bpack.format.layout import Extent, Layout
 from sa1bpack.format.shard_reader import open_shard
@@ -91,23 +91,6 @@ def test_everything_is_flushed_before_the_final_name_appears(tmp_path, shard_of,
     shard_of(tmp_path, "sa_000000-000", MASKS, 99)
     assert at_rename == []
     assert flushed == {tmp_path.stat().st_ino}
-
-
-@pytest.mark.parametrize("change, message", [
-    ({"bbox": np.zeros((3, 4), np.float32)}, "bbox .* float32"),
-    ({"bbox": np.zeros((2, 4))}, "bbox"),
-    ({"image": np.zeros((8, 16, 3), np.uint8)}, "image"),
-    ({"run_offset": np.array([0, 1, 2], np.int64)}, "run_offset"),
-    ({"run_offset": np.array([1, 1, 2, 3], np.int64)}, "from 1"),
-    ({"run_offset": np.array([0, 9, 2, 3], np.int64)}, "non-decreasing"),
-    ({"size": np.array([9, 9, 17, 9], np.int32)}, "17 x 9"),
-    ({"size": np.array([9, 9, 0, 9], np.int32)}, "0 x 9"),
-])  # fmt: skip
-def test_sample_that_does_not_fit_is_refused(sample_of, small_layout, change, message):
-    sample = {**sample_of(1, 3), "run_ends": np.array([1, 2, 3], np.int32),
-              "run_offset": np.arange(4)}  # fmt: skip
-    with pytest.raises(OptionError, match=message):
-        finished_rows(small_layout, {**sample, **change})
 
 
 def test_published_shard_is_not_overwritten(tmp_path, shard_of, small_layout):

@@ -99,9 +99,9 @@ def watched(work, *arguments) -> list[dict[str, int]]:
 
 
 def part(found: list[dict[str, int]], number: int, key: str) -> float:
-    """Median of a number in one of the parts of a run."""
+    """The (lower) median of a number in one of the parts of a run."""
     edges = [len(found) * k // PARTS for k in (number, number + 1)]
-    return statistics.median(usage[key] for usage in found[slice(*edges)])
+    return statistics.median_low(usage[key] for usage in found[slice(*edges)])
 
 
 def check_flat(found: list[dict[str, int]], first: int, threads: int = 0) -> str:
