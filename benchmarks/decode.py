@@ -77,7 +77,8 @@ def ways(size: int) -> dict[str, Callable[[Photo], np.ndarray | None]]:
 
     def ours(resample: str) -> Callable[[Photo], np.ndarray]:
         def run(photo: Photo) -> np.ndarray:
-            h, w = decode_into(photo.jpeg, photo.height, photo.width, (out,), resample=resample)
+            h, w = photo.stored
+            decode_into(photo.jpeg, (photo.height, photo.width), (h, w), (out,), resample)
             return out[:h, :w]
 
         return run

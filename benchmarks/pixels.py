@@ -108,7 +108,7 @@ def rgb(resample: str) -> Callable[[Photo], np.ndarray]:
 
     def run(photo: Photo) -> np.ndarray:
         out = np.empty((*photo.stored, 3), np.uint8)
-        decode_into(photo.jpeg, photo.height, photo.width, (out,), fit="native", resample=resample)
+        decode_into(photo.jpeg, (photo.height, photo.width), photo.stored, (out,), resample)
         return out
 
     return run
@@ -119,7 +119,7 @@ def yuv420(resample: str) -> Callable[[Photo], Planes]:
 
     def run(photo: Photo) -> Planes:
         planes = empty_planes(*photo.stored)
-        decode_into(photo.jpeg, photo.height, photo.width, planes, fit="native", resample=resample)
+        decode_into(photo.jpeg, (photo.height, photo.width), photo.stored, planes, resample)
         return planes
 
     return run

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.disk.direct import BLOCK, aligned
-from sa1bpack.errors import FormatError, PackError
+from sa1bpack.errors import PackError
 from sa1bpack.format.arrays import (
     METADATA_NAME,
     array_metadata,
@@ -301,7 +301,6 @@ class ShardWriter:
         self.layout = layout
         self.extent = Extent()
         self._annotations = 0
-        self._torn = False  # an append has not been completed
         self._final = Path(shards_dir) / name
         if self._final.exists():
             raise PackError(f"{self._final}: the shard exists already; remove it to pack it again")
@@ -324,7 +323,6 @@ class ShardWriter:
         Only the rows of a canvas that hold the image are read; the rest is zero, and a hole on
         disk. Raises OSError naming the file if the disk fails; the shard can then not be published.
         """
-        self._torn = True
         for spec, file in self._files.items():
             if spec.offsets:
                 ends = self.extent.along(spec.child_axis) + np.cumsum(rows[spec.name])
@@ -335,7 +333,6 @@ class ShardWriter:
                 file.append(byte_view(rows[spec.name]))
         self.extent = self.extent + sample_extent(self.layout, rows)
         self._annotations += int(rows["annotation_count"][0])
-        self._torn = False
 
     def _append_canvas(self, file: AppendFile, image: np.ndarray, height: int) -> None:
         done = 0
@@ -351,11 +348,9 @@ class ShardWriter:
         attributes  JSON data for the attributes of the group; "source" (str) and "part" (int) are
                     required, and those of the format are added
 
-        Raises FormatError if an earlier `append` was not completed, OSError if writing fails. After
-        an error the shard does not exist, unless only the last flush, after the rename, failed.
+        Every `append` must have been completed. Raises OSError if writing fails. After an error the
+        shard does not exist, unless only the last flush, after the rename, failed.
         """
-        if self._torn:
-            raise FormatError(f"{self.folder}: a sample was written in part; pack this part again")
         arrays = self.layout.array_rows(self.extent)
         counts = {**asdict(self.extent), "annotations": self._annotations}
         own = {"format": list(FORMAT_VERSION), "layout": self.layout.to_json(), **counts}

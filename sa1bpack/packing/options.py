@@ -21,14 +21,12 @@ from sa1bpack.arguments import (
 )
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, SourceError
-from sa1bpack.format.layout import Layout
+from sa1bpack.format.layout import FITS, PIXELS, Layout
 from sa1bpack.format.manifest import check_shard_name, refuse_in_pack
 from sa1bpack.masks.select import MaskRule, ThresholdKeywords
 from sa1bpack.source.find import Source, find_sources, read_links, read_md5sums
 from sa1bpack.wording import brief
 
-FITS = ("pad", "squash", "native")
-PIXELS = ("rgb", "yuv420")
 MASKS = ("bits+runs", "bits", "runs")
 RESAMPLES = ("fast", "exact")
 MASK_SAMPLINGS = ("area", "center")

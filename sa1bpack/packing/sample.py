@@ -135,13 +135,15 @@ def make_sample(
     layout = options.layout
     size = stored_size(record.height, record.width, options.image_size, options.fit)
     image = buffers.image(image_nbytes(layout, *size))
-    _decode(jpeg, record, options, size, image)
+    whole = size if layout.flat else (options.image_size,) * 2
+    planes = tuple(plane.view(image) for plane in image_planes(layout, *whole))
+    pixels.decode_into(jpeg, (record.height, record.width), size, planes, options.resample)
     number_types = record.number_types[kept]
     number_types[noncanonical[kept]] |= NONCANONICAL_BIT
     rows = {
         "image": image if layout.flat else image.reshape(layout.array("image").row_shape),
         "image_id": np.array([record.image_id], np.int64),
-        "file_name": _padded_name(record.file_name),
+        "file_name": np.frombuffer(file_name.encode().ljust(FILE_NAME_BYTES, b"\0"), np.uint8),
         "size": np.array([[record.height, record.width, *size]], np.int32),
         "annotation_count": np.array([len(record.area)], np.int32),
         "bbox": record.bbox[kept],
@@ -169,18 +171,6 @@ def make_sample(
         rows["run_ends"] = run_ends
     rows = finished_rows(layout, rows)
     return Packed(rows, sample_extent(layout, rows), record.unknown_keys)
-
-
-def _decode(
-    jpeg, record: Annotations, options: PackOptions, size: tuple[int, int], image: np.ndarray
-) -> None:
-    """Decode into the bytes of an image, (n,) uint8, in the layout's order; `size` is (h, w)."""
-    layout = options.layout
-    stored = size if layout.flat else (options.image_size,) * 2
-    planes = tuple(plane.view(image) for plane in image_planes(layout, *stored))
-    pixels.decode_into(
-        jpeg, record.height, record.width, planes, fit=options.fit, resample=options.resample
-    )
 
 
 def require_decoder() -> None:
@@ -245,18 +235,6 @@ def _name_the_mask(error: MaskError, record: Annotations) -> MaskError:
     if mask is None:
         return error
     return MaskError(f"annotation id {record.annotation_id[mask]}: {error}", error.code)
-
-
-def _padded_name(file_name: str) -> np.ndarray:
-    """(1, FILE_NAME_BYTES) uint8, zero-padded UTF-8."""
-    encoded = file_name.encode()
-    if len(encoded) > FILE_NAME_BYTES:
-        raise AnnotationError(
-            f"image.file_name has {len(encoded)} bytes, but a pack stores {FILE_NAME_BYTES}; "
-            f"shorten {file_name!r}",
-            code="name-too-long",
-        )
-    return np.frombuffer(encoded.ljust(FILE_NAME_BYTES, b"\0"), np.uint8)[None]
 
 
 def attempt(file_name: str, jpeg, json, options: PackOptions, buffers: Buffers) -> Outcome:

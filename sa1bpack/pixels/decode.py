@@ -27,16 +27,14 @@ import threading
 import numpy as np
 import simplejpeg
 
-from sa1bpack.arguments import choice
 from sa1bpack.environment import missing_pil
-from sa1bpack.errors import ImageError, MissingPackage, OptionError
+from sa1bpack.errors import ImageError, MissingPackage
 from sa1bpack.kernels import intrinsic, njit, types
-from sa1bpack.pixels.header import FITS, JpegHeader, read_header, stored_size
+from sa1bpack.pixels.header import JpegHeader, read_header
 from sa1bpack.pixels.yuv420 import (
     BYTE,
     PIXELS,
     WORD,
-    check_planes,
     half,
     load,
     next_vector,
@@ -58,8 +56,6 @@ if tuple(map(int, PIL.__version__.split(".")[:2])) < (11, 3):
         "'pillow>=11.3'`"
     )
 
-RESAMPLES = ("fast", "exact")
-
 PIL_HAS_TURBO = bool(features.check_feature("libjpeg_turbo"))
 # 4:4:4, 4:2:2 and 4:2:0. Every libjpeg-turbo upsamples their chroma in the same way, so that pixels
 # of simplejpeg and PIL agree bit for bit, and DCT scaling loses almost no chroma.
@@ -74,29 +70,25 @@ HUGE_FROM = 4 * 2**20  # numpy asks the system for huge pages for arrays of this
 
 def decode_into(
     jpeg: bytes | memoryview,
-    height: int,
-    width: int,
+    source: tuple[int, int],
+    size: tuple[int, int],
     planes: tuple[np.ndarray, ...],
-    *,
-    fit: str = "pad",
     resample: str = "fast",
-) -> tuple[int, int]:
-    """Decode `jpeg` into the top left of `planes`, zero the rest, and return the (h, w) written.
+) -> None:
+    """Decode `jpeg` into the top left of `planes`, and zero the rest.
 
     Parameters
     ----------
     jpeg
         A complete JPEG file, with any colour space, sampling and order of scans that libjpeg reads.
         Gray and CMYK become RGB.
-    height, width
-        The size in pixels according to the annotations.
+    source
+        Height and width in pixels according to the annotations.
+    size
+        The stored height h and width w, see `sa1bpack.pixels.header.stored_size`.
     planes
-        C-contiguous uint8. One, (S, S, 3), axes (row, column, RGB), or three, Y, Cb and Cr, with
-        chroma at half the size: (S, S), (S / 2, S / 2) and (S / 2, S / 2) with an even S. For `fit`
-        "native", in place of S x S, h x w = ``stored_size(height, width, S, "native")``, and halves
-        are rounded up.
-    fit
-        "pad", "squash" or "native": see `sa1bpack.pixels.header`.
+        C-contiguous uint8. One, at least (h, w, 3), axes (row, column, RGB), or three, Y, Cb and
+        Cr: at least (h, w), (h / 2, w / 2) and (h / 2, w / 2), halves rounded up.
     resample
         "fast" or "exact": see the module. Y, Cb and Cr are converted from these pixels by
         `sa1bpack.pixels.yuv420`.
@@ -104,28 +96,29 @@ def decode_into(
     Raises
     ------
     ImageError
-        with code `not-jpeg`, `size-mismatch` (the JPEG is not height x width), `too-large`,
-        `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage). `planes` are then undefined.
-    OptionError
-        `planes`, `fit` or `resample` cannot be used.
+        with code `not-jpeg`, `size-mismatch` (the JPEG does not have the source's size),
+        `too-large`, `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage). `planes` are
+        then undefined.
+    ValueError
+        `planes` cannot hold the image.
 
     Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
     """
-    if len(planes) == 3:
-        check_planes(*planes)
-    elif planes[0].shape[2:] != (3,):
-        raise OptionError(f"RGB must be of shape (rows, columns, 3), not {planes[0].shape}")
-    h, w = _stored_within(planes, height, width, fit, resample)
-    words = pixel_words(_stored_image(jpeg, height, width, (h, w), resample))
+    (h, w), depth = size, () if len(planes) == 3 else (3,)
+    chroma = half(h), half(w)
+    sides = ((h, w), chroma, chroma)[: len(planes)]
+    for plane, (rows, columns) in zip(planes, sides, strict=True):
+        fits = plane.shape[0] >= rows and plane.shape[1] >= columns and plane.shape[2:] == depth
+        if not (fits and plane.dtype == np.uint8 and plane.flags.c_contiguous):
+            raise ValueError(f"{plane.dtype} {plane.shape} cannot hold {rows} x {columns} pixels")
+    words = pixel_words(_stored_image(jpeg, *source, size, resample))
     if len(planes) == 3:
         rgbx_to_yuv420(words, *planes)
     else:
         pack_rgb(words, planes[0])
-    for number, plane in enumerate(planes):
-        rows, columns = (half(h), half(w)) if number else (h, w)
+    for plane, (rows, columns) in zip(planes, sides, strict=True):
         plane[:rows, columns:] = 0
         plane[rows:] = 0
-    return h, w
 
 
 def _stored_image(jpeg, height: int, width: int, size: tuple[int, int], resample: str):
@@ -145,28 +138,6 @@ def _stored_image(jpeg, height: int, width: int, size: tuple[int, int], resample
     # that nothing shifts relative to the masks.
     box = (0, 0, width * eighths / 8, height * eighths / 8)
     return _resized(_decode(jpeg, header, eighths), box, h, w)
-
-
-def _stored_within(arrays: tuple, height: int, width: int, fit: str, resample: str):
-    """The size (h, w) of the stored image, after checking that the arrays are what `fit` needs.
-
-    arrays  (rows, columns, 3), or three planes
-    """
-    choice("resample", resample, RESAMPLES)
-    choice("fit", fit, FITS)
-    if not all(each.dtype == np.uint8 and each.flags.c_contiguous for each in arrays):
-        found = " and ".join(f"{each.dtype} {each.shape}" for each in arrays)
-        raise OptionError(f"pixels are decoded into C-contiguous uint8, not {found}")
-    shape = arrays[0].shape[:2]
-    side = max(shape)
-    h, w = stored_size(height, width, side, fit)
-    expected = (h, w) if fit == "native" else (side, side)
-    if shape != expected or (len(arrays) == 3 and fit != "native" and side % 2):
-        raise OptionError(
-            f"out is {shape[0]} x {shape[1]}; for fit={fit!r} and an image of {height} x {width} "
-            f"(rows x columns) it must be {expected[0]} x {expected[1]}, and even for planes"
-        )
-    return h, w
 
 
 def _dct_eighths(header: JpegHeader, h: int, w: int) -> int:

@@ -16,10 +16,7 @@ header as truncated.
 import re
 from dataclasses import dataclass
 
-from sa1bpack.arguments import choice
-from sa1bpack.errors import ImageError, OptionError
-
-FITS = ("pad", "squash", "native")
+from sa1bpack.errors import ImageError
 
 # 2**26 pixels decode to 256 MiB of RGBX. The largest image of SA-1B has fewer than 2**23.
 MAX_PIXELS = 2**26
@@ -44,16 +41,9 @@ def stored_size(height: int, width: int, image_size: int, fit: str) -> tuple[int
     `pad` or `native` image becomes exactly S, the shorter one at least 1; images smaller than S are
     enlarged. floor(H S / M + 1/2) is computed as (2 H S + M) // 2 M, with M = max(H, W), to avoid
     floating-point rounding.
-
-    Raises OptionError for a size below 1 or an unknown `fit`.
     """
-    if min(height, width, image_size) < 1:
-        raise OptionError(
-            f"height, width and image_size must be at least 1, not {height}, {width}, {image_size}"
-        )
     if fit == "squash":
         return image_size, image_size
-    choice("fit", fit, FITS)
     longer = max(height, width)
     h, w = (max(1, (2 * n * image_size + longer) // (2 * longer)) for n in (height, width))
     return h, w

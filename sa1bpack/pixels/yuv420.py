@@ -32,16 +32,6 @@ def yuv420_to_rgb(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> np.ndarray:
     y is (h, w), cb and cr are (h / 2, w / 2), halves rounded up, all uint8, without the padding of
     a canvas, which would bleed into the image. Raises OptionError for other shapes or dtypes.
     """
-    check_planes(y, cb, cr)
-    height, width = y.shape
-    source = np.concatenate([plane.reshape(-1) for plane in (y, cb, cr)])
-    rgb = np.empty((height, width, 3), np.uint8)
-    planes_to_rgb(source, height, width, width, height, width, rgb.reshape(-1))
-    return rgb
-
-
-def check_planes(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> None:
-    """Raise OptionError if these are not the planes of one image."""
     expected = tuple(half(side) for side in y.shape)
     planes = {"y": y, "cb": cb, "cr": cr}
     if (
@@ -55,6 +45,11 @@ def check_planes(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> None:
             f"planes of one image must be uint8 of shapes (h, w) and twice (h / 2, w / 2), halves "
             f"rounded up, not {found}"
         )
+    height, width = y.shape
+    source = np.concatenate([plane.reshape(-1) for plane in (y, cb, cr)])
+    rgb = np.empty((height, width, 3), np.uint8)
+    planes_to_rgb(source, height, width, width, height, width, rgb.reshape(-1))
+    return rgb
 
 
 # ---------------------------------------------------------------------------------------- vectors

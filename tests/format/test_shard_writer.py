@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from sample_views import sample_checksum, sample_views
 
-from sa1bpack.errors import FormatError, PackError
-from sa1bpack.format import shard_writer
+from sa1bpack.errors import PackError
 from sa1bpack.format.layout import Extent, Layout
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.shard_writer import ShardWriter, finished_rows, sample_extent
@@ -54,27 +53,6 @@ def test_what_was_written_is_read_back_sample_by_sample(tmp_path, sample_of, run
             np.testing.assert_array_equal(found[name], value.reshape(found[name].shape))
         assert list(found["mask_offset"]) == [positions[row].masks, positions[row + 1].masks]
         assert found["checksum"] == sample_checksum(layout, sample)
-
-
-def test_a_shard_with_a_partial_sample_cannot_be_published(
-    tmp_path, sample_of, small_layout, monkeypatch
-):
-    append = shard_writer.AppendFile.append
-
-    def fail(file, data):
-        append(file, data)
-        if file.path.parent.name == "bbox":
-            raise OSError(5, "Input/output error")
-
-    with ShardWriter(tmp_path, "a-000", small_layout) as writer:
-        writer.append(finished_rows(small_layout, sample_of(1, 2)))
-        monkeypatch.setattr(shard_writer.AppendFile, "append", fail)
-        with pytest.raises(OSError, match="Input/output"):
-            writer.append(finished_rows(small_layout, sample_of(2, 2)))
-        monkeypatch.setattr(shard_writer.AppendFile, "append", append)
-        with pytest.raises(FormatError, match="a sample was written in part"):
-            writer.publish(ATTRIBUTES)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_everything_is_flushed_before_the_final_name_appears(tmp_path, shard_of, monkeypatch):

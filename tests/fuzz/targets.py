@@ -38,7 +38,7 @@ from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.pixels.decode import decode_into
-from sa1bpack.pixels.header import read_header
+from sa1bpack.pixels.header import read_header, stored_size
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import open_source, read_md5sums
 from sa1bpack.source.inflate import INFLATE_BYTES, open_stream
@@ -179,7 +179,8 @@ def jpeg(data: bytes) -> None:
         header = read_header(data)
         if header.height * header.width <= 1 << 16:
             out = np.empty((64, 64, 3), np.uint8)
-            size = decode_into(data, header.height, header.width, (out,), resample="fast")
+            size = stored_size(header.height, header.width, 64, "pad")
+            decode_into(data, (header.height, header.width), size, (out,))
             assert not out[size[0] :].any() and not out[:, size[1] :].any()
 
 

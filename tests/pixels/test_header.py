@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import ImageError, OptionError
-from sa1bpack.pixels.header import FITS, MAX_PIXELS, read_header, stored_size
+from sa1bpack.errors import ImageError
+from sa1bpack.pixels.header import MAX_PIXELS, read_header, stored_size
 
 
 def segment(marker, body):
@@ -114,11 +114,3 @@ def test_stored_size_rounds_half_up_exactly(height, width, size, fit):
 def test_sizes_of_sa1b(height, width, stored):
     """The usual ones, equal to those of segment-anything's preprocessing."""
     assert stored_size(height, width, 1024, "pad") == stored
-
-
-@pytest.mark.parametrize("arguments", [(0, 5, 8), (5, 0, 8), (5, 5, 0), (-1, 5, 8)])
-@pytest.mark.parametrize("fit", FITS)
-def test_sizes_below_one_are_refused(arguments, fit):
-    """The message has the three values."""
-    with pytest.raises(OptionError, match="at least 1"):
-        stored_size(*arguments, fit)
