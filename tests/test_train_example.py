@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from example_runs import BATCH, TORCHRUN, finish, lines, same_as, start
+from sync_debug import waiting_is_an_error
 
 import sa1bpack
 
@@ -139,6 +140,18 @@ def test_a_run_on_cuda_resumes_with_step_counts_on_the_cpu(script, pack, tmp_pat
 def test_a_step_does_not_wait_for_the_device(script, pack, deterministic):
     trainer = script.Trainer(parsed(script, [str(pack), "--batch-size", "2"]), torch.device("cpu"))
     assert all(done["sums"].is_meta for done in example_runs.steps_on_meta(trainer))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_step_on_cuda_does_not_wait_for_it(script, pack):
+    device = torch.device("cuda:0")
+    trainer = script.Trainer(parsed(script, [str(pack), "--batch-size", "2"]), device)
+    batches = iter(trainer.loader)
+    trainer.train_step(next(batches), stop=False)  # the optimizer makes its state
+    batch = next(batches)
+    with waiting_is_an_error():
+        trainer.train_step(batch, stop=False)
 
 
 def test_results_that_are_read_together_are_those_of_single_steps(
