@@ -66,15 +66,9 @@ def test_selected_cells_are_those_that_numpy_takes(packed, seed, masks, side, oc
 def test_nothing_is_written_outside_the_array():
     bits = np.full((1, 4, 1), 255, np.uint8)
     out, counts = np.zeros((2, 4, 8), bool), np.zeros(2, int)
-    for place, keep in (
-        ([2], (4, 8)),
-        ([-1], (4, 8)),
-        ([0], (5, 8)),
-        ([0], (4, 9)),
-        ([0], (-1, 8)),
-    ):
+    for place, *keep in ((2, 4, 8), (-1, 4, 8), (0, 5, 8), (0, 4, 9), (0, -1, 8)):
         with pytest.raises(ValueError, match="cannot place masks"):
-            fill_cells(bits, np.array(place), keep, out, counts)
+            fill_cells(bits, np.array([place]), keep, out, counts)
     with pytest.raises(ValueError, match="cannot place masks"):
         fill_cells(bits[:, :3], np.array([0]), (4, 8), out, counts)
     with pytest.raises(ValueError, match="cannot place"):

@@ -159,15 +159,3 @@ def test_a_sample_is_related_by_its_runs_or_else_by_its_masks():
         masks.relate(sample | {"masks": given[:1]}, share=0.2),  # the exact runs come first
     ):
         check(given, found, 0.2, 8)
-
-
-def test_every_relation_has_the_type_and_shape_of_the_table():
-    given = np.zeros((5, 16, 16), bool)
-    given[:3, 2:5, 3:9] = True
-    for found in both(given):
-        for name, relation in masks.RELATIONS.items():
-            value = getattr(found, name)
-            row = (relation.columns,) if relation.columns > 1 else ()
-            assert value.shape == ((5, 5) if relation.pairs else (5, *row)), name
-            assert value.dtype == relation.dtype, name
-            assert (value[3:] == relation.none).all(), name  # without pixels

@@ -149,29 +149,22 @@ def test_a_positive_angle_turns_clockwise():
     assert rows.min() > 75 and columns.min() > 30 and columns.max() < 66
 
 
-def test_maps_compose_and_invert_like_matrices(device):
-    random = torch.Generator().manual_seed(0)
-    numbers = torch.rand((3, 4, 2, 3), dtype=torch.float64, generator=random).to(device)
+def test_maps_compose_and_invert_like_matrices():
+    numbers = torch.rand((3, 4, 2, 3), generator=torch.Generator().manual_seed(0)).double()
     numbers[:, :, [0, 1], [0, 1]] += 1.5
-    whole = [
-        AffineMaps(numbers[0, :, :, :2], numbers[0, :, :, 2]),
-        AffineMaps(numbers[1, :, :, :2], numbers[1, :, :, 2]),
-        AxisMaps(numbers[2, :, :, 0], numbers[2, :, :, 2]),
-    ]
-    last = torch.tensor([0, 0, 1.0], dtype=torch.float64, device=device).expand(4, 1, 3)
+    first, second, upright = numbers
+    whole = [AffineMaps(each[..., :2], each[..., 2]) for each in (first, second)]
+    whole.append(AxisMaps(upright[:, :, 0], upright[:, :, 2]))
 
     def square(maps):
-        return torch.cat([maps.matrix(), last], 1)
+        return torch.cat([maps.matrix(), torch.tensor([0, 0, 1.0]).expand(4, 1, 3)], 1)
 
     for outer in whole:
-        torch.testing.assert_close(
-            square(outer.inverse()) @ square(outer),
-            torch.eye(3).double().to(device).expand(4, 3, 3),
-        )
+        product = square(outer.inverse()) @ square(outer)
+        torch.testing.assert_close(product, torch.eye(3).double().expand(4, 3, 3))
         for inner in whole:
-            both = outer.after(inner)
+            both, points = outer.after(inner), first[:, 0, :2]
             torch.testing.assert_close(square(outer) @ square(inner), square(both))
-            points = numbers[0, :, 0, :2]
             torch.testing.assert_close(both.apply(points), outer.apply(inner.apply(points)))
 
 

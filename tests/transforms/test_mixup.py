@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from made_batches import LAYOUT, dataset, noisy_batch
 
-from sa1bpack.transforms import ColorJitter, CutMix, Mixup, Pipeline, RandomHorizontalFlip
+from sa1bpack.transforms import CutMix, Mixup
 from sa1bpack.transforms.random import uniform
 
 
@@ -64,18 +63,3 @@ def test_a_rectangle_of_the_next_image_is_pasted(device):
         left = 1 - (x1 - x0) * (y1 - y0) / 600
         assert done["mix_lambda"][b].item() == pytest.approx(left, abs=1e-6)
     assert 0 < done["mix_lambda"].min() < 0.4 and done["mix_lambda"].max() > 0.9
-
-
-def test_a_pipeline_pastes_what_it_made_of_the_neighbour():
-    """Masks, boxes and points are those of the pipeline without CutMix."""
-    batch, ds = noisy_batch(LAYOUT, "bits"), dataset(LAYOUT)
-    steps = [RandomHorizontalFlip(), ColorJitter(0.2)]
-    found = Pipeline(ds, [*steps, CutMix()], dtype=torch.float16)(batch, 3)
-    plain = Pipeline(ds, steps, dtype=torch.float16)(batch, 3)
-    for b, (x0, y0, x1, y1) in enumerate(found["mix_box"].tolist()):
-        expected = plain["images"][b].clone()
-        partner = found["mix_partner"][b]
-        expected[:, y0:y1, x0:x1] = plain["images"][partner, :, y0:y1, x0:x1]
-        assert torch.equal(found["images"][b], expected)
-    same = [key for key in plain if torch.is_tensor(plain[key]) and key != "images"]
-    assert "masks" in same and all(torch.equal(found[key], plain[key]) for key in same)

@@ -14,18 +14,13 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
 def test_anything_but_a_batch_of_tensors_is_refused_by_name():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
-    arrays = {key: value.numpy() for key, value in batch.items()}
     for wrong, match in (
-        (arrays, "images is a numpy.ndarray: a pipeline needs torch tensors"),
-        ({**batch, "bboxes": arrays["bboxes"]}, "bboxes is a numpy.ndarray"),
         (
-            {"image": batch["images"][0], "sizes": batch["sizes"]},
-            "the batch has image, sizes, but no images and no image_ids: this is a single sample",
+            {**batch, "bboxes": batch["bboxes"].numpy()},
+            "bboxes is a numpy.ndarray: a pipeline needs",
         ),
-        (
-            {key: batch[key] for key in batch if key != "mask_counts"},
-            ", but no mask_counts: pass a batch",
-        ),
+        ({"image": batch["images"][0], "sizes": batch["sizes"]}, "no images and .*a single sample"),
+        ({key: batch[key] for key in batch if key != "mask_counts"}, "but no mask_counts: pass a"),
         ({}, "the batch is empty: it has no images and no sizes and no image_ids: "),
         ([batch], "the batch is a list: pass a batch as Loader"),
     ):

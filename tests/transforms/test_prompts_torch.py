@@ -151,13 +151,8 @@ def test_the_largest_images_do_not_overflow(any_way):
 
 def test_padding_and_batches_without_masks_have_no_points(any_way):
     offset = torch.tensor([0, 0, 2, 2])
-    runs = RunBatch(
-        torch.tensor([0, 20], dtype=torch.int32),
-        offset,
-        torch.tensor([0, 3]),
-        torch.tensor([[4, 5]]),
-        offset,
-    ).to(any_way)
+    ends, sizes = torch.tensor([0, 20], dtype=torch.int32), torch.tensor([[4, 5]])
+    runs = RunBatch(ends, offset, torch.tensor([0, 3]), sizes, offset).to(any_way)
     for region, pixels in zip(masks.REGIONS, (20, 14, 0), strict=True):
         assert prompts.count_pixels(runs, region).tolist() == [0, pixels, 0]
     none = RunBatch.collate([]).to(any_way)

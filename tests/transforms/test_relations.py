@@ -148,13 +148,6 @@ def test_relations_of_runs_are_in_source_pixels(padded):
     check(Relate(NAMES)(of_runs), samples, padded)  # without another array of masks
 
 
-def test_names_stand_for_a_relate_and_none_for_nothing():
-    assert Relate.of(["ious", "ious"]) == Relate("ious") == transforms.Relate(["ious"])
-    assert Relate.of(Relate("ious", share=0.5)).share == 0.5
-    assert Relate.of(()) is None
-    assert Relate(["ious", "parents", "centroids"]).nbytes(10, 4) == 10 * (4 * 4 + 8 + 2 * 4)
-
-
 @pytest.mark.parametrize("kind", ["padded", "concat", "padded_bits", "concat_bits", "runs"])
 def test_a_pipeline_relates_what_is_left_in_the_picture(kind, any_way):
     if kind == "runs":
