@@ -65,8 +65,15 @@ SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.
 # The module that draws datasets and batches for notebooks, see `sa1bpack.display.Pictured`.
 PICTURES = "sa1bpack.export.inline"
 
-# Names of earlier releases, and those of today.
-_RENAMED = {"HomeShuffleOrder": "NodeShuffleOrder", "write_report": "report"}
+# Names of earlier releases, and those that people look for, and what they are called.
+_RENAMED = {
+    "DataLoader": "Loader, or make_dataloader for torch's own",
+    "HomeShuffleOrder": "NodeShuffleOrder",
+    "collate": "Collate()",
+    "collate_fn": "Collate()",
+    "load": "open",
+    "write_report": "report",
+}
 
 # Public modules.
 _NAMESPACES = ("errors", "masks", "transforms")

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -54,6 +55,14 @@ class _Arrays(dict[str, Any]):
     """A dict whose text has the shape and type of each array on a line of its own, no numbers."""
 
     _called = "Arrays"
+
+    def __missing__(self, key: str) -> Any:
+        """Raise KeyError, with the keys that are nearest, or all of them."""
+        names = [*map(str, self)]
+        near = get_close_matches(str(key), names, 3, 0.6)
+        kind = self._called.lower()
+        meant = f"is {' or '.join(near)} meant?" if near else f"it has {', '.join(names)}"
+        raise KeyError(f"a {kind} has no {key!r}: {meant}")
 
     def __repr__(self) -> str:
         width = max(map(len, map(str, self)), default=0)

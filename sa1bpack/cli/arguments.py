@@ -48,6 +48,17 @@ _RENAMED = {
     "select": ("--mask-select",),
 }
 
+# Commands by the names that people look for.
+_ALSO_CALLED = {
+    "check": "verify",
+    "convert": "pack",
+    "draw": "show",
+    "filter": "subset",
+    "join": "merge",
+    "select": "subset",
+    "stats": "info",
+}
+
 # The argument of earlier releases that is what is written, of those paths that a command has.
 _PLACES_OF_OUTPUT = {"merge": 0, "subset": -1, "export": -1}
 _OUTPUT = "-o/--output"  # as argparse names it
@@ -78,6 +89,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         main.refuse_unknown([name])
         main.parse_args([name])  # --help and --version end here
         near = get_close_matches(name.lower(), COMMANDS, 1)
+        near = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else near
         meant = f"is {near[0]} meant?" if near else f"the commands are {', '.join(COMMANDS)}"
         main.error(f"there is no command {name!r}: {meant}")
     parser = command_parser(name)

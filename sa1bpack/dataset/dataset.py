@@ -73,7 +73,10 @@ class SampleInfo:
 
 # Methods of earlier releases, and their names of today.
 _RENAMED = {
+    "filter": "where",
+    "get_metadata": "metadata",
     "info": "metadata",
+    "load_subset": "load_selection",
     "save": "save_selection",
     "select": "load_selection",
     "shard": "from_shards",
@@ -86,6 +89,7 @@ _RENAMED = {
     check="verify_checksums=True or False",
     verify="verify_checksums",
     side="features",
+    embeddings="features",
 )
 class Dataset(MapStyle, Pictured):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.

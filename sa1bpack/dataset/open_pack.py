@@ -36,6 +36,7 @@ _log = logging.getLogger("sa1bpack")
     check="verify_checksums=True or False",
     verify="verify_checksums",
     side="features",
+    embeddings="features",
 )
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

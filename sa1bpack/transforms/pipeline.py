@@ -196,6 +196,11 @@ class Pipeline:
                 f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0"
             )
         self.dtype, self.mask_dtype = dtype, mask_dtype
+        if 0 < max(means) < 1 and max(stds) < 1:
+            raise OptionError(
+                f"mean is {mean!r} and std {std!r}: these are of colours from 0 to 1, as in "
+                "torchvision; give them of colours from 0 to 255, which is 255 times as much"
+            )
         self._normal = Table(np.array([means, stds], np.float32))
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self._relate = Relate.of(relations)

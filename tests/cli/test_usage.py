@@ -119,9 +119,16 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one(command, word):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("word", "name"), [("filter", "subset"), ("stats", "info")])
+def test_a_command_that_is_called_otherwise_elsewhere_is_named(command, word, name):
+    assert f"there is no command {word!r}: is {name} meant?" in command(word, "packed")[2]
+
+
 def test_a_command_like_no_other_is_answered_with_all_of_them(command):
-    code, _, error = command("stats", "packed")
-    assert code == 2 and error.startswith("sa1bpack: there is no command 'stats': the commands are")
+    code, _, error = command("unlikely", "packed")
+    assert code == 2 and error.startswith(
+        "sa1bpack: there is no command 'unlikely': the commands are"
+    )
     assert all(f" {name}" in error for name in COMMANDS)
 
 

@@ -47,6 +47,10 @@ TAR = "tests/samples/sa_000000.tar"
         (lambda pack: sa1bpack.masks.MaskRule(select="iou"), "'select': use mask_select"),
         (lambda pack: sa1bpack.PackOptions(select="iou"), "'select': use mask_select"),
         (lambda pack: sa1bpack.pack(TAR, "out", select="iou"), "'select': use mask_select"),
+        (
+            lambda pack: sa1bpack.Loader(sa1bpack.open(pack), 2, mask_sampling="random"),
+            "'mask_sampling': use mask_select",
+        ),
         (lambda pack: sa1bpack.Collate(max_mask=3), "'max_mask': is max_masks meant"),
         (lambda pack: sa1bpack.OrderedBatches(None, 2, buckets=1), "'buckets': use bucket_by"),
         (
@@ -118,8 +122,30 @@ def test_a_cache_for_a_pack_that_is_read_where_it_is_is_refused(packed, tmp_path
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("info", "metadata"), ("save", "save_selection"), ("source", "from_sources")],
+    [
+        ("info", "metadata"),
+        ("save", "save_selection"),
+        ("source", "from_sources"),
+        ("filter", "where"),
+    ],
 )
 def test_a_method_of_an_earlier_release_is_refused_with_its_name_of_today(packed, old, new):
     with pytest.raises(AttributeError, match=f"no attribute {old!r}: it is {new}"):
         getattr(sa1bpack.open(packed.root), old)
+
+
+def test_a_key_that_a_sample_or_a_batch_has_not_is_answered_with_those_meant(packed):
+    ds = sa1bpack.open(packed.root)
+    with pytest.raises(KeyError, match="a sample has no 'images': is image"):
+        ds[0]["images"]
+    batch = sa1bpack.Collate()([ds[0]])
+    with pytest.raises(KeyError, match="a batch has no 'image': is images"):
+        batch["image"]
+    with pytest.raises(KeyError, match=r"a batch has no 'label': it has .*images"):
+        batch["label"]
+    assert batch.get("image") is None and "image" not in batch
+
+
+def test_what_is_looked_for_in_the_module_is_answered_with_its_name():
+    with pytest.raises(AttributeError, match="'DataLoader': it is Loader, or make_dataloader"):
+        _ = sa1bpack.DataLoader
