@@ -339,10 +339,11 @@ class Cuda:
     def deliver(self, staged: Staged, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors on the device, for use on the consumer's current stream.
 
-        The small ones are copies, as on the CPU. Raises LoaderError while that stream is captured,
-        or if the device has no memory for the batch.
+        The small ones are copies, as on the CPU, and the host remembers what they are: in inference
+        mode, too, whose own tensors do not count their changes. Raises LoaderError while that
+        stream is captured, or if the device has no memory for the batch.
         """
-        with CUDA.on(self._index):
+        with CUDA.on(self._index), torch.inference_mode(False):
             if CUDA.capturing():
                 raise LoaderError(
                     f"a batch cannot be taken while a CUDA graph is captured on {self.device}: "

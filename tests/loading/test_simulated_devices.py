@@ -70,12 +70,23 @@ def test_batches_of_a_device_are_those_of_collate(ds, cuda, layout):
 # ------------------------------------------------------------------------- memory that is not there
 
 
+@pytest.mark.parametrize("evaluates", [False, True], ids=["trains", "evaluates"])
 @pytest.mark.parametrize("masks", ["bits", "runs"])
-def test_the_host_keeps_the_numbers_of_what_it_sent(layout_packs, cuda, masks, monkeypatch):
+def test_the_host_keeps_the_numbers_of_what_it_sent(
+    layout_packs, cuda, masks, evaluates, monkeypatch
+):
     """All that a pipeline reads but images and masks: nothing has to wait for them."""
     known = {}
-    monkeypatch.setattr(devices, "remember", lambda tensor, copy: known.update({id(tensor): copy}))
-    with Loader(open_pack(layout_packs(), mask_format=masks), 5, device="cuda") as batches:
+
+    def remember(tensor: torch.Tensor, copy: torch.Tensor) -> None:
+        assert not tensor.is_inference()
+        known[id(tensor)] = copy
+
+    monkeypatch.setattr(devices, "remember", remember)
+    with (
+        torch.inference_mode(evaluates),
+        Loader(open_pack(layout_packs(), mask_format=masks), 5, device="cuda") as batches,
+    ):
         for batch in batches:
             keys = ("sizes", "image_ids", "mask_counts", "bboxes", "point_coords")
             small = [batch[key] for key in keys]
