@@ -8,8 +8,9 @@ quick   structure, exact sizes, shard indexes, and the digests of all files exce
         HEAVY_ARRAYS, which hold more than 99% of the bytes
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +53,26 @@ from sa1bpack.format.verify_shard import check_shard, compare_files
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 
 __all__ = ["Problem", "Report", "verify"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What of a pack is checked.
+
+    quick      as in `verify`
+    own_files  the pack's own files, too
+    share      (K, N): every N-th shard, and part of a feature, from the K-th on
+    full       names of shards to read in full even if the check is quick
+    sources    names of the sources whose shards are checked; None: all
+    features   features in PACK/side, too
+    """
+
+    quick: bool
+    own_files: bool
+    share: Share = ALL
+    full: Set[str] = frozenset()
+    sources: Set[str] | None = None
+    features: bool = False
 
 
 @checks_options
@@ -107,7 +128,8 @@ def check_files(
     files: PackFiles, *, quick: bool, progress: Progress | None, share: Share
 ) -> Report:
     """What `verify` reports of these files. Raises as it does."""
-    root, first = files.root, share[0] == 1
+    root = files.root
+    scope = Scope(quick=quick, own_files=share[0] == 1, share=share, features=True)
     if is_side(root):
         return _verify_side(Check(files, progress), quick, share)
     while True:
@@ -121,23 +143,14 @@ def check_files(
                 raise
             check.add(str(error))
             return Report(check.problems)
-        index = _check_own_files(check, manifest) if first else _readable_index(root, manifest)
+        index = _checked_index(check, manifest, scope)
         if not check.problems or not _is_republished(root, manifest):
-            break
-    return _check_shards(
-        check, manifest, index, own_files=first, quick=quick, share=share, sides=side_folders(root)
-    )
+            return _check_shards(check, manifest, index, scope)
 
 
-def check_pack(check: Check, manifest: Manifest, *, own_files: bool = True, **how) -> Report:
-    """Check a pack against a manifest, which may differ from the one on disk; see `verify`.
-
-    own_files  whether the pack's own files are checked, too
-    how        `quick`, `full` and `sources` of `_check_shards`
-    """
-    root = check.files.root
-    index = _check_own_files(check, manifest) if own_files else _readable_index(root, manifest)
-    return _check_shards(check, manifest, index, own_files=own_files, **how)
+def check_pack(check: Check, manifest: Manifest, scope: Scope) -> Report:
+    """Check a pack against a manifest, which may differ from the one on disk; see `verify`."""
+    return _check_shards(check, manifest, _checked_index(check, manifest, scope), scope)
 
 
 def _is_republished(root: Path, manifest: Manifest) -> bool:
@@ -148,10 +161,15 @@ def _is_republished(root: Path, manifest: Manifest) -> bool:
         return False
 
 
-def _readable_index(root: Path, manifest: Manifest) -> Index | None:
-    """The index of a pack; None if it cannot be read, which is reported with its own files."""
+def _checked_index(check: Check, manifest: Manifest, scope: Scope) -> Index | None:
+    """The index of a pack, once its own files are checked if they are to be.
+
+    None if it cannot be read, which is reported with these.
+    """
+    if scope.own_files:
+        return _check_own_files(check, manifest)
     with suppress(FormatError, OSError):
-        return open_index(root, manifest) if manifest.shards else None
+        return open_index(check.files.root, manifest) if manifest.shards else None
     return None
 
 
@@ -173,46 +191,33 @@ def _side_bytes(folder: Path, share: Share = ALL) -> int:
         return 0
 
 
-def _check_shards(
-    check: Check,
-    manifest: Manifest,
-    index: Index | None,
-    *,
-    own_files: bool,
-    quick: bool,
-    full: Set[str] = frozenset(),
-    sources: Set[str] | None = None,
-    share: Share = ALL,
-    sides: Sequence[Path] = (),
-) -> Report:
-    """Check the shards, the index against them, and features.
-
-    full     names of shards to read in full even if the check is quick
-    sources  names of the sources whose shards are checked; None: all
-    """
-    root = check.files.root
+def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: Scope) -> Report:
+    """Check the shards, the index against them, and features."""
+    root, share, sources = check.files.root, scope.share, scope.sources
+    sides = side_folders(root) if scope.features else []
     shards = [*manifest.shards, *_unlisted_shards(check, manifest)]
     check.files.choose_mode(sum(shard.bytes for shard in shards) + sum(map(_side_bytes, sides)))
     shards = [s for s in share_of(shards, share) if sources is None or s.source in sources]
     pack_bytes = sum(shard.bytes for shard in shards)
     check.total = pack_bytes + sum(_side_bytes(side, share) for side in sides)
     for entry in shards:
-        check.again(partial(_check_shard, check, entry, manifest, quick and entry.name not in full))
+        quick = scope.quick and entry.name not in scope.full
+        check.again(partial(_check_shard, check, entry, manifest, quick))
         check.files.leave(entry.name)
     if index is not None:
         with check.collecting():
             damaged = {problem.shard for problem in check.problems}
             chosen = {shard.name for shard in shards} - damaged
             check_against_shards(root, manifest, index, chosen)
-            if own_files:
+            if scope.own_files:
                 check_whole_index(root, manifest, index, named=not damaged)
     identities = None
     if sides:
         with suppress(FormatError, OSError):  # reported with the pack
             identities = shard_identities(root, manifest)
     for folder in sides:
-        check_side(check, folder, quick=quick, shards=identities, index=index, share=share)
-    if own_files:
+        check_side(check, folder, quick=scope.quick, shards=identities, index=index, share=share)
+    if scope.own_files:
         check.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
     counts = {
         "shards": len(shards),

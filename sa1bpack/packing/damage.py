@@ -39,7 +39,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.verify import check_pack
+from sa1bpack.format.verify import Scope, check_pack
 from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import check_can_write, check_shard_record, check_source_record
 from sa1bpack.wording import span_text
@@ -172,14 +172,13 @@ def find_damage(
             path = f"{SHARDS_NAME}/{entry.name}/{CHECKSUMS_NAME}"
             if entry.source in sources and path in listed:
                 check.digest(root / path, listed[path], shard=entry.name)
-    report = check_pack(
-        check,
-        manifest,
+    scope = Scope(
         quick=quick or bool(only),
+        own_files=share[0] == 1,
         full=only,
         sources=None if share == ALL else sources,
-        own_files=share[0] == 1,
     )
+    report = check_pack(check, manifest, scope)
     if share != ALL:
         mine = tuple(
             problem
