@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sa1bpack.format.index import MAX_EXAMPLES, Duplicates, Index, find_duplicates
+from sa1bpack.format.index import Duplicates, Index, find_duplicates
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import ShardEntry, make_manifest
 
@@ -72,15 +72,6 @@ def test_sources_with_two_common_digests_are_named_once_and_old_ones_by_their_md
     assert found.files == (
         ("XXH3-128", "f" * 32, ("a", "b")), ("md5", "e" * 32, ("a", "b", "c"))
     )  # fmt: skip
-
-
-def test_many_repetitions_give_few_examples():
-    ids = list(range(1000))
-    found = find_duplicates(*pack_of([("a", ids), ("b", ids[::-1])]))
-    assert found.image_ids == 1000
-    assert [image_id for image_id, _ in found.examples] == ids[:MAX_EXAMPLES]
-    many = Duplicates(files=(("md5", "f" * 32, tuple("abcdefgh")),))
-    assert many.lines() == [f"sources a, b, c, d, e and 3 more have the same md5 {'f' * 32}"]
 
 
 def test_a_pack_without_shards_and_records_of_other_kinds_are_no_error():

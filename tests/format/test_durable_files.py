@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from sa1bpack.format.files import flush_file, naming, remove_published, write_at
+from sa1bpack.format.files import remove_published, write_at
 
 
 def test_a_write_without_progress_is_an_error_not_an_endless_loop(tmp_path, monkeypatch):
@@ -14,20 +14,6 @@ def test_a_write_without_progress_is_an_error_not_an_endless_loop(tmp_path, monk
     with path.open("wb") as file, pytest.raises(OSError, match="0 of 5 bytes were written") as got:
         write_at(file.fileno(), b"hello", 0, path)
     assert (got.value.errno, got.value.filename) == (errno.EIO, str(path))
-
-
-def test_a_flush_that_fails_names_the_file_and_keeps_the_kind_of_error(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-
-    def fail(descriptor):
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with path.open("wb") as file, pytest.raises(OSError, match="quota") as got:
-        flush_file(file.fileno(), path)
-    assert (got.value.errno, got.value.filename) == (errno.EDQUOT, str(path))
-    with pytest.raises(PermissionError), naming(path):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_a_folder_loses_its_final_name_before_anything_in_it_is_removed(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from edited_packs import edit
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
-from sa1bpack.format.index import open_index, publish, remove_stale
+from sa1bpack.format.index import open_index, publish
 from sa1bpack.format.manifest import MANIFEST_NAME, make_manifest, read_manifest
 from sa1bpack.format.verify import verify
 
@@ -132,14 +132,3 @@ def test_unpublished_shard_cannot_be_listed(pack):
     shutil.rmtree(pack / "shards" / "sa_000001-000")
     with pytest.raises(FormatError, match=r"sa_000001-000/checksums.xxh128: missing, with all of"):
         publish(pack, manifest)
-
-
-def test_stale_working_files_are_removed_and_nothing_else(pack, contents):
-    before = contents(pack)
-    (pack / "shards" / ".tmp-sa_9-000-abc").mkdir()
-    (pack / "shards" / ".tmp-sa_9-000-abc" / "image").write_bytes(b"half")
-    (pack / ".tmp-manifest.json-abc").write_bytes(b"{")
-    (pack / ".lock").write_bytes(b"")
-    removed = remove_stale(pack)
-    assert [path.name for path in removed] == [".tmp-manifest.json-abc", ".tmp-sa_9-000-abc"]
-    assert contents(pack) == {**before, ".lock": b""}

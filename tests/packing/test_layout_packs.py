@@ -109,19 +109,6 @@ def test_exact_pixels_are_the_documented_ones_in_every_layout(packed, options):
             np.testing.assert_array_equal(plane, expected, err_msg=f"{number} {name}")
 
 
-def test_native_is_pad_without_the_padding(packed):
-    for pixels in ("rgb", "yuv420"):
-        padded = samples_of(packed(fit="pad", pixels=pixels))
-        for number, (shard, row) in samples_of(packed(fit="native", pixels=pixels)).items():
-            other, at = padded[number]
-            for name, plane in shard.planes(row).items():
-                np.testing.assert_array_equal(plane, other.planes(at)[name])
-            for name in ("size", "mask_bits", "run_ends", "bbox"):
-                np.testing.assert_array_equal(
-                    sample_views(shard, row)[name], sample_views(other, at)[name]
-                )
-
-
 def test_masks_are_stored_as_bits_as_runs_or_as_both(packed):
     both, bits, runs = (
         samples_of(packed(fit="native", masks=masks)) for masks in ("bits+runs", "bits", "runs")
