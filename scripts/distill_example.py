@@ -97,25 +97,11 @@ class Distiller(Trainer):
         given = batch["images"], owners(batch), prompts, target.shape[2:]
         with self.autocast():
             logits, embedding = self.parallel(*given)
-        known = inside(batch, target.shape[2:])[:, None]
+        known = T.image_region(batch, target.shape[2:])[:, None]  # not padding
         error = (embedding.float() - target.float()).square().mean(1, keepdim=True)
         error = (error * known).sum((1, 2, 3)) / known.sum((1, 2, 3)).clamp(min=1)
         found = self.measure_masks(logits, batch["masks"])
         return {**found, "teacher": (error.sum(), torch.ones_like(error).sum())}
-
-
-def inside(batch: dict, cells: tuple[int, int]) -> torch.Tensor:
-    """bool (B, h, w): cells of the canvas whose centre shows the image, not padding."""
-    size = batch["sizes"][:, :2].flip(1)  # width and height of the source
-    canvas = batch["images"].shape[-2:]
-    y, x = (
-        (torch.arange(n, device=size.device, dtype=torch.float64) + 0.5) * side / n
-        for n, side in zip(cells, canvas, strict=True)
-    )
-    at = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # (h, w, 2)
-    maps = batch["input_to_source"][:, None, None]  # (B, 1, 1, 2, 3), from the canvas to the source
-    source = (maps[..., :2] @ at[..., None]).squeeze(-1) + maps[..., 2]
-    return ((source >= 0) & (source <= size[:, None, None])).all(-1)
 
 
 def function_of(name: str) -> Callable[[dict], torch.Tensor]:

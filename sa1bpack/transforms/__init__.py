@@ -18,7 +18,7 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
 """
 
 from sa1bpack.transforms.backends import KernelWarning, describe_kernels
-from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, Frame
+from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, Frame, image_region
 from sa1bpack.transforms.geometry.steps import (
     CenterCrop,
     GeometricStep,
@@ -70,6 +70,7 @@ __all__ = [
     "describe_kernels",
     "draw_points",
     "draw_runs",
+    "image_region",
     "jitter_boxes",
     "mask_boxes",
     "nth_pixels",

@@ -93,6 +93,10 @@ class Pipeline:
     valid            bool     (...): the mask still has `min_area` cells and is not padding
     input_to_source  float64  (B, 2, 3): [xs, ys] = input_to_source @ [x, y, 1], in pixels of the
                               source image
+    input_sizes      float64  (B, 2): height and width of the part of the canvas, from its top left
+                              corner, that the image is in: its size before padding
+    source_window    float64  (B, 4), if a step may rotate: x0, y0, x1, y1 in source pixels. Within
+                              that part, the image is what comes from here, see `image_region`
     mix_lambda       float32  (B,) and
     mix_partner      int64    (B,) with `Mixup` or `CutMix`, see there
     mix_box          int64    (B, 4) with `CutMix`
@@ -296,7 +300,11 @@ class Pipeline:
         done["images"] = self._make_images(batch["images"], small["sizes"], frame, colors)
         mean, std = self._normal.on(small["sizes"].device)
         placed = {"pixel_mean": mean.clone(), "pixel_std": std.clone()}
-        placed["input_to_source"] = stored_to_source(small["sizes"]).after(frame.maps).matrix()
+        to_source = stored_to_source(small["sizes"])
+        placed["input_to_source"] = to_source.after(frame.maps).matrix()
+        placed["input_sizes"] = frame.extent.flip(1)
+        if frame.window is not None:
+            placed["source_window"] = frame.window * to_source.scale.repeat(1, 2)
         leading = [batch[key].shape for key in MASK_KEYS if key in batch]
         areas = None
         if leading:

@@ -31,6 +31,7 @@ from sa1bpack.transforms import (
     ScaleJitter,
     draw_runs,
     host,
+    image_region,
 )
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks import prompts
@@ -69,6 +70,7 @@ def test_no_step_depends_on_data(name, masks):
             if torch.is_tensor(tensor):
                 assert found[key].is_meta and found[key].dtype == tensor.dtype, key
                 assert found[key].shape == tensor.shape, key
+        assert image_region(found, 6).is_meta
 
 
 @pytest.mark.parametrize("masks", ["concat", "concat_bits", "runs"])

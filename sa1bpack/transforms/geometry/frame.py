@@ -15,12 +15,15 @@ mirrored and clipped independently of the pixel size. (Mirroring the original fo
 off.)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
+from sa1bpack.transforms.options import MAX_CANVAS, check_sides
 
 
 @checks_options
@@ -234,6 +237,42 @@ class Frame:
     def edges(self) -> torch.Tensor:
         """int64 (B, 4): the window, in units of 2**-FRACTION stored pixels."""
         return _fixed(self.window.clamp(-_FAR, _FAR))
+
+
+@checks_options
+def image_region(
+    batch: Mapping[str, Any], size: int | tuple[int, int] | None = None
+) -> torch.Tensor:
+    """The cells of a grid over the canvas that show the image, for losses without the padding.
+
+    Args:
+        batch: what a `Pipeline` returned.
+        size: of the grid: its side or (height, width) in cells, up to 16384. None: the pixels of
+            the canvas.
+
+    Returns:
+        bool (B, h, w), made on the batch's device without waiting for it: the centre of the cell
+        shows the image. That is a rectangle at the top left of `input_sizes`, of which a rotation
+        or shear leaves the corners empty, and what it cuts off.
+
+    Raises:
+        OptionError: the batch is not a Pipeline's, or the size is invalid.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = T.Pipeline(ds, [T.RandomHorizontalFlip()])(next(iter(loader)))
+        >>> batch["input_sizes"].tolist(), T.image_region(batch, 64).sum((1, 2)).tolist()
+        ([[1024.0, 682.0], [693.0, 1024.0]], [2752, 2752])
+    """
+    if missing := {"images", "input_sizes", "input_to_source"} - batch.keys():
+        raise OptionError(
+            f"the batch has no {', '.join(sorted(missing))}: give what a Pipeline returned"
+        )
+    canvas, matrices = tuple(batch["images"].shape[-2:]), batch["input_to_source"]
+    maps = AffineMaps(matrices[:, :, :2], matrices[:, :, 2])
+    frame = Frame(maps, batch["input_sizes"].flip(1), canvas, batch.get("source_window"))
+    return frame.visible(canvas if size is None else check_sides("size", size, MAX_CANVAS))
 
 
 def places(frame: Frame, grid: tuple[int, int]) -> torch.Tensor:
