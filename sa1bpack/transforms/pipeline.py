@@ -39,7 +39,7 @@ from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.mix import MixStep
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.resample import move_spatial
-from sa1bpack.transforms.masks.make import MaskMaker
+from sa1bpack.transforms.masks.make import MaskMaker, Rows
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.options import Size, Sizes, as_numbers
@@ -308,14 +308,13 @@ class Pipeline:
         leading = [batch[key].shape for key in MASK_KEYS if key in batch]
         areas = None
         if leading:
-            padded = "mask_offsets" not in batch
-            owner, shape, valid = _owners(small["mask_counts"], leading[0], padded)
-            placed |= self._annotations(small, owner, shape, valid, frame)
-            areas = self._put_masks(done, batch, small, owner, shape, frame)
+            rows = Rows.of(small["mask_counts"], leading[0], "mask_offsets" not in batch)
+            placed |= self._annotations(small, rows, frame)
+            areas = self._put_masks(done, batch, small, rows, frame)
         done.pop("bboxes", None)
         done |= dict(zip(placed, sent([*placed.values()], batch["images"].device), strict=True))
         if areas is not None:
-            done["valid"] &= (areas >= self.min_area).view(shape)
+            done["valid"] &= (areas >= self.min_area).view(rows.shape)
         for name in self._spatial.keys() & batch.keys():
             moved = bool(self._geometric)
             done[name] = move_spatial(batch[name], frame, self.image_size, moved, self._shrinks)
@@ -350,40 +349,29 @@ class Pipeline:
         return small
 
     def _put_masks(
-        self,
-        done: Batch,
-        batch: Mapping,
-        small: Mapping,
-        owner: torch.Tensor,
-        shape: tuple[int, ...],
-        frame: Frame,
+        self, done: Batch, batch: Mapping, small: Mapping, rows: Rows, frame: Frame
     ) -> torch.Tensor | None:
         """Move masks and relate them. Returns the cells of each, (T,); None without masks."""
         if "runs" in batch:
-            check_runs(batch["runs"], small, shape)
-            masks, areas = self._masks.draw(batch["runs"], small, owner, shape, frame)
+            check_runs(batch["runs"], small, rows.shape)
+            masks, areas = self._masks.draw(batch["runs"], small, rows, frame)
         elif "masks" in batch:
-            masks, areas = self._masks.take(batch["masks"], small["sizes"], owner, frame)
+            masks, areas = self._masks.take(batch["masks"], small["sizes"], rows.owner, frame)
         else:
             return None
-        done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
+        done["masks"] = masks.to(self.mask_dtype).view(*rows.shape, *self.grid)
         if self._relate is not None:
             # A kernel on a device may have written them in another type.
-            cells = masks if masks.dtype == torch.bool else masks > 0
-            cells, padded = cells.view(*shape, *self.grid), "mask_offsets" not in batch
+            cells = (masks if masks.dtype == torch.bool else masks > 0).view(
+                *rows.shape, *self.grid
+            )
+            padded = "mask_offsets" not in batch
             done |= self._relate.of_masks(cells, batch["mask_counts"], padded)
         return areas
 
-    def _annotations(
-        self,
-        small: Mapping,
-        owner: torch.Tensor,
-        shape: tuple[int, ...],
-        valid: torch.Tensor,
-        frame: Frame,
-    ) -> dict[str, torch.Tensor]:
+    def _annotations(self, small: Mapping, rows: Rows, frame: Frame) -> dict[str, torch.Tensor]:
         """Boxes and points on the canvas, and which masks are `valid`, whatever their cells are."""
-        found = {}
+        found, (owner, shape, valid) = {}, rows
         to_canvas = frame.maps.inverse().of(owner)
         source_pixel, to_stored = self._scales(small["sizes"])
         if "bboxes" in small:
@@ -406,24 +394,6 @@ class Pipeline:
         scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)
         ones = torch.ones_like(scale)
         return (scale, ones) if self.coordinates == "stored" else (ones, scale)
-
-
-def _owners(
-    counts: torch.Tensor, leading: torch.Size, padded: bool
-) -> tuple[torch.Tensor, tuple[int, ...], torch.Tensor]:
-    """The samples of the rows of the per-mask arrays; `leading` is the shape of one of them.
-
-    Returns int64 (T,), the sample of each row; the leading shape of those arrays, (T,) or (B, M);
-    and bool (T,), whether the row is a mask and not padding. Nothing waits for the device.
-    """
-    samples = torch.arange(len(counts), device=counts.device)
-    if not padded:
-        shape = tuple(leading[:1])
-        owner = samples.repeat_interleave(counts, output_size=shape[0])
-        return owner, shape, torch.ones_like(owner, dtype=torch.bool)
-    shape = tuple(leading[:2])
-    row = torch.arange(shape[1], device=counts.device)  # within its sample
-    return samples.repeat_interleave(shape[1]), shape, (row < counts[:, None]).flatten()
 
 
 def _checked_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], int]:

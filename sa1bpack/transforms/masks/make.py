@@ -10,6 +10,7 @@ with the cells that are set in each, (T,).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -38,6 +39,30 @@ from sa1bpack.transforms.memory import Memory
 Masks = tuple[torch.Tensor, torch.Tensor]
 # The functions of `compiled` and of `triton.masks` have the same names.
 _BY_TORCH = {made.__name__: made for made in (draw_masks, draw_affine, take_cells, take_affine)}
+
+
+class Rows(NamedTuple):
+    """The rows of the arrays of a batch that have one for each mask.
+
+    owner  int64 (T,), the sample of each row
+    shape  (T,), or (B, M) with padding: the first axes of those arrays
+    valid  bool (T,), whether the row is a mask and not padding
+    """
+
+    owner: torch.Tensor
+    shape: tuple[int, ...]
+    valid: torch.Tensor
+
+    @classmethod
+    def of(cls, counts: torch.Tensor, leading: torch.Size, padded: bool) -> "Rows":
+        """Of a batch with int64 (B,) masks per sample. leading: the shape of one of the arrays."""
+        samples = torch.arange(len(counts), device=counts.device)
+        if not padded:
+            owner = samples.repeat_interleave(counts, output_size=leading[0])
+            return cls(owner, leading[:1], torch.ones_like(owner, dtype=torch.bool))
+        row = torch.arange(leading[1], device=counts.device)  # within its sample
+        valid = (row < counts[:, None]).flatten()
+        return cls(samples.repeat_interleave(leading[1]), leading[:2], valid)
 
 
 @dataclass(frozen=True)
@@ -76,19 +101,13 @@ class MaskMaker:
             return masks, count_cells(masks)
         return self._made("take_affine" if taking.rotates else "take_cells", taking)
 
-    def draw(
-        self,
-        runs: RunBatch,
-        small: Mapping[str, torch.Tensor],
-        owner: torch.Tensor,
-        shape: tuple[int, ...],
-        frame: Frame,
-    ) -> Masks:
+    def draw(self, runs: RunBatch, small: Mapping, rows: Rows, frame: Frame) -> Masks:
         """Masks from the runs of the batch.
 
         small  `sizes` of the batch; `mask_offset` and `source_sizes` of the runs
-        shape  (T,) or (B, M), that of the result's rows
+        rows   of the result
         """
+        owner, shape, _ = rows
         if runs.masks == len(owner):
             place = torch.arange(runs.masks, device=owner.device)
         else:  # padding has no runs
