@@ -53,12 +53,8 @@ class Packed:
     unknown_keys: frozenset
 
 
-@dataclass(frozen=True)
-class Dropped:
-    """No masks of the sample remained, and the options drop such images."""
-
-
-Outcome = Packed | Dropped | Reject
+# None: no masks of the sample remained, and the options drop such images.
+Outcome = Packed | Reject | None
 
 
 class Buffers:
@@ -245,7 +241,7 @@ def attempt(file_name: str, jpeg, json, options: PackOptions, buffers: Buffers) 
     unlike PIL's own OSErrors, have a number) are not the sample's fault, and are raised.
     """
     try:
-        packed = make_sample(file_name, jpeg, json, options, buffers)
+        return make_sample(file_name, jpeg, json, options, buffers)
     except (AnnotationError, MaskError) as error:
         record = str(PurePath(file_name).with_suffix(".json"))
         return Reject(record, error.code, str(error))
@@ -257,4 +253,3 @@ def attempt(file_name: str, jpeg, json, options: PackOptions, buffers: Buffers) 
         if isinstance(error, OSError) and error.errno is not None:
             raise
         return Reject(file_name, "unexpected", f"{type(error).__name__}: {error}")
-    return Dropped() if packed is None else packed

@@ -24,7 +24,7 @@ from sa1bpack.display import Sample
 from sa1bpack.errors import OptionError, ReadError, SampleError, SourceError
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, ThresholdKeywords, select_masks
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.sample import Buffers, Dropped, Packed, attempt, require_decoder
+from sa1bpack.packing.sample import Buffers, Packed, attempt, require_decoder
 from sa1bpack.pixels.header import stored_size
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import Source, find_sources
@@ -118,7 +118,7 @@ class Decoder:
         Raises ReadError, which names the tar and the member, if it cannot be used.
         """
         outcome = attempt(file_name, jpeg, json, self.pack_options, Buffers(self.pack_options))
-        if isinstance(outcome, Dropped):
+        if outcome is None:
             return None
         if not isinstance(outcome, Packed):
             raise unusable(source, outcome.member, outcome.detail)
