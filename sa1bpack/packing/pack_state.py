@@ -294,7 +294,7 @@ class PackState:
 
     def _in_order(self) -> list[tuple[Key, PublishedShard]]:
         """Shards by the name of their source and by part: the order of the pack's samples."""
-        return sorted(self.shards.items(), key=lambda item: item[0])
+        return sorted(self.shards.items())  # no two have the same key
 
 
 @dataclass(frozen=True, kw_only=True)

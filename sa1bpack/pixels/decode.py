@@ -104,9 +104,10 @@ def decode_into(
 
     Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
     """
-    (h, w), depth = size, () if len(planes) == 3 else (3,)
-    chroma = half(h), half(w)
-    sides = ((h, w), chroma, chroma)[: len(planes)]
+    sides, depth = [size], (3,)
+    if len(planes) == 3:
+        chroma, depth = (half(size[0]), half(size[1])), ()
+        sides += [chroma, chroma]
     for plane, (rows, columns) in zip(planes, sides, strict=True):
         fits = plane.shape[0] >= rows and plane.shape[1] >= columns and plane.shape[2:] == depth
         if not (fits and plane.dtype == np.uint8 and plane.flags.c_contiguous):
