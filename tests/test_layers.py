@@ -44,7 +44,7 @@ ALLOWED = {
     "disk": {"arguments", "environment", "errors", "wording", "kernels"},
     "loading": BASE | CODECS | {"kernels", "disk", "dataset", "transforms"},
     "remote": BASE | {"disk", "format", "dataset", "packing"},
-    "deriving": BASE | {"format", "dataset", "loading"},
+    "deriving": BASE | {"format", "dataset", "loading", "transforms"},
     "cluster": BASE | {"disk", "format", "source", "packing", "dataset", "deriving"},
     "adapters": BASE | {"masks", "dataset", "loading"},
     "raw": BASE | CODECS | {"packing", "dataset", "loading"},

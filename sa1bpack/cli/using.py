@@ -178,6 +178,7 @@ def derive(
     name: str,
     *,
     fn: str,
+    pipeline: str | None = None,
     option: list[str] = (),
     mask_format: Literal["bits", "runs"] = "bits",
     rows: Rows,
@@ -196,6 +197,8 @@ def derive(
         pack (PACK): folder of the pack; with --output also a quoted glob of several packs
         name (NAME): name of the array: its key in samples and batches
         fn (MODULE:FUNCTION): the function that computes rows
+        pipeline (MODULE:FUNCTION): a function that returns the transforms.Pipeline whose
+            batches the first one gets; called with the dataset
         option (KEY=VALUE): keyword argument of the function: JSON, otherwise taken as a
             string; recorded with the array; may be repeated
         axis: a row per image (sample) or per mask
@@ -217,6 +220,8 @@ def derive(
 
     examples:
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda
+      sa1bpack derive /data/packed teacher --fn my_teacher:embed \\
+          --pipeline sa1bpack.transforms:Pipeline --spatial
       sa1bpack derive /data/packed depth --fn my_masks:depth --axis mask
       sa1bpack derive /data/packed parents --axis mask --mask-format runs \\
           --fn sa1bpack.transforms:relation --option name=parents
@@ -248,6 +253,7 @@ def derive(
     function = function_of(fn)
     # A part has a row for every sample of its shard.
     ds = sa1bpack.open(one_or_several([pack]), mask_format=mask_format, duplicates="all")
+    made = function_of(pipeline, "pipeline")(ds) if pipeline else None
     with image_bar() as show:
 
         def advance(done: int, total: int) -> None:
@@ -255,7 +261,7 @@ def derive(
             show(done, total)
 
         outside = None if rows.output else "keep the array outside the pack: --output FOLDER"
-        more = {"options": options, "progress": advance, **asdict(rows), **where}
+        more = {"pipeline": made, "options": options, "progress": advance, **asdict(rows), **where}
         with exits.advising(
             "repeat the command: it resumes after the last complete batch", outside
         ):

@@ -26,6 +26,8 @@ from sa1bpack.format.side.spec import SIDE_DTYPES
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
+from sa1bpack.transforms.geometry.steps import GeometricStep
+from sa1bpack.transforms.pipeline import Pipeline
 from sa1bpack.wording import brief
 
 Function = Callable[..., torch.Tensor | np.ndarray]
@@ -48,10 +50,11 @@ class DeriveKeywords(LoadingKeywords, RowKeywords, total=False):
 
     batch_size: int
     device: str
+    pipeline: Pipeline | None
     options: Mapping[str, Any] | None
 
 
-keywords_of(DeriveKeywords, Target, Loader, batch_size=BATCH_SIZE, options=None)
+keywords_of(DeriveKeywords, Target, Loader, batch_size=BATCH_SIZE, pipeline=None, options=None)
 
 
 @checks_options(masks="mask_layout", out="output")
@@ -87,6 +90,8 @@ def derive(
             rows that a killed call has left; the images of parts that exist are not counted.
         batch_size: images per batch; default: 32.
         device: of the batches: "cpu" (default), "cuda" or "cuda:1".
+        pipeline: of the dataset: `fn` gets what it makes of a batch, in place of the batch, such as
+            the float images that a teacher was trained on. Its steps and numbers are recorded.
         axis: "sample" (default): a row per image. "mask": a row per mask; the layout of masks
             is "concat".
         spatial: rows are (C, h, w) over the canvas of the stored image, so that a
@@ -165,6 +170,7 @@ class PartMaker:
         fn: Function,
         *,
         batch_size: int = BATCH_SIZE,
+        pipeline: Pipeline | None = None,
         options: Mapping[str, Any] | None = None,
         **others: Unpack[DeriveKeywords],
     ):
@@ -174,7 +180,16 @@ class PartMaker:
             raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
         if not callable(fn):
             raise OptionError(f"fn is {fn!r}: choose a function of a batch")
+        if not isinstance(pipeline, Pipeline | None):
+            raise OptionError(f"pipeline is {brief(pipeline)}: choose a transforms.Pipeline")
         rows = {key: others.pop(key) for key in RowKeywords.__annotations__ if key in others}
+        if pipeline is not None and rows.get("spatial"):
+            moves = any(isinstance(step, GeometricStep) for step in pipeline.steps)
+            if moves or pipeline.canvas[0] != pipeline.canvas[1]:
+                raise OptionError(
+                    f"pipeline is {pipeline}, but spatial is True: rows are over the canvas of the "
+                    "stored image, so choose a pipeline with a square size that moves no image"
+                )
         by_mask = rows.get("axis") == "mask"
         if by_mask and MaskLayout.of(others.setdefault("mask_layout", "concat")).padded:
             raise OptionError(
@@ -182,9 +197,11 @@ class PartMaker:
                 "concat_bits"
             )
         self._batch_size = whole_number("batch_size", batch_size, 1)
-        self._fn, self._options = fn, dict(options)
+        self._fn, self._options, self._pipeline = fn, dict(options), pipeline
         self._loading = {"rank": 0, "world_size": 1, **others}
         made_by = {"function": function_name(fn), "options": self._options}
+        if pipeline is not None:
+            made_by["pipeline"] = str(pipeline)
         self.target = Target(ds, name, made_by | {"samples": ds.spec_text}, **rows)
         self.made: list[ShardToDo] = []
 
@@ -223,7 +240,7 @@ class PartMaker:
     def _writer(self, shard: ShardToDo, counts: np.ndarray) -> PartWriter:
         target, code, origin = self.target, _code_digest(self._fn), None
         if code is not None:
-            made_by = {**target.provenance, "masks": self._loading.get("masks"), "code": code}
+            made_by = {**target.provenance, "masks": self._loading.get("mask_layout"), "code": code}
             origin = msgspec.json.encode(made_by, order="sorted")
         given = {"origin": origin, "counts": counts, "step": self._batch_size}
         return PartWriter(target.folder, target.spec, shard.identity, **given)
@@ -231,6 +248,7 @@ class PartMaker:
     def _rows(self, shard: ShardToDo, batch, counts: np.ndarray, first: int) -> np.ndarray:
         """The rows that the function returns for a batch, as they are stored."""
         fn = self._fn
+        batch = batch if self._pipeline is None else self._pipeline(batch)
         try:
             with torch.no_grad():
                 found = fn(batch, **self._options)
@@ -273,24 +291,27 @@ def stored_rows(found: Any) -> tuple[np.ndarray, str]:
     return little, dtype
 
 
-def function_of(name: str) -> Callable:
-    """Import and return a function. Raises OptionError if there is none of that name.
+def function_of(name: str, option: str = "fn") -> Callable:
+    """Import and return the function that an option names. Raises OptionError if there is none.
 
     An error of the module itself passes.
     """
     module, colon, attribute = name.partition(":")
     if not (colon and all(part.isidentifier() for part in f"{module}.{attribute}".split("."))):
-        raise OptionError(f"fn is {name!r}: choose MODULE:FUNCTION, such as my_teacher:embed")
+        raise OptionError(f"{option} is {name!r}: choose MODULE:FUNCTION, such as my_teacher:embed")
     try:
         found = resolve_name(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module imports
         raise OptionError(
-            f"fn is {name!r}: there is no module {error.name!r} here or among the installed ones"
+            f"{option} is {name!r}: there is no module {error.name!r} here or among the installed "
+            "ones"
         ) from None
     except AttributeError:
-        raise OptionError(f"fn is {name!r}: the module has no {attribute!r}") from None
+        raise OptionError(f"{option} is {name!r}: the module has no {attribute!r}") from None
     if not callable(found):
-        raise OptionError(f"fn is {name!r}: this is of type {type(found).__name__}, not a function")
+        raise OptionError(
+            f"{option} is {name!r}: this is of type {type(found).__name__}, not a function"
+        )
     return found

@@ -247,17 +247,22 @@ class Pipeline:
             self._other = other  # as one object: threads may share the pipeline
         return other
 
-    def __repr__(self) -> str:
-        """Steps and sizes, and what makes images and masks."""
+    def __str__(self) -> str:
+        """Everything that decides the result: steps, sizes, types and numbers."""
         steps = ", ".join(map(repr, self.steps))
         names = ("dtype", "mask_dtype")
         types = ", ".join(f"{name}={str(getattr(self, name))[6:]}" for name in names)
+        mean, std = np.round(self._normal.values.astype(float), 4).tolist()
         related = "" if self._relate is None else f", relations={self._relate.names}"
         return (
-            f"Pipeline([{steps}], {self._sizes}, {types}, min_area={self.min_area}{related}, "
-            f"seed={self.seed}, on a CPU: {describe_kernels('cpu')}, "
-            f"on CUDA: {describe_kernels('cuda')})"
+            f"Pipeline([{steps}], {self._sizes}, {types}, mean={mean}, std={std}, "
+            f"min_area={self.min_area}{related}, seed={self.seed})"
         )
+
+    def __repr__(self) -> str:
+        """That, and what makes images and masks."""
+        on_cpu, on_cuda = (describe_kernels(device) for device in ("cpu", "cuda"))
+        return f"{self}, on a CPU: {on_cpu}, on CUDA: {on_cuda}"
 
     def __call__(self, batch: Mapping[str, Any], epoch: int | None = None) -> Batch:
         """Make training input from a batch.

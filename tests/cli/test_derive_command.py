@@ -17,6 +17,7 @@ import sa1bpack
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import open_part, part_names, read_side_manifest, shard_identities
 from sa1bpack.format.verify import verify
+from sa1bpack.transforms import Pipeline
 
 FUNCTIONS = '''
 import sys, time
@@ -24,6 +25,12 @@ from pathlib import Path
 
 def ids(batch, scale=1, name="x"):
     return batch["image_ids"] * scale
+
+def mean(batch):
+    return batch["images"].mean(1, keepdim=True)
+
+def none(ds):
+    return 0
 
 def slow(batch):
     """Wait in the second batch of the second shard, until a file says that the wait is over."""
@@ -75,6 +82,18 @@ def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path
     assert not (pack / "side").exists()
     code, printed, _ = in_folder("verify", out)
     assert (code, printed) == (0, f"{out}: feature, sound; 4 parts, every byte read\n")
+
+
+def test_a_pipeline_is_made_of_the_dataset_by_a_function_that_is_named(pack, in_folder):
+    command = ("derive", pack, "inputs", "--fn", "made:mean", "--spatial", "--pipeline")
+    assert in_folder(*command, "sa1bpack.transforms:Pipeline")[0] == 0
+    ds = sa1bpack.open(pack)
+    with sa1bpack.Loader(ds, 4) as loader:
+        made = np.concatenate([Pipeline(ds)(batch)["images"].mean(1) for batch in loader])
+    np.testing.assert_array_equal(values(pack, pack / "side/inputs")[:, 0], made)
+    for name, message in (("made:wrong", "of type int"), ("made:none", "is 0: choose a")):
+        code, _, error = in_folder("derive", pack, "other", "--fn", "made:ids", "--pipeline", name)
+        assert code == 2 and "--pipeline is " in error and message in error
 
 
 def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa: F811

@@ -34,8 +34,9 @@ COMMANDS = {
              "--max-area-frac", "--min-iou", "--min-stability"},
     "report": {"--output", "--verify", "--samples", "--seed"},
     "derive": {
-        "--fn", "--option", "--axis", "--mask-format", "--spatial", "--output", "--batch-size",
-        "--device", "--threads", "--part", "--engine", "--address", "--allow-nonfinite",
+        "--fn", "--pipeline", "--option", "--axis", "--mask-format", "--spatial", "--output",
+        "--batch-size", "--device", "--threads", "--part", "--engine", "--address",
+        "--allow-nonfinite",
     },
     "bench": {
         "--device", "--batch-size", "--mask-layout", "--max-masks", "--seconds", "--sweep",

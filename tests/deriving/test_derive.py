@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import pickle
 import shutil
 import sys
 
@@ -11,6 +12,7 @@ import torch
 from small_tars import contents
 
 import sa1bpack
+from sa1bpack import transforms as T
 from sa1bpack.deriving.run import derive, function_name
 from sa1bpack.errors import FormatError, OptionError, OutputRefused, ReadError
 from sa1bpack.format.manifest import read_manifest
@@ -93,6 +95,40 @@ def test_a_row_per_mask_follows_the_masks_of_the_shard(ds, pack):
     np.testing.assert_array_equal(found[:, 1], np.repeat(ds.column("image_id"), counts))
     np.testing.assert_array_equal(found[:, 2], np.concatenate([np.arange(n) for n in counts]))
     assert verify(pack).ok
+
+
+def whole(batch):
+    """float32 (B, 3, H, W): the images themselves, as a pipeline has made them."""
+    return batch["images"]
+
+
+def test_a_function_gets_what_the_pipeline_makes_of_each_batch(ds):
+    made = {"size": 20, "mean": (9, 8, 7.5), "std": (2, 3, 4)}
+    pipeline = T.Pipeline(ds, [T.RandomHorizontalFlip(), T.ColorJitter(0.2)], seed=5, **made)
+    result = derive(
+        ds, "inputs", whole, batch_size=2, pipeline=pickle.loads(pickle.dumps(pipeline))
+    )
+    with sa1bpack.Loader(ds, 3) as loader:
+        expected = torch.cat([pipeline(batch)["images"] for batch in loader])
+    assert torch.equal(torch.from_numpy(rows_of(result.folder, ds.root).copy()), expected)
+    recorded = read_side_manifest(result.folder).provenance["pipeline"]
+    assert recorded == str(pipeline) and "mean=[9.0, 8.0, 7.5], std=[2.0, 3.0, 4.0]" in recorded
+    assert derive(ds, "inputs", whole, pipeline=pipeline).made == ()
+    for other in (T.Pipeline(ds, **made | {"std": (2, 3, 5)}), None):
+        with pytest.raises(OutputRefused, match=r"made with pipeline 'Pipeline.*seed=5"):
+            derive(ds, "inputs", whole, pipeline=other)
+
+
+def test_a_spatial_array_takes_no_pipeline_that_moves_images(ds):
+    for steps, size in (([T.CenterCrop()], 24), ([], (24, 32))):
+        pipeline = T.Pipeline(ds, steps, size=size)
+        with pytest.raises(OptionError, match=r"spatial is True: .* a square size that moves no"):
+            derive(ds, "inputs", whole, spatial=True, pipeline=pipeline)
+    steps = [T.ColorJitter(0.1)]
+    assert derive(ds, "inputs", whole, spatial=True, pipeline=T.Pipeline(ds, steps, size=48)).made
+    others = ds.with_options(coordinates="source")
+    with pytest.raises(OptionError, match="create the pipeline with the dataset"):
+        derive(ds, "others", whole, pipeline=T.Pipeline(others))
 
 
 @pytest.mark.parametrize("dtype", SIDE_DTYPES)
@@ -289,6 +325,7 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"axis": "mask", "mask_layout": "flat"}, "mask_layout is 'flat': use 'concat'"),
         ({"axis": "mask", "mask_layout": 1}, "mask_layout is 1: choose one of padded, concat"),
         ({"options": {"scale": object()}}, "what JSON can hold"),
+        ({"pipeline": embed}, "pipeline is <function embed.*: choose a transforms.Pipeline"),
         ({"fn": Returning(lambda batch: batch["image_ids"][:1])}, "it must return 3 rows"),
         ({"fn": Returning(lambda batch: None)}, "rows are NoneType"),
         ({"fn": Returning(lambda batch: batch["image_ids"].to(torch.complex64))}, "complex64"),

@@ -60,7 +60,7 @@ MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
 # The keys of the provenance in which all parts of a feature must agree: they decide its rows.
-MADE_WITH = ("function", "options", "samples")
+MADE_WITH = ("function", "options", "pipeline", "samples")
 _TOP_FILES = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
 
 AGAIN = "repeat the `sa1bpack derive` or the `sa1bpack.attach` that made the array"
@@ -248,7 +248,7 @@ def first_difference(one: SideManifest, other: SideManifest) -> str | None:
     for key in MADE_WITH:
         found, wanted = one.provenance.get(key), other.provenance.get(key)
         if found != wanted:
-            return f"made with {key} {brief(found)}, not {brief(wanted)}"
+            return f"made with {key} {found!r:.400}, not {wanted!r:.400}"
     return None
 
 
