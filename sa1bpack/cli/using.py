@@ -32,7 +32,8 @@ def subset(
 ) -> int:
     """Select samples of one or several packs, and save their image ids in a small
     file. sa1bpack.open(OUTPUT) opens it for training; `show`, `export` and
-    `subset` accept it in place of a pack. No pixels are read or copied.
+    `subset` accept it in place of a pack. No pixels are read or copied: it is not
+    a pack, which takes `sa1bpack pack` of fewer tars, or with its thresholds.
 
     A sample must meet all conditions. The samples are in the order of the pack, or
     in the order of --ids.
@@ -108,7 +109,8 @@ def export(
     """Export the annotations of a pack. As SA-1B's own JSON they are written to
     OUTPUT/<source>/sa_<id>.json, byte for byte as in the tars; masks that filters
     and the cap dropped are counted. As COCO they are written to one instances file
-    OUTPUT, which pycocotools loads.
+    OUTPUT, which pycocotools loads. The photographs are not written: a pack has
+    their pixels, decoded and scaled, and not the bytes of the JPEGs.
 
     The pack must have the exact masks (it has, unless it was packed without runs).
     Existing files with the same bytes are left as they are; others are never

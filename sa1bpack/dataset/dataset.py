@@ -51,7 +51,8 @@ class SampleInfo:
     file_name         name of the image in its source: the member of the tar
     source            name of the tar or folder: "sa_000012" is sa_000012.tar
     pack, shard, row  folder of the pack, name of the shard, and row in the shard
-    source_height, source_width, stored_height, stored_width   pixels
+    height, width     pixels of the photograph
+    stored_height, stored_width   pixels of the stored image
     masks             masks in the pack
     annotations       masks in the JSON record, before filtering and capping
     """
@@ -63,8 +64,8 @@ class SampleInfo:
     pack: Path
     shard: str
     row: int
-    source_height: int
-    source_width: int
+    height: int
+    width: int
     stored_height: int
     stored_width: int
     masks: int
@@ -125,7 +126,8 @@ class Dataset(MapStyle, Pictured):
     ========================  ===================  ==========================================
 
     Boxes and points are in pixels of the stored image, so they fit `image`; in source pixels, as in
-    SA-1B's JSON, with `coordinates="source"`. The repr says which. Columns are as in the JSON.
+    SA-1B's JSON, with `coordinates="source"`. The repr says which. Columns are as in the JSON. The
+    corners of pixels that a box covers are x, y and x + w + 1, y + h + 1.
 
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples, which share
     the pack; nothing is read for them. A view keeps its memory map alive, whatever happens to the
@@ -273,7 +275,10 @@ class Dataset(MapStyle, Pictured):
                    called once per shard with the `Columns` of those k samples that are in it:
                    `ds.where(lambda c: c["mask_count"] >= 10)`,
                    `ds.where(lambda c: c.reduced("area", "max") > 100_000)`. Or a text, which is
-                   not run as code: `ds.where("mask_count >= 10")`, see docs/training.md.
+                   not run as code: `ds.where("mask_count >= 10")`, a name, a sign and a number.
+                   Names: mask_count, annotation_count, height, width, image_id, and sum, max or
+                   min of area, predicted_iou, stability_score or annotation_id, as in
+                   `"max(area) > 100000"`.
 
         Raises OptionError for anything else, IndexError for an array of another length.
         """
@@ -415,6 +420,8 @@ class Dataset(MapStyle, Pictured):
 
     def metadata(self, index: int) -> SampleInfo:
         """Tar, member, place, sizes and counts of a sample, without reading pixels or masks.
+
+        Of a pack at a URL it fetches the sample's shard.
 
         Raises IndexError as `ds[index]` does, FormatError or OSError if the shard cannot be read.
         """

@@ -8,6 +8,7 @@ from math import floor
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from sa1bpack.arguments import checks_options
@@ -233,6 +234,8 @@ class Iteration:
             now = {"epoch": self._batches.epoch, "batch_idx": number, "global_step": step}
             batch = Batch(batch) | now
             batch["spec"] = reader._dataset.spec_text
+            if self._batches.pad_last:
+                batch["repeated"] = self._repeated(self._done - 1, batch["indices"])
             if reader._options.on_error == "drop":
                 batch["dropped"] = rows_of(errors, batch["indices"].device)
             self._yielded = True
@@ -246,6 +249,16 @@ class Iteration:
                 "and repair it, or check that its disk is there"
             )
         return None
+
+    def _repeated(self, k: int, indices: torch.Tensor) -> torch.Tensor:
+        """bool (n,), on the device of `indices`: the samples of batch k that only fill it up."""
+        found = self._batches.repeated(k)
+        if not found.any():
+            return torch.zeros_like(indices, dtype=torch.bool)
+        if len(found) > len(indices):  # some were dropped
+            rows = self._reader._dataset.rows_at(self._batches[k])
+            found = found[np.isin(rows, indices.cpu().numpy())]
+        return torch.from_numpy(found).to(indices.device)
 
     def _note(self, batch: Batch | None, errors: list[ReadError]) -> None:
         """Note the errors of a batch. Raises LoaderError beyond what may be dropped."""

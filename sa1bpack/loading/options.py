@@ -91,7 +91,8 @@ class ReadingOptions:
         Shuffle the samples, again in every epoch. By default, they come as they are stored.
     order
         In place of `shuffle`: "local" (shuffle within a few shards at a time), "by_node"
-        (shuffle, each node its own shards in every epoch), or an Order of this dataset.
+        (shuffle, each node its own shards in every epoch; not with `bucket_by`), or an Order of
+        this dataset.
     mask_layout
         How masks lie in a batch: "padded", "concat", "padded_bits" or "concat_bits", as in
         `Collate`.
@@ -116,7 +117,8 @@ class ReadingOptions:
         Drop the samples at the end of an epoch that do not fill a batch. By default, they are a
         short one.
     pad_last
-        Fill the last batch with samples of the epoch that came before, as in `OrderedBatches`.
+        Fill the last batch with samples of the epoch that came before. `batch["repeated"]`, bool
+        (B,), marks them, so that an evaluation can leave them out.
     rank, world_size
         None: those of torch.distributed when an iteration begins, or 0 of 1 if it is not
         initialized; that is refused if WORLD_SIZE announces more.

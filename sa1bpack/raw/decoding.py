@@ -44,7 +44,8 @@ class PairInfo:
     file_name         name of the image without its folders
     source, path      name of the tar or folder, "sa_000012", and where it is
     row               number of the pair in it
-    source_height, source_width, stored_height, stored_width   pixels
+    height, width     pixels of the photograph
+    stored_height, stored_width   pixels of the stored image
     masks             masks that the sample has, by all options
     annotations       masks in the JSON record
     jpeg_bytes, json_bytes   sizes of the members
@@ -56,8 +57,8 @@ class PairInfo:
     source: str
     path: Path
     row: int
-    source_height: int
-    source_width: int
+    height: int
+    width: int
     stored_height: int
     stored_width: int
     masks: int

@@ -82,6 +82,10 @@ class Crossing:
                 ranks: [[np.array(batch) for batch in batches] for batches in of_ranks]
                 for ranks, of_ranks in self.plain.items()
             }
+            repeated = {
+                ranks: [[each.current.repeated(k) for k in range(len(each))] for each in of_ranks]
+                for ranks, of_ranks in self.plain.items()
+            }
             self._check_indices(*indices.values())
             self._cool(self.case.cold[epoch], certain=epoch == 0)
             total = len(indices[len(readers)][0])
@@ -90,7 +94,8 @@ class Crossing:
                 place = {"epoch": epoch, "batch_idx": number, "global_step": step}
                 for rank, batch in enumerate(next(batches)):
                     rows = indices[len(readers)][rank][number]
-                    found.append((*self._taken(batch), rows, place))
+                    again = repeated[len(readers)][rank][number]
+                    found.append((*self._taken(batch), rows, again, place))
                 step += 1
                 if self.case.stop == (epoch, number + 1):
                     readers = self._resumed(readers)
@@ -177,7 +182,14 @@ class Crossing:
             first = all_of_them[: len(self.ds)].tolist()
             assert first == list(range(len(first)))
 
-    def _compare(self, batch: dict, made: dict | None, indices: np.ndarray, place: dict) -> None:
+    def _compare(
+        self,
+        batch: dict,
+        made: dict | None,
+        indices: np.ndarray,
+        repeated: np.ndarray,
+        place: dict,
+    ) -> None:
         """Compare a batch with what it must be."""
         case, ds = self.case, self.ds
         samples = [self._sample(index) for index in indices.tolist()]
@@ -193,6 +205,8 @@ class Crossing:
         expected = expected_batch(samples, kept, ds, layout, rows, self.relate)
         if case.reading.get("on_error") == "drop":
             expected["dropped"] = np.empty(0, np.int64)
+        if "pad_last" in case.reading:
+            expected["repeated"] = repeated
         own = place | {"spec": ds.spec_text}
         assert {key: batch[key] for key in OF_LOADERS} == own
         same_arrays(batch, expected, OF_LOADERS)

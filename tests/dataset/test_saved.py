@@ -237,7 +237,7 @@ def test_info_tells_where_a_sample_is(several):
     for index, (info, sample) in enumerate(zip(infos, samples, strict=True)):
         assert (info.index, info.image_id) == (sample["index"], sample["image_id"])
         assert info.file_name == sample["file_name"] == f"sa_{info.image_id}.jpg"
-        assert [info.source_height, info.source_width, info.stored_height, info.stored_width] == (
+        assert [info.height, info.width, info.stored_height, info.stored_width] == (
             sample["size"].tolist()
         )
         assert info.masks == len(sample["areas"]) and info.annotations == info.masks + 1

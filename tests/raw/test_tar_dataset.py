@@ -96,7 +96,7 @@ def test_info_is_of_the_record_and_decodes_no_pixels(source, monkeypatch):
         info = ds.metadata(index)
         assert (info.index, info.image_id) == (index, sample["image_id"])
         assert info.file_name == sample["file_name"] and info.source == "sa_000007"
-        size = info.source_height, info.source_width, info.stored_height, info.stored_width
+        size = info.height, info.width, info.stored_height, info.stored_width
         assert list(size) == sample["size"].tolist()
         assert info.masks == len(sample["areas"]) and info.annotations == info.image_id
 

@@ -224,6 +224,7 @@ class Collate:
     sizes             int32     (B, 4) source height, width, stored height, width
     indices           int64     (B,) rows in the pack
     dropped           int64     (d,) with on_error="drop": rows of samples that were dropped
+    repeated          bool      (B,) with pad_last: samples that only fill up the last batch
     ================  ========  ================================================================
 
     With `relations` there is one more key for each of them, see `transforms.Relate`.

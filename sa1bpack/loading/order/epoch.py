@@ -1,6 +1,7 @@
 """The batches of one epoch for one rank, where they begin, and the states to resume from."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -127,7 +128,7 @@ class EpochBatches:
       differ by at most one sample, and there must be at least one sample per rank.
     - With `drop_last` they are dropped from this epoch. All batches are full.
     - With `pad_last` the epoch's first samples follow them until the batch is full. All batches are
-      full, and the last `padded` samples of the last global batch have come before.
+      full, and `padded` samples of the last global batch have come before, see `repeated`.
 
     In every case all ranks have the same number of batches, and none is empty.
 
@@ -254,7 +255,8 @@ class EpochBatches:
         if self.order.arranges:
             raise OptionError(
                 f"the order is {self.order.kind}, by which each rank keeps its part of the shards, "
-                "but with buckets batches exchange samples: choose another order, or no bucket_by"
+                "but with bucket_by batches exchange samples: leave out one of them, or let each "
+                "node read a part of the dataset of its own, `ds.from_shards(names)`"
             )
         if self.buckets.fingerprint != self.order.fingerprint:
             raise OptionError(
@@ -287,6 +289,24 @@ class EpochBatches:
         if not self.pad_last or not self._left_over:
             return 0
         return self.cut.size(self.epoch, self._first + self._full) - self._left_over
+
+    def repeated(self, k: int) -> np.ndarray:
+        """Return bool (n,): which samples of this rank's part of batch k fill up the last batch.
+
+        Of a sample that is in that batch twice, it is the later one.
+
+        Raises:
+            IndexError: batch k does not exist.
+        """
+        first, stop = self.span(k)
+        found = np.zeros(stop - first, bool)
+        if stop > len(self.order):
+            left = Counter(self._take(len(self.order), stop).tolist())
+            samples = self.global_batch(k).tolist()
+            for place in reversed(range(len(samples))):
+                found[place] = left[samples[place]] > 0
+                left[samples[place]] -= 1
+        return found[self._part(stop - first)]
 
     def number(self, k: int) -> int:
         """Return the number of batch k, counted from the first sample of the epoch.
@@ -322,12 +342,16 @@ class EpochBatches:
             IndexError: batch k does not exist.
         """
         first, stop = self.span(k)
-        length = stop - first
-        low = length * self.rank // self.world_size
-        high = length * (self.rank + 1) // self.world_size
+        part = self._part(stop - first)
         if self.buckets is not None or self.order.arranges:
-            return self.global_batch(k)[low:high]
-        return self._take(first + low, first + high)
+            return self.global_batch(k)[part]
+        return self._take(first + part.start, first + part.stop)
+
+    def _part(self, length: int) -> slice:
+        """This rank's part of a batch of that many samples."""
+        return slice(
+            length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size
+        )
 
     def global_batch(self, k: int) -> np.ndarray:
         """Return int64 (n,), the samples of batch k of all ranks together, in order of rank.

@@ -114,6 +114,18 @@ def test_any_number_of_ranks_yields_the_same_batches_of_the_same_sizes(sizes, la
             assert on_ranks(ranks, sizes, buckets, last, epoch=epoch)[0] == expected
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_samples_that_fill_up_the_last_batch_are_marked_wherever_they_stand(ranks):
+    options = {"global_batch_size": 48, "world_size": ranks, "pad_last": True}
+    parts = [
+        OrderedBatches(ORDER, rank=rank, bucket_by=Buckets(DS, batches=2), **options).current
+        for rank in range(ranks)
+    ]
+    last = len(parts[0]) - 1
+    found = np.concatenate([part[last][part.repeated(last)] for part in parts])
+    assert sorted(found) == sorted(ORDER.take(0, 0, -SIZE % 48).tolist())
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_each_rank_has_about_the_same_number_of_masks(ranks):
     """The fullest rank of a batch, over the mean: everyone waits for it."""

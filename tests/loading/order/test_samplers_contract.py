@@ -128,6 +128,20 @@ def test_any_number_of_ranks_yields_the_same_global_batches(make, last):
         assert on_all_ranks(make(), ranks, **last) == expected
 
 
+@each_order
+def test_samples_that_fill_up_the_last_batch_are_marked_on_any_number_of_ranks(make):
+    """They are the first ones of the epoch; without `pad_last` there is none."""
+    for ranks in RANKS:
+        options = {"global_batch_size": BATCH, "world_size": ranks, "pad_last": True}
+        parts = [OrderedBatches(make(), rank=rank, **options).current for rank in range(ranks)]
+        marked = [(part[k], part.repeated(k)) for k in range(len(parts[0])) for part in parts]
+        found = np.concatenate([samples[again] for samples, again in marked])
+        assert sorted(found) == sorted(epoch_of(make)[: -SIZE % BATCH])
+        assert not any(again.any() for _, again in marked[:-ranks])
+    short = OrderedBatches(make(), BATCH).current
+    assert not any(short.repeated(k).any() for k in range(len(short)))
+
+
 # ------------------------------------------------------------------------------------------- states
 
 
