@@ -9,7 +9,7 @@ part of each row starts. Where the pixels of an image lie in its bytes is define
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -341,6 +341,20 @@ def canvas_spans(layout: Layout, height: int) -> tuple[tuple[int, int], ...]:
     return tuple((plane.start, plane.start + plane.shape[0] * plane.stride) for plane in planes)
 
 
+def canvas_parts(
+    layout: Layout, image: np.ndarray, height: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The parts of a canvas, (n,) uint8, that hold an image of stored `height`.
+
+    Each with the number of zeros before it; at last, with an empty part, the zeros at the end.
+    """
+    done = 0
+    for start, stop in canvas_spans(layout, height):
+        yield start - done, image[start:stop]
+        done = stop
+    yield layout.array("image").row_bytes - done, image[:0]
+
+
 def is_zero_beyond(layout: Layout, image: np.ndarray, height: int, width: int) -> bool:
     """Whether a canvas, (n,) uint8, is zero beyond the stored height and width."""
     whole = image_planes(layout, layout.image_size, layout.image_size)
@@ -365,13 +379,9 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
     digest = xxhash.xxh3_64()
     for name in (spec.name for spec in layout.arrays if spec.name != "checksum"):
         if name == "image" and not layout.flat:
-            part = byte_view(rows[name])
-            done = 0
-            for start, stop in canvas_spans(layout, stored_height):
-                update_zeros(digest, start - done)
-                digest.update(part[start:stop])
-                done = stop
-            update_zeros(digest, layout.array(name).row_bytes - done)
+            for zeros, part in canvas_parts(layout, byte_view(rows[name]), stored_height):
+                update_zeros(digest, zeros)
+                digest.update(part)
         else:
             digest.update(rows[name])
     return digest.intdigest()

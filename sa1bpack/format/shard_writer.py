@@ -48,7 +48,7 @@ from sa1bpack.format.layout import (
     ArraySpec,
     Extent,
     Layout,
-    canvas_spans,
+    canvas_parts,
     rows_checksum,
 )
 from sa1bpack.format.manifest import ShardEntry, check_shard_name
@@ -328,19 +328,14 @@ class ShardWriter:
                 ends = self.extent.along(spec.child_axis) + np.cumsum(rows[spec.name])
                 file.append(byte_view(ends))
             elif spec.name == "image" and not self.layout.flat:
-                self._append_canvas(file, byte_view(rows["image"]), stored_height(rows))
+                image, height = byte_view(rows["image"]), stored_height(rows)
+                for zeros, part in canvas_parts(self.layout, image, height):
+                    file.skip(zeros)
+                    file.append(part)
             else:
                 file.append(byte_view(rows[spec.name]))
         self.extent = self.extent + sample_extent(self.layout, rows)
         self._annotations += int(rows["annotation_count"][0])
-
-    def _append_canvas(self, file: AppendFile, image: np.ndarray, height: int) -> None:
-        done = 0
-        for start, stop in canvas_spans(self.layout, height):
-            file.skip(start - done)
-            file.append(image[start:stop])
-            done = stop
-        file.skip(image.size - done)
 
     def publish(self, attributes: dict[str, Any]) -> ShardEntry:
         """Complete the shard, flush it and give it its final name; returns its manifest entry.

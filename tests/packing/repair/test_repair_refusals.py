@@ -46,10 +46,8 @@ def test_a_tar_that_is_not_the_one_that_was_packed_changes_nothing(root, tars, t
     assert contents(root) == before
 
 
-@pytest.mark.parametrize(("workers", "earlier"), [(1, True), (2, False)])
-def test_a_tar_of_the_same_size_and_other_images_is_refused_by_its_digest(
-    tmp_path, workers, earlier
-):
+@pytest.mark.parametrize("earlier", [True, False], ids=["earlier release", "this one"])
+def test_a_tar_of_the_same_size_and_other_images_is_refused_by_its_digest(tmp_path, earlier):
     found = members(range(10))
     tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None, compress=False)
     root = tmp_path / "pack"
@@ -62,11 +60,11 @@ def test_a_tar_of_the_same_size_and_other_images_is_refused_by_its_digest(
     place = data.index(found["./sa_9.jpg"]) + len(found["./sa_9.jpg"]) - 20
     data[place] ^= 1  # in the last shard, which is damaged neither in the pack nor rebuilt
     tar.write_bytes(data)
-    result = sa1bpack.repair(root, tar, workers=workers)
+    result = sa1bpack.repair(root, tar, workers=1)
     assert result.repaired == []
     assert "its pairs differ" in result.left[FIRST]
     shutil.rmtree(root / "shards" / "sa_000000-002")
-    result = sa1bpack.repair(root, tar, workers=workers)
+    result = sa1bpack.repair(root, tar, workers=1)
     assert result.repaired == []
     kind = "md5 is" if earlier else "XXH3-128 is"
     assert kind in result.left[FIRST] and kind in result.left["sa_000000-002"]
