@@ -282,7 +282,7 @@ BOX_SHIFT = 20.0
 # `draw` for the words of each kind of prompt; the caller's draw is added.
 DRAWS = {
     kind: number << 32
-    for number, kind in enumerate((*REGIONS, "boxes", "clicks", "points", "kinds"), 1)
+    for number, kind in enumerate((*REGIONS, "boxes", "clicks", "points", "kinds", "valid"), 1)
 }
 
 

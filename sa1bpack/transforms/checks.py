@@ -85,8 +85,8 @@ def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
     }
     if needed and not given:
         raise OptionError(
-            "the pipeline has random steps or sizes by epoch, and the batch has no 'epoch': "
-            "call it as pipeline(batch, epoch=...)"
+            "the pipeline has random steps, max_valid, or sizes by epoch, and the batch has no "
+            "'epoch': call it as pipeline(batch, epoch=...)"
         )
     if len({*given.values()}) > 1:
         raise OptionError(

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, number, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import (
@@ -39,8 +40,9 @@ from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.mix import MixStep
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.resample import move_spatial
+from sa1bpack.transforms.masks.choice import ranks, uncovered
 from sa1bpack.transforms.masks.make import MaskMaker, Rows
-from sa1bpack.transforms.masks.relations import Relate
+from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.options import Size, Sizes, as_numbers
 from sa1bpack.transforms.random import uniform
@@ -90,7 +92,8 @@ class Pipeline:
                               `bboxes`. Of a rotated box, the upright box around it
     point_coords     float32  (..., 2) x, y
     point_inside     bool     (...): the point is still inside the image
-    valid            bool     (...): the mask still has `min_area` cells and is not padding
+    valid            bool     (...): the mask still has `min_area` cells and is not padding, nor
+                              left out by `max_cover` or `max_valid`
     input_to_source  float64  (B, 2, 3): [xs, ys] = input_to_source @ [x, y, 1], in pixels of the
                               source image
     input_sizes      float64  (B, 2): height and width of the part of the canvas, from its top left
@@ -153,6 +156,8 @@ class Pipeline:
         mean: Sequence[float] = SAM_MEAN,
         std: Sequence[float] = SAM_STD,
         min_area: int = 1,
+        max_cover: float = 1.0,
+        max_valid: int | None = None,
         relations: Relate | Sequence[str] = (),
         seed: int = 0,
     ):
@@ -172,6 +177,10 @@ class Pipeline:
             mask_dtype: of the masks: torch.bool or a floating-point type.
             mean, std: of R, G, B in 0 to 255; by default those of SAM.
             min_area: cells that a mask must still have to be valid.
+            max_cover: the share of a valid mask's cells, 0 to 1, that larger ones which are left
+                may cover together; 0.8 is EdgeSAM's `mask_nms_thresh`. 1: any.
+            max_valid: at most so many masks of each image are valid, drawn from those that are by
+                (seed, epoch, annotation id). None: all.
             relations: names of relations of the resulting masks, or a `Relate`. Batches must have
                 masks or runs.
             seed: 0 to 2**64 - 1.
@@ -207,6 +216,8 @@ class Pipeline:
             )
         self._normal = Table(np.array([means, stds], np.float32))
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
+        self.max_cover = number("max_cover", max_cover, 0, 1)
+        self.max_valid = None if max_valid is None else whole_number("max_valid", max_valid, 1)
         self._relate = Relate.of(relations)
         if self._relate is not None:
             check_relations(self._relate.names, getattr(getattr(ds, "spec", None), "features", ()))
@@ -231,8 +242,8 @@ class Pipeline:
             sampling=self.mask_sampling,
             geometric=bool(self._geometric),
             untouched=not self._geometric and self.canvas[0] == self.canvas[1],
-            # Relations are counted in bools.
-            dtype=torch.bool if self._relate else self.mask_dtype,
+            # Relations and covers are counted in bools.
+            dtype=torch.bool if self._relate or self.max_cover < 1 else self.mask_dtype,
         )
 
     def _sized(self, epoch: int | None, step: int | None) -> "Pipeline":
@@ -253,11 +264,14 @@ class Pipeline:
         names = ("dtype", "mask_dtype")
         types = ", ".join(f"{name}={str(getattr(self, name))[6:]}" for name in names)
         mean, std = np.round(self._normal.values.astype(float), 4).tolist()
-        related = "" if self._relate is None else f", relations={self._relate.names}"
-        return (
-            f"Pipeline([{steps}], {self._sizes}, {types}, mean={mean}, std={std}, "
-            f"min_area={self.min_area}{related}, seed={self.seed})"
-        )
+        others = f"mean={mean}, std={std}, min_area={self.min_area}"
+        if self.max_cover < 1:
+            others += f", max_cover={self.max_cover}"
+        if self.max_valid is not None:
+            others += f", max_valid={self.max_valid}"
+        if self._relate is not None:
+            others += f", relations={self._relate.names}"
+        return f"Pipeline([{steps}], {self._sizes}, {types}, {others}, seed={self.seed})"
 
     def __repr__(self) -> str:
         """That, and what makes images and masks."""
@@ -282,7 +296,8 @@ class Pipeline:
         """
         small = self._checked(batch)
         changes = self._sizes.change_by("epoch")
-        epoch = check_epoch(batch, epoch, needed=bool(self.steps) or changes)
+        draws = bool(self.steps) or self.max_valid is not None
+        epoch = check_epoch(batch, epoch, needed=draws or changes)
         sized = self._sized(epoch, self._sizes.step_of(batch))
         with full_precision(batch["images"].device):
             return sized._made(batch, small, epoch)
@@ -294,8 +309,8 @@ class Pipeline:
                sent to the device of the batch
         """
         frame = fit_frame(small["sizes"], self.canvas)
-        for number, step in enumerate(self._geometric):
-            frame = step(frame, self._uniform(small, epoch, number))
+        for k, step in enumerate(self._geometric):
+            frame = step(frame, self._uniform(small, epoch, k))
         done = Batch(batch)
         done.pop("spec", None)  # it describes the images of the batch, not those of the result
         after = len(self._geometric)
@@ -311,15 +326,21 @@ class Pipeline:
         if frame.window is not None:
             placed["source_window"] = frame.window * to_source.scale.repeat(1, 2)
         leading = [batch[key].shape for key in MASK_KEYS if key in batch]
-        areas = None
+        used = None
         if leading:
             rows = Rows.of(small["mask_counts"], leading[0], "mask_offsets" not in batch)
             placed |= self._annotations(small, rows, frame)
-            areas = self._put_masks(done, batch, small, rows, frame)
+            used = self._put_masks(done, batch, small, rows, frame)
         done.pop("bboxes", None)
         done |= dict(zip(placed, sent([*placed.values()], batch["images"].device), strict=True))
-        if areas is not None:
-            done["valid"] &= (areas >= self.min_area).view(rows.shape)
+        if used is not None:
+            done["valid"] &= used.view(rows.shape)
+        if leading and self.max_valid is not None:
+            ids, valid = batch["annotation_ids"].flatten(), done["valid"].flatten()
+            drawn = uniform(self.seed, epoch, ids, prompt_draw("valid", 0), 1)[:, 0]
+            [owner] = sent([rows.owner], ids.device)
+            places = ranks(drawn.where(valid, 1.0), owner, len(batch["images"]))
+            done["valid"] &= (places < self.max_valid).view(rows.shape)
         for name in self._spatial.keys() & batch.keys():
             moved = bool(self._geometric)
             done[name] = move_spatial(batch[name], frame, self.image_size, moved, self._shrinks)
@@ -335,6 +356,8 @@ class Pipeline:
         """Check a batch. Returns its numbers per image and mask, on the host if they are known
         there: those of `_SMALL`, and of runs `mask_offset` and `source_sizes`."""
         needed = ("images", "sizes", "image_ids") if self.steps else ("images", "sizes")
+        if self.max_valid is not None:
+            needed += ("annotation_ids",)
         check_tensors(batch, needed, MASK_KEYS)
         check_spec(batch, self.spec)
         check_images(batch["images"], self.image_size)
@@ -356,7 +379,8 @@ class Pipeline:
     def _put_masks(
         self, done: Batch, batch: Mapping, small: Mapping, rows: Rows, frame: Frame
     ) -> torch.Tensor | None:
-        """Move masks and relate them. Returns the cells of each, (T,); None without masks."""
+        """Move masks and relate them. Returns bool (T,), which of them are large enough and not
+        covered; None without masks."""
         if "runs" in batch:
             check_runs(batch["runs"], small, rows.shape)
             masks, areas = self._masks.draw(batch["runs"], small, rows, frame)
@@ -365,14 +389,16 @@ class Pipeline:
         else:
             return None
         done["masks"] = masks.to(self.mask_dtype).view(*rows.shape, *self.grid)
+        counts, used = batch["mask_counts"], areas >= self.min_area
+        padded = "mask_offsets" not in batch
         if self._relate is not None:
-            # A kernel on a device may have written them in another type.
-            cells = (masks if masks.dtype == torch.bool else masks > 0).view(
-                *rows.shape, *self.grid
-            )
-            padded = "mask_offsets" not in batch
-            done |= self._relate.of_masks(cells, batch["mask_counts"], padded)
-        return areas
+            cells = masks.view(*rows.shape, *self.grid)
+            done |= self._relate.of_masks(cells, counts, padded)
+        if self.max_cover < 1:
+            most = rows.shape[1] if padded else fullest(counts)
+            [owner] = sent([rows.owner], masks.device)
+            used &= uncovered(masks, areas, owner, len(counts), most, self.max_cover)
+        return used
 
     def _annotations(self, small: Mapping, rows: Rows, frame: Frame) -> dict[str, torch.Tensor]:
         """Boxes and points on the canvas, and which masks are `valid`, whatever their cells are."""

@@ -183,7 +183,7 @@ class Relate:
         if padded:
             most = masks.shape[1]
         elif most is None:
-            most = _fullest(counts)
+            most = fullest(counts)
         if not uses_compiled(masks.device):
             return self._with_torch(masks, counts, padded, most)
         found = masks.flatten(0, 1).numpy() if padded else masks.numpy()
@@ -206,7 +206,7 @@ class Relate:
                 "masks that it draws, or open the pack with a mask_size"
             )
         if most is None:
-            most = _fullest(counts)
+            most = fullest(counts)
         leading = (len(counts), most) if padded else (runs.masks,)
         places = runs.padded_rows(most) if runs.masks != prod(leading) else None
         samples = ((at, image) for _, at, image in compiled_samples(runs, places))
@@ -299,7 +299,7 @@ def relation(
     return found(batch)[name]
 
 
-def _fullest(counts: torch.Tensor) -> int:
+def fullest(counts: torch.Tensor) -> int:
     """The mask count of the fullest sample. Waits for a device if the host does not know it."""
     known = on_host(counts)
     return int((counts if known is None else known).max()) if len(counts) else 0
