@@ -8,7 +8,7 @@ import numpy as np
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS, SIZE_COLUMNS
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.rows import Rows, offsets_of, row_array, shard_bounds
+from sa1bpack.dataset.rows import Rows, expanded, offsets_of, row_array, shard_bounds
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.dataset.shards import CACHE
 from sa1bpack.errors import UnknownName
@@ -157,15 +157,6 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
         raise UnknownName(f"{name!r} has one value per sample: use column({name!r})")
     named = ", ".join(columns["sample"] + columns["mask"])
     raise UnknownName(f"no column {name!r}; the columns are {named}")
-
-
-def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The rows of n ranges, one range after another: range i begins at first[i].
-
-    first    int64 (n,)
-    offsets  int64 (n + 1,) from 0: range i has offsets[i + 1] - offsets[i] rows
-    """
-    return np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
 
 
 def iterate_columns(pack: Pack, rows: Rows, options: SampleOptions) -> Iterator[Columns]:

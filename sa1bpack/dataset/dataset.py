@@ -1,9 +1,10 @@
 """The map-style dataset over a pack."""
 
 import dataclasses
+import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,15 +19,15 @@ from sa1bpack.arguments import (
     whole_number,
 )
 from sa1bpack.dataset import select
-from sa1bpack.dataset.columns import Columns, check_column, empty_column, expanded, iterate_columns
+from sa1bpack.dataset.columns import Columns, check_column, empty_column, iterate_columns
 from sa1bpack.dataset.features import with_features
-from sa1bpack.dataset.map_style import MapStyle
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.pack_folder import open_folders
+from sa1bpack.dataset.pack_folder import open_folders, pack_sampling
 from sa1bpack.dataset.rows import (
     IdLookup,
     Rows,
     as_position,
+    expanded,
     offsets_of,
     row_array,
     rows_at,
@@ -34,7 +35,6 @@ from sa1bpack.dataset.rows import (
     take,
 )
 from sa1bpack.dataset.sample import ChangedKeywords, SampleOptions, SampleSpec, read_sample
-from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
@@ -70,6 +70,29 @@ class SampleInfo:
     stored_width: int
     masks: int
     annotations: int
+
+
+class MapStyle:
+    """A map-style dataset: an instance of `torch.utils.data.Dataset`, once torch is loaded.
+
+    `isinstance` asks an object for its `__class__` if its type is no subclass. That is the type
+    itself here as long as torch is not loaded, and then a subclass of it and of torch's Dataset.
+    """
+
+    @property
+    def __class__(self) -> type[Any]:
+        torch_data = sys.modules.get("torch.utils.data")
+        base = getattr(torch_data, "Dataset", None)  # None while torch is being imported
+        return type(self) if base is None else _also(type(self), base)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # by its type, for `pickle` demands the two to agree
+        return object.__new__, (type(self),), self.__getstate__()
+
+
+@functools.cache
+def _also(cls: type, base: type) -> type:
+    """A class that is a subclass of both, and called as the first."""
+    return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 # Methods of earlier releases, and their names of today.
@@ -249,7 +272,7 @@ class Dataset(MapStyle, Pictured):
             )
         return int(found[0]) if one else found
 
-    @cached_property
+    @functools.cached_property
     def ids(self) -> IdLookup:
         """Finds image ids among the samples; of a subset, sorted when first used."""
         whole = self.pack.is_whole(self._rows)
@@ -393,7 +416,7 @@ class Dataset(MapStyle, Pictured):
                 out[expanded(offsets[at], part["mask_offset"])] = part[name]
         return out
 
-    @cached_property
+    @functools.cached_property
     def mask_offsets(self) -> np.ndarray:
         """int64 (n + 1,): where the masks of each sample begin in `mask_column`.
 
@@ -476,7 +499,7 @@ class Dataset(MapStyle, Pictured):
         """The shards of the pack: `shards[k]["image"]` is a memory map."""
         return self.pack
 
-    @cached_property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """16 hex digits that identify the samples and their order.
 
@@ -496,7 +519,7 @@ class Dataset(MapStyle, Pictured):
         """Folder of the pack. Raises OptionError if there are several, see `pack.folders`."""
         return self.pack.root
 
-    @property
+    @functools.cached_property
     def spec_text(self) -> str:
         """The form of samples in one line: "pad 1024 rgb, masks 256 area, stored coordinates".
 

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.dataset.shards import CACHE, wrong_span
-from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.arrays import check_offsets_rise, map_array
 from sa1bpack.format.files import REMEDY
 from sa1bpack.format.index import check_index, open_manifest_and_index
 from sa1bpack.format.layout import image_nbytes
-from sa1bpack.format.manifest import SHARDS_NAME, completeness_of
+from sa1bpack.format.manifest import SHARDS_NAME, Manifest, completeness_of
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.side.spec import ShardIdentity, shard_identities
 from sa1bpack.urls import Lease, ShardSource
@@ -172,6 +171,11 @@ def check_same_layout(folders: Sequence[PackFolder]) -> None:
         if lines := _differences(first.manifest.options, folder.manifest.options, first, folder):
             _log.warning("packs made with other options are opened together: %s", "; ".join(lines))
             return
+
+
+def pack_sampling(manifest: Manifest) -> str:
+    """The sampling of a pack's own masks; see docs/format.md."""
+    return manifest.options.get("mask_sampling", "area")
 
 
 def _meaning(folder: PackFolder) -> dict[str, Any]:

@@ -112,6 +112,15 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
     return offsets
 
 
+def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """The rows of n ranges, one range after another: range i begins at first[i].
+
+    first    int64 (n,)
+    offsets  int64 (n + 1,) from 0: range i has offsets[i + 1] - offsets[i] rows
+    """
+    return np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
+
+
 def shard_bounds(first_row: Sequence[int] | np.ndarray, rows: Rows) -> np.ndarray:
     """int64 (k + 1,): positions from 0 to n among rows, where the shard changes.
 

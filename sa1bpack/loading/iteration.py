@@ -231,9 +231,8 @@ class Iteration:
             cursor.took(self._generation, self._done)
             if batch is None:
                 continue
-            now = {"epoch": self._batches.epoch, "batch_idx": number, "global_step": step}
-            batch = Batch(batch) | now
-            batch["spec"] = reader._dataset.spec_text
+            epoch, spec = self._batches.epoch, reader._dataset.spec_text
+            batch = Batch(batch, epoch=epoch, batch_idx=number, global_step=step, spec=spec)
             if self._batches.pad_last:
                 batch["repeated"] = self._repeated(self._done - 1, batch["indices"])
             if reader._options.on_error == "drop":

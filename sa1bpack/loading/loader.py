@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.dataset.specs import AS_STORED
+from sa1bpack.dataset.sample import AS_STORED
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import LARGE_ARRAYS, BatchSpec
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
@@ -162,7 +162,7 @@ class Loader(BatchReader):
         self._masks = chosen.mask_schedule(ds, self.batches.order)
         self._device: Host | CudaChoice = open_device(device)
         self._spec = BatchSpec.of(
-            ds, chosen.layout, to_device=self._device.pinned, relate=chosen.relate
+            ds, chosen.layout, to_device=self._device.pinned, relate=chosen.relations or None
         )
         self._pool: BufferPool | None = None
         self._end_threads: weakref.finalize | None = None

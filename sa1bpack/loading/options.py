@@ -178,7 +178,8 @@ class ReadingOptions:
                 f"on_epoch_end is {self.on_epoch_end!r}: choose a function that takes the stats of "
                 "an epoch, such as print"
             )
-        object.__setattr__(self, "relations", self.relate or ())  # names may be an iterator
+        if self.relations != ():  # names may be an iterator
+            object.__setattr__(self, "relations", Relate.of(self.relations) or ())
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
         _ = self.choices  # checks mask_layout, max_masks, mask_select, pad_to_max and seed
@@ -187,11 +188,6 @@ class ReadingOptions:
     def layout(self) -> MaskLayout:
         """Of the masks in a batch."""
         return MaskLayout.of(self.mask_layout)
-
-    @property
-    def relate(self) -> Relate | None:
-        """What computes the relations; None for none."""
-        return Relate.of(self.relations)
 
     @property
     def choices(self) -> MaskSchedule:

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.dataset.columns import expanded
-from sa1bpack.dataset.rows import offsets_of
+from sa1bpack.dataset.rows import expanded, offsets_of
 from sa1bpack.dataset.shards import (
     CACHE,
     FIRST_ADDRESS,

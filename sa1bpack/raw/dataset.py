@@ -20,7 +20,7 @@ from sa1bpack.arguments import (
     local_path,
     whole_number,
 )
-from sa1bpack.dataset.map_style import MapStyle
+from sa1bpack.dataset.dataset import MapStyle
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import as_position, take
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec

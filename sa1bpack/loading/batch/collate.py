@@ -10,8 +10,7 @@ from torch.utils.data import get_worker_info
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, whole_number
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field
 from sa1bpack.dataset.rows import offsets_of
-from sa1bpack.dataset.sample import SampleSpec
-from sa1bpack.dataset.specs import RGB_ON_CANVAS, YUV_ON_CANVAS
+from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
 from sa1bpack.display import Sample, call_text
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import MAX_IMAGE_SIZE, half

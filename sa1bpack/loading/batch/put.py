@@ -13,7 +13,7 @@ beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at
 import numpy as np
 from llvmlite import ir
 
-from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS
+from sa1bpack.dataset.sample import RGB_OF_YUV, RGB_ON_CANVAS
 from sa1bpack.kernels import intrinsic, memcpy, memset, njit, types
 from sa1bpack.pixels.yuv420 import PIXELS, rgb_row, row_scratch
 

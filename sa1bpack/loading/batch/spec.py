@@ -10,7 +10,7 @@ import numpy as np
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_FIELDS
-from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
+from sa1bpack.dataset.sample import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
@@ -67,6 +67,14 @@ _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", 
 # int64, so no other type is possible here.
 COPIED_FIELDS = tuple(field for field in NUMBER_FIELDS if field.batch)
 assert all(field.dtype in (_FLOAT32, _INT64) for field in COPIED_FIELDS)
+
+# Key → shape of the values of one sample or mask, and type.
+_OF_SAMPLES = {
+    field.batch: (field.row_shape, field.dtype)
+    for field in SAMPLE_FIELDS
+    if field.batch and field.dtype is not None
+}
+_OF_MASKS = {field.batch: (field.row_shape, field.dtype) for field in COPIED_FIELDS}
 
 # For `load_samples`, with the start of each region still to be written to column 0.
 FIELD_TABLE = np.array(
@@ -180,18 +188,14 @@ class BatchSpec:
         """
         grid = self.masks.size
         rows = (samples, capacity) if self.layout.padded else (total,)
-        wanted: dict[str, tuple[tuple[int, ...], np.dtype]] = {
+        wanted = {
             "images": ((samples, *self.image.shape), _UINT8),
             "mask_counts": ((samples,), _INT64),
-        } | {
-            field.batch: ((samples, *field.row_shape), field.dtype)
-            for field in SAMPLE_FIELDS
-            if field.batch and field.dtype is not None
         }
+        wanted |= {key: ((samples, *shape), kind) for key, (shape, kind) in _OF_SAMPLES.items()}
         if not self.layout.padded or self.masks.source == "runs":
             wanted["mask_offsets"] = ((samples + 1,), _INT64)
-        for field in COPIED_FIELDS:
-            wanted[field.batch] = ((*rows, *field.row_shape), field.dtype)
+        wanted |= {key: ((*rows, *shape), kind) for key, (shape, kind) in _OF_MASKS.items()}
         features = {
             feature.name: (
                 ((samples,) if feature.axis == "sample" else rows) + feature.row_shape,

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sa1bpack.errors import OptionError
-
 MAX_SAMPLES = 2**32
 
 # What random words are used for. Each use has its own stream, so that no draw repeats another.
@@ -46,19 +44,6 @@ class Key:
         halves = [half for part in parts for half in (part & 0xFFFFFFFF, part >> 32)]
         generator = np.random.PCG64(np.random.SeedSequence(halves))
         return generator.advance(first).random_raw(count)
-
-
-def check_fingerprint(fingerprint: object) -> str:
-    """Return the fingerprint; raise OptionError unless it is 16 lower-case hexadecimal digits."""
-    if (
-        not isinstance(fingerprint, str)
-        or len(fingerprint) != 16
-        or set(fingerprint) - set("0123456789abcdef")
-    ):
-        raise OptionError(
-            f"a fingerprint must be 16 lower-case hexadecimal digits, got {fingerprint!r}"
-        )
-    return fingerprint
 
 
 def permutation(words: np.ndarray) -> np.ndarray:

@@ -105,7 +105,7 @@ class Order(ABC):
         if count == 0:
             raise OptionError("the dataset has no samples: an order needs at least one")
         self.size = whole_number("the number of samples", count, 1, pure.MAX_SAMPLES - 1)
-        self.fingerprint = pure.check_fingerprint(found.fingerprint)
+        self.fingerprint = check_fingerprint(found.fingerprint)
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
@@ -164,6 +164,19 @@ def described(dataset: Any) -> Ordered:
             "torch Subset of one, or describe another dataset by an Extent"
         )
     return select_nested(found, selections)
+
+
+def check_fingerprint(fingerprint: object) -> str:
+    """Return the fingerprint; raise OptionError unless it is 16 lower-case hexadecimal digits."""
+    if (
+        not isinstance(fingerprint, str)
+        or len(fingerprint) != 16
+        or set(fingerprint) - set("0123456789abcdef")
+    ):
+        raise OptionError(
+            f"a fingerprint must be 16 lower-case hexadecimal digits, got {fingerprint!r}"
+        )
+    return fingerprint
 
 
 @checks_options

@@ -9,7 +9,7 @@ from guard_pages import guarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
+from sa1bpack.dataset.sample import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.loading.batch.put import put_image
 from sa1bpack.pixels.yuv420 import half, yuv420_to_rgb
 

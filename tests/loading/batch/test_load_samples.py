@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_cache import drop, resident
 
-from sa1bpack.dataset.specs import RGB_ON_CANVAS
+from sa1bpack.dataset.sample import RGB_ON_CANVAS
 from sa1bpack.disk.aio import CUT_SHORT, Context
 from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 from sa1bpack.loading.batch.load_samples import (
