@@ -100,6 +100,23 @@ def number(
     return float(value)
 
 
+def numbers_of(name: str, value: Any, count: int, each: str, low: float = -inf) -> np.ndarray:
+    """Return an array of numbers (count,), one per `each`: "sample" or "mask".
+
+    Raises OptionError unless all of them are finite and at least `low`.
+    """
+    found = np.asarray(value)
+    if found.shape != (count,) or found.dtype.kind not in "biuf":
+        shown = f"{found.dtype} {found.shape}" if found.ndim else repr(value)
+        raise OptionError(f"{name} is {shown}: give an array, one number per {each}, ({count},)")
+    if len(bad := np.flatnonzero(~(np.isfinite(found) & (found >= low)))):
+        least = "" if low == -inf else f" of at least {low}"
+        raise OptionError(
+            f"{name} must be finite numbers{least}; {each} {bad[0]} has {found[bad[0]]}"
+        )
+    return found
+
+
 def part_of_job(value: Any) -> Share:
     """Return (K, N), the K-th of N parts of a job, as ints.
 

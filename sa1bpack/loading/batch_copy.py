@@ -123,7 +123,7 @@ class BatchCopy:
         self.total = int(offsets[high]) - self._first_mask
         counts = lookup.counts[low:high]
         self.most = int(counts.max(initial=0))  # masks of the fullest sample
-        capacity = source.masks.capacity(lookup.choice)
+        capacity = lookup.choice.capacity
         self.capacity = self.most if capacity is None else capacity  # of padded arrays
         # int64 (T + 1,): where the runs of each mask begin in those of all masks, joined.
         self.run_offset = self._run_offset(0, high - low)

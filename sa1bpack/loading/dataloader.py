@@ -32,6 +32,7 @@ from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.batches import BatchIndices, DealtBatches, OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.orders import order_seed
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, figures_of
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.batch import Batch, make_known
@@ -93,7 +94,7 @@ class _SendingCollate(Collate):
         batch = _SentBatch()
         batch.errors = [sample for sample in samples if isinstance(sample, ReadError)]
         if kept:
-            batch |= self._batch(kept, choice, epoch, self.masks.capacity(choice))
+            batch |= self._batch(kept, choice, epoch)
             batch["epoch"] = epoch
             if step is not None:
                 batch["global_step"] = step
@@ -279,7 +280,8 @@ def make_dataloader(
     if multiprocessing_context is not None:
         methods = torch.multiprocessing.get_all_start_methods()
         choice("multiprocessing_context", multiprocessing_context, methods)
-    collate = _SendingCollate(ds, chosen, chosen.mask_schedule(ds, batches.order))
+    masks = chosen.choices.over(ds, order_seed(batches.order, chosen.seed))
+    collate = _SendingCollate(ds, chosen, masks)
     if ds.options.transform is None:
         BatchSpec.of(ds, chosen.layout, to_device=False)  # raises if it cannot be made
     if chosen.on_error == "drop":

@@ -24,6 +24,7 @@ from sa1bpack.loading.devices import Cuda, CudaChoice, Host, finishing_bytes, op
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.orders import order_seed
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, figures_of, reading_mode
 from sa1bpack.loading.reader_threads import ReaderThreads
@@ -159,7 +160,7 @@ class Loader(BatchReader):
             samples = self.batches.most_samples
             prefetch = _direct_prefetch(self._threads, samples) if direct else PREFETCH
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
-        self._masks = chosen.mask_schedule(ds, self.batches.order)
+        self._masks = chosen.choices.over(ds, order_seed(self.batches.order, chosen.seed))
         self._device: Host | CudaChoice = open_device(device)
         self._spec = BatchSpec.of(
             ds, chosen.layout, to_device=self._device.pinned, relate=chosen.relations or None

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypedDict
 
 import numpy as np
 
 from sa1bpack.arguments import checks_options, choice, flag, keywords_of, number, seconds
-from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.collate import ON_ERROR
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
@@ -182,19 +182,17 @@ class ReadingOptions:
             object.__setattr__(self, "relations", Relate.of(self.relations) or ())
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
-        _ = self.choices  # checks mask_layout, max_masks, mask_select, pad_to_max and seed
+        _ = self.layout, self.choices  # checks what they are made of
 
-    @property
+    @cached_property
     def layout(self) -> MaskLayout:
         """Of the masks in a batch."""
-        return MaskLayout.of(self.mask_layout)
+        return MaskLayout.of(self.mask_layout, self.pad_to_max)
 
-    @property
+    @cached_property
     def choices(self) -> MaskSchedule:
         """The choice of masks, for any dataset."""
-        return MaskSchedule.of(
-            self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max, self.layout
-        )
+        return MaskSchedule.of(self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max)
 
     def batches(self, ds: Ordered, batch_size: WholeNumbers | None) -> OrderedBatches:
         """The batches of a dataset, of so many samples on each rank.
@@ -252,13 +250,6 @@ class ReadingOptions:
                 "or omit seed here"
             )
         return order
-
-    def mask_schedule(self, ds: Dataset, order: Order) -> MaskSchedule:
-        """The choice of masks; what is drawn has the seed of the order.
-
-        Raises OptionError for an array that does not have one weight per mask of the dataset.
-        """
-        return self.choices.over(ds, order_seed(order, self.seed))
 
 
 keywords_of(ReadingKeywords, ReadingOptions)

@@ -12,7 +12,7 @@ from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 from sa1bpack.disk.reading_mode import ReadingMode, choose_mode, direct_obstacle
 from sa1bpack.environment import available_cpus
-from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
+from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec, Regions, expected_runs
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.wording import counted, size_text
@@ -125,29 +125,20 @@ class LargestBatch:
         cls, ds: Dataset, spec: BatchSpec, batches: OrderedBatches, masks: MaskSchedule
     ) -> "LargestBatch":
         """Of the batches of a dataset, in any epoch."""
+        stored = np.array(ds.most_masks)
         of_sizes = (
-            cls.of_samples(ds, spec, batches.part_of(size), choice, masks.capacity(choice))
+            cls.of_masks(
+                ds, spec, batches.part_of(size), int(choice.counts(stored)), choice.capacity
+            )
             for size, choice in masks.with_sizes(batches.sizes)
         )
         return max(of_sizes, key=lambda found: found.nbytes)
 
     @classmethod
-    def of_samples(
-        cls, ds: Dataset, spec: BatchSpec, samples: int, choice: MaskChoice, capacity: int | None
-    ) -> "LargestBatch":
-        """Of batches of that many samples.
-
-        capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
-        """
-        return cls.of_masks(
-            ds, spec, samples, int(choice.counts(np.array(ds.most_masks))), capacity
-        )
-
-    @classmethod
     def of_masks(
         cls, ds: Dataset, spec: BatchSpec, samples: int, most: int, capacity: int | None = None
     ) -> "LargestBatch":
-        """Of that many samples with `most` masks each."""
+        """Of that many samples with `most` masks each, in arrays of `capacity`, or of as many."""
         capacity = most if capacity is None else capacity
         total = samples * most
         regions, nbytes = spec.regions(samples, capacity, total, expected_runs(ds, total))
@@ -186,7 +177,7 @@ def figures_of(
 
         def kept(step: int) -> tuple[int | None, int | None]:
             choice = masks.at(batches.epoch, step)
-            return choice.max_masks, masks.capacity(choice)
+            return choice.max_masks, choice.capacity
 
         found["padding"], found["padding_without"] = batches.padding(kept)
         found["padded"] = buckets.wasted

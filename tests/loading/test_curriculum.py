@@ -112,7 +112,7 @@ def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, monkey
         (
             4,
             {"mask_select": ["largest", np.ones(3)], "max_masks": 2},
-            r"from epoch 1 on, mask_select is an",
+            r"from epoch 1 on, mask_select is float64",
         ),
         (4, {"max_masks": lambda epoch: 1 + epoch}, "max_masks is a function that still changes"),
         (4, {"max_masks": "many"}, "max_masks is 'many': choose a whole number"),

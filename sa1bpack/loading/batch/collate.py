@@ -15,7 +15,7 @@ from sa1bpack.display import Sample, call_text
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import MAX_IMAGE_SIZE, half
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect, fixed_capacity
+from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.masks.rle import take_masks
@@ -288,10 +288,9 @@ class Collate:
             OptionError: a value that cannot be used.
         """
         choice("on_error", on_error, ON_ERROR)
-        self.layout = MaskLayout.of(mask_layout)
-        self.choice = MaskChoice(max_masks, mask_select, seed)
+        self.layout = MaskLayout.of(mask_layout, pad_to_max)
+        self.choice = MaskChoice(max_masks, mask_select, seed, pad_to_max)
         self.on_error = on_error
-        self.capacity = fixed_capacity(pad_to_max, self.choice, self.layout)
         self.dropped: list[ReadError] = []  # only those of this process
         self._warned: set[str] = set()  # shards with dropped samples
         if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
@@ -328,7 +327,7 @@ class Collate:
             self,
             mask_layout=self.layout.name,
             **chosen,
-            pad_to_max=self.capacity is not None,
+            pad_to_max=self.choice.pads,
             canvas=self._canvas,
             sample_spec=self._spec_text,
             relations=() if self._relate is None else self._relate.names,
@@ -350,19 +349,13 @@ class Collate:
         errors = [sample for sample in samples if isinstance(sample, ReadError)]
         if errors:
             samples = self._without(errors, samples)
-        batch = self._batch(samples, self.choice, self.epoch, self.capacity)
+        batch = self._batch(samples, self.choice, self.epoch)
         if self.on_error == "drop":
             batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         return batch
 
-    def _batch(
-        self, samples: Sequence[Sample], choice: MaskChoice, epoch: int, capacity: int | None
-    ) -> Batch:
-        """The batch of samples that could be read.
-
-        choice    which masks to keep, in this epoch
-        capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
-        """
+    def _batch(self, samples: Sequence[Sample], choice: MaskChoice, epoch: int) -> Batch:
+        """The batch of samples that could be read, with the chosen masks in this epoch."""
         if not samples:
             raise OptionError("a batch has at least one sample, but the list is empty")
         for sample in samples:
@@ -384,8 +377,7 @@ class Collate:
             _BATCH_SAMPLE_FIELDS + _feature_fields(self._features, "sample"), first
         ):
             batch[field.batch] = _stacked(field, samples, self._canvas)
-        if capacity is None:
-            capacity = int(counts.max())
+        capacity = choice.capacity or int(counts.max())
         for field in of_masks:
             batch[field.batch] = self._masks(field, samples, chosen, offsets, capacity)
         for feature in self._features:

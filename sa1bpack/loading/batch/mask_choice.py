@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import MAX_WORD, choice, whole_number
+from sa1bpack.arguments import MAX_WORD, choice, numbers_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.errors import LoaderError, OptionError, UnknownName
-from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.masks import thirds_of
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.wording import brief
@@ -62,25 +61,9 @@ class MaskWeights:
 
     def __init__(self, ds: Dataset, weights: np.ndarray):
         """weights: (T,), one number per mask, in the order of `ds.mask_column`."""
-        self._ids, self._offsets, self._weights = ds.ids, ds.mask_offsets, weights
-        if weights.shape != (total := int(self._offsets[-1]),):
-            raise OptionError(
-                f"mask_select is an array of {weights.shape}: it must have one weight per mask of "
-                f"the dataset, ({total},), in the order of ds.mask_column"
-            )
-        if weights.dtype.kind not in "biuf":
-            raise OptionError(f"mask_select is an array of {weights.dtype}: it must have numbers")
-        bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
-        if len(bad):
-            raise OptionError(
-                f"mask_select is an array of weights, which must be finite and at least 0; mask "
-                f"{bad[0]} of the dataset has {weights[bad[0]]}"
-            )
-        if total and not weights.any():
-            raise OptionError(
-                "mask_select is an array of weights that are all 0: mask_select='random' draws "
-                "uniformly"
-            )
+        self._ids, self._offsets = ds.ids, ds.mask_offsets
+        total = int(self._offsets[-1])
+        self._weights = numbers_of("mask_select", weights, total, "mask of the dataset", low=0)
 
     def __call__(self, columns: MaskColumns) -> np.ndarray:
         """(m,): the weights of a sample's masks."""
@@ -112,6 +95,7 @@ class MaskChoice:
                  order
     seed         of what is drawn, 0 to 2**64 - 1: a function of (seed, epoch, image_id) and of the
                  sample's masks alone, not of the batch, the worker or the rank
+    pads         padded arrays always have `max_masks` rows per sample
 
     Raises OptionError for a value that cannot be used.
     """
@@ -119,8 +103,11 @@ class MaskChoice:
     max_masks: int | None = None
     mask_select: MaskSelect = "largest"
     seed: int = 0
+    pads: bool = False
 
     def __post_init__(self):
+        if self.pads and self.max_masks is None:
+            raise OptionError("pad_to_max needs max_masks, which is None")
         if not callable(self.mask_select):
             if not isinstance(self.mask_select, str):
                 raise OptionError(
@@ -134,6 +121,11 @@ class MaskChoice:
             max_masks = whole_number("max_masks", self.max_masks, 1, 2**31 - 1)
             object.__setattr__(self, "max_masks", max_masks)
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
+
+    @property
+    def capacity(self) -> int | None:
+        """Masks per sample in padded arrays, if all batches have the same; else None."""
+        return self.max_masks if self.pads else None
 
     def counts(self, masks: np.ndarray) -> np.ndarray:
         """How many masks are kept, of int64 (n,) mask counts: min(max_masks, masks)."""
@@ -253,8 +245,7 @@ class MaskSchedule:
 
     max_masks    Schedule of the most masks that are kept of a sample; None keeps all
     mask_select  Schedule of which masks are kept
-    seed         of what is drawn
-    pads         padded arrays always have as many rows per sample as masks may be kept then
+    seed, pads   as in MaskChoice
     """
 
     max_masks: Schedule
@@ -264,23 +255,22 @@ class MaskSchedule:
 
     @classmethod
     def of(
-        cls, max_masks: Any, mask_select: ScheduledSelect, seed: int, pads: bool, layout: MaskLayout
+        cls, max_masks: Any, mask_select: ScheduledSelect, seed: int, pads: bool
     ) -> "MaskSchedule":
         """The schedule of options of a loader, numbers or schedules.
 
-        Raises OptionError for values that cannot be used, with the epoch or step of one of several;
-        for `pads` without max_masks, or without a padded layout.
+        Raises OptionError for values that cannot be used, with the epoch or step of one of several.
         """
-        counts = as_schedule("max_masks", max_masks).map(lambda most: MaskChoice(most).max_masks)
-        counts.map(lambda most: fixed_capacity(pads, MaskChoice(most), layout))
-        found = cls(counts, as_schedule("mask_select", mask_select, functions=False), seed, pads)
 
         def check(each: Any) -> None:
             known = "random" if isinstance(each, np.ndarray) else each  # weights of some dataset
             MaskChoice(None, known, seed)
 
-        found.mask_select.map(check)
-        return found
+        counts = as_schedule("max_masks", max_masks)
+        counts = counts.map(lambda most: MaskChoice(most, pads=pads).max_masks)
+        select = as_schedule("mask_select", mask_select, functions=False)
+        select.map(check)
+        return cls(counts, select, seed, pads)
 
     def over(self, ds: Dataset, seed: int) -> "MaskSchedule":
         """The same for the masks of a dataset, to which arrays of weights belong, and a seed.
@@ -300,17 +290,12 @@ class MaskSchedule:
         return self._first if self.constant else self._at(epoch, step)
 
     def _at(self, epoch: int, step: int | None) -> MaskChoice:
-        return MaskChoice(
-            self.max_masks.at(epoch, step), self.mask_select.at(epoch, step), self.seed
-        )
+        most, select = self.max_masks.at(epoch, step), self.mask_select.at(epoch, step)
+        return MaskChoice(most, select, self.seed, self.pads)
 
     @cached_property
     def _first(self) -> MaskChoice:
         return self._at(0, 0)
-
-    def capacity(self, choice: MaskChoice) -> int | None:
-        """Masks per sample in padded arrays, if all batches have the same; else None."""
-        return choice.max_masks if self.pads else None
 
     @property
     def unlimited(self) -> bool:
@@ -340,26 +325,11 @@ class MaskSchedule:
         """
         changing = [each for each in (self.max_masks, sizes) if not each.constant]
         if len({each.by for each in changing}) > 1:
-            yield sizes.largest, MaskChoice(self.max_masks.largest)
+            yield sizes.largest, MaskChoice(self.max_masks.largest, pads=self.pads)
             return
         largest: dict[int | None, int] = {}
         for start in sorted({start for each in changing for start in each.starts} | {0}):
             most, size = self.max_masks.at(start, start), sizes.at(start, start)
             largest[most] = max(size, largest.get(most, 0))
         for most, size in largest.items():
-            yield size, MaskChoice(most)
-
-
-def fixed_capacity(pad_to_max: bool, choice: MaskChoice, layout: MaskLayout) -> int | None:
-    """Masks per sample in padded arrays, if all batches have the same; else None.
-
-    Raises OptionError if `pad_to_max` has no max_masks, or no padded layout, to apply to.
-    """
-    if not pad_to_max:
-        return None
-    if choice.max_masks is None or not layout.padded:
-        raise OptionError(
-            f"pad_to_max needs max_masks and a padded layout, but max_masks is {choice.max_masks} "
-            f"and masks is {layout.name!r}"
-        )
-    return choice.max_masks
+            yield size, MaskChoice(most, pads=self.pads)

@@ -38,11 +38,15 @@ class MaskLayout:
         return ("padded" if self.padded else "concat") + ("_bits" if self.packed else "")
 
     @classmethod
-    def of(cls, name: str) -> "MaskLayout":
-        """The layout with this public name. Raises OptionError for an unknown name."""
+    def of(cls, name: str, pad_to_max: bool = False) -> "MaskLayout":
+        """The layout with this public name. Raises OptionError for an unknown name, and for one
+        that is not padded with `pad_to_max`."""
         if isinstance(name, str) and name in ("flat", "flat_bits"):
             raise OptionError(f"mask_layout is {name!r}: use {name.replace('flat', 'concat')!r}")
-        return LAYOUTS[choice("mask_layout", name, LAYOUTS)]
+        found = LAYOUTS[choice("mask_layout", name, LAYOUTS)]
+        if pad_to_max and not found.padded:
+            raise OptionError(f"pad_to_max needs a padded layout, but mask_layout is {name!r}")
+        return found
 
 
 LAYOUTS = {

@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import checks_options, choice, select_nested, torch_subset, whole_number
+from sa1bpack.arguments import (
+    checks_options,
+    choice,
+    numbers_of,
+    select_nested,
+    torch_subset,
+    whole_number,
+)
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import brief
 
@@ -63,11 +70,11 @@ class Buckets:
         self.fingerprint = ds.fingerprint
         self.counts = ds.column("mask_count").astype(np.int32)
         self._shapes = None
-        if isinstance(by, str):
+        if np.ndim(by) == 0:
             self.by = choice("bucket_by", by, BY)
             self.keys = self.counts if by == "mask_count" else self._ratios(ds)
         else:
-            self.keys = _numbers(by, len(ds))
+            self.keys = numbers_of("bucket_by", by, len(ds), "sample")
             digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(self.keys).tobytes())
             self.by = f"{self.keys.dtype} {digest}"
 
@@ -128,20 +135,6 @@ class Buckets:
     def wasted(self) -> str:
         """The name of what padding takes."""
         return "mask rows" if self.of_masks else "pixels of images cropped to their batch"
-
-
-def _numbers(by: Any, size: int) -> np.ndarray:
-    keys = np.asarray(by)
-    if keys.shape != (size,) or keys.dtype.kind not in "biuf":
-        found = f"{keys.dtype} {keys.shape}" if keys.ndim else brief(by)
-        raise OptionError(
-            f"bucket_by is {found}: choose one of {', '.join(BY)}, or an array "
-            f"with one number per sample, ({size},)"
-        )
-    if not np.isfinite(keys).all():
-        bad = int(np.flatnonzero(~np.isfinite(keys))[0])
-        raise OptionError(f"bucket_by must be finite numbers; sample {bad} has {keys[bad]}")
-    return keys
 
 
 def _spread(count: int) -> np.ndarray:

@@ -12,7 +12,14 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import MAX_WORD, checks_options, select_nested, torch_subset, whole_number
+from sa1bpack.arguments import (
+    MAX_WORD,
+    checks_options,
+    numbers_of,
+    select_nested,
+    torch_subset,
+    whole_number,
+)
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order import functions as pure
 from sa1bpack.loading.order.functions import Key
@@ -369,19 +376,7 @@ class WeightedOrder(SeededOrder):
 
 def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
     """Return float64 (size,), the cumulative sums of the weights."""
-    weights = np.asarray(weights)
-    if weights.dtype.kind not in "biuf":
-        raise OptionError(f"weights is an array of {weights.dtype}: it must have numbers")
-    weights = weights.astype(np.float64)
-    if weights.shape != (size,):
-        raise OptionError(
-            f"weights must be one number per sample, shape ({size},), got shape {weights.shape}"
-        )
-    bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
-    if len(bad):
-        raise OptionError(
-            f"weights must be finite and at least 0; sample {bad[0]} has {weights[bad[0]]}"
-        )
+    weights = numbers_of("weights", weights, size, "sample", low=0).astype(np.float64)
     with np.errstate(over="ignore"):
         cumulative = np.cumsum(weights)
     # Far above the subnormal numbers, where u * total could round up to the total itself.

@@ -161,9 +161,9 @@ def test_weights_of_images_may_change_by_epoch():
     state = OrderedBatches(by_epoch, 6).state_after(2)
     with pytest.raises(OptionError, match=r"weights was '[0-9a-f]{16}, 1: [0-9a-f]{16}', is "):
         OrderedBatches(WeightedOrder(EXTENT, first, seed=1), 6).load_state_dict(state)
-    with pytest.raises(OptionError, match=r"from epoch 1 on, weights must be one number per samp"):
+    with pytest.raises(OptionError, match=r"from epoch 1 on, weights .* one number per samp"):
         WeightedOrder(EXTENT, [first, first[1:]])
-    with pytest.raises(OptionError, match="weights is an array of <U1: it must have numbers"):
+    with pytest.raises(OptionError, match="weights is <U1"):
         WeightedOrder(EXTENT, np.array(["a"] * len(first)))
     with pytest.raises(OptionError, match="weights change by step, but"):
         WeightedOrder(EXTENT, Steps(first, {1: second}, by="step"))
