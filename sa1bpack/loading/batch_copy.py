@@ -87,21 +87,24 @@ class BatchSource:
         """Whether samples are compared with their checksums as they are copied."""
         return self.ds.options.verify_checksums
 
-    def error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
-        """The error of a sample: its index in the dataset, shard, row in the shard, and cause."""
-        row = int(self.ds.rows_at(index))
-        error = read_error(self.ds.pack, row, number, int(local), cause)
+    def error(self, where: np.ndarray, cause: Exception) -> ReadError:
+        """The error of a sample: int64 (8,), see PLACE, and its cause."""
+        row, number, local = where[[ROW, NUMBER, LOCAL]].tolist()
+        error = read_error(self.ds.pack, row, number, local, cause)
         error.__cause__ = cause
         return error
+
+
+# Rows of the table of samples that are looked up: place among the indices that were given, index in
+# the dataset, number of the shard, row in it, first mask and one past the last, row in the pack,
+# image id.
+PLACE, INDEX, NUMBER, LOCAL, FIRST, STOP, ROW, ID = range(8)
 
 
 class Lookup(NamedTuple):
     """What was looked up of the samples of one or more batches: n samples."""
 
-    indices: np.ndarray  # int64 (n,), in the dataset
-    rows: np.ndarray  # int64 (n,), in the pack
-    ids: np.ndarray  # int64 (n,), image ids
-    shard_numbers: np.ndarray  # int64 (n,)
+    where: np.ndarray  # int64 (8, n), see PLACE
     shards: list[OpenShard]  # n
     counts: np.ndarray  # int64 (n,), kept masks
     samples: Samples  # where they are; their files are entered while they are open
@@ -166,11 +169,11 @@ class BatchCopy:
     @property
     def indices(self) -> np.ndarray:
         """int64 (B,): the samples, in the dataset."""
-        return self._lookup.indices[self._low : self._high]
+        return self._lookup.where[INDEX, self._low : self._high]
 
     def name(self) -> str:
         """The samples, for messages."""
-        ids = self._lookup.ids[self._low : self._high].tolist()
+        ids = self._lookup.where[ID, self._low : self._high].tolist()
         return f"samples with the image ids {ids[:8]}{' and more' if len(ids) > 8 else ''}"
 
     def write_heads(self, buffer: np.ndarray) -> None:
@@ -180,9 +183,9 @@ class BatchCopy:
         offsets = found.samples.offsets[low : high + 1] - self._first_mask
         heads = {
             "mask_counts": counts,
-            "image_ids": found.ids[low:high],
+            "image_ids": found.where[ID, low:high],
             "sizes": found.samples.sizes[low:high],
-            "indices": found.rows[low:high],
+            "indices": found.where[ROW, low:high],
             "mask_offsets": offsets,
             "run_offset": self.run_offset,
         }
@@ -204,7 +207,7 @@ class BatchCopy:
         """
         if self._source.checked:
             for k in range(first, stop):
-                self._announce(int(self._lookup.rows[self._low + k]), reader.direct)
+                self._announce(self._low + k, reader.direct)
             for k in range(first, stop):
                 self._copy_checked(k, buffer, reader)
             return
@@ -319,16 +322,16 @@ class BatchCopy:
 
     # --------------------------------------------------------------------------- checked reading
 
-    def _announce(self, row: int, direct: bool) -> None:
+    def _announce(self, at: int, direct: bool) -> None:
         """Let the system begin to read a sample's rows into the page cache, all of them at once.
 
         Through their maps, so that nothing is opened for it; what is read there is never looked at.
 
+        at      its place in the lookup
         direct  all but the large ones, which are not read through the page cache
         """
-        pack = self._source.ds.pack
-        number, local, first, stop = pack.locate(row)
-        shard = pack.open(number).shard
+        shard = self._lookup.shards[at].shard
+        local, first, stop = self._lookup.where[LOCAL:ROW, at].tolist()
         spans = {"sample": (local, local + 1), "mask": (first, stop)}
         for spec in shard.layout.arrays:
             if spec.axis in spans and not (direct and spec.name in _LARGE):
@@ -352,7 +355,7 @@ class BatchCopy:
         """Read all rows of sample k, compare them, and enter them into the lookup, whose addresses
         are of the arrays that are returned."""
         pack, spec, found, at = self._source.ds.pack, self._spec, self._samples, self._low + k
-        row, local = int(self._lookup.rows[at]), int(found.local[at])
+        local, _, _, row = self._lookup.where[LOCAL:ID, at].tolist()
         in_place = spec.image.how == AS_STORED  # pixels are read to their place
         images = self.regions["images"].view(buffer)
         rows = pack.read_rows(row, {"image": images[k : k + 1]} if in_place else None, direct)
@@ -408,12 +411,8 @@ class BatchCopy:
         """(position in the batch, error) of every sample that could not be copied."""
         causes = {k: self._cause(k) for k in np.flatnonzero(self._status.any(axis=1)).tolist()}
         causes |= self._failed
-        found, errors = self._lookup, []
-        for k in sorted(causes):
-            at = self._low + k
-            where = (found.indices[at], int(found.shard_numbers[at]), found.samples.local[at])
-            errors.append((k, self._source.error(*where, causes[k])))
-        return errors
+        where = self._lookup.where[:, self._low :]
+        return [(k, self._source.error(where[:, k], causes[k])) for k in sorted(causes)]
 
     def _cause(self, k: int) -> Exception:
         """Why sample k was not copied, by its status."""

@@ -36,7 +36,14 @@ from sa1bpack.kernels import memcpy, njit
 from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch_copy import (
+    FIRST,
+    ID,
+    LOCAL,
+    NUMBER,
+    PLACE,
+    ROW,
     SCORES,
+    STOP,
     BatchCopy,
     BatchSource,
     Lookup,
@@ -44,10 +51,6 @@ from sa1bpack.loading.batch_copy import (
     without_frames,
 )
 from sa1bpack.masks import passes
-
-# Rows of the table of samples that are looked up: place among the indices that were given, index in
-# the dataset, number of the shard, row in it, first mask and one past the last.
-_PLACE, _INDEX, _NUMBER, _LOCAL, _FIRST, _STOP = range(6)
 
 # What is wrong with a sample.
 FINE, BAD_MASKS, BAD_SIZE, BAD_IMAGE, BAD_RUNS = range(5)
@@ -225,18 +228,15 @@ class Planner:
 
         Raises ResourceShortage if the system refuses mappings or files for the shards.
         """
-        indices = np.concatenate(batches)
-        place, ds = np.arange(len(indices)), self.source.ds
-        where = np.stack([place, indices, *ds.locate_many(indices)])
-        shards, failed = ds.shards.open_many(where[_NUMBER].tolist())
-        wrong: dict[int, Exception] = {}
-        if failed:
-            numbers = enumerate(where[_NUMBER].tolist())
-            wrong = {k: without_frames(failed[number]) for k, number in numbers if number in failed}
+        indices, pack = np.concatenate(batches), self.source.ds.pack
+        place, rows = np.arange(len(indices)), self.source.ds.rows_at(indices)
+        where = np.stack([place, indices, *pack.locate_many(rows), rows, pack.image_ids(rows)])
+        numbers = where[NUMBER].tolist()
+        shards, failed = pack.open_many(numbers)
+        wrong = {k: without_frames(failed[n]) for k, n in enumerate(numbers) if n in failed}
         look_up = self._count if self.source.checked else self._look_up
-        sound = np.compress(~np.isin(place, list(wrong)), where, axis=1) if wrong else where
-        lookup = look_up(sound, shards, wrong, epoch, choice)
-        errors = {k: self.source.error(*where[_INDEX:_FIRST, k].tolist(), wrong[k]) for k in wrong}
+        lookup = look_up(_without(where, wrong), shards, wrong, epoch, choice)
+        errors = {k: self.source.error(where[:, k], wrong[k]) for k in wrong}
         # Positions in the lookup, which has only the samples that can be copied.
         good = np.ones(len(indices), np.int64)
         good[list(wrong)] = 0
@@ -269,62 +269,49 @@ class Planner:
         epoch: int,
         choice: MaskChoice,
     ) -> Lookup:
-        """The lookup of samples: int64 (6, n), see _PLACE; those that are `wrong` are left out, and
+        """The lookup of samples: int64 (8, n), see PLACE; those that are `wrong` are left out, and
         their errors added there."""
-        table = self._table(where, shards)
+        found = [shards[number] for number in where[NUMBER].tolist()]
+        columns = [shard.table[self._columns] for shard in found]
+        table = np.array(columns, np.int64).reshape(len(found), len(self._columns))
         sizes = np.zeros((len(table), 4), np.int32)
         spans = np.zeros((len(table), 2), np.int64)
         status = np.empty(len(table), np.int64)
-        look_up(table, *where[_LOCAL:], self._stored, sizes, spans, status)
+        look_up(table, *where[LOCAL:ROW], self._stored, sizes, spans, status)
         if status.any():
             for k in np.flatnonzero(status).tolist():
-                at, number, row = where[[_PLACE, _NUMBER, _LOCAL], k].tolist()
-                wrong[at] = _error(int(status[k]), shards[number], row, where[:, k], sizes[k])
+                error = _error(int(status[k]), found[k], where[:, k], sizes[k])
+                wrong[int(where[PLACE, k])] = error
             fine = status == FINE
             table, sizes, spans = table[fine], sizes[fine], spans[fine]
-            where = np.compress(fine, where, axis=1)
-        indices, numbers = where[_INDEX], where[_NUMBER]
-        found = [shards[number] for number in numbers.tolist()]
-        rows = self.source.ds.rows_at(indices)
-        ids = self.source.ds.pack.image_ids(rows)
-        candidates, passing = self._candidates(table, *where[_FIRST:], sizes)
+            where = _without(where, wrong)
+            found = [shards[number] for number in where[NUMBER].tolist()]
+        candidates, passing = self._candidates(table, *where[FIRST:ROW], sizes)
         counts = choice.counts(passing)
         offsets = offsets_of(counts)
+        scales = np.ones((len(found), 2))
         if self.source.ds.options.coordinates == "stored":
             scales = np.ascontiguousarray(sizes[:, [3, 2]] / sizes[:, [1, 0]])
-        else:
-            scales = np.ones((len(rows), 2))
-        mask_rows = self._mask_rows(found, ids, candidates, passing, scales, epoch, choice)
+        mask_rows = self._mask_rows(found, where[ID], candidates, passing, scales, epoch, choice)
         if self._stored.with_runs:
             mask_spans = np.empty((len(mask_rows), 2), np.int64)
             run_spans(table, offsets, mask_rows, mask_spans)
         else:
             mask_spans = np.stack([mask_rows, mask_rows + 1], 1)
-        features = len(self.source.spec.features)
-        files = np.full((len(found), 2 + features, 4), NO_FILE)  # none is open yet
+        files = self._no_files(len(found))
         files[:, :2, MAP] = table[:, FIRST_ADDRESS : FIRST_ADDRESS + 2]
-        if features:
-            parts = [address(part.values) for shard in found for part in shard.features]
-            files[:, 2:, MAP] = np.reshape(parts, (-1, features))
+        parts = [address(part.values) for shard in found for part in shard.features]
+        files[:, 2:, MAP] = np.array(parts, np.int64).reshape(files[:, 2:, MAP].shape)
+        fields = np.ascontiguousarray(table[:, FIRST_ADDRESS + 2 :])
+        local = where[LOCAL]
         samples = Samples(
-            where[_LOCAL],
-            spans,
-            offsets,
-            mask_rows,
-            mask_spans,
-            sizes,
-            scales,
-            np.ascontiguousarray(table[:, FIRST_ADDRESS + 2 :]),
-            files,
+            local, spans, offsets, mask_rows, mask_spans, sizes, scales, fields, files
         )
-        return Lookup(
-            where[_INDEX], rows, ids, where[_NUMBER], found, counts, samples, epoch, choice
-        )
+        return Lookup(where, found, counts, samples, epoch, choice)
 
-    def _table(self, where: np.ndarray, shards: dict[int, OpenShard]) -> np.ndarray:
-        """int64 (n, c): columns of the tables of the samples' shards."""
-        found = [shards[number].table[self._columns] for number in where[_NUMBER].tolist()]
-        return np.stack(found) if found else np.empty((0, len(self._columns)), np.int64)
+    def _no_files(self, samples: int) -> np.ndarray:
+        """`Samples.files` of which none is open yet."""
+        return np.full((samples, 2 + len(self.source.spec.features), 4), NO_FILE)
 
     def _candidates(self, table, first, stop, sizes) -> tuple[np.ndarray, np.ndarray]:
         """The masks to choose from: rows in their shards, int64 (C,), and how many each sample has,
@@ -363,57 +350,58 @@ class Planner:
     ) -> Lookup:
         """The lookup of samples as `_look_up`, with no more than their numbers of masks:
         BatchCopy enters what it reads of each when it has been compared."""
-        for at, _, number, _, first, stop in where.T.tolist():
-            if (error := masks_outside(shards[number], first, stop)) is not None:
-                wrong[at] = error
+        for k, number in enumerate(where[NUMBER].tolist()):
+            if (error := masks_outside(shards[number], *where[FIRST:ROW, k].tolist())) is not None:
+                wrong[int(where[PLACE, k])] = error
+        where = _without(where, wrong)
         passing = self._count_masks(where, shards, wrong)
-        good = ~np.isin(where[_PLACE], list(wrong))
-        where, counts = np.compress(good, where, axis=1), choice.counts(passing[good])
-        indices, numbers = where[_INDEX], where[_NUMBER]
-        rows = self.source.ds.rows_at(indices)
-        offsets, n, arrays = offsets_of(counts), len(rows), len(self.source.spec.arrays)
-        total, features = int(offsets[-1]), len(self.source.spec.features)
+        good = ~np.isin(where[PLACE], list(wrong))
+        where, counts = _without(where, wrong), choice.counts(passing[good])
+        offsets, n, fields = offsets_of(counts), len(counts), len(self.source.spec.arrays) - 2
+        total = int(offsets[-1])
         samples = Samples(
-            where[_LOCAL],
+            where[LOCAL],
             np.zeros((n, 2), np.int64),
             offsets,
             np.zeros(total, np.int64),
             np.zeros((total, 2), np.int64),
             np.zeros((n, 4), np.int32),
             np.ones((n, 2)),
-            np.zeros((n, arrays - 2), np.int64),
-            np.full((n, 2 + features, 4), NO_FILE),
+            np.zeros((n, fields), np.int64),
+            self._no_files(n),
         )
-        found = [shards[number] for number in numbers.tolist()]
-        ids = self.source.ds.pack.image_ids(rows)
-        return Lookup(
-            where[_INDEX], rows, ids, where[_NUMBER], found, counts, samples, epoch, choice
-        )
+        found = [shards[number] for number in where[NUMBER].tolist()]
+        return Lookup(where, found, counts, samples, epoch, choice)
 
     def _count_masks(self, where, shards, wrong) -> np.ndarray:
-        """int64 (n,): how many masks of each sample pass the rule; of no meaning for those in
-        `wrong`, to which new errors are added.
+        """int64 (n,): how many masks of each sample pass the rule; of no meaning for those whose
+        errors are added to `wrong`.
 
         By bytes that are not compared with anything yet: when they are, another count is an error.
         """
-        rule, counts = self.source.ds.options.rule, where[_STOP] - where[_FIRST]
+        rule, counts = self.source.ds.options.rule, where[STOP] - where[FIRST]
         if rule is None:
             return counts
-        samples = [(k, each) for k, each in enumerate(where.T.tolist()) if each[0] not in wrong]
-        for _, (_, _, number, _, first, stop) in samples:
+        samples = where[[NUMBER, LOCAL, FIRST, STOP]].T.tolist()
+        for number, _, first, stop in samples:
             for name in SCORES:  # all of them are announced before the first is waited for
                 read_ahead_map(address(shards[number].arrays[name]) + 8 * first, 8 * (stop - first))
-        for k, (at, _, number, local, first, stop) in samples:
+        for k, (number, local, first, stop) in enumerate(samples):
             try:
                 read = partial(_scores, shards[number].shard, local, first, stop)
                 scores, size = CACHE.with_resources(read)
+            except ResourceShortage:
+                raise
             except (FormatError, OSError) as error:
-                if isinstance(error, ResourceShortage):
-                    raise
-                wrong[at] = without_frames(error)
+                wrong[int(where[PLACE, k])] = without_frames(error)
                 continue
             counts[k] = np.count_nonzero(passes(rule, *scores, size[0] * size[1]))
         return counts
+
+
+def _without(where: np.ndarray, wrong: dict[int, Exception]) -> np.ndarray:
+    """The samples, int64 (8, n), see PLACE, whose places are not among those that are wrong."""
+    return np.compress(~np.isin(where[PLACE], list(wrong)), where, axis=1) if wrong else where
 
 
 def _scores(shard: Shard, row: int, first: int, stop: int) -> tuple[list[np.ndarray], list[int]]:
@@ -422,12 +410,13 @@ def _scores(shard: Shard, row: int, first: int, stop: int) -> tuple[list[np.ndar
     return found, read_rows_unchecked(shard, "size", row, row + 1)[0].tolist()
 
 
-def _error(status: int, shard: OpenShard, row: int, where: np.ndarray, size) -> FormatError:
+def _error(status: int, shard: OpenShard, where: np.ndarray, size: np.ndarray) -> FormatError:
     """What is wrong with a sample that `look_up` refused, by its status.
 
-    size  int32 (4,), as it was found
+    where  int64 (8,), see PLACE
+    size   int32 (4,), as it was found
     """
-    layout, first, stop = shard.shard.layout, int(where[_FIRST]), int(where[_STOP])
+    layout, (row, first, stop) = shard.shard.layout, where[LOCAL:ROW].tolist()
     if status == BAD_MASKS:
         return masks_outside(shard, first, stop)
     if status == BAD_SIZE:
