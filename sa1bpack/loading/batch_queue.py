@@ -1,6 +1,6 @@
 """The queue of one epoch, over a pool of buffers that outlives it.
 
-A thread begins a batch in a buffer of the pool, then commits it, or aborts it with an error; the
+A thread begins a batch in a buffer of the pool, then finishes it, or aborts it with an error; the
 consumer takes it. Batches come out in the order in which they were begun, whichever is finished
 first. The pool belongs to a Loader, and every epoch has its own queue, so a thread that finishes
 after its epoch has ended finds a closed queue: its batch is discarded, and its buffer returns to
@@ -17,12 +17,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from sa1bpack.errors import LoaderTimeout
+from sa1bpack.errors import LoaderTimeout, ReadError
 from sa1bpack.wording import size_text
 
 _log = logging.getLogger("sa1bpack")
@@ -56,6 +56,7 @@ class BufferPool:
 
     changed  the lock and condition for a free buffer. The queues of epochs wait on it as well, so
              that a thread that waits for a buffer is also woken when its epoch ends
+    lent     buffers that the consumer holds
     scratch  scratch memory of threads that have ended, for the next ones to take; none once closed
     """
 
@@ -67,7 +68,7 @@ class BufferPool:
         self._free = deque(allocate() for _ in range(count))
         # Weak: an interrupt may lose one that changes hands, or that is given back by a finalizer,
         # which then ends in the middle; `refill` replaces it.
-        self._all, self._lent = weakref.WeakSet(self._free), weakref.WeakSet[Buffer]()
+        self._all, self.lent = weakref.WeakSet(self._free), weakref.WeakSet[Buffer]()
         self._has_grown = self._closed = False
         self._collect_from = 0  # buffers; with fewer, garbage is not collected
 
@@ -77,14 +78,9 @@ class BufferPool:
         return len(self._free)
 
     @property
-    def lent(self) -> int:
-        """The number of buffers that the consumer holds."""
-        return len(self._lent)
-
-    @property
     def all_lent(self) -> bool:
         """Whether the consumer holds every buffer: none will come back by itself."""
-        return len(self._lent) >= len(self._all)
+        return len(self.lent) >= len(self._all)
 
     def take(self) -> Buffer | None:
         """A free buffer, or None."""
@@ -99,7 +95,7 @@ class BufferPool:
 
     def lend(self, buffer: Buffer) -> None:
         """Note that the consumer holds this buffer, until `release`."""
-        self._lent.add(buffer)
+        self.lent.add(buffer)
 
     def release(self, buffer: Buffer) -> None:
         """Return a buffer that is no longer in use.
@@ -107,7 +103,7 @@ class BufferPool:
         It is taken next: the part still in the processor's caches is written faster. But one that a
         device still copies out of is taken after all others: then its copy has most likely ended.
         """
-        self._lent.discard(buffer)
+        self.lent.discard(buffer)
         if self._closed or len(self._free) >= self._count:
             self._all.discard(buffer)  # beyond the plan: the consumer had kept batches
             self._collect_from = 0
@@ -134,9 +130,9 @@ class BufferPool:
         """
         if len(self._all) < self._collect_from:
             return
-        lent = len(self._lent)
+        lent = len(self.lent)
         gc.collect()
-        self._collect_from = 0 if len(self._lent) < lent else 2 * len(self._all)
+        self._collect_from = 0 if len(self.lent) < lent else 2 * len(self._all)
 
     def grow(self) -> None:
         """Add buffers for a consumer that keeps batches: as many as it takes to read ahead again.
@@ -165,18 +161,29 @@ class BufferPool:
         self.scratch = deque(maxlen=0)
 
 
-class Ticket(NamedTuple):
-    """A thread's claim to fill a buffer, which it must end with `commit` or `abort`."""
+class QueuedBatch:
+    """A batch of an epoch, from the thread that begins it to the consumer; one owner at a time.
 
-    number: int
-    buffer: Buffer
+    number      of the batch in the epoch
+    buffer      where it is in host memory; None once that is free for another batch
+    copy        what it consists of, a BatchCopy, once it is planned
+    dropped     errors of samples that it lacks
+    parts_left  parts that threads are still copying
+    error       why it could not be made
+    data        where it is on a device, uint8 (n,); None: it is not there, or not yet
+    event       recorded when it is there
+    small       the host's copy of its small arrays, once it is sent, uint8 (m,)
+    """
 
-
-class Entry(NamedTuple):
-    """An entry of the queue: a batch, or the error that came instead of it."""
-
-    batch: Any
-    error: BaseException | None
+    def __init__(self, number: int, buffer: Buffer):
+        self.number, self.parts_left = number, 0
+        self.buffer: Buffer | None = buffer
+        self.copy: Any = None
+        self.dropped: list[ReadError] = []
+        self.error: BaseException | None = None
+        self.data: torch.Tensor | None = None
+        self.event: Any = None
+        self.small: np.ndarray | None = None
 
 
 class BatchQueue:
@@ -184,42 +191,37 @@ class BatchQueue:
 
     The garbage collector may call `close` at any point; see BufferPool.
 
-    total  batches of the epoch
+    closed    the epoch has ended
+    total     batches of the epoch
     prefetch  batches that may be in progress or ready, besides the one that is taken next
     """
 
     def __init__(self, pool: BufferPool, total: int, prefetch: int):
         self.total, self.prefetch = total, prefetch
         self._pool, self._changed = pool, pool.changed
-        # By number: the entry, and its buffer unless that is already free.
-        self._ready: dict[int, tuple[Entry, Buffer | None]] = {}
+        self._ready: dict[int, QueuedBatch] = {}  # by number
         self._begun = self._taken = 0
         self._in_progress: set[int] = set()
-        self._closed = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether the epoch has ended."""
-        return self._closed
+        self.closed = False
 
     def close(self) -> None:
         """End the epoch: every wait ends, no batch is begun, and ready batches are discarded."""
-        self._closed = True
+        self.closed = True
         self._discard()
         with self._changed:
             self._changed.notify_all()
 
     def _discard(self) -> None:
-        """Discard ready entries; tracebacks of their errors may reference the threads."""
+        """Discard ready batches; tracebacks of their errors may reference the threads."""
         while self._ready:
-            _, (_, buffer) = self._ready.popitem()
-            if buffer is not None:
-                self._pool.release(buffer)
+            _, batch = self._ready.popitem()
+            batch.error = None
+            self._release(batch)
 
-    @property
-    def taken(self) -> int:
-        """How many batches the consumer has taken."""
-        return self._taken
+    def _release(self, batch: QueuedBatch) -> None:
+        buffer, batch.buffer = batch.buffer, None
+        if buffer is not None:
+            self._pool.release(buffer)
 
     @property
     def ready(self) -> int:
@@ -231,44 +233,45 @@ class BatchQueue:
     @property
     def over(self) -> bool:
         """Whether `begin` will never return a ticket again."""
-        return self._closed or self._begun >= self.total
+        return self.closed or self._begun >= self.total
 
-    def begin(self, wait: float) -> Ticket | None:
-        """The next batch to fill and its buffer; None after `wait` seconds, or when `over`."""
+    def begin(self, wait: float) -> QueuedBatch | None:
+        """The next batch to fill; None after `wait` seconds, or when `over`.
+
+        The thread that gets it must end it with `finish` or `abort`.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self.over or self._may_begin(), wait)
             buffer = None if self.over or not self._may_begin() else self._pool.take()
             if buffer is None:
                 return None
-            ticket = Ticket(self._begun, buffer)
-            self._in_progress.add(ticket.number)
+            batch = QueuedBatch(self._begun, buffer)
+            self._in_progress.add(batch.number)
             self._begun += 1
-            return ticket
+            return batch
 
     def _may_begin(self) -> bool:
         return self._begun - self._taken <= self.prefetch and self._pool.free > 0
 
-    def commit(self, ticket: Ticket, batch: Any, free: bool = False) -> None:
+    def finish(self, batch: QueuedBatch, free: bool = False) -> None:
         """The batch is complete. `free`: its buffer is no longer needed."""
-        self._finish(ticket, Entry(batch, None), free)
-
-    def abort(self, ticket: Ticket, error: BaseException) -> None:
-        """The batch cannot be made: the consumer gets the error in its place."""
-        self._finish(ticket, Entry(None, error), True)
-
-    def _finish(self, ticket: Ticket, entry: Entry, free: bool) -> None:
         with self._changed:
-            self._in_progress.discard(ticket.number)
-            self._ready[ticket.number] = (entry, None if free else ticket.buffer)
+            self._in_progress.discard(batch.number)
+            self._ready[batch.number] = batch
             if free:
-                self._pool.release(ticket.buffer)
-            if self._closed:
+                self._release(batch)
+            if self.closed:
                 self._discard()
             self._changed.notify_all()
 
+    def abort(self, batch: QueuedBatch, error: BaseException) -> None:
+        """The batch cannot be made: the consumer gets the error in its place."""
+        batch.error = error
+        self.finish(batch, free=True)
+
     # -------------------------------------------------------------------------------- consumer
 
-    def take(self, timeout: float, doing: Callable[[], str]) -> Entry | None:
+    def take(self, timeout: float, doing: Callable[[], str]) -> QueuedBatch | None:
         """The next batch, in order; None after the last one, or if the queue is closed.
 
         If the consumer holds all buffers of the pool, the pool grows.
@@ -284,13 +287,13 @@ class BatchQueue:
             left = max(0.0, limit - time.monotonic())
             with self._changed:
                 self._changed.wait_for(lambda: self._is_next() or self._starves(), left)
-                if self._closed or self._taken >= self.total:
+                if self.closed or self._taken >= self.total:
                     return None
                 if self._taken in self._ready:
-                    entry, _ = self._ready.pop(self._taken)
+                    batch = self._ready.pop(self._taken)
                     self._taken += 1
                     self._changed.notify_all()
-                    return entry
+                    return batch
                 starves = self._starves()
             if not starves:
                 raise LoaderTimeout(
@@ -302,7 +305,7 @@ class BatchQueue:
                 self._pool.grow()
 
     def _is_next(self) -> bool:
-        return self._closed or self._taken >= self.total or self._taken in self._ready
+        return self.closed or self._taken >= self.total or self._taken in self._ready
 
     def _starves(self) -> bool:
         """Whether no batch can arrive because the consumer holds all buffers."""

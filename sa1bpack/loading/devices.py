@@ -21,7 +21,6 @@ import os
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from sa1bpack.disk.direct import aligned
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import BatchSpec, Region, Regions, split_regions
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.batch_queue import Buffer, BufferPool
+from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch
 from sa1bpack.loading.cuda_runtime import CUDA, CudaRuntime
 from sa1bpack.transforms.host import on_host, remember
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
@@ -170,23 +169,6 @@ def finish_masks(batch: Batch, spec: BatchSpec, samples: int, capacity: int) -> 
 # ------------------------------------------------------------------------------------- devices
 
 
-class Staged(NamedTuple):
-    """A batch on its way to the consumer.
-
-    copy    what it consists of
-    buffer  where it is in host memory; None if that is free for the next batch
-    data    where it is on a device, uint8 (n,); None: it is not there, or not yet
-    event   recorded when it is there
-    small   the host's copy of its small arrays, once it is sent, uint8 (m,)
-    """
-
-    copy: BatchCopy
-    buffer: Buffer | None
-    data: torch.Tensor | None = None
-    event: Any = None
-    small: np.ndarray | None = None
-
-
 class Lease:
     """The buffer of a batch on the CPU, for as long as any tensor of the batch lives."""
 
@@ -235,16 +217,15 @@ class Host:
     def wait(self, buffer: Buffer) -> None:
         """Return at once: nothing copies out of the buffer."""
 
-    def stage(self, buffer: Buffer, copy: BatchCopy) -> Staged:
-        """The batch is already where it will be used."""
-        return Staged(copy, buffer)
+    def stage(self, batch: QueuedBatch) -> None:
+        """Nothing: the batch is already where it will be used."""
 
-    def deliver(self, staged: Staged, spec: BatchSpec, pool: BufferPool) -> Batch:
+    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
 
         The small ones are copies, so keeping the ids of a batch does not keep its pixels.
         """
-        copy, buffer = staged.copy, staged.buffer
+        copy, buffer = batch.copy, batch.buffer
         lent = np.asarray(Lease(buffer, copy.nbytes, pool))
         large, small, span = split_regions(copy.regions)
         copied = buffer.bytes[span].copy()
@@ -290,16 +271,15 @@ class Cuda:
             buffer.event.synchronize()
             buffer.event = None
 
-    def stage(self, buffer: Buffer, copy: BatchCopy) -> Staged:
-        """Start the copy of the complete batch. If the device has no memory for it, the buffer is
-        handed over: the consumer may have freed some when it takes the batch."""
-        try:
-            return self.send(buffer, copy)
-        except torch.cuda.OutOfMemoryError:
-            return Staged(copy, buffer)
+    def stage(self, batch: QueuedBatch) -> None:
+        """Start the copy of the complete batch. If the device has no memory for it, it stays in its
+        buffer: the consumer may have freed some when it takes the batch."""
+        with suppress(torch.cuda.OutOfMemoryError):
+            self.send(batch)
 
-    def send(self, buffer: Buffer, copy: BatchCopy) -> Staged:
+    def send(self, batch: QueuedBatch) -> None:
         """A single copy of all bytes has begun; the buffer's event is recorded after it."""
+        copy, buffer = batch.copy, batch.buffer
         with self._lock, CUDA.queuing_on(self._stream):
             data = CUDA.empty(copy.nbytes, self._index)
             _memory[data.untyped_storage()] = None
@@ -315,18 +295,18 @@ class Cuda:
                 raise
         buffer.event = event
         _, _, span = split_regions(copy.regions)
-        return Staged(copy, None, data, event, buffer.bytes[span].copy())
+        batch.data, batch.event, batch.small = data, event, buffer.bytes[span].copy()
 
-    def _sent_late(self, staged: Staged, pool: BufferPool) -> Staged:
-        """The batch of a buffer that was handed over. Raises LoaderError."""
+    def _send_late(self, batch: QueuedBatch, pool: BufferPool) -> None:
+        """Send a batch that is still in its buffer. Raises LoaderError."""
         try:
-            return self.send(staged.buffer, staged.copy)
+            return self.send(batch)
         except torch.cuda.OutOfMemoryError as error:
             reason = str(error)  # not its traceback, whose frames hold the buffer
         finally:
-            pool.release(staged.buffer)
+            pool.release(batch.buffer)
         raise LoaderError(
-            f"{self.device} has no memory for a batch of {size_text(staged.copy.nbytes)}; lower "
+            f"{self.device} has no memory for a batch of {size_text(batch.copy.nbytes)}; lower "
             "batch_size, max_masks or prefetch, or keep fewer batches; loader.plan() shows what it "
             f"takes: {reason}"
         )
@@ -336,7 +316,7 @@ class Cuda:
         with CUDA.on(self._index):
             CUDA.event().record(self._stream)
 
-    def deliver(self, staged: Staged, spec: BatchSpec, pool: BufferPool) -> Batch:
+    def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors on the device, for use on the consumer's current stream.
 
         The small ones are copies, as on the CPU, and the host remembers what they are: in inference
@@ -349,16 +329,16 @@ class Cuda:
                     f"a batch cannot be taken while a CUDA graph is captured on {self.device}: "
                     "take it before, and copy it to the tensors that the graph reads"
                 )
-            if staged.data is None:
-                staged = self._sent_late(staged, pool)
-            copy, data = staged.copy, staged.data
+            if batch.data is None:
+                self._send_late(batch, pool)
+            copy, data = batch.copy, batch.data
             stream = CUDA.current_stream(self._index)
-            stream.wait_event(staged.event)
+            stream.wait_event(batch.event)
             # Allocated on the side stream: its memory must not be reused before this one is done.
             CUDA.keep(data, stream)
             large, small, span = split_regions(copy.regions)
             views = batch_views(data[span].clone(), small)
-            for key, known in host_views(staged.small, small).items():
+            for key, known in host_views(batch.small, small).items():
                 remember(views[key], known)
             return finish(batch_views(data, large) | views, spec, copy)
 

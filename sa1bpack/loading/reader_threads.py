@@ -12,7 +12,7 @@ from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import Ahead
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, Ticket
+from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch
 from sa1bpack.loading.devices import Cuda, Host, keep_if_failed
 from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.options import ReadingOptions
@@ -28,15 +28,6 @@ _IDLE_SECONDS = 10.0
 # The most samples that are planned together: most of the cost does not depend on their number. The
 # first batch of an epoch is planned alone, so that it does not wait for the shards of others.
 _PLANNED_SAMPLES = 128
-
-
-class _Job:
-    """A batch that threads are copying."""
-
-    def __init__(self, ticket: Ticket, copy: BatchCopy, dropped: list[ReadError]):
-        self.ticket, self.copy, self.dropped = ticket, copy, dropped
-        self.parts_left = 0
-        self.error: BaseException | None = None
 
 
 class ReaderThreads:
@@ -72,7 +63,7 @@ class ReaderThreads:
         self._counts, counts.threads = counts, count
         self._queue, self._pid = BatchQueue(pool, len(batches), prefetch), os.getpid()
         self._changed = threading.Condition()  # guards the following; nothing slow happens under it
-        self._parts: deque[tuple[_Job, int, int]] = deque()
+        self._parts: deque[tuple[QueuedBatch, int, int]] = deque()
         self._planning = False
         self._failed: BaseException | None = None  # why a thread cannot work for the device
         # Used only by the thread that plans.
@@ -105,30 +96,30 @@ class ReaderThreads:
         except BaseException as error:
             self._failed = error  # of the next batch
         while (part := self._next_part(name)) is not None:
-            job, first, stop = part
+            batch, first, stop = part
             begin = self._counts.clock()
-            self._doing[name] = (job.copy, time.monotonic())
+            self._doing[name] = (batch.copy, time.monotonic())
             try:
                 if reader is None:
                     scratch = self._pool.take_scratch()
                     reader = SampleReader(self._planner.source.direct, scratch)
                 if not self._queue.closed:
-                    job.copy.copy(first, stop, job.ticket.buffer.bytes, reader)
+                    batch.copy.copy(first, stop, batch.buffer.bytes, reader)
             except BaseException as error:
-                job.error = error
+                batch.error = error
             reads = () if reader is None else reader.taken()
             self._counts.worked("copy", begin, reads)
             with self._changed:
-                job.parts_left -= 1
-                last = job.parts_left == 0
+                batch.parts_left -= 1
+                last = batch.parts_left == 0
             if last:
-                self._finish(job, reader)
+                self._finish(batch, reader)
             self._doing.pop(name, None)
-            del part, job  # while this thread waits, nothing keeps their shards open
+            del part, batch  # while this thread waits, nothing keeps their shards open
         if reader is not None:
             self._pool.scratch.append(reader.close())
 
-    def _next_part(self, name: str) -> tuple[_Job, int, int] | None:
+    def _next_part(self, name: str) -> tuple[QueuedBatch, int, int] | None:
         """The next samples to copy; plans a batch if none are left. None after the last."""
         while True:
             with self._changed:
@@ -152,31 +143,31 @@ class ReaderThreads:
 
     def _begin_batch(self, name: str) -> None:
         """Plan the next batch, and distribute its parts to the threads."""
-        ticket = self._queue.begin(_IDLE_SECONDS)
-        if ticket is None:
+        batch = self._queue.begin(_IDLE_SECONDS)
+        if batch is None:
             return
         self._doing[name] = ("planning a batch", time.monotonic())
         try:
             if self._failed is not None:
                 raise self._failed
             begin = self._counts.clock()
-            copy, errors = self._plan(ticket.number)
+            batch.copy, batch.dropped = self._plan(batch.number)
             self._counts.worked("plan", begin)
-            if errors and not self._drops:
+            if batch.dropped and not self._drops:
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
-                self._queue.abort(ticket, errors[0])
-            elif len(copy) == 0:
-                self._queue.commit(ticket, (None, errors), free=True)
+                self._queue.abort(batch, batch.dropped[0])
+            elif len(batch.copy) == 0:
+                self._queue.finish(batch, free=True)
             else:
-                if ticket.buffer.event is not None:
+                if batch.buffer.event is not None:
                     text = f"waiting for the end of a copy to {self._device.device}"
                     self._doing[name] = (text, time.monotonic())
                     begin = self._counts.clock()
-                    self._device.wait(ticket.buffer)
+                    self._device.wait(batch.buffer)
                     self._counts.worked("stage", begin)
-                self._share_out(_Job(ticket, copy, errors))
+                self._share_out(batch)
         except BaseException as error:
-            self._queue.abort(ticket, error)
+            self._queue.abort(batch, error)
         finally:
             self._doing.pop(name, None)
 
@@ -201,53 +192,52 @@ class ReaderThreads:
         """The choice of the masks of a batch, by its epoch and step."""
         return self._planner.source.masks.at(self._batches.epoch, self._batches.step(number))
 
-    def _share_out(self, job: _Job) -> None:
-        buffer, copy = job.ticket.buffer, job.copy
+    def _share_out(self, batch: QueuedBatch) -> None:
+        buffer, copy = batch.buffer, batch.copy
         if copy.nbytes > len(buffer.bytes):
             self._device.grow(buffer, copy.nbytes)
         copy.write_heads(buffer.bytes)
         count = min(self._parts_per_batch, len(copy))
         edges = [len(copy) * n // count for n in range(count + 1)]
-        job.parts_left = count
+        batch.parts_left = count
         with self._changed:
-            self._parts.extend((job, edges[n], edges[n + 1]) for n in range(count))
+            self._parts.extend((batch, edges[n], edges[n + 1]) for n in range(count))
             self._changed.notify_all()
 
-    def _finish(self, job: _Job, reader: SampleReader | None) -> None:
+    def _finish(self, batch: QueuedBatch, reader: SampleReader | None) -> None:
         """All parts are done: pass on the batch, or the error in its place."""
-        failed, job.error = job.error, None  # its traceback references the job
+        failed, batch.error = batch.error, None  # its traceback references the batch
         if failed is None and self._queue.closed:
             failed = LoaderError("the epoch was ended before this batch was complete")
-        staged, begin = None, self._counts.clock()
+        begin = self._counts.clock()
         try:
-            failed = failed or self._settle(job, reader)
+            failed = failed or self._settle(batch, reader)
             if reader is not None and (reads := reader.taken()):  # it was copied again
                 self._counts.worked("copy", begin, reads)
-            if failed is None and len(job.copy):
+            if failed is None and len(batch.copy):
                 begin = self._counts.clock()
-                staged = self._device.stage(job.ticket.buffer, job.copy)
+                self._device.stage(batch)
                 if self._device.pinned:
                     self._counts.worked("stage", begin)
         except BaseException as error:
             failed = error
         if failed is not None:
-            self._queue.abort(job.ticket, failed)
+            self._queue.abort(batch, failed)
         else:
-            free = staged is None or staged.buffer is None
-            self._queue.commit(job.ticket, (staged, job.dropped), free=free)
+            self._queue.finish(batch, free=batch.data is not None or not len(batch.copy))
 
-    def _settle(self, job: _Job, reader: SampleReader) -> BaseException | None:
+    def _settle(self, batch: QueuedBatch, reader: SampleReader) -> BaseException | None:
         """Return the error of a sample that could not be copied, or remake the batch without it."""
-        while errors := job.copy.errors():
+        while errors := batch.copy.errors():
             if not self._drops:
                 return errors[0][1]
-            job.dropped += [error for _, error in errors]
-            rest = np.delete(job.copy.indices, [k for k, _ in errors])
-            choice = self._choice_of(job.ticket.number)
-            [(job.copy, more)] = self._planner.plan([rest], self._batches.epoch, choice)
-            job.dropped += more
-            job.copy.write_heads(job.ticket.buffer.bytes)
-            job.copy.copy(0, len(job.copy), job.ticket.buffer.bytes, reader)
+            batch.dropped += [error for _, error in errors]
+            rest = np.delete(batch.copy.indices, [k for k, _ in errors])
+            choice = self._choice_of(batch.number)
+            [(batch.copy, more)] = self._planner.plan([rest], self._batches.epoch, choice)
+            batch.dropped += more
+            batch.copy.write_heads(batch.buffer.bytes)
+            batch.copy.copy(0, len(batch.copy), batch.buffer.bytes, reader)
         return None
 
     # ------------------------------------------------------------------------------ in the consumer
@@ -259,18 +249,18 @@ class ReaderThreads:
         a buffer.
         """
         ready = self._queue.ready
-        entry = self._queue.take(self._timeout, self._doing_text)
-        if entry is None:
+        found = self._queue.take(self._timeout, self._doing_text)
+        if found is None:
             return None
-        if entry.error is not None:
-            raise entry.error
-        staged, dropped = entry.batch
-        if staged is None:
-            return Taken(None, dropped, 0, ready)
+        error, found.error = found.error, None  # its traceback may reference what has it
+        if error is not None:
+            raise error
+        if not len(found.copy):
+            return Taken(None, found.dropped, 0, ready)
         begin = self._counts.clock()
-        batch = self._device.deliver(staged, self._planner.source.spec, self._pool)
+        batch = self._device.deliver(found, self._planner.source.spec, self._pool)
         self._counts.worked("deliver", begin)
-        return Taken(batch, dropped, staged.copy.nbytes, ready)
+        return Taken(batch, found.dropped, found.copy.nbytes, ready)
 
     def _doing_text(self) -> str:
         """The state of every thread, for messages."""

@@ -23,11 +23,11 @@ def pool_of(count: int) -> BufferPool:
 
 def lent(pool: BufferPool, queue: BatchQueue) -> Buffer:
     """Fill the next batch, take it, and lend its buffer to the consumer, as devices do."""
-    ticket = queue.begin(1)
-    queue.commit(ticket, "batch")
-    assert queue.take(1, doing).batch == "batch"
-    pool.lend(ticket.buffer)
-    return ticket.buffer
+    batch = queue.begin(1)
+    queue.finish(batch)
+    assert queue.take(1, doing) is batch
+    pool.lend(batch.buffer)
+    return batch.buffer
 
 
 def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(caplog):
@@ -37,15 +37,15 @@ def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(caplog):
 
     def fill():
         while not stop.is_set() and not queue.over:
-            if (ticket := queue.begin(1)) is not None:
-                queue.commit(ticket, ticket)
+            if (batch := queue.begin(1)) is not None:
+                queue.finish(batch)
 
     thread = threading.Thread(target=fill)
     thread.start()
     buffers = []
     with caplog.at_level(logging.WARNING, "sa1bpack"):
         for _ in range(kept + 1):
-            buffers.append(queue.take(30, doing).batch.buffer)
+            buffers.append(queue.take(30, doing).buffer)
             pool.lend(buffers[-1])
     stop.set()
     queue.close()
@@ -56,25 +56,25 @@ def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(caplog):
     ]
     for buffer in buffers:
         pool.release(buffer)
-    assert pool.lent == 0 and pool.free == 2  # the added ones are gone with their batches
+    assert not pool.lent and pool.free == 2  # the added ones are gone with their batches
 
 
 def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monkeypatch):
     """A collection takes as long as many batches; `list(loader)` would spend its time on them."""
     pool = pool_of(2)
     queue, collections = BatchQueue(pool, total=200, prefetch=1), []
-    monkeypatch.setattr(batch_queue.gc, "collect", lambda: collections.append(pool.lent))
+    monkeypatch.setattr(batch_queue.gc, "collect", lambda: collections.append(len(pool.lent)))
 
     def fill():
         while not queue.over:
-            if (ticket := queue.begin(1)) is not None:
-                queue.commit(ticket, ticket)
+            if (batch := queue.begin(1)) is not None:
+                queue.finish(batch)
 
     thread = threading.Thread(target=fill)
     thread.start()
     kept = []
     for _ in range(200):
-        kept.append(queue.take(30, doing).batch.buffer)
+        kept.append(queue.take(30, doing).buffer)
         pool.lend(kept[-1])
     thread.join(30)
     assert len(set(kept)) == 200 and 1 <= len(collections) <= 8
@@ -89,7 +89,7 @@ def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monke
         with pytest.raises(LoaderTimeout):
             queue.take(0.01, doing)
         kept.append(lent(pool, queue))
-    assert pool.lent == 2
+    assert len(pool.lent) == 2
 
 
 def test_a_late_thread_alone_does_not_make_the_pool_grow():
@@ -102,8 +102,9 @@ def test_a_late_thread_alone_does_not_make_the_pool_grow():
     with pytest.raises(LoaderTimeout):
         queue.take(0.05, doing)
     assert queue.begin(0) is None
-    old.commit(late, "too late")
-    assert queue.begin(1).buffer is late.buffer
+    buffer = late.buffer
+    old.finish(late)
+    assert queue.begin(1).buffer is buffer
 
 
 @pytest.mark.parametrize("wait", ["begin", "take"])
@@ -132,25 +133,25 @@ def test_an_epoch_cannot_affect_the_next():
     """Batches that were ready, or finish after the end, are discarded; no buffer is lost."""
     pool = pool_of(3)
     old = BatchQueue(pool, total=5, prefetch=3)
-    old.commit(old.begin(1), "ready")
+    old.finish(old.begin(1))
     late, failed = old.begin(1), old.begin(1)
     old.close()
     queue = BatchQueue(pool, total=5, prefetch=3)
     assert pool.free == 1
-    old.commit(late, "too late")
+    old.finish(late)
     old.abort(failed, ValueError("too late"))
     assert pool.free == 3 and old.take(1, doing) is None
-    tickets = [queue.begin(1) for _ in range(3)]
-    assert [ticket.number for ticket in tickets] == [0, 1, 2]
-    assert len({ticket.buffer for ticket in tickets}) == 3
-    queue.commit(tickets[0], "new")
-    assert queue.take(1, doing).batch == "new"
+    batchs = [queue.begin(1) for _ in range(3)]
+    assert [batch.number for batch in batchs] == [0, 1, 2]
+    assert len({batch.buffer for batch in batchs}) == 3
+    queue.finish(batchs[0])
+    assert queue.take(1, doing) is batchs[0]
 
 
 def test_the_garbage_collector_may_release_and_close_at_any_point():
     pool = pool_of(2)
     queue = BatchQueue(pool, total=5, prefetch=3)
-    queue.commit(queue.begin(1), "ready")
+    queue.finish(queue.begin(1))
     buffer = queue.begin(1).buffer
     pool.lend(buffer)
 
@@ -177,26 +178,26 @@ def test_buffers_are_neither_lost_nor_handed_out_twice(count, ahead, steps):
     pool = BufferPool(buffer, count)
     queue, filling, held, ready, taken = BatchQueue(pool, 20, ahead), [], [], {}, 0
     for step in steps:
-        if step == 0 and (ticket := queue.begin(0)) is not None:
-            filling.append((queue, ticket))
+        if step == 0 and (batch := queue.begin(0)) is not None:
+            filling.append((queue, batch))
         elif step == 1 and filling:
-            owner, ticket = filling.pop(0)
-            owner.commit(ticket, ticket)
+            owner, batch = filling.pop(0)
+            owner.finish(batch)
             if owner is queue:
-                ready[ticket.number] = ticket
+                ready[batch.number] = batch
         elif step == 2 and taken in ready:
-            ticket = ready.pop(taken)
-            assert queue.take(1, doing).batch is ticket
+            batch = ready.pop(taken)
+            assert queue.take(1, doing) is batch
             taken += 1
-            pool.lend(ticket.buffer)
-            held.append(ticket.buffer)
+            pool.lend(batch.buffer)
+            held.append(batch.buffer)
         elif step == 3 and held:
             pool.release(held.pop())
         elif step == 4:
             queue.close()
             queue, ready, taken = BatchQueue(pool, 20, ahead), {}, 0
-        busy = [ticket.buffer for _, ticket in filling]
-        used = [*busy, *(ticket.buffer for ticket in ready.values()), *held]
+        busy = [batch.buffer for _, batch in filling]
+        used = [*busy, *(batch.buffer for batch in ready.values()), *held]
         assert len(set(used)) == len(used) and set(used) <= set(made)
         assert len(made) == count == pool.free + len(used)
         mine = sum(owner is queue for owner, _ in filling)

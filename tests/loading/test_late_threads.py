@@ -129,5 +129,5 @@ def test_many_epochs_left_while_copies_hang_share_the_buffers(ds, monkeypatch):
             assert sorted(row for rows in rows_of(loader) for row in rows) == list(range(24))
     join_readers()
     [pool] = made
-    assert pool.free == 4 and pool.lent == 0
+    assert pool.free == 4 and not pool.lent
     loader.close()

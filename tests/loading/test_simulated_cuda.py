@@ -90,10 +90,9 @@ def forgetting(patch) -> None:
     """Copies that buffers do not know of: they are not waited for, and taken newest first."""
     sent = Cuda.send
 
-    def forgotten(self, buffer, copy):
-        staged = sent(self, buffer, copy)
-        buffer.event = None
-        return staged
+    def forgotten(self, batch):
+        sent(self, batch)
+        batch.buffer.event = None
 
     patch.setattr(Cuda, "send", forgotten)
 
