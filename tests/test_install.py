@@ -71,7 +71,8 @@ def test_the_sdist_builds_the_same(archives):
     with tarfile.open(archives[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "sa1bpack/py.typed"} <= names
-    assert {"sa1bpack/__init__.pyi", "sa1bpack/masks/__init__.pyi"} <= names
+    stubs = {f"sa1bpack/{room}__init__.pyi" for room in ("", "masks/", "transforms/")}
+    assert stubs <= names
 
 
 def test_what_messages_tell_to_install_is_what_the_extras_require():

@@ -17,68 +17,45 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
     memory      memory for results on a CPU, used again; constants on every device
 """
 
-from sa1bpack.transforms.backends import KernelWarning, describe_kernels
-from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, Frame, image_region
-from sa1bpack.transforms.geometry.steps import (
-    CenterCrop,
-    GeometricStep,
-    RandomAffine,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    ScaleJitter,
-)
-from sa1bpack.transforms.images.color import ColorJitter
-from sa1bpack.transforms.images.mix import CutMix, Mixup
-from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, yuv420_to_rgb
-from sa1bpack.transforms.masks.cells import unpack_bits
-from sa1bpack.transforms.masks.clicks import correction_clicks
-from sa1bpack.transforms.masks.make import draw_runs
-from sa1bpack.transforms.masks.prompts import (
-    count_pixels,
-    draw_points,
-    jitter_boxes,
-    mask_boxes,
-    nth_pixels,
-)
-from sa1bpack.transforms.masks.relations import Relate, relation
-from sa1bpack.transforms.masks.run_batch import RunBatch
-from sa1bpack.transforms.pipeline import Pipeline
-from sa1bpack.transforms.prompts import Prompts, sam_points
+from importlib import import_module
 
-__all__ = [
-    "SAM_MEAN",
-    "SAM_STD",
-    "AffineMaps",
-    "AxisMaps",
-    "CenterCrop",
-    "ColorJitter",
-    "CutMix",
-    "Frame",
-    "GeometricStep",
-    "KernelWarning",
-    "Mixup",
-    "Pipeline",
-    "Prompts",
-    "RandomAffine",
-    "RandomHorizontalFlip",
-    "RandomResizedCrop",
-    "Relate",
-    "RunBatch",
-    "ScaleJitter",
-    "correction_clicks",
-    "count_pixels",
-    "describe_kernels",
-    "draw_points",
-    "draw_runs",
-    "image_region",
-    "jitter_boxes",
-    "mask_boxes",
-    "nth_pixels",
-    "relation",
-    "sam_points",
-    "unpack_bits",
-    "yuv420_to_rgb",
-]
+# Public name → module, imported on first use: a loader needs few of them.
+_MODULES = {
+    "SAM_MEAN": "images.pixels",
+    "SAM_STD": "images.pixels",
+    "AffineMaps": "geometry.frame",
+    "AxisMaps": "geometry.frame",
+    "CenterCrop": "geometry.steps",
+    "ColorJitter": "images.color",
+    "CutMix": "images.mix",
+    "Frame": "geometry.frame",
+    "GeometricStep": "geometry.steps",
+    "KernelWarning": "backends",
+    "Mixup": "images.mix",
+    "Pipeline": "pipeline",
+    "Prompts": "prompts",
+    "RandomAffine": "geometry.steps",
+    "RandomHorizontalFlip": "geometry.steps",
+    "RandomResizedCrop": "geometry.steps",
+    "Relate": "masks.relations",
+    "RunBatch": "masks.run_batch",
+    "ScaleJitter": "geometry.steps",
+    "correction_clicks": "masks.clicks",
+    "count_pixels": "masks.prompts",
+    "describe_kernels": "backends",
+    "draw_points": "masks.prompts",
+    "draw_runs": "masks.make",
+    "image_region": "geometry.frame",
+    "jitter_boxes": "masks.prompts",
+    "mask_boxes": "masks.prompts",
+    "nth_pixels": "masks.prompts",
+    "relation": "masks.relations",
+    "sam_points": "prompts",
+    "unpack_bits": "masks.cells",
+    "yuv420_to_rgb": "images.pixels",
+}
+
+__all__ = [*_MODULES]
 
 
 def __dir__() -> list[str]:
@@ -86,5 +63,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str):
+    if name in _MODULES:
+        return getattr(import_module(f"sa1bpack.transforms.{_MODULES[name]}"), name)
     now = ": it is RandomHorizontalFlip, as in torchvision" if name == "RandomFlip" else ""
     raise AttributeError(f"module 'sa1bpack.transforms' has no attribute {name!r}{now}")

@@ -12,7 +12,7 @@ INTERNAL = {
     "Mixup": ("draw",),
     "OrderedBatches": ("cursor", "most_samples", "part_of", "sizes"),
     "PackOptions": ("as_text", "check_same", "from_json", "keeps_all", "layout", "to_json"),
-    "ReadingOptions": ("batches", "choices", "layout", "mask_schedule", "relate"),
+    "ReadingOptions": ("batches", "choices", "layout"),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),
     "RunBatch": ("ends", "part"),
     "Schedule": ("as_text", "at", "constant", "largest", "map", "until"),

@@ -126,7 +126,7 @@ def stub_path(module: ModuleType) -> Path:
     return Path(module.__file__).with_suffix(".pyi")
 
 
-LAZY = (sa1bpack, sa1bpack.masks)
+LAZY = (sa1bpack, sa1bpack.masks, sa1bpack.transforms)
 
 if __name__ == "__main__":
     for module in LAZY:

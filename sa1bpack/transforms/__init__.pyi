@@ -1,0 +1,34 @@
+"""Types of the names that `sa1bpack/transforms/__init__.py` imports on first use."""
+
+from sa1bpack.transforms.backends import KernelWarning as KernelWarning
+from sa1bpack.transforms.backends import describe_kernels as describe_kernels
+from sa1bpack.transforms.geometry.frame import AffineMaps as AffineMaps
+from sa1bpack.transforms.geometry.frame import AxisMaps as AxisMaps
+from sa1bpack.transforms.geometry.frame import Frame as Frame
+from sa1bpack.transforms.geometry.frame import image_region as image_region
+from sa1bpack.transforms.geometry.steps import CenterCrop as CenterCrop
+from sa1bpack.transforms.geometry.steps import GeometricStep as GeometricStep
+from sa1bpack.transforms.geometry.steps import RandomAffine as RandomAffine
+from sa1bpack.transforms.geometry.steps import RandomHorizontalFlip as RandomHorizontalFlip
+from sa1bpack.transforms.geometry.steps import RandomResizedCrop as RandomResizedCrop
+from sa1bpack.transforms.geometry.steps import ScaleJitter as ScaleJitter
+from sa1bpack.transforms.images.color import ColorJitter as ColorJitter
+from sa1bpack.transforms.images.mix import CutMix as CutMix
+from sa1bpack.transforms.images.mix import Mixup as Mixup
+from sa1bpack.transforms.images.pixels import SAM_MEAN as SAM_MEAN
+from sa1bpack.transforms.images.pixels import SAM_STD as SAM_STD
+from sa1bpack.transforms.images.pixels import yuv420_to_rgb as yuv420_to_rgb
+from sa1bpack.transforms.masks.cells import unpack_bits as unpack_bits
+from sa1bpack.transforms.masks.clicks import correction_clicks as correction_clicks
+from sa1bpack.transforms.masks.make import draw_runs as draw_runs
+from sa1bpack.transforms.masks.prompts import count_pixels as count_pixels
+from sa1bpack.transforms.masks.prompts import draw_points as draw_points
+from sa1bpack.transforms.masks.prompts import jitter_boxes as jitter_boxes
+from sa1bpack.transforms.masks.prompts import mask_boxes as mask_boxes
+from sa1bpack.transforms.masks.prompts import nth_pixels as nth_pixels
+from sa1bpack.transforms.masks.relations import Relate as Relate
+from sa1bpack.transforms.masks.relations import relation as relation
+from sa1bpack.transforms.masks.run_batch import RunBatch as RunBatch
+from sa1bpack.transforms.pipeline import Pipeline as Pipeline
+from sa1bpack.transforms.prompts import Prompts as Prompts
+from sa1bpack.transforms.prompts import sam_points as sam_points
