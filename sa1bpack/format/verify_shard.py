@@ -107,6 +107,19 @@ def open_streams(
         }
 
 
+def finish_streams(
+    check: Check, streams: Mapping[str, ArrayStream], listed: Listed, **place
+) -> None:
+    """Read arrays to their ends, and compare the digests of their files with the listed ones."""
+    for name, stream in streams.items():
+        if stream.file.rows:
+            with check.collecting(array=name, **place):
+                found = stream.finish()
+                if listed is not None:
+                    expected = listed[stream.spec.chunk_path]
+                    check.same_digest(stream.path, found, expected, array=name, **place)
+
+
 def check_tail(files: PackFiles, folder: Path, spec: ArraySpec, rows: int) -> None:
     """Check the zero rows and the shard index after an array's data."""
     path, file = folder / spec.chunk_path, chunk_file(spec, rows)
@@ -281,14 +294,7 @@ def _check_samples(check: Check, shard: Shard, listed: Listed) -> None:
                 one = {name: rows[name][0] for name in ("image_id", "file_name")}
                 check.add(what, **_place(shard, row, one))
             check.advance(before + total * (row + 1) // len(shard) - check.done)
-        for name, stream in streams.items():
-            place = {"shard": shard.entry.name, "array": name}
-            if stream.file.rows:
-                with check.collecting(**place):
-                    found = stream.finish()
-                    if listed is not None:
-                        expected = listed[stream.spec.chunk_path]
-                        check.same_digest(stream.path, found, expected, **place)
+        finish_streams(check, streams, listed, shard=shard.entry.name)
 
 
 def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:

@@ -34,7 +34,14 @@ from sa1bpack.format.side.spec import (
     read_side_manifest,
     side_root_metadata,
 )
-from sa1bpack.format.verify_shard import Listed, check_group, check_listed, check_tail, open_streams
+from sa1bpack.format.verify_shard import (
+    Listed,
+    check_group,
+    check_listed,
+    check_tail,
+    finish_streams,
+    open_streams,
+)
 from sa1bpack.wording import counted
 
 
@@ -183,6 +190,4 @@ def _check_rows(
                     f"{int(stored[sample]):016x} is stored; {REMAKE}",
                     **place,
                 )
-        found = stream.finish()
-        if listed is not None:
-            check.same_digest(stream.path, found, listed[values.chunk_path], **place)
+        finish_streams(check, streams, listed, **place)
