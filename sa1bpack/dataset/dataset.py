@@ -149,8 +149,9 @@ class Dataset(MapStyle, Pictured):
     ========================  ===================  ==========================================
 
     Boxes and points are in pixels of the stored image, so they fit `image`; in source pixels, as in
-    SA-1B's JSON, with `coordinates="source"`. The repr says which. Columns are as in the JSON. The
-    corners of pixels that a box covers are x, y and x + w + 1, y + h + 1.
+    SA-1B's JSON, with `coordinates="source"`. The repr says which. Columns are as in the JSON. In
+    source pixels, the pixels that a box covers end at x + w + 1 and y + h + 1; in pixels of the
+    stored image that 1 is scaled as well.
 
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples, which share
     the pack; nothing is read for them. A view keeps its memory map alive, whatever happens to the

@@ -96,6 +96,7 @@ class Pipeline:
                               left out by `max_cover` or `max_valid`
     input_to_source  float64  (B, 2, 3): [xs, ys] = input_to_source @ [x, y, 1], in pixels of the
                               source image
+    source_to_input  float64  (B, 2, 3): the inverse
     input_sizes      float64  (B, 2): height and width of the part of the canvas, from its top left
                               corner, that the image is in: its size before padding
     source_window    float64  (B, 4), if a step may rotate: x0, y0, x1, y1 in source pixels. Within
@@ -321,7 +322,11 @@ class Pipeline:
         mean, std = self._normal.on(small["sizes"].device)
         placed = {"pixel_mean": mean.clone(), "pixel_std": std.clone()}
         to_source = stored_to_source(small["sizes"])
-        placed["input_to_source"] = to_source.after(frame.maps).matrix()
+        maps = to_source.after(frame.maps)
+        placed["input_to_source"], placed["source_to_input"] = (
+            maps.matrix(),
+            maps.inverse().matrix(),
+        )
         placed["input_sizes"] = frame.extent.flip(1)
         if frame.window is not None:
             placed["source_window"] = frame.window * to_source.scale.repeat(1, 2)

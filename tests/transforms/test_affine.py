@@ -94,6 +94,20 @@ def test_image_mask_box_and_point_stay_together(fit, device):
     assert seen >= 12
 
 
+@pytest.mark.parametrize(
+    "steps", [[TURN], [T.RandomHorizontalFlip(1)], []], ids=["turn", "flip", "none"]
+)
+def test_the_map_from_the_source_is_the_inverse_of_the_map_to_it(device, steps):
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
+    done = moved(T.Pipeline(dataset(LAYOUT), steps)(batch, 1), torch.device("cpu"))
+    last = torch.tensor([[[0.0, 0.0, 1.0]]], dtype=torch.float64).expand(len(RECTANGLES), 1, 3)
+    back, there = (
+        torch.cat([done[name], last], 1) for name in ("source_to_input", "input_to_source")
+    )
+    expected = torch.eye(3, dtype=torch.float64).expand(len(RECTANGLES), 3, 3)
+    torch.testing.assert_close(back @ there, expected)
+
+
 def test_boxes_hold_all_corners_of_the_rotated_box(device):
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     done = moved(T.Pipeline(dataset(LAYOUT), [TURN])(batch, 1), torch.device("cpu"))

@@ -113,12 +113,12 @@ COLORS = [*CROP, ColorJitter(0.4, 0.4, 0.4, 0.1)]
 # Name → steps, masks, cells of a side; launches of a batch that a Loader sent and of another one,
 # and MB, with Triton kernels, and without.
 PIPELINES = {
-    "no step, bits": ([], "bits", 256, (9, 95, 145), (40, 105, 180)),
-    "crop and flip, bits": (CROP, "bits", 256, (9, 255, 145), (130, 325, 280)),
-    "crop and flip, runs to 256": (CROP, "runs", 256, (9, 280, 140), (345, 535, 480)),
-    "crop, flip, colours, runs to 1024": (COLORS, "runs", 1024, (30, 340, 760), (395, 625, 5700)),
-    "crop, flip, rotate, bits": (ROTATE, "bits", 256, (9, 420, 145), (350, 640, 1530)),
-    "crop, flip, rotate, runs to 256": (ROTATE, "runs", 256, (9, 420, 140), (815, 1100, 1530)),
+    "no step, bits": ([], "bits", 256, (9, 100, 145), (40, 105, 180)),
+    "crop and flip, bits": (CROP, "bits", 256, (9, 260, 145), (130, 325, 280)),
+    "crop and flip, runs to 256": (CROP, "runs", 256, (9, 285, 140), (345, 535, 480)),
+    "crop, flip, colours, runs to 1024": (COLORS, "runs", 1024, (30, 345, 760), (395, 625, 5700)),
+    "crop, flip, rotate, bits": (ROTATE, "bits", 256, (9, 425, 145), (350, 640, 1530)),
+    "crop, flip, rotate, runs to 256": (ROTATE, "runs", 256, (9, 425, 140), (815, 1100, 1530)),
     "scale jitter, colours, mixup, bits": (JITTER, "bits", 256, (33, 305, 250), (165, 390, 280)),
 }
 
