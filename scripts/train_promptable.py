@@ -349,7 +349,9 @@ class Trainer:
             mode="bilinear",
             align_corners=False,
         )
-        return DISTILL * F.mse_loss(student, teacher, reduction="none").mean((1, 2, 3)).sum()
+        known = T.image_region(batch, tuple(teacher.shape[-2:]))  # not padding
+        error = (student - teacher).square().mean(1) * known
+        return DISTILL * (error.sum((1, 2)) / known.sum((1, 2)).clamp(min=1)).sum()
 
     def train_step(self, batch: dict, stop: bool) -> dict:
         """One step. Returns what `read` will read: sums over all masks and ranks, on the device."""

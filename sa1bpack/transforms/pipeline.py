@@ -40,7 +40,7 @@ from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.mix import MixStep
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.resample import move_spatial
-from sa1bpack.transforms.masks.choice import ranks, uncovered
+from sa1bpack.transforms.masks.cells import ranks, uncovered
 from sa1bpack.transforms.masks.make import MaskMaker, Rows
 from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table

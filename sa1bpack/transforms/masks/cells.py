@@ -1,4 +1,5 @@
-"""Masks of a batch on its device: bits to bool, and masks under the map of their image.
+"""Masks of a batch on its device: bits to bool, masks under the map of their image, and which of
+them larger ones do not cover.
 
 Grids are sampled at the centres of the output cells, so masks remain true or false. Here masks are
 concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each.
@@ -143,3 +144,47 @@ def take_affine(taking: Taking) -> torch.Tensor:
             cells.bitwise_right_shift_(shift[of]).bitwise_and_(1)
         torch.mul(cells, visible[of].view(torch.uint8), out=out[start : start + chunk])
     return out.view(torch.bool)
+
+
+def ranks(key: torch.Tensor, owner: torch.Tensor, samples: int) -> torch.Tensor:
+    """int64 (T,): the place of each mask among those of its sample, by (T,) keys.
+
+    The lowest key has place 0; among equals, the first mask comes first.
+    """
+    order = key.argsort(stable=True)
+    order = order[owner[order].argsort(stable=True)]
+    number = torch.arange(len(owner), device=owner.device)
+    first = torch.searchsorted(owner, torch.arange(samples, device=owner.device))
+    return torch.empty_like(order).index_copy_(0, order, number - first[owner])
+
+
+def uncovered(
+    masks: torch.Tensor,
+    areas: torch.Tensor,
+    owner: torch.Tensor,
+    samples: int,
+    most: int,
+    max_cover: float,
+) -> torch.Tensor:
+    """bool (T,): the masks that are left if, from the largest down, each is left out of which more
+    than a share is covered by those that are left: EdgeSAM's `mask_nms_thresh`.
+
+    masks      bool (T, h, w)
+    areas      int64 (T,), the cells of each. Of equal ones, the first counts as larger
+    most       masks of the fullest sample, padding included
+    max_cover  the share, 0 to 1
+    """
+    count, device = len(masks), masks.device
+    # By sample and rank: the mask, or one more than the last for none.
+    table = torch.full((samples, most), count, device=device)
+    table[owner, ranks(-areas, owner, samples)] = torch.arange(count, device=device)
+    seen = masks.new_zeros((samples, *masks.shape[1:]))
+    kept = torch.zeros(count + 1, dtype=torch.bool, device=device)
+    for rows in table.unbind(1) if count else ():
+        row = rows.clamp(max=count - 1)
+        cells = masks[row]
+        covered = count_cells(cells & seen).double() / areas[row].clamp(min=1)
+        keep = (covered <= max_cover) & (rows < count)
+        kept[rows] = keep
+        seen |= cells & keep[:, None, None]
+    return kept[:-1]
