@@ -30,7 +30,7 @@ from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
-from sa1bpack.loading.order.batches import BatchIndices, DealtBatches, OrderedBatches
+from sa1bpack.loading.order.batches import DealtBatches, OfBatch, OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import order_seed
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, figures_of
@@ -366,15 +366,7 @@ class LoaderBatchSampler(DealtBatches):
                     "repair` or with a subset of sound samples"
                 )
             return super().__iter__()
-        return (BatchIndices(own[k].tolist(), own.epoch, own.step(k)) for k in range(len(own)))
-
-
-class BatchSamples(list):
-    """The samples of a batch, with the epoch and step of their BatchIndices; None if unknown."""
-
-    def __init__(self, samples: Iterable[Any], epoch: int, step: int | None):
-        super().__init__(samples)
-        self.epoch, self.step = epoch, step
+        return (OfBatch(own[k].tolist(), own.epoch, own.step(k)) for k in range(len(own)))
 
 
 class EpochDataset(Dataset):
@@ -395,8 +387,8 @@ class EpochDataset(Dataset):
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """As that of Dataset; with the epoch and step of the batch, if the indices have them."""
         samples = super().__getitems__(indices)
-        if isinstance(indices, BatchIndices):
-            return BatchSamples(samples, indices.epoch, indices.step)
+        if isinstance(indices, OfBatch):
+            return OfBatch(samples, indices.epoch, indices.step)
         return samples
 
     def __reduce__(self):

@@ -18,43 +18,33 @@ from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 
+LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
+
 
 @dataclass(frozen=True)
 class MaskLayout:
-    """Two independent values. Public names join them: "padded", "concat", "padded_bits",
-    "concat_bits".
+    """Two independent values, which a public name joins.
 
+    name    one of LAYOUTS
     padded  (B, M, ...): M is the mask count of the fullest sample, with zeros after a sample's own
             masks. Otherwise (T, ...): all masks one after the other, with `mask_offsets`
     packed  masks are bits, uint8 (..., Sm, Sm / 8), as in the pack. Otherwise bool (..., Sm, Sm)
     """
 
+    name: str
     padded: bool
     packed: bool
-
-    @property
-    def name(self) -> str:
-        """The public name."""
-        return ("padded" if self.padded else "concat") + ("_bits" if self.packed else "")
 
     @classmethod
     def of(cls, name: str, pad_to_max: bool = False) -> "MaskLayout":
         """The layout with this public name. Raises OptionError for an unknown name, and for one
         that is not padded with `pad_to_max`."""
-        if isinstance(name, str) and name in ("flat", "flat_bits"):
+        if name in ("flat", "flat_bits"):
             raise OptionError(f"mask_layout is {name!r}: use {name.replace('flat', 'concat')!r}")
-        found = LAYOUTS[choice("mask_layout", name, LAYOUTS)]
-        if pad_to_max and not found.padded:
+        padded = choice("mask_layout", name, LAYOUTS).startswith("padded")
+        if pad_to_max and not padded:
             raise OptionError(f"pad_to_max needs a padded layout, but mask_layout is {name!r}")
-        return found
-
-
-LAYOUTS = {
-    layout.name: layout
-    for layout in (
-        MaskLayout(padded, packed) for packed in (False, True) for padded in (True, False)
-    )
-}
+        return cls(name, padded, name.endswith("_bits"))
 
 
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.

@@ -297,14 +297,14 @@ def process_group() -> ModuleType | None:
     return found if ready else None
 
 
-class BatchIndices(list):
-    """The indices of a batch, with what a worker process needs to know of it.
+class OfBatch(list):
+    """The indices of a batch, or its samples, with what a worker process needs to know of it.
 
     epoch, step  of the batch; its samples may be loaded long before it is used
     """
 
-    def __init__(self, indices: Iterable[int], epoch: int, step: int):
-        super().__init__(indices)
+    def __init__(self, items: Iterable[Any], epoch: int, step: int):
+        super().__init__(items)
         self.epoch, self.step = epoch, step
 
 
@@ -362,7 +362,7 @@ class DealtBatches:
             indices = batches.global_batch(k).tolist()
             for low, high in _parts(batches, k):
                 self.batches.cursor.took(generation, None)
-                yield BatchIndices(indices[low:high], batches.epoch, batches.step(k))
+                yield OfBatch(indices[low:high], batches.epoch, batches.step(k))
 
 
 def _parts(batches: EpochBatches, k: int) -> list[tuple[int, int]]:
