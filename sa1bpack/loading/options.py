@@ -224,20 +224,14 @@ class ReadingOptions:
         order, seed = self.order, self.seed
         if order is None:
             return ShuffleOrder(ds, seed=seed or 0) if self.shuffle else SequentialOrder(ds)
-        if isinstance(order, OrderedBatches):
-            raise OptionError(
-                "order is OrderedBatches, which have a batch size and a rank "
-                "already: pass their order as order=batches.order, and these as options of their "
-                "own"
-            )
         if isinstance(order, str) and order in ORDERS:
             return ORDERS[order](ds, seed=seed or 0)
         if isinstance(order, str) and order in _FORMER_ORDERS:
             raise OptionError(f"order is {order!r}: use {_FORMER_ORDERS[order]}")
         if not isinstance(order, Order):
             raise OptionError(
-                f"order is {order!r}: choose one of {', '.join(ORDERS)}, or an Order; or "
-                "shuffle=True in its place"
+                f"order is {order!r}: choose one of {', '.join(ORDERS)}, or an Order, such as "
+                "batches.order of OrderedBatches; or shuffle=True in its place"
             )
         if order.size != len(ds) or order.fingerprint != ds.fingerprint:
             raise OptionError(

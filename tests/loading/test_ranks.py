@@ -4,10 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-from batches import BOTH
-
-from sa1bpack.errors import LoaderError
 from sa1bpack.loading.loader import Loader
 
 # Two processes; everything is made before there is a process group, as under Lightning.
@@ -59,15 +55,3 @@ def test_loaders_made_before_the_process_group_give_each_rank_its_part(ds, packe
     assert [rank["samples"] for rank in ranks] == [2, 2]
     for rank in ranks:
         assert "batch_size 3" in rank["uneven"] and "multiple of world_size 2" in rank["uneven"]
-
-
-@BOTH
-def test_ranks_that_are_announced_but_have_no_process_group_are_refused(ds, make, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    loader = make(ds, global_batch_size=4)
-    with pytest.raises(LoaderError, match=r"WORLD_SIZE is 2, but .*init_process_group before"):
-        next(iter(loader))
-    all_of_it = make(ds, global_batch_size=4, rank=0, world_size=1)
-    assert sum(len(batch["indices"]) for batch in all_of_it) == len(ds)
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert sum(len(batch["indices"]) for batch in loader) == len(ds)

@@ -166,24 +166,16 @@ def _mask_count(sample: Sample, first: Sample, of_masks: Sequence[Field]) -> int
 
 def _check_fits(sample: Sample, field: Field, shape: tuple, dtype: np.dtype, target) -> None:
     """Raise OptionError unless a row of this shape and dtype can become one of `target`."""
-    expected, remedy = target.shape[1:], "the transform must return the same for all samples"
-    if shape != expected:
-        if field.batch == "images":
-            remedy += "; for images without a canvas (fit native) pass Collate(sample_spec=ds.spec)"
-        raise OptionError(
-            f"{_name(sample)}: {field.sample} has the shape {shape}, but the first sample of the "
-            f"batch has {expected}: {remedy}"
-        )
-    if field.dtype is None and dtype != target.dtype:
-        raise OptionError(
-            f"{_name(sample)}: {field.sample} is {dtype}, but in the first sample of the batch it "
-            f"is {target.dtype}: {remedy}"
-        )
-    if not np.can_cast(dtype, target.dtype, "same_kind"):
-        raise OptionError(
-            f"{_name(sample)}: {field.sample} is {dtype}, but {field.batch} of a batch are "
-            f"{target.dtype}: the transform must return a type that fits"
-        )
+    same = field.dtype is None  # the type is that of the first sample
+    fits = dtype == target.dtype if same else np.can_cast(dtype, target.dtype, "same_kind")
+    if shape == target.shape[1:] and fits:
+        return
+    native = "; for images without a canvas (fit native) pass Collate(sample_spec=ds.spec)"
+    raise OptionError(
+        f"{_name(sample)}: {field.sample} is {dtype} {shape}, but the rows of {field.batch} in its "
+        f"batch are {target.dtype} {target.shape[1:]}: a transform must return the same shape for "
+        f"all samples, and a type that fits{native if field.batch == 'images' else ''}"
+    )
 
 
 def _name(sample: Sample) -> str:

@@ -12,7 +12,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import Extent, ShuffleOrder, WeightedOrder
-from sa1bpack.schedules import Linear, Steps
+from sa1bpack.schedules import Steps
 
 SIZE = 53
 EXTENT = Extent(SIZE, "0123456789abcdef")
@@ -107,24 +107,6 @@ def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, 
             )
             parts.append(list(batches))
         assert joined(parts) == rest
-
-
-def test_a_state_of_another_schedule_is_refused_by_name():
-    own = OrderedBatches(ORDER, Linear(12, 24, epochs=2, multiple=6))
-    state = own.state_after(0)
-    for sizes in (Linear(12, 24, steps=2, multiple=6), Steps(12, {1: 24}), 12):
-        with pytest.raises(OptionError, match=r"batch_size was 'Steps\(12, \{1: 18, 2: 24\}\)', i"):
-            OrderedBatches(ORDER, sizes).load_state_dict(state)
-    OrderedBatches(ORDER, [12, 18, 24]).load_state_dict(state)
-    with pytest.raises(OptionError, match=r"batch_size was none, is .*set_epoch"):
-        own.load_state_dict(OrderedBatches(ORDER, 12).state_after(0))
-    by_step = (("max_masks", Steps(1, {5: 2}, by="step")),)
-    state = OrderedBatches(ORDER, 12, schedules=by_step).state_after(1)
-    with pytest.raises(
-        OptionError, match=r"drop_last was False, is True; .*batch_size was 12, is 6"
-    ):
-        OrderedBatches(ORDER, 6, drop_last=True, schedules=by_step).load_state_dict(state)
-    OrderedBatches(ORDER, 12, schedules=by_step).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

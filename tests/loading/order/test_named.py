@@ -58,7 +58,7 @@ def test_a_state_belongs_to_a_shuffle_or_to_none():
         ({"shuffle": 1}, "shuffle is 1: choose True or False"),
         ({"shuffle": True, "order": "local"}, "shuffle is True, and an order is given"),
         ({"shuffle": True, "order": SequentialOrder(DS)}, "shuffle is True, and an order is"),
-        ({"order": OrderedBatches(ShuffleOrder(DS), 4)}, "order=batches.order"),
+        ({"order": OrderedBatches(ShuffleOrder(DS), 4)}, "such as batches.order"),
         ({"order": ShuffleOrder(Extent(19, "0" * 16))}, "has 19 samples .* make the order from"),
         ({"order": ShuffleOrder(Extent(20, "0" * 16))}, "fingerprint 0{16}, but the dataset"),
         ({"order": ShuffleOrder(DS, seed=1), "seed": 3}, "seed is 3, but the order has the seed 1"),

@@ -168,16 +168,6 @@ def test_where_too_few_samples_remain_for_a_batch_the_next_epoch_follows():
     assert flat(resumed) == epoch_of(ORDERS["shuffle"], 1)[:1800]
 
 
-@each_order
-def test_a_state_of_another_order_is_refused_naming_every_difference(make):
-    state = OrderedBatches(make(), BATCH).state_dict()
-    other = make(extent=Extent(SIZE + 1, "e" * 16, np.array([0, SIZE + 1])))
-    with pytest.raises(OptionError) as caught:
-        OrderedBatches(other, BATCH).load_state_dict(state)
-    assert "fingerprint was '0123456789abcdef', is 'eeeeeeeeeeeeeeee'" in str(caught.value)
-    assert f"size was {SIZE}, is {SIZE + 1}" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("order", "named"),
     [
