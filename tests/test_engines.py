@@ -35,7 +35,7 @@ def on_ray(engine, request) -> dict:
 def verify(engine, on_ray):
     """verify(root): the report."""
     if engine == "ray":
-        from sa1bpack.cluster.verify import verify_on_ray
+        from sa1bpack.cluster.pack import verify_on_ray
 
         return lambda root, **options: verify_on_ray(root, **on_ray, **options)
     if engine == "parts":
@@ -49,7 +49,7 @@ def verify(engine, on_ray):
 def repair(engine, on_ray):
     """repair(root, tars): the result; of parts, the last of those that are not sound."""
     if engine == "ray":
-        from sa1bpack.cluster.repair import repair_on_ray
+        from sa1bpack.cluster.pack import repair_on_ray
 
         return lambda root, tars: repair_on_ray(root, tars, **on_ray)
     if engine == "parts":
@@ -244,8 +244,8 @@ def second_task_dies(monkeypatch):
 
 
 def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(second_task_dies, pack):
-    second_task_dies("sa1bpack.cluster.verify")
-    from sa1bpack.cluster.verify import verify_on_ray
+    second_task_dies("sa1bpack.cluster.pack")
+    from sa1bpack.cluster.pack import verify_on_ray
 
     flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
     report = verify_on_ray(pack)
@@ -267,8 +267,8 @@ def test_a_part_that_no_task_could_make_is_named_and_the_others_are_kept(second_
 
 
 def test_shards_that_no_task_could_repair_are_named(second_task_dies, sound, tars, tmp_path):
-    second_task_dies("sa1bpack.cluster.repair")
-    from sa1bpack.cluster.repair import repair_on_ray
+    second_task_dies("sa1bpack.cluster.pack")
+    from sa1bpack.cluster.pack import repair_on_ray
 
     root = shutil.copytree(sound, tmp_path / "pack")
     for name in ("sa_0-001", "sa_1-000"):

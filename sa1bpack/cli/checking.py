@@ -96,7 +96,7 @@ def _report(pack: str | Path, quick: bool, io: str, job: Job) -> Report:
         with byte_bar() as advance:
             return sa1bpack.verify(pack, quick=quick, progress=advance, io=io, part=job.share)
     with interrupts.interrupts_held():
-        from sa1bpack.cluster.verify import verify_on_ray
+        from sa1bpack.cluster.pack import verify_on_ray
 
     options = {"address": job.address, "quick": quick, "io": io, "check": interrupts.check}
     with step_bar() as advance:
@@ -224,7 +224,7 @@ def repair(
     ray = job.on_ray(dry_run=dry_run, shard=shard)
     with interrupts.interrupts_held():
         if ray:
-            from sa1bpack.cluster.repair import repair_on_ray as call
+            from sa1bpack.cluster.pack import repair_on_ray as call
 
             more = {"address": job.address}
         else:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from sa1bpack.arguments import checks_options, choice
-from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_tasks
+from sa1bpack.cluster.tasks import Died, Needs, numbered, once_unlocked, run_tasks
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.run import (
     DeriveKeywords,
@@ -68,11 +68,8 @@ def derive_on_ray(
     todo = {shard.identity.name: shard for shard in maker.target.missing(maker.target.shards)}
     images = {shard: each.identity.extent.samples for shard, each in todo.items()}
     common = {"ds": as_dataset(ds), "name": name, "fn": _as_sent(fn), "folder": str(Path.cwd())}
-    tasks = {
-        shard: common | call | {"part": (k, len(shards))}
-        for k, shard in enumerate(shards, 1)
-        if shard in todo
-    }
+    tasks = numbered(shards, common | call)
+    tasks = {shard: tasks[shard] for shard in todo}
     done, died = 0, {}
     if todo:
         with maker.loader(next(iter(todo.values()))) as loader:

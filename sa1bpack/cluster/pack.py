@@ -1,26 +1,37 @@
-"""`pack_on_ray`: the sources of a pack as tasks of a Ray cluster.
+"""`pack_on_ray`, `verify_on_ray` and `repair_on_ray`: parts of a job as tasks of a Ray cluster.
 
 A task packs one source as a part of a job does: nodes share nothing but the pack's folder, and a
 task that Ray runs again, because its node or its process died, resumes after the last complete
 shard, even while the first attempt still runs. `finalize` makes the shards one pack.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import checks_options
-from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_tasks
-from sa1bpack.errors import OutputLocked, SourceError
+from sa1bpack.arguments import checks_options, choice, local_path, whole_number
+from sa1bpack.cluster.tasks import Died, Needs, numbered, once_unlocked, run_tasks
+from sa1bpack.disk.reading_mode import IO
+from sa1bpack.errors import FormatError, OutputLocked, SourceError
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.problems import Problem, Report, joined
+from sa1bpack.format.side.check import side_folders
+from sa1bpack.format.side.spec import is_side, part_names
+from sa1bpack.format.verify import verify
+from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request
 from sa1bpack.packing.pack_state import Totals, sources_to_pack
 from sa1bpack.packing.parts import PartState, Plan, finalize
-from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.progress import Progress, report
+from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.run import PackResult, run_part
+from sa1bpack.progress import step_bar
 from sa1bpack.source.find import Source
+from sa1bpack.urls import is_url
 
 # A task reads one tar, which feeds about six workers (docs/performance.md).
 WORKERS = 6
@@ -147,3 +158,138 @@ def _run(
         progress.add_rejects(rejects)
         failed |= result.failed
     return failed
+
+
+# A task reads one shard after the other, and needs no more than this (docs/cluster.md).
+VERIFY_NEEDS = Needs(cores=1, memory=500_000_000)
+
+
+@checks_options
+def verify_on_ray(
+    root: str | Path,
+    *,
+    address: str | None = None,
+    quick: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    io: str = "auto",
+    check: Callable[[], None] = lambda: None,
+) -> Report:
+    """Check a pack or a feature on a Ray cluster, whose nodes see it under the same path.
+
+    address   of the cluster, as in `ray.init`; default: RAY_ADDRESS, or this machine alone
+    progress  called as progress(shards done, shards in all); of a feature, its parts
+    check     called at least twice a second
+
+    Everything else is as in `verify`, and the report has the same problems, counts and notes. A
+    shard whose task died each time it was run is reported as one that could not be read.
+
+    Raises what `verify` raises; MissingPackage without ray, ClusterError if no cluster can be
+    reached, and OptionError if ray is initialized in this process already.
+    """
+    root = local_path("root", root).absolute()
+    choice("io", io, IO)
+    names = _parts_to_check(root)
+    tasks = numbered(names, {"root": root, "quick": quick, "io": io})
+    reports: dict[str, Report] = {}
+    for name, found in run_tasks(address, verify, tasks, VERIFY_NEEDS, check=check):
+        if isinstance(found, Died):
+            shard = name if len(names) > 1 else None
+            found = Report((Problem(f"not checked: {found}", shard=shard, denied=True),))
+        reports[name] = found
+        if progress is not None:
+            progress(len(reports), len(names))
+    return joined([reports[name] for name in names])
+
+
+def _parts_to_check(root: Path) -> list[str]:
+    """A name for each part that is a task: of shards, or of parts of a feature."""
+    if is_side(root):
+        return part_names(root) or [root.name]
+    try:
+        names = [shard.name for shard in read_manifest(root).shards]
+    except FormatError:
+        return [root.name]  # reported, or raised, by its only part
+    sides = [len(part_names(folder)) for folder in side_folders(root) if is_side(folder)]
+    more = range(len(names), max(sides, default=0))
+    return [*names, *(f"parts of features, {number}" for number in more)] or [root.name]
+
+
+@checks_options
+def repair_on_ray(
+    pack: str | Path,
+    sources: str | Path | Iterable[str | Path] = (),
+    *,
+    address: str | None = None,
+    quick: bool = False,
+    links: str | Path | None = None,
+    workers: int | None = None,
+    progress: bool | None = None,
+) -> RepairResult:
+    """Repair a pack on a Ray cluster, whose nodes see it and the sources under the same paths.
+
+    The shards of each source are a task, which does what a part of `repair` does. What concerns the
+    whole pack is then repaired here. So is all of a pack whose manifest is lost.
+
+    address
+        Of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
+    workers
+        Worker processes, and cores, of each task. Default: 1.
+
+    Everything else, and the pack in the end, is as with `repair`. A source whose task died each
+    time it was run is in the result's `left`.
+
+    Raises what `repair` raises; MissingPackage without ray, ClusterError if no cluster can be
+    reached, and OptionError if ray is initialized in this process already.
+    """
+    root = local_path("pack", pack)
+    workers = 1 if workers is None else whole_number("workers", workers, 1)
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    given = [each if is_url(each) else os.path.abspath(each) for each in given]  # noqa: PTH100
+    links = None if links is None else local_path("links", links).absolute()
+    options = {"quick": quick, "links": links}
+    names = sources_in_pack(root)
+    if names is None:
+        report(f"{root}: no part can repair it without its manifest: it is repaired here")
+        return repair(root, given, **options, progress=progress)
+    names = names or [root.name]
+    call = {"pack": root.absolute(), "sources": given, "workers": workers, "progress": False}
+    tasks = numbered(names, call | options)
+    found: dict[str, RepairResult] = {}
+    died: dict[str, str] = {}
+    needs = Needs(workers, memory_bytes(workers, 1))
+    with step_bar(progress) as advance:
+        for name, part in run_tasks(address, repair, tasks, needs, check=interrupts.check):
+            if isinstance(part, Died):
+                died[name] = f"not checked: {part}; repeat the command"
+            else:
+                found[name] = part
+            advance(len(found) + len(died), len(tasks))
+    result = _joined(root, [found[name] for name in tasks if name in found])
+    if result.left:  # repaired here, or named again
+        shards = [name for name in result.left if name != OWN_FILES]
+        last = once_unlocked(
+            lambda: repair(root, given, quick=True, shards=shards, links=links, progress=progress),
+            interrupts.check,
+        )
+        result.repaired += last.repaired
+        result.notes += last.notes
+        result.rewritten, result.left, result.complete = last.rewritten, last.left, last.complete
+    result.left |= died
+    result.problems += tuple(
+        Problem(f"source {name}: {why}", denied=True) for name, why in died.items()
+    )
+    return result
+
+
+def _joined(root: Path, parts: list[RepairResult]) -> RepairResult:
+    """What all parts did."""
+    return RepairResult(
+        root,
+        tuple(dict.fromkeys(problem for part in parts for problem in part.problems)),
+        [name for part in parts for name in part.repaired],
+        left={name: reason for part in parts for name, reason in part.left.items()},
+        extra=tuple(dict.fromkeys(problem for part in parts for problem in part.extra)),
+        notes=[note for part in parts for note in part.notes],
+        complete=all(part.complete for part in parts),
+        seconds=max((part.seconds for part in parts), default=0.0),
+    )

@@ -168,6 +168,11 @@ def run_tasks(
                 yield running.pop(reference), _outcome(reference)
 
 
+def numbered(names: list[str], call: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Tasks by name, each of which is one part of a job: `call` with `part`, (1, n) to (n, n)."""
+    return {name: {**call, "part": (k, len(names))} for k, name in enumerate(names, 1)}
+
+
 def _outcome(reference: Any) -> Any:
     try:
         return ray.get(reference)

@@ -35,7 +35,7 @@ _BINS, _BINS_A_DECADE = 30, 4
 
 @dataclass
 class Survey:
-    """Findings in the surveyed shards; those of several add up.
+    """Findings in the surveyed shards.
 
     images
         Number of surveyed samples.
@@ -71,37 +71,28 @@ def survey(dataset: Dataset, seed: int) -> Survey:
     whole = total <= MAX_IMAGES and len(entries) <= MAX_SHARDS
     numbers = np.sort(rng.permutation(len(entries))[:MAX_SHARDS]).tolist()
     block = total if whole else -(-MAX_IMAGES // len(numbers))
-    parts, unreadable = [], []
+    found = Survey()
     for number in numbers:
         first = int(rng.integers(max(1, entries[number].samples - block + 1)))
         try:
-            parts.append(_survey_of(dataset.pack[number], first, block))
+            _add_block(found, dataset.pack[number], first, block)
         except (FormatError, OSError) as error:
-            unreadable.append(reason_of(error))
-    return Survey(
-        images=sum(part.images for part in parts),
-        shards=[name for part in parts for name in part.shards],
-        unreadable=unreadable,
-        columns={
-            name: np.concatenate([part.columns[name] for part in parts])
-            for name in (_COLUMNS if parts else ())
-        },
-        sizes=sum((part.sizes for part in parts), Counter()),
-        stored=sum((part.stored for part in parts), Stored()),
-    )
+            found.unreadable.append(reason_of(error))
+    return found
 
 
-def _survey_of(shard: Shard, first: int, block: int) -> Survey:
-    """The findings in a block of samples of a shard."""
+def _add_block(found: Survey, shard: Shard, first: int, block: int) -> None:
+    """Add a block of samples of a shard, all of it or, if it is damaged, nothing."""
     stop = min(first + block, len(shard))
     masks = slice(*(int(shard["mask_offset"][edge]) for edge in (first, stop)))
-    return Survey(
-        images=stop - first,
-        shards=[shard.entry.name],
-        columns={name: np.array(shard[name][masks]) for name in _COLUMNS},
-        sizes=Counter((width, height) for height, width in shard["size"][first:stop, :2].tolist()),
-        stored=Stored.of(shard),
-    )
+    columns = {name: np.array(shard[name][masks]) for name in _COLUMNS}
+    sizes, stored = shard["size"][first:stop, :2].tolist(), Stored.of(shard)
+    for name, values in columns.items():
+        found.columns[name] = np.append(found.columns.get(name, values[:0]), values)
+    found.sizes.update((width, height) for height, width in sizes)
+    found.shards.append(shard.entry.name)
+    found.images += stop - first
+    found.stored += stored
 
 
 # ------------------------------------------------------------------------------------------ charts
@@ -131,19 +122,6 @@ class Chart:
     ends: tuple[str, str] | None = None
 
 
-class Histogram(NamedTuple):
-    """The number of values between each two edges.
-
-    counts    int64 (b,); a value on an edge belongs to the bin above it
-    edges     float64 (b + 1,), increasing
-    left_out  number of values that are not finite, or not above 0 on a logarithmic axis
-    """
-
-    counts: np.ndarray
-    edges: np.ndarray
-    left_out: int
-
-
 def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[Chart]:
     """Histograms of masks per image, image sizes, areas, predicted IoU and stability."""
     if not mask_counts.size:
@@ -169,10 +147,12 @@ def round_step(span: float, most: int) -> float:
     return next(each * power for each in (1, 2, 5, 10) if each * power * most >= span * (1 - 1e-9))
 
 
-def histogram(values: np.ndarray, logarithmic: bool = False) -> Histogram:
-    """At most about 30 bins of equal, round width; whole numbers get whole widths.
+def histogram(values: np.ndarray, logarithmic: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Counts int64 (b,) and edges float64 (b + 1,): a value on an edge is in the bin above it.
 
-    With `logarithmic`, four bins per decade, from that of the smallest to that of the largest.
+    At most about 30 bins of equal, round width; whole numbers get whole widths. With `logarithmic`,
+    four bins per decade, from that of the smallest to that of the largest. Values that are not
+    finite, or not above 0 on a logarithmic axis, are not counted.
     """
     kept = values[values > 0 if logarithmic else np.isfinite(values)]
     low, high = (float(kept.min()), float(kept.max())) if kept.size else (1.0, 9.0)
@@ -189,23 +169,22 @@ def histogram(values: np.ndarray, logarithmic: bool = False) -> Histogram:
         edges = np.array([float(f"{number * step:.12g}") for number in numbers])
         first, last = np.searchsorted(edges, (low, high), "right").tolist()
         edges = edges[first - 1 : last + 1]
-    return Histogram(np.histogram(kept, edges)[0], edges, values.size - kept.size)
+    return np.histogram(kept, edges)
 
 
 def _chart(values: np.ndarray, title: str, of: str, columns: tuple[str, str]) -> Chart:
-    shape = histogram(values, columns[0].endswith("(log scale)"))
+    counts, edges = map(np.ndarray.tolist, histogram(values, columns[0].endswith("(log scale)")))
     whole = np.issubdtype(values.dtype, np.integer)
     form = ",.0f" if whole else ".3f"
     low, middle, high = (format(float(at), form) for at in np.quantile(values, (0, 0.5, 1)))
     note = f"Smallest {low}, median {middle}, largest {high}; {of}."
-    if shape.left_out:
-        note += f" Not shown: {counted(shape.left_out, 'value')} that the axis cannot show."
-    if not shape.counts.any():
+    if left_out := values.size - sum(counts):
+        note += f" Not shown: {counted(left_out, 'value')} that the axis cannot show."
+    if not any(counts):
         return Chart(title, note, columns, [])
-    edges = shape.edges.tolist()
     names = [_range(*pair, whole) for pair in pairwise(edges)]
     ends = f"{edges[0]:,.10g}", f"{edges[-1]:,.10g}"
-    return Chart(title, note, columns, _bars(names, shape.counts.tolist()), ends)
+    return Chart(title, note, columns, _bars(names, counts), ends)
 
 
 def _bars(names: list[str], counts: list[int]) -> list[Bar]:

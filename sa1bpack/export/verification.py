@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest
-from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
+from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, joined
 from sa1bpack.format.verify import verify
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.wording import counted
@@ -64,8 +64,6 @@ def verification(
     if how == "sample" and len(shards) <= SAMPLED_SHARDS:
         how = "quick"
     started = time.monotonic()
-    found: list[Report] = []
-    covered = "Nothing was checked for this report."
     if how == "sample":
         picked = np.random.default_rng(seed).permutation(len(shards))[:SAMPLED_SHARDS]
         chosen = [shards[number] for number in np.sort(picked).tolist()]
@@ -74,26 +72,19 @@ def verification(
         for root, manifest, entry in chosen:
             folder = root / SHARDS_NAME / entry.name
             check_shard(check, folder, entry, manifest.layout, quick=True)
-        found = [check.report({})]
-        covered = (
-            f"{_LIGHT}, of {len(chosen)} of {counted(len(shards), 'shard')}, chosen at random "
-            f"(seed {seed}). `sa1bpack verify --quick` checks all shards."
-        )
-    elif how != "none":
-        found = [verify(root, quick=how == "quick", progress=progress) for root, _ in packs]
-        count, images = (
-            sum(each.counts.get(key, 0) for each in found) for key in ("shards", "samples")
-        )
-        size = f"{counted(count, 'shard')} with {counted(images, 'image')}"
-        own = "the pack's own files" if len(packs) == 1 else "the packs' own files"
-        covered = f"Every byte of {size} against the checksums of files and samples."
-        if how == "quick":
-            covered = f"{_LIGHT}, of {size} and of {own}."
-    return Verification(
-        how,
-        covered,
-        tuple(problem for each in found for problem in each.problems),
-        tuple(note for each in found for note in each.notes),
-        datetime.now(UTC),
-        time.monotonic() - started,
-    )
+        found = check.report({})
+    else:
+        roots = [root for root, _ in packs if how != "none"]
+        found = joined([verify(root, quick=how == "quick", progress=progress) for root in roots])
+    count, images = (found.counts.get(key, 0) for key in ("shards", "samples"))
+    size = f"{counted(count, 'shard')} with {counted(images, 'image')}"
+    own = "the pack's own files" if len(packs) == 1 else "the packs' own files"
+    covered = {
+        "none": "Nothing was checked for this report.",
+        "sample": f"{_LIGHT}, of {SAMPLED_SHARDS} of {counted(len(shards), 'shard')}, chosen at "
+        f"random (seed {seed}). `sa1bpack verify --quick` checks all shards.",
+        "quick": f"{_LIGHT}, of {size} and of {own}.",
+        "full": f"Every byte of {size} against the checksums of files and samples.",
+    }[how]
+    seconds = time.monotonic() - started
+    return Verification(how, covered, found.problems, found.notes, datetime.now(UTC), seconds)

@@ -34,8 +34,8 @@ RESULTS = {
     ],
 }  # fmt: skip
 RAY = [
-    "cluster.pack.pack_on_ray", "cluster.verify.verify_on_ray",
-    "cluster.repair.repair_on_ray", "cluster.derive.derive_on_ray",
+    "cluster.pack.pack_on_ray", "cluster.pack.verify_on_ray",
+    "cluster.pack.repair_on_ray", "cluster.derive.derive_on_ray",
 ]  # fmt: skip
 ADAPTERS = {
     "sam2": ["RawDataset"], "torchvision": ["as_tv_tensors"], "lightning": ["DataModule"],
