@@ -11,11 +11,10 @@ import argparse
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from shlex import join
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
@@ -59,8 +58,6 @@ _ALSO_CALLED = {
     "stats": "info",
 }
 
-# The argument of earlier releases that is what is written, of those paths that a command has.
-_PLACES_OF_OUTPUT = {"merge": 0, "subset": -1, "export": -1}
 _OUTPUT = "-o/--output"  # as argparse names it
 
 _FIRST_STEPS = """\
@@ -93,9 +90,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         meant = f"is {near[0]} meant?" if near else f"the commands are {', '.join(COMMANDS)}"
         main.error(f"there is no command {name!r}: {meant}")
     parser = command_parser(name)
-    parser.words = words
     parser.refuse_unknown(words)
-    options = parser.parse_words()
+    # Only plain parsing treats what follows "--" as arguments.
+    options = (parser.parse_args if "--" in words else parser.parse_intermixed_args)(words)
     shown = {
         action.dest: action.option_strings[-1] if action.option_strings else action.metavar
         for action in parser._actions  # argparse has no public list of them
@@ -203,20 +200,11 @@ class Parser(argparse.ArgumentParser):
 
     An option is written out: an abbreviation would change its meaning, or fail, when another option
     is added.
-
-    words  of the command line, after the name of the command
     """
-
-    words: Sequence[str] = ()
 
     def __init__(self, **options):
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(**options, allow_abbrev=False, formatter_class=form)
-
-    def parse_words(self) -> argparse.Namespace:
-        """Parse `words`; leaves with exits.USAGE if they cannot be used."""
-        # Only plain parsing treats what follows "--" as arguments.
-        return (self.parse_args if "--" in self.words else self.parse_intermixed_args)(self.words)
 
     def refuse_unknown(self, words: list[str]) -> None:
         """Leave with exits.USAGE if one of the words is an option that there is not.
@@ -235,25 +223,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Leave with exits.USAGE; `--help` has the usage."""
         if message.endswith(f"required: {_OUTPUT}"):
-            message += self._with_output()
+            message += ", which names what is written"
         see = " See" if message.endswith("?") else "; see"
         self.exit(exits.USAGE, f"sa1bpack: {message}{see} `{self.prog} --help`\n")
-
-    def _with_output(self) -> str:
-        """The command line with --output, for one that has what is written among its arguments."""
-        command = self.prog.split()[-1]
-        place = _PLACES_OF_OUTPUT.get(command)
-        if place is None or len(self.words) < 2:
-            return ""
-        again = command_parser(command)  # this one is in the midst of parsing
-        again.words, words = self.words, [*self.words]
-        again._option_string_actions["--output"].required = False
-        paths = again.parse_words().packs
-        if len(paths) < 2:
-            return ""
-        found = [number for number, word in enumerate(words) if word == paths[place]]
-        output = words.pop(found[place])
-        return f"; to write {output}: {self.prog} {join([*words, '--output', output])}"
 
     def _meant(self, name: str) -> str:
         """The options nearest to an unknown one; also the arguments, which have no flag."""

@@ -1,6 +1,5 @@
 """Facts on a machine that decide how fast packing and loading are, for `sa1bpack info`."""
 
-import ctypes
 import platform
 import resource
 import subprocess
@@ -22,7 +21,6 @@ from sa1bpack.environment import (
 from sa1bpack.wording import counted, size_text
 
 _AIO = (Path("/proc/sys/fs/aio-nr"), Path("/proc/sys/fs/aio-max-nr"))
-_DRIVER = "libcuda.so.1"
 _NAMES = {"pillow-simd": "pillow-simd", "pillow": "Pillow"}
 _SIMD = {"sse4_1", "avx2", "avx512f", "asimd"}  # names of /proc/cpuinfo
 
@@ -86,37 +84,24 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def cuda_devices(driver: str = _DRIVER) -> str:
-    """The CUDA devices that the driver names; no context is made, and torch is not loaded.
-
-    driver
-        The library of the driver: its calls are those of the CUDA Driver API.
-    """
+def _said(*command: str) -> list[str]:
+    """The lines that a command of the system prints; none if it is missing or fails."""
     try:
-        cuda = ctypes.CDLL(driver)
-    except OSError:
-        return "none: no NVIDIA driver"
-    count, name, nbytes = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t()
-    if (code := cuda.cuInit(0)) or (code := cuda.cuDeviceGetCount(ctypes.byref(count))):
-        return f"none: the driver reports error {code}"
-    found = []
-    for device in range(count.value):
-        handle = ctypes.c_int()
-        cuda.cuDeviceGet(ctypes.byref(handle), device)
-        cuda.cuDeviceGetName(name, len(name), handle)
-        cuda.cuDeviceTotalMem_v2(ctypes.byref(nbytes), handle)
-        found.append(f"{name.value.decode(errors='replace')} ({size_text(nbytes.value)})")
-    return ", ".join(found) or "none: the driver has no device"
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return done.stdout.splitlines()
+
+
+def cuda_devices() -> str:
+    """The devices that the NVIDIA driver names, with their memory; torch is not loaded."""
+    found = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    return "; ".join(found) or "none: nvidia-smi is missing, or names no device"
 
 
 def file_system(folder: Path) -> str:
     """The type of the file system that a folder is on, such as ext4; or "unknown"."""
-    command = ["df", "--output=fstype", folder]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):  # not GNU's
-        return "unknown"
-    return done.stdout.split()[-1]
+    return (_said("df", "--output=fstype", str(folder)) or ["unknown"])[-1]
 
 
 def direct_state(folder: Path) -> str:

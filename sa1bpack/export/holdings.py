@@ -210,6 +210,11 @@ def _joined_completeness(found: Sequence[Completeness]) -> Completeness:
     )
 
 
+def attributes_of(shard: Shard) -> _Attributes:
+    """What a shard records of its making. Raises FormatError for what no packer wrote."""
+    return _check(shard.attributes, _Attributes, f"{shard.folder}: attributes")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stored:
     """What shards take on the disk, and what they record of their making; those of several add up.
@@ -234,7 +239,7 @@ class Stored:
     @classmethod
     def of(cls, shard: Shard) -> "Stored":
         """Those of a shard. Raises FormatError for attributes that no packer wrote, OSError."""
-        attributes = _check(shard.attributes, _Attributes, f"{shard.folder}: attributes")
+        attributes = attributes_of(shard)
         paths = [*shard.folder.rglob("*")]
         sizes = [path.stat().st_blocks * 512 for path in paths if path.is_file()]
         return cls(

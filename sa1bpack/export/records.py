@@ -53,19 +53,8 @@ def annotations_of(shard: Shard, row: int) -> list[dict[str, Any]]:
     """
     first, stop = shard["mask_offset"][row : row + 2].tolist()
     _check_numbers(shard, row, first, stop)
-    fields = {
-        name: shard[name][first:stop].tolist()
-        for name in (
-            "bbox",
-            "area",
-            "predicted_iou",
-            "point_coords",
-            "crop_box",
-            "annotation_id",
-            "stability_score",
-            "number_types",
-        )
-    }
+    names = (*_FLOATS, "area", "annotation_id", "number_types")
+    fields = {name: shard[name][first:stop].tolist() for name in names}
     size = shard["size"][row, :2].tolist()
     found = []
     for index, counts in enumerate(_counts(shard, row, first, stop)):

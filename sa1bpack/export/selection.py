@@ -12,29 +12,13 @@ from sa1bpack.arguments import paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError, UnknownName
+from sa1bpack.export.holdings import attributes_of
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.selection import is_selection
 from sa1bpack.format.shard_reader import Shard
-from sa1bpack.wording import brief
 
-# The arrays that a record is made from.
-EXPORTED_ARRAYS = (
-    "image_id",
-    "file_name",
-    "size",
-    "annotation_count",
-    "mask_offset",
-    "bbox",
-    "area",
-    "predicted_iou",
-    "stability_score",
-    "point_coords",
-    "crop_box",
-    "annotation_id",
-    "number_types",
-    "run_offset",
-    "run_ends",
-)
+# A record is made from all other arrays.
+_NOT_EXPORTED = ("image", "image_offset", "mask_bits", "checksum")
 
 
 @dataclass
@@ -91,18 +75,7 @@ def count_shard(result: ExportResult, shard: Shard, rows: np.ndarray) -> None:
     result.left_out += int(shard["annotation_count"][rows].sum(dtype=np.int64)) - masks
     recoded = np.concatenate([[0], np.cumsum(shard["number_types"] >> 15, dtype=np.int64)])
     result.recoded += int((recoded[stop] - recoded[first]).sum())
-    result.unknown_keys |= _unknown_keys(shard)
-
-
-def _unknown_keys(shard: Shard) -> set[str]:
-    """The keys that the packer recorded as not stored; other packers may record none."""
-    keys = shard.attributes.get("unknown_keys", [])
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise FormatError(
-            f"{shard.folder}: attributes: unknown_keys is {brief(keys)}, not a list of strings; "
-            "pack its source again"
-        )
-    return set(keys)
+    result.unknown_keys |= {*attributes_of(shard).unknown_keys}
 
 
 class Selection:
@@ -134,12 +107,10 @@ class Selection:
             raise OptionError(f"{saved} is a selection: export it alone, without naming images")
         alone = len(paths) == 1 and saved is None
         ds = open_pack(paths, duplicates="all" if alone else "error")
-        stored = {spec.name for spec in ds.layout.arrays}
-        if missing := sorted(set(EXPORTED_ARRAYS) - stored):
+        if not ds.layout.runs:
             raise OptionError(
-                f"{ds.pack.name} has no {' and '.join(missing)}: it was packed without the exact "
-                "masks, which cannot be recovered from the bits of a grid; pack again with "
-                "--masks bits+runs"
+                f"{ds.pack.name} was packed without the exact masks, which cannot be recovered "
+                "from the bits of a grid; pack again with --masks bits+runs"
             )
         rows = ds.rows_at(np.arange(len(ds)))
         if any(chosen):
@@ -180,8 +151,8 @@ def _named(ds: Dataset, sources: list[str], shards: list[str], image_ids: list[i
 
 def _check_files(shard: Shard) -> None:
     listed = read_checksums(shard.folder / CHECKSUMS_NAME)
-    for spec in map(shard.layout.array, EXPORTED_ARRAYS):
-        if spec.rows(shard.extent) == 0:
+    for spec, rows in shard.layout.array_rows(shard.extent).items():
+        if spec.name in _NOT_EXPORTED or not rows:
             continue
         file, written = shard.folder / spec.chunk_path, listed.get(spec.chunk_path)
         if (found := file_digest(file)) != written:

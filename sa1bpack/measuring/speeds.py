@@ -126,19 +126,15 @@ class Speed:
 
     samples_per_second  of a cold task from the first request on, because what is read ahead during
                   the first batch came from the disk as well; of a warm one after the first batch
-    first_batch_seconds from the first request to the first batch
     host_bytes    the most memory that the process and its workers took in addition, while batches
                   were taken; None if not known
     device_bytes  the most memory of the device that torch held, 0 on a CPU
-    cached_share  of the bytes, from the page cache; None if not known
     samples, seconds  that samples_per_second was measured over
     """
 
     samples_per_second: float
-    first_batch_seconds: float
     host_bytes: int | None
     device_bytes: int = 0
-    cached_share: float | None = None
     samples: int = 0
     seconds: float = 0.0
 
@@ -167,11 +163,10 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
         CUDA.wait_for(task.device)
         taken = time.perf_counter() - begin
         after = _peak_bytes(batches, task)
-        share = loader.stats().cached_share
     known = before is not None and after is not None
     host = max(0, after - before) if known else None
     peak = CUDA.peak(task.device)
-    return Speed(samples / taken, first, host, peak, share, samples, taken)
+    return Speed(samples / taken, host, peak, samples, taken)
 
 
 @contextmanager

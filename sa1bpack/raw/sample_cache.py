@@ -1,12 +1,9 @@
 """Decoded samples, kept in memory or in a folder until others take their bytes."""
 
-import fcntl
 import logging
 import os
-import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -17,7 +14,9 @@ from sa1bpack.errors import OptionError
 from sa1bpack.format.files import temporary_beside
 from sa1bpack.raw.decoding import Rows
 
-_EVICT_TO = 0.9  # of the limit of a folder, so that not every sample needs its list of files
+# Of the limit of a folder: the bytes that a process adds before it lists the files, those that are
+# too many then, and those that are left. So 40 processes together keep the limit.
+_UNSEEN, _MANY, _LEFT = 1 / 400, 0.9, 0.8
 
 _SUFFIX = ".sample"
 _DIGEST = 16  # bytes of an XXH3-128
@@ -27,61 +26,45 @@ _log = logging.getLogger("sa1bpack")
 
 
 class MemoryCache:
-    """The rows of samples, at most `limit` bytes of them in each process. Safe in threads.
+    """The rows of samples, at most `limit` bytes of them in each process.
 
-    A process that is forked begins with none.
+    Safe in threads without a lock, which a fork might find held: each step is one call of C.
     """
 
     def __init__(self, limit: int):
         self.limit = limit
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
-        self._lock = threading.Lock()  # one that was held during a fork would never be released
-        self._rows: OrderedDict[int, Rows] = OrderedDict()
-        self.nbytes = 0
+        self._rows: OrderedDict[int, Rows] = OrderedDict()  # the least recently used first
 
     def __reduce__(self):
         return MemoryCache, (self.limit,)
 
     def get(self, key: int) -> Rows | None:
         """The rows of a sample, which becomes the most recently used, or None."""
-        if self._process != os.getpid():
-            self._begin()
-        with self._lock:
-            rows = self._rows.get(key)
-            if rows is not None:
-                self._rows.move_to_end(key)
-            return rows
+        rows = self._rows.pop(key, None)
+        if rows is not None:
+            self._rows[key] = rows
+        return rows
 
     def put(self, key: int, rows: Rows) -> None:
         """Keep the rows of a sample, if there is room for it at all."""
-        size = _nbytes(rows)
-        if size > self.limit:
+        if _nbytes(rows) > self.limit:
             return
-        if self._process != os.getpid():
-            self._begin()
-        with self._lock:
-            if key in self._rows:
-                return
-            self._rows[key] = rows
-            self.nbytes += size
-            while self.nbytes > self.limit:
-                _, dropped = self._rows.popitem(last=False)
-                self.nbytes -= _nbytes(dropped)
+        self._rows[key] = rows
+        over = sum(map(_nbytes, list(self._rows.values()))) - self.limit
+        with suppress(KeyError):  # other threads have removed all
+            while over > 0:
+                over -= _nbytes(self._rows.popitem(last=False)[1])
 
 
 class DiskCache:
     """The rows of samples as files of a folder, which processes share: at most `limit` bytes.
 
-    Each process may add one sample above the limit before the oldest are removed. What is read is
-    compared with its digest, and decoded again if it differs.
+    What is read is compared with its digest, and decoded again if it differs.
     """
 
     def __init__(self, folder: Path, limit: int):
         self._folder, self._limit = folder, limit
-        self._full = False
+        self._full, self._unseen = False, limit  # so that the first sample looks at the folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -117,9 +100,10 @@ class DiskCache:
         try:
             with temporary.open("wb") as file:
                 file.writelines(_encoded(rows))
-                size = file.tell()
+                self._unseen += file.tell()
             temporary.replace(path)
-            self._count(size)
+            if self._unseen > _UNSEEN * self._limit:
+                self._remove_oldest()
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()
@@ -134,40 +118,22 @@ class DiskCache:
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}{_SUFFIX}"
 
-    def _count(self, size: int) -> None:
-        """Add the bytes of a new file to those of the folder; remove the oldest if too many."""
-        with _locked(self._folder / ".bytes") as file:
-            known, _, again = file.read(64).partition(b" ")  # twice, so that damage is seen
-            total = int(known) + size if known == again and known.isdigit() else None
-            if total is None or total > self._limit:
-                total = self._evict()
-            file.seek(0)
-            file.truncate()
-            file.write(b"%d %d" % (total, total))
-
-    def _evict(self) -> int:
-        """Remove the files that were used least recently; returns the bytes that are left."""
-        found = []
+    def _remove_oldest(self) -> None:
+        """Remove the files that were used least recently, if there are too many bytes."""
+        self._unseen, found = 0, []
         for entry in os.scandir(self._folder):
             if _SUFFIX in entry.name:  # also what a killed process was writing
                 with suppress(FileNotFoundError):  # another process has removed it
                     status = entry.stat()
                     found.append((status.st_mtime_ns, status.st_size, entry.path))
         total = sum(size for _, size, _ in found)
-        if total > self._limit:
-            for _, size, path in sorted(found):
-                if total <= _EVICT_TO * self._limit:
-                    break
-                Path(path).unlink(missing_ok=True)
-                total -= size
-        return total
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator:
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+        if total <= _MANY * self._limit:
+            return
+        for _, size, path in sorted(found):
+            if total <= _LEFT * self._limit:
+                break
+            Path(path).unlink(missing_ok=True)
+            total -= size
 
 
 def _encoded(rows: Rows) -> list[bytes]:

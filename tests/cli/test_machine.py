@@ -2,51 +2,27 @@
 
 import os
 import resource
-import shutil
 import subprocess
 
 import pytest
 
 from sa1bpack.cli.machine import cuda_devices, describe_machine, direct_state, file_system
 
-# The calls of the CUDA Driver API that are made, of a driver with two devices.
-DRIVER = """
-#include <stddef.h>
-#include <string.h>
-int cuInit(unsigned flags) { return ERROR; }
-int cuDeviceGetCount(int *count) { *count = 2; return 0; }
-int cuDeviceGet(int *device, int number) { *device = number + 40; return 0; }
-int cuDeviceGetName(char *name, int length, int device) {
-    strncpy(name, device == 40 ? "Small" : "Large", length);
-    return 0;
-}
-int cuDeviceTotalMem_v2(size_t *bytes, int device) {
-    *bytes = (size_t)1000000000 * (device == 40 ? 16 : 80);
-    return 0;
-}
-"""
 
-
-@pytest.fixture
-def driver(tmp_path):
-    """Compiles a driver whose cuInit returns an error number."""
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler")
-
-    def compiled(error: int) -> str:
-        source, library = tmp_path / "driver.c", tmp_path / f"driver{error}.so"
-        source.write_text(DRIVER)
-        subprocess.run(["cc", "-shared", "-fPIC", f"-DERROR={error}", "-o", library, source],
-                       check=True)  # fmt: skip
-        return str(library)
-
-    return compiled
-
-
-def test_devices_are_those_of_the_driver(driver):
-    assert cuda_devices(driver(0)) == "Small (16 GB), Large (80 GB)"
-    assert cuda_devices(driver(100)) == "none: the driver reports error 100"
-    assert cuda_devices("libnothing.so.1") == "none: no NVIDIA driver"
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("echo 'Small, 16384 MiB'; echo 'Large, 81559 MiB'", "Small, 16384 MiB; Large, 81559 MiB"),
+        ("echo 'no devices were found'; exit 6", "none: nvidia-smi is missing, or names no device"),
+        (None, "none: nvidia-smi is missing, or names no device"),
+    ],
+)
+def test_devices_are_those_that_the_driver_names(tmp_path, monkeypatch, program, said):
+    if program is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cuda_devices() == said
 
 
 def test_the_file_system_is_the_one_that_df_names(tmp_path):

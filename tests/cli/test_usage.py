@@ -133,26 +133,11 @@ def test_a_command_like_no_other_is_answered_with_all_of_them(command):
     assert all(f" {name}" in error for name in COMMANDS)
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("merge both a b", "merge a b --output both"),
-        ("merge a b a", "merge b a --output a"),
-        ("subset a --seed 3 a.sel", "subset a --seed 3 --output a.sel"),
-        ("export a b --format coco", "export a --format coco --output b"),
-        ("merge a", ""),
-        ("merge", ""),
-        ("pack a b", ""),
-    ],
-)
-def test_what_is_written_among_the_arguments_is_answered_with_the_right_line(command, words, line):
+@pytest.mark.parametrize("words", ["merge both a b", "subset a --seed 3 a.sel", "export a b"])
+def test_what_is_written_has_an_option_which_is_named_if_it_is_missing(command, words):
     code, out, error = command(*words.split())
-    said = "sa1bpack: the following arguments are required: -o/--output"
-    if line:
-        *_, output = line.split()
-        said += f"; to write {output}: sa1bpack {line}"
-    assert (code, out) == (2, "")
-    assert error == f"{said}; see `sa1bpack {words.split()[0]} --help`\n"
+    said = "the following arguments are required: -o/--output, which names what is written; see"
+    assert (code, out) == (2, "") and error.startswith(f"sa1bpack: {said} `sa1bpack ")
 
 
 def test_options_may_stand_among_the_sources(command, tar, root, tmp_path):

@@ -183,7 +183,7 @@ def test_what_the_pack_does_not_have_is_refused(pack, tmp_path, chosen, message)
 
 def test_a_pack_without_runs_is_refused_with_the_remedy(tars, tmp_path):
     sa1bpack.pack(tars, tmp_path / "pack", workers=1, **SMALL, masks="bits")
-    with pytest.raises(OptionError, match=r"has no run_ends and run_offset.*--masks"):
+    with pytest.raises(OptionError, match=r"without the exact masks.*--masks bits\+runs"):
         sa1bpack.export_sa1b(tmp_path / "pack", tmp_path / "out")
 
 
@@ -264,7 +264,7 @@ def test_a_record_of_keys_of_the_wrong_type_is_an_error_with_the_shard(pack, tmp
     group["attributes"]["sa1bpack"]["unknown_keys"] = keys
     file.write_text(json.dumps(group))
     reseal(file.parent, "zarr.json")
-    with pytest.raises(FormatError, match=r"sa_000000-000: attributes: unknown_keys"):
+    with pytest.raises(FormatError, match=r"sa_000000-000: attributes: .*unknown_keys"):
         sa1bpack.export_sa1b(root, tmp_path / "out")
 
 

@@ -27,11 +27,11 @@ class Machine:
     def measure(self, task: Task, setting: Setting, seconds: float, seed: int = 0) -> Speed:
         options = dict(setting.options)
         if setting.reader == "DataLoader":
-            speed = Speed(50.0 if options["num_workers"] == 2 else 30.0, 0.1, 1 << 30)
+            speed = Speed(50.0 if options["num_workers"] == 2 else 30.0, 1 << 30)
         else:
             threads, prefetch = options.get("threads", 1), options.get("prefetch", 1)
             total = 100 * min(threads, 4) + 10 * min(prefetch, 4) + setting.batch / 100
-            speed = Speed(total, 0.1, 1 << 28)
+            speed = Speed(total, 1 << 28)
         if "io" in options or "pin_memory" in options:  # of the sweep
             self.asked.append(setting)
         return speed
@@ -90,8 +90,7 @@ def test_loaders_are_measured(packed, reader, cold):
     task = Task(packed.root, options={"mask_layout": "concat"}, cold=cold)
     task.prepare()
     found = measure(task, Setting.of(reader, 4), 0.01)
-    assert found.samples_per_second > 0 and found.first_batch_seconds > 0
-    assert (found.cached_share is None) == (reader == "DataLoader")
+    assert found.samples_per_second > 0
     assert found.host_bytes is None or found.host_bytes >= 0
     assert found.device_bytes == 0
 

@@ -21,7 +21,7 @@ class Machine:
         speeds = self._speeds[threads]
         if not speeds:
             raise MemoryError("none left")
-        return Speed(speeds[number % len(speeds)], 0.1, self._memory.get(threads, 100 << 20), 0)
+        return Speed(speeds[number % len(speeds)], self._memory.get(threads, 100 << 20))
 
     def sweep(self):
         return sweep("threads", SETTINGS, self.measure)

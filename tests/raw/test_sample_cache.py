@@ -43,9 +43,9 @@ def test_the_least_recently_used_go_first():
     cache.put("d", rows_of(40))
     assert cache.get("c") is None and cache.get("b") is not None
     cache.put("e", rows_of(101))
-    assert cache.get("e") is None and cache.nbytes == 80
+    assert cache.get("e") is None and cache.get("b") is not None
     cache.put("d", rows_of(40))
-    assert cache.nbytes == 80
+    assert cache.get("b") is not None and cache.get("d") is not None
 
 
 def test_a_sample_in_memory_is_not_decoded_again(tar, decoded):
@@ -114,7 +114,7 @@ def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(tar, tmp_path, m
 
 
 def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(tar, tmp_path, caplog):
-    """In the list of arrays too, which says how the bytes are read, and in the count of bytes."""
+    """In the list of arrays too, which says how the bytes are read."""
     folder = tmp_path / "cache"
     more = {"options": OPTIONS, "cache_dir": folder, "cache_dir_size": 1 << 24}
     first = sa1bpack.TarDataset(tar, **more)[0]
@@ -128,12 +128,6 @@ def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(tar, tmp_pat
         caplog.clear()
         assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
         assert "decoded again" in caplog.text
-    count = folder / ".bytes"
-    for text in (b"\xb2\xff", b"9" * 5000, b"12", b""):
-        count.write_bytes(text)
-        path.unlink()
-        assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
-        assert count.read_bytes() == b"%d %d" % ((path.stat().st_size,) * 2)
 
 
 def test_a_folder_stays_within_its_bytes(tar, tmp_path, decoded):
