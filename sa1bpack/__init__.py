@@ -80,7 +80,7 @@ _MODULES = {
 SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.scheme")
 
 # The module that draws datasets and batches for notebooks, see `sa1bpack.display.Pictured`.
-PICTURES = "sa1bpack.export.inline"
+PICTURES = "sa1bpack.export.show"
 
 # Names of earlier releases, and those that people look for, and what they are called.
 _RENAMED = {

@@ -1,14 +1,12 @@
 """What people and other programs look at: annotations written again, summaries, pictures, pages.
 
-sa1b           one JSON file per image, as in SA-1B's tars
+sa1b           one JSON file per image, as in SA-1B's tars; rows of a shard → records
 coco           one COCO instances file
 selection      of both: which images; shards are checked before any of their content is used
-records        rows of a shard → records
 
 info           what a pack holds, as text
-show           samples of a pack, a tar or a batch as a picture
+show           samples of a pack, a tar or a batch as a picture, a small one for notebooks
 report         a page about a pack: verification, survey, then page
-inline         a small picture of a dataset or a batch, for notebooks
 
 subject        a sample, with what a picture needs of it; those of a `batch` in its own module
 drawing        PIL: the image under masks, boxes and points, and text

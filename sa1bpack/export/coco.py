@@ -11,7 +11,7 @@ import numpy as np
 from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
 from sa1bpack.export.output import check_file, writing
-from sa1bpack.export.records import annotations_of, image_of, runs_of
+from sa1bpack.export.sa1b import annotations_of, image_of, runs_of
 from sa1bpack.export.selection import ExportResult, Selection, count_shard
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.masks import mask_boxes

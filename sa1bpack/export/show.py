@@ -1,5 +1,8 @@
 """`show`: samples of a pack as a picture, with masks, boxes and points."""
 
+import base64
+import html
+import io
 import logging
 import os
 import re
@@ -33,6 +36,11 @@ DEFAULT_SAMPLES = 12
 _IMAGES = (".jpg", ".jpeg")
 _TARS = (".tar", ".tar.gz", ".tgz")
 _MOST_SAMPLES = 400  # a sheet of more than a hundred rows is of no use
+
+# Of a notebook's picture: its width in screen pixels, at most; bytes as text, which the notebook
+# keeps; and qualities of JPEG that are tried before it is made smaller.
+_INLINE_SAMPLES, INLINE_WIDTH, INLINE_BYTES = 3, 960, 100_000
+_QUALITIES = (85, 70, 50, 30)
 
 _log = logging.getLogger("sa1bpack")
 
@@ -297,3 +305,39 @@ def first_subjects(
     if not found:
         raise OptionError(f"{source.path}: has no image with its record to show")
     return found
+
+
+# -------------------------------------------------------------------------------- in a notebook
+
+
+def html_of(value: Any) -> str | None:
+    """The first three samples of a dataset or a batch as HTML; None for a pack in an object store,
+    which a glance must not fetch.
+
+    Raises what drawing them raises.
+    """
+    if not isinstance(value, Dataset):
+        picture = show(value, samples=_INLINE_SAMPLES)
+    elif value.pack.sources:
+        return None
+    else:
+        picture = draw_samples(value, Choice(rows=range(min(_INLINE_SAMPLES, len(value))))).picture
+    data = base64.b64encode(jpeg(picture)).decode()
+    return (
+        f'<img src="data:image/jpeg;base64,{data}" alt="samples under their masks">'
+        f"<pre>{html.escape(repr(value))}</pre>"
+    )
+
+
+def jpeg(picture: Image.Image) -> bytes:
+    """The picture as JPEG, at most INLINE_WIDTH pixels wide and INLINE_BYTES long as base64."""
+    width = min(INLINE_WIDTH, picture.width)
+    while True:
+        height = max(1, round(picture.height * width / picture.width))
+        small = picture.resize((width, height), Image.LANCZOS, reducing_gap=2.0)
+        for quality in _QUALITIES:
+            out = io.BytesIO()
+            small.save(out, "JPEG", quality=quality)
+            if len(out.getvalue()) <= INLINE_BYTES * 3 // 4:
+                return out.getvalue()
+        width = width * 2 // 3

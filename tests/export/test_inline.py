@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import sa1bpack
-from sa1bpack.export.inline import MAX_BYTES, WIDTH, jpeg
+from sa1bpack.export.show import INLINE_BYTES, INLINE_WIDTH, jpeg
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def shown(value) -> Image.Image:
     data, below = re.fullmatch(
         r'<img src="data:image/jpeg;base64,([^"]+)" alt="[^"]+"><pre>(.+)</pre>', text, re.DOTALL
     ).groups()
-    assert len(data) <= MAX_BYTES
+    assert len(data) <= INLINE_BYTES
     assert below.startswith(("&lt;Dataset", "Batch of"))
     return Image.open(io.BytesIO(base64.b64decode(data)))
 
@@ -36,19 +36,19 @@ def test_a_dataset_and_a_batch_are_shown_with_a_small_picture(ds):
     pipeline = sa1bpack.transforms.Pipeline(ds, size=128)
     for value in (ds, ds[:1], batch, pipeline(batch)):
         picture = shown(value)
-        assert picture.width <= WIDTH and np.asarray(picture).std() > 10
+        assert picture.width <= INLINE_WIDTH and np.asarray(picture).std() > 10
 
 
 def test_a_picture_of_noise_is_made_small_enough():
     noise = np.random.default_rng(0).integers(0, 256, (1600, 1600, 3), np.uint8)
-    assert len(base64.b64encode(jpeg(Image.fromarray(noise)))) <= MAX_BYTES
+    assert len(base64.b64encode(jpeg(Image.fromarray(noise)))) <= INLINE_BYTES
 
 
 def test_what_cannot_be_drawn_is_shown_as_text(ds, monkeypatch):
     prompts = sa1bpack.Collate()([ds[0]])
     del prompts["images"]
     assert prompts._repr_html_() is None and ds[:0]._repr_html_() is None
-    monkeypatch.setattr("sa1bpack.export.inline.draw_samples", lambda ds, choice: 1 / 0)
+    monkeypatch.setattr("sa1bpack.export.show.draw_samples", lambda ds, choice: 1 / 0)
     assert ds._repr_html_() is None
     monkeypatch.setattr(sa1bpack.display, "PICTURES", "sa1bpack.missing")
     assert ds._repr_html_() is None and "3 samples" in repr(ds)
