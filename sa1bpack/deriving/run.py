@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
@@ -132,12 +133,16 @@ def derive(
 
 
 def function_name(fn: Function) -> str:
-    """The name of a function in the manifest: "module:name".
+    """The name of a function in the manifest: "module:name"; of a script "its file:name", which is
+    what a module that imports the script would have.
 
     Raises OptionError for a lambda or a partial, which share their name with every other one.
     """
     named = fn if hasattr(fn, "__qualname__") else type(fn)
-    name = f"{named.__module__}:{named.__qualname__}"
+    module, script = named.__module__, getattr(sys.modules["__main__"], "__file__", None)
+    if module == "__main__" and script is not None:
+        module = Path(script).stem
+    name = f"{module}:{named.__qualname__}"
     if name.endswith("<lambda>") or isinstance(fn, functools.partial):
         raise OptionError(
             f"fn is {name}, which does not tell it from another one when a call is repeated: "

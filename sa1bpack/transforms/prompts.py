@@ -78,7 +78,8 @@ class Prompts:
             where: "random": uniformly from the mask's cells, with replacement; "interior": the
                 cell that is farthest from its edge, k times; "stored": SA-1B's point, where the
                 mask still has it, otherwise a random one.
-            box_noise: move the edges of boxes as SAM and EdgeSAM do, see `jitter_boxes`.
+            box_noise: move the edges of boxes as SAM does, in pixels of the canvas, see
+                `jitter_boxes`.
             per: choose the kind for each "mask", or for each "image".
             seed: 0 to 2**64 - 1.
 

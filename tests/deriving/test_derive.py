@@ -102,6 +102,22 @@ def whole(batch):
     return batch["images"]
 
 
+def test_a_function_of_a_script_has_the_name_of_the_script(ds, monkeypatch):
+    """Else that of every script would have the same name, and those of an import another one."""
+    made = Returning(embed)
+    monkeypatch.setattr(Returning, "__module__", "__main__")
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", "/some/folder/phase1.py", raising=False
+    )
+    derive(ds, "named", made, device="cpu")
+    assert read_side_manifest(ds.root / "side/named").provenance["function"] == "phase1:Returning"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/some/folder/other.py")
+    with pytest.raises(OutputRefused, match="phase1:Returning"):
+        derive(ds, "named", made, device="cpu")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert function_name(made) == "__main__:Returning"  # of a notebook
+
+
 def test_a_function_gets_what_the_pipeline_makes_of_each_batch(ds):
     made = {"size": 20, "mean": (9, 8, 7.5), "std": (2, 3, 4)}
     pipeline = T.Pipeline(ds, [T.RandomHorizontalFlip(), T.ColorJitter(0.2)], seed=5, **made)
