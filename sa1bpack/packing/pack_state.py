@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -144,6 +145,13 @@ class PackState:
             os.close(lock_folder(root))
         state._load()
         return state
+
+    def remove_empty(self) -> None:
+        """Remove the folder, which this run has made, unless there is more in it than the lock."""
+        if [path.name for path in self.root.iterdir()] == [LOCK_NAME]:
+            (self.root / LOCK_NAME).unlink()
+            with suppress(OSError):  # another process came meanwhile
+                self.root.rmdir()
 
     def release(self) -> None:
         """Unlock the folder."""

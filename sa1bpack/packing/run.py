@@ -11,7 +11,7 @@ from typing import Unpack
 from sa1bpack import __version__, interrupts
 from sa1bpack.arguments import checks_options, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import OptionError, SourceError
+from sa1bpack.errors import OptionError, OutputRefused, SourceError
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request
@@ -20,7 +20,7 @@ from sa1bpack.packing.parts import PartState, Plan
 from sa1bpack.packing.progress import Progress, recorded_run
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import PackRun, SourcePacker, pack_inline
-from sa1bpack.source.find import Source
+from sa1bpack.source.find import Source, look_at
 from sa1bpack.urls import STORE_SCHEMES, is_url, scheme_of, shown
 
 # Files that a run may have open, where the system lets it. More than any needs.
@@ -141,8 +141,7 @@ def pack(
         request = replace(request, ignore_space=True)
     warm_up(request.options)
     interrupts.check()
-    if not request.output.exists():  # if that is refused, it is not made
-        check_room(request, request.sources)
+    is_new = not request.output.exists()
     if url is None:
         state = PackState(request.output, request.options)
     else:
@@ -153,6 +152,10 @@ def pack(
             state.finish(result.complete)
             result = replace(result, url=shown(url), root=request.output)
         return result
+    except OutputRefused:
+        if is_new:
+            state.remove_empty()
+        raise
     finally:
         state.release()
 
@@ -202,6 +205,10 @@ def pack_part(
     check_room(request, request.sources)
     plan = Plan(share[1], tuple(source.name for source in request.sources))
     mine = share_of(request.sources, share)
+    if any(source.kind == "remote" for source in mine):  # whose sizes are not known yet
+        mine, failed = look_at(mine)
+        check_room(request, mine)
+        mine += [source for source in request.sources if source.name in failed]
     return run_part(replace(request, sources=mine, ignore_space=True), plan, progress)[0]
 
 

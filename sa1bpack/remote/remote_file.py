@@ -453,10 +453,11 @@ class StoreBody(Body):
             options["range"] = {"offset": start} if stop is None else (start, stop)
 
         async def get():
-            return await obstore.get_async(store, address.key, options=options)
+            result = await obstore.get_async(store, address.key, options=options)
+            return result, result.meta  # of which a date may be none of Python's: a ValueError
 
-        result = self._wait(get())
-        self.nbytes, self.version = result.meta["size"], result.meta["e_tag"]
+        result, meta = self._wait(get())
+        self.nbytes, self.version = meta["size"], meta["e_tag"]
         self.start = result.range[0]
         self._stream = result.stream(min_chunk_size=CHUNK_BYTES)
 

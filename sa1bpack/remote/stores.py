@@ -414,7 +414,12 @@ class Bucket(Origin):
         for left in reversed(range(TRIES)):
             try:
                 return await request(self.prefix + path)
-            except (self.library.exceptions.BaseError, FileNotFoundError, Differs) as error:
+            except (
+                self.library.exceptions.BaseError,
+                FileNotFoundError,
+                ValueError,  # of a date that is none of Python's
+                Differs,
+            ) as error:
                 if (found := final_error(error, address)) is not None:
                     raise found from None
                 if isinstance(error, FileNotFoundError):

@@ -26,7 +26,7 @@ from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.source.inflate import GZIP_MAGIC, remedy
 from sa1bpack.source.tar import BLOCK, Member, decode_name, parse_header, split_name
 from sa1bpack.urls import Address, Stream, is_url, parse_address, scheme_of
-from sa1bpack.wording import brief
+from sa1bpack.wording import brief, counted
 
 _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
@@ -141,7 +141,7 @@ def _expand(pattern: str | Path) -> list[Path]:
 
 
 def _tars_or_itself(path: Path) -> list[Path]:
-    """The tars in a folder that holds no images, else the path itself."""
+    """The tars in a folder of tars, else the path itself. Raises SourceError if it has both."""
     try:
         names = sorted(os.listdir(path)) if path.is_dir() else []  # noqa: PTH208 - names alone
     except OSError:  # said when it is opened
@@ -151,7 +151,13 @@ def _tars_or_itself(path: Path) -> list[Path]:
         for name in names
         if name.lower().endswith(_TAR_SUFFIXES) and not name.startswith(".")
     ]
-    return tars if tars and not list_folder(path) else [path]
+    if tars and (files := list_folder(path)):
+        raise SourceError(
+            f"{path}: has {counted(len(tars), 'tar')}, such as {tars[0].name}, and "
+            f"{counted(len(files), 'file')} of images, such as {files[0][1].name}: to pack the "
+            f"tars, give '{path}/*{tars[0].suffix}'; for the images, a folder without tars"
+        )
+    return tars or [path]
 
 
 def _stem(path: Path | Address) -> str:

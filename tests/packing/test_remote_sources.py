@@ -5,6 +5,8 @@ import random
 import signal
 import sys
 import threading
+from collections import namedtuple
+from functools import partial
 
 import pytest
 from commands import SMALL_FLAGS, finish, start, wait_until
@@ -14,7 +16,7 @@ from small_tars import SMALL, contents
 
 import sa1bpack
 from sa1bpack.cli.main import main
-from sa1bpack.errors import SourceCorrupt, SourceError
+from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
 from sa1bpack.remote import remote_file
 
 TARS = ("sa_000010.tar", "sa_000011.tar")
@@ -291,3 +293,19 @@ def test_an_object_store_with_faults_makes_the_same_pack(
     assert result.complete and contents(tmp_path / "pack") == long_pack
     ranges = web.requests_of("/faulty/sa_000010.tar")
     assert ranges[-1].startswith("bytes=") and ranges[-1] != "bytes=0-"
+
+
+@pytest.mark.parametrize("part", [None, (1, 2)])
+def test_tars_at_urls_that_the_disk_has_no_room_for_are_refused_before_a_folder_is_made(
+    web, long_tars, tmp_path, monkeypatch, part
+):
+    """Their sizes are asked for first."""
+    for tar in long_tars:
+        web.files[f"/t/{tar.name}"] = tar.read_bytes()
+    urls = [f"{web.url}/t/{tar.name}" for tar in long_tars]
+    usage = namedtuple("usage", "total used free")(10**15, 0, 1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    call = sa1bpack.pack if part is None else partial(sa1bpack.pack_part, part=part)
+    with pytest.raises(OutputRefused, match="continue with --ignore-space"):
+        call(urls, tmp_path / "pack", workers=1, **SMALL)
+    assert not (tmp_path / "pack").exists()

@@ -72,8 +72,10 @@ def test_a_folder_of_tars_stands_for_its_tars(make_tar, write, tmp_path):
     sources = find_sources([tmp_path / "tars", tmp_path / "tars/sa_2.tar"])
     assert [source.name for source in sources] == ["sa_1", "sa_2", "sa_3"]
     assert {source.kind for source in sources} == {"tar"}
-    (tmp_path / "tars/sa_5.jpg").touch()  # a folder of images, as it was
-    assert [source.kind for source in find_sources([tmp_path / "tars"])] == ["folder"]
+    (tmp_path / "tars/sa_5.jpg").touch()
+    said = r"has 3 tars, such as sa_1.TAR, and 1 file of images, such as sa_5.jpg: .*/tars/\*"
+    with pytest.raises(SourceError, match=said):
+        find_sources([tmp_path / "tars"])
 
 
 def test_a_pack_is_refused_as_a_source(tmp_path):
