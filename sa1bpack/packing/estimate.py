@@ -196,10 +196,11 @@ def estimate(
     )
 
 
-def check_room(request: Request, sources: list[Source]) -> None:
+def check_room(request: Request, sources: list[Source], shards: int | None = None) -> None:
     """Raise OutputRefused if the disk has no room for what is left of these sources to pack.
 
     sources  those that are not complete in the pack; of a job in parts, those of all parts
+    shards   how many are on the disk at once, if they go to an object store; None: all
 
     The first images of one of them are decoded, unless the disk has room for anything that so many
     bytes of tars can hold. A source that cannot be read is left to the run.
@@ -217,6 +218,15 @@ def check_room(request: Request, sources: list[Source]) -> None:
             forecast = _forecast(request, sources, _probe(source, options))
             if forecast.fits:
                 return
+            if shards is not None:
+                share = min(1.0, shards / max(forecast.shards, 1))
+                if (staged := int(share * forecast.needed_bytes)) <= forecast.free_bytes:
+                    return
+                raise OutputRefused(
+                    f"{request.output}: staging takes about {size_text(staged)}, {shards} shards, "
+                    f"and {size_text(forecast.free_bytes)} are free there; make shards smaller "
+                    "(--samples-per-shard), choose another disk, or continue with --ignore-space"
+                )
             raise OutputRefused(
                 f"{request.output}: packing takes about {size_text(forecast.needed_bytes)} more, "
                 f"and {size_text(forecast.free_bytes)} are free there; {forecast.remedy()}"

@@ -146,6 +146,9 @@ class PackState:
         state._load()
         return state
 
+    # How many of its shards are on this disk at once; None: all of them.
+    shards_at_once: int | None = None
+
     def remove_empty(self) -> None:
         """Remove the folder, which this run has made, unless there is more in it than the lock."""
         if [path.name for path in self.root.iterdir()] == [LOCK_NAME]:

@@ -137,8 +137,6 @@ def pack(
     """
     url, output = upload_to(output, staging)
     request = checked_request(sources, output, options)
-    if url is not None:  # of which little is on this disk at any time
-        request = replace(request, ignore_space=True)
     warm_up(request.options)
     interrupts.check()
     is_new = not request.output.exists()
@@ -247,7 +245,7 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
     """Pack those sources of a request that a pack does not have."""
     todo, unreadable = sources_to_pack(state, request)
     new = [source for source in todo if source.name not in state.sources]
-    check_room(request, new)
+    check_room(request, new, state.shards_at_once)
     total = sum(source.nbytes for source in todo)
     progress = Progress(total, request.max_rejects, state.rejects(), show_progress)
     run = PackRun(state, request, progress, versions_in_force())

@@ -64,6 +64,8 @@ _KNOWN = {MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME, SHARDS_NAM
 class UploadedState(PackState):
     """The state of a pack in a bucket, made in a staging folder."""
 
+    shards_at_once = MOST_WAITING + 2  # and one that is made, and one that is uploaded
+
     def __init__(self, url: str, staging: Path, options: PackOptions):
         """Lock the working folder of this URL, and continue what the bucket holds.
 
