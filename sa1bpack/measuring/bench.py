@@ -155,13 +155,8 @@ def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
         try:
             drop_pages(sorted({Path(path) for sample in spans for path, _, _ in sample}))
             threads = max(DIRECT_THREADS, min(available_cpus(), 8))
-            # With several samples requested at once and with one, each on half of the samples.
-            found = [
-                read_spans(spans[half::2], threads, at_once=at_once, seconds=duration / 2)
-                for half, at_once in enumerate((8, 1))
-                if spans[half::2]
-            ]
-            disk = max(reading.nbytes / reading.seconds for reading in found)
+            reading = read_spans(spans, threads, seconds=duration)
+            disk = reading.nbytes / reading.seconds
         except OSError as error:  # of Linux AIO, or of a file
             why = str(error)
     index = CUDA.index_of(task.device)

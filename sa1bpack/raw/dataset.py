@@ -223,7 +223,7 @@ class TarDataset(MapStyle):
             key = f"{self._samples_key}-{index.key(local)}"
             rows = self._disk.get(key)
         if rows is None:
-            halves = index.jpeg(local), index.json(local)
+            halves = index.read(local, "jpeg"), index.read(local, "json")
             try:
                 rows = self._decoder.rows(index.source, index.file_name(local), *halves)
             except ReadError as error:
@@ -256,7 +256,7 @@ class TarDataset(MapStyle):
         row = self._row(as_position(index))
         number, local = self._locate(row)
         tar = self._indices[number]
-        json, size = tar.json(local), int(tar.pairs["jpeg_bytes"][local])
+        json, size = tar.read(local, "json"), int(tar.pairs["jpeg_bytes"][local])
         return self._decoder.info(tar.source, row, local, tar.file_name(local), size, json)
 
     def _locate(self, row: int) -> tuple[int, int]:

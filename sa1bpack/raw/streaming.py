@@ -4,7 +4,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
@@ -17,7 +16,6 @@ from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.order.batches import process_group
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, RawKeywords, Tars, no_pairs, sources_of, unusable
-from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import counted
 
@@ -28,27 +26,6 @@ _REJECTED = 3  # where the numbers of rejected pairs begin
 _MOST_WORKERS = 1024  # of one DataLoader, that have a number of their own
 
 _log = logging.getLogger("sa1bpack")
-
-
-@dataclass(frozen=True)
-class Share:
-    """The part of a tar that one consumer reads: the pairs p with p mod `of` == `part`."""
-
-    number: int
-    part: int
-    of: int
-
-
-def shares(tars: int, consumer: int, consumers: int) -> list[Share]:
-    """The shares of one consumer: together, those of all consumers are every pair, each once.
-
-    With as many tars as consumers or more, tars are dealt out whole: consumer c has c, c + n, ...
-    Otherwise each consumer has a part of one tar, which every one of that tar's consumers inflates.
-    """
-    if consumers <= tars:
-        return [Share(number, 0, 1) for number in range(consumer, tars, consumers)]
-    number = consumer % tars
-    return [Share(number, consumer // tars, len(range(number, consumers, tars)))]
 
 
 @checks_options(shuffle="shuffle_buffer", masks="mask_format")
@@ -172,16 +149,19 @@ class IterableTarDataset(IterableDataset):
         rng = np.random.default_rng([self._seed, epoch, consumer])
         held: list[tuple[int, Pair]] = []
         read: set[int] = set()  # tars that are read to their end, and of which some pairs are held
-        for share in shares(len(self.sources), consumer, consumers):
-            source = self.sources[share.number]
-            if source.name in done:
+        tars = len(self.sources)
+        # Whole tars, if there are enough; otherwise some pairs of one, which others read as well.
+        step = min(consumers, tars)
+        for number in range(consumer % step, tars, step):
+            if self.sources[number].name in done:
                 continue
-            for pair in self._pairs(share, source):
-                held.append((share.number, pair))
+            of = len(range(number % step, consumers, step))
+            for pair in self._pairs(number, consumer // step, of):
+                held.append((number, pair))
                 if len(held) > self._buffer:
                     yield from self._taken(held, rng)
                     self._note_done(held, read, done)
-            read.add(share.number)
+            read.add(number)
             self._note_done(held, read, done)
         while held:
             yield from self._taken(held, rng)
@@ -193,16 +173,20 @@ class IterableTarDataset(IterableDataset):
             read -= complete
             done += [self.sources[number].name for number in sorted(complete)]
 
-    def _pairs(self, share: Share, source: Source) -> Iterator[Pair]:
-        """The pairs of a share; the first consumer of a tar counts the halves without another."""
+    def _pairs(self, number: int, part: int, of: int) -> Iterator[Pair]:
+        """The pairs p of a tar with p mod `of` == `part`.
+
+        The first consumer of a tar counts the halves without another.
+        """
+        source = self.sources[number]
         with PairReader(source, spool_dir=self._spool) as reader:
             pair = None
             for pair in reader:
-                if pair.index % share.of == share.part:
+                if pair.index % of == part:
                     yield pair
             if pair is None:
                 raise no_pairs(source, reader.rejects)
-            if share.part == 0 and reader.rejects:
+            if part == 0 and reader.rejects:
                 first = reader.rejects[0]
                 error = unusable(source, first.member, f"{first.code}: {first.detail}")
                 self._reject(error, len(reader.rejects))

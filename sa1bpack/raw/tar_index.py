@@ -113,25 +113,18 @@ class TarIndex:
         """The name of an image without its folders: "sa_5.jpg"."""
         return self.pairs["file_name"][row].decode()
 
-    def jpeg(self, row: int) -> bytes:
-        """The JPEG of a pair. Raises as `json` does."""
-        return self._half(row, "jpeg")
-
-    def json(self, row: int) -> bytes:
-        """The JSON of a pair.
-
-        Raises SourceError if it cannot be read or has changed since the index was opened,
-        SourceTruncated or SourceCorrupt if it is not what it was when it was indexed.
-        """
-        return self._half(row, "json")
-
     def key(self, row: int) -> str:
         """A text that is the same only for the same bytes; of a folder, with the times of files."""
         pair = self.pairs[row]
         times = [self.files[pair[at]][1] for at in ("jpeg_at", "json_at")] if self.files else ()
         return "-".join([self.digest, str(row), *(f"{time:x}" for time in times)])
 
-    def _half(self, row: int, half: str) -> bytes:
+    def read(self, row: int, half: Literal["jpeg", "json"]) -> bytes:
+        """The JPEG or the JSON of a pair.
+
+        Raises SourceError if it cannot be read or has changed since the index was opened,
+        SourceTruncated or SourceCorrupt if it is not what it was when it was indexed.
+        """
         pair = self.pairs[row]
         at, count = int(pair[f"{half}_at"]), int(pair[f"{half}_bytes"])
         path, expected = self.source.path, self.stamp
@@ -254,15 +247,11 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
         pairs.view(PAIR),
         SeekPoints(points.view(POINT), windows) if source.kind == "gzip-tar" else None,
         [Reject(*reject) for reject in head.rejects],
-        _digest(pairs, _as_bytes(f"{head.bound.size} {head.bound.ends}")),
+        _digest(pairs, np.frombuffer(f"{head.bound.size} {head.bound.ends}".encode(), np.uint8)),
         (head.bound.size, head.bound.mtime_ns),
         [],
         folder,
     )
-
-
-def _as_bytes(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), np.uint8)
 
 
 def _digest(*parts: np.ndarray) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from sa1bpack.errors import FormatError, StoreError
+from sa1bpack.errors import FormatError, NotAPack, StoreError
 from sa1bpack.format.arrays import METADATA_NAME, array_metadata, canonical_json, chunk_file
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
@@ -287,6 +287,23 @@ class _NewFile(io.FileIO):
 
     def __del__(self):
         self.close()
+
+
+# Arrays that are a hundred times as large as all others; of a feature, its only one.
+LARGE = ("image", "mask_bits", "run_ends", "values")
+
+
+def is_large(path: str) -> bool:
+    """Whether a file is the chunk file of a large array."""
+    folder, _, name = path.rpartition("/")
+    return folder.rpartition("/")[2] in LARGE and name != METADATA_NAME
+
+
+def no_pack(url: str, name: str) -> NotAPack:
+    """The error for a folder without a file that every pack has."""
+    return NotAPack(
+        f"{url}: not a pack: it has no {name}; name the folder that a pack was uploaded to"
+    )
 
 
 def digest_of(data: bytes) -> str:

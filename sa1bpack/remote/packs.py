@@ -45,6 +45,7 @@ from sa1bpack.remote.origin import (
     folder_bytes,
     is_replaced,
     is_sound,
+    no_pack,
 )
 from sa1bpack.remote.stores import Bucket
 from sa1bpack.urls import Counts, is_pack_url, local_folder, pack_url
@@ -199,10 +200,7 @@ def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
             try:
                 heads[name] = origin.read(name)
             except FileNotFoundError:
-                raise NotAPack(
-                    f"{url}: not a pack: it has no {name}; name the folder that a pack was "
-                    "uploaded to"
-                ) from None
+                raise no_pack(url, name) from None
             Path(staging, name).write_bytes(heads[name])
         try:
             manifest = read_manifest(Path(staging))

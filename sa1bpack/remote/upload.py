@@ -44,15 +44,12 @@ from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState, PublishedShard
-from sa1bpack.remote.origin import fetch_files
+from sa1bpack.remote.origin import LARGE, fetch_files, is_large
 from sa1bpack.remote.stores import Bucket
 from sa1bpack.urls import folder_url
 
 # Shards that wait for their upload, or are being uploaded; packing waits when there are more.
 MOST_WAITING = 2
-
-# Arrays whose bytes are not needed to make the index: all others are a hundredth of a shard.
-_LARGE = ("image", "mask_bits", "run_ends")
 
 # In a working folder: the names of the shards that are in the bucket.
 _MARKS = ".uploaded"
@@ -238,7 +235,7 @@ def _restore_shard(root: Path, name: str, bucket: Bucket) -> None:
         text = bucket.read(f"{path}/{CHECKSUMS_NAME}")
         write_durably(staging / CHECKSUMS_NAME, text)
         listed = read_checksums(staging / CHECKSUMS_NAME)
-        whole = {p: (None, digest) for p, digest in listed.items() if not _is_large(p)}
+        whole = {p: (None, digest) for p, digest in listed.items() if not is_large(p)}
         fetch_files(bucket, path, staging, whole)
         attributes = read_metadata(staging / METADATA_NAME)["attributes"]["sa1bpack"]
         layout = Layout.from_json(attributes["layout"], f"{bucket.url}/{path}: layout")
@@ -250,16 +247,10 @@ def _restore_shard(root: Path, name: str, bucket: Bucket) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _is_large(path: str) -> bool:
-    """Whether a file of a shard is the chunk file of a large array."""
-    array, _, file = path.partition("/")
-    return array in _LARGE and file != METADATA_NAME
-
-
 def _empty_large_files(folder: Path, layout: Layout, extent: Extent) -> None:
     """Put files of the same length, that take no room, in place of the large ones."""
     for spec, rows in layout.array_rows(extent).items():
-        if spec.name in _LARGE and rows:
+        if spec.name in LARGE and rows:
             path = folder / spec.chunk_path
             path.parent.mkdir(exist_ok=True)
             empty = temporary_beside(path)

@@ -16,21 +16,18 @@ import xxhash
 
 from sa1bpack.arguments import ALL, choice, part_of_job
 from sa1bpack.disk.reading_mode import IO
-from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
+from sa1bpack.errors import FormatError, OptionError, StoreError
 from sa1bpack.format.arrays import METADATA_NAME
 from sa1bpack.format.files import CHECKSUMS_NAME, is_inside
 from sa1bpack.format.manifest import MANIFEST_NAME, REJECTS_NAME, SHARDS_NAME
 from sa1bpack.format.problems import PackFiles, Progress, Report, Stream
 from sa1bpack.format.verify import check_files
-from sa1bpack.remote.origin import fetch_files, submit
+from sa1bpack.remote.origin import fetch_files, is_large, no_pack, submit
 from sa1bpack.remote.stores import Bucket
 
 # A stream asks for so many ranges of so many bytes in advance; a shard has three streams.
 RANGE_BYTES = 8 << 20
 AHEAD = 8
-
-# Arrays of which a file is read once, as a stream: those of shards, and that of a feature.
-_STREAMED = ("image", "mask_bits", "run_ends", "values")
 
 # Files that are fetched whole, besides chunk files of small arrays.
 _WHOLE = (MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME)
@@ -79,10 +76,7 @@ class _Mirror(PackFiles):
                     f"{url}: {path!r} cannot be the name of a file; remove that object"
                 )
         if MANIFEST_NAME not in self._sizes:
-            raise NotAPack(
-                f"{url}: not a pack: it has no {MANIFEST_NAME}; name the folder that a pack was "
-                "uploaded to"
-            )
+            raise no_pack(url, MANIFEST_NAME)
         mark = f"/{CHECKSUMS_NAME}"
         self._fetch(
             path for path in self._sizes if self._shard_of(path) is None or path.endswith(mark)
@@ -107,7 +101,7 @@ class _Mirror(PackFiles):
         """A file from byte `first` on, if it is read from the origin."""
         key = str(path.relative_to(self.root))
         stop = path.stat().st_size
-        return _RangeStream(self._origin, key, first, stop) if _is_streamed(key) else None
+        return _RangeStream(self._origin, key, first, stop) if is_large(key) else None
 
     def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
         """See PackFiles."""
@@ -137,18 +131,12 @@ class _Mirror(PackFiles):
         wanted: dict[str, tuple[int | None, str | None]] = {}
         for path in paths:
             name = path.rpartition("/")[2]
-            if not _is_streamed(path) and (name in _WHOLE or name.startswith("c.")):
+            if not is_large(path) and (name in _WHOLE or name.startswith("c.")):
                 wanted[path] = self._sizes[path], None
             else:  # also what is foreign, of which only the name is looked at
                 (self.root / path).parent.mkdir(parents=True, exist_ok=True)
                 _make_hole(self.root / path, self._sizes[path])
         fetch_files(self._origin, "", self.root, wanted)
-
-
-def _is_streamed(path: str) -> bool:
-    """Whether a file is the chunk file of a large array."""
-    folder, _, name = path.rpartition("/")
-    return folder.rpartition("/")[2] in _STREAMED and name != METADATA_NAME
 
 
 def _make_hole(path: Path, nbytes: int) -> None:

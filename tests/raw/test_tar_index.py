@@ -40,7 +40,7 @@ def test_it_leads_to_the_bytes_of_every_member(opened, found_members, kind):
     for row in range(len(index)):
         name = index.file_name(row)
         expected = found_members[f"./{name}"], found_members[f"./{name[:-4]}.json"]
-        assert (index.jpeg(row), index.json(row)) == expected
+        assert (index.read(row, "jpeg"), index.read(row, "json")) == expected
     assert len(index) == 8
 
 
@@ -74,7 +74,7 @@ def test_one_that_does_not_fit_its_tar_is_made_again_and_that_is_said(
     how = r"from \d+ to \d+ bytes " if change == "size" else ""
     assert re.search(rf"is stale: .*changed {how}after it was indexed; it is made", caplog.text)
     assert (again.digest == first.digest) == (change == "time")
-    assert again.jpeg(0)
+    assert again.read(0, "jpeg")
     caplog.clear()
     open_index(open_source(source.path), None)
     assert not caplog.records
@@ -135,10 +135,10 @@ def test_a_tar_that_is_cut_short_later_says_so(opened):
     with pytest.raises(
         SourceError, match=r"sa_000007\.tar: has changed since the dataset was made"
     ):
-        index.jpeg(last)
+        index.read(last, "jpeg")
     unnoticed = replace(index, stamp=(3000, source.path.stat().st_mtime_ns))
     with pytest.raises(SourceTruncated, match=r"sa_000007\.tar: ends \d+ bytes before"):
-        unnoticed.jpeg(last)
+        unnoticed.read(last, "jpeg")
 
 
 def test_without_indexed_gzip_the_remedy_is_named(tmp_path, monkeypatch):
