@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from damaged_packs import flip
 from dying_tasks import ids, ids_but_one, ids_killed_once
 from reading_packs import packed  # noqa: F401 - a fixture
 from small_tars import SMALL, contents, members, write_tar
@@ -87,12 +88,6 @@ def derive(engine, on_ray):
 @pytest.fixture
 def pack(packed, tmp_path) -> Path:  # noqa: F811
     return Path(shutil.copytree(packed.root, tmp_path / "pack"))
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
 
 
 def test_verify_finds_the_same_in_a_damaged_pack(verify, pack):

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import pytest
 from commands import COMMAND, SMALL_FLAGS
+from edited_packs import flip
 from small_tars import SMALL, contents, members, rejects_of, write_tar
 
 import sa1bpack
@@ -265,19 +266,9 @@ def test_a_dry_run_writes_nothing_and_says_whether_it_fits(command, tar, root, m
     assert code == 1 and "DOES NOT FIT" in out
 
 
-def test_verify_finds_a_sound_pack_sound(command, packed):
-    for flags, depth in (((), "every byte read"), (("--quick",), "quick check")):
-        code, out, error = command("verify", packed, *flags)
-        assert (code, error) == (0, "")
-        assert out == f"{packed}: sound; 6 images in 2 shards, {depth}\n"
-
-
 def test_verify_names_the_sample_of_one_flipped_byte(command, packed):
-    file = packed / "shards" / "sa_000000-000" / "image" / "c.0.0.0.0"
-    data = bytearray(file.read_bytes())
-    row = 64 * 64 * 3
-    data[2 * row + 100] ^= 1
-    file.write_bytes(data)
+    assert command("verify", packed, "--quick")[1].endswith("6 images in 2 shards, quick check\n")
+    flip(packed / "shards/sa_000000-000/image/c.0.0.0.0", 2 * 64 * 64 * 3 + 100)
     number = int(open_shard(packed / "shards" / "sa_000000-000")["image_id"][2])
     code, out, error = command("verify", packed)
     assert (code, error) == (1, "")

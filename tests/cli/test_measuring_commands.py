@@ -15,7 +15,7 @@ def made_up(monkeypatch):
     monkeypatch.setattr("sa1bpack.measuring.bench.measure_ceilings", lambda *_: ceilings)
 
     def measured(task, setting: Setting, seconds, seed=0) -> Speed:
-        return Speed(100.0 * len(setting.options), 0.25, 1 << 28)
+        return Speed(100.0 * len(setting.options), 1 << 28)
 
     monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
     monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)

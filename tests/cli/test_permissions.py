@@ -53,9 +53,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
     ],
     ids=errno.errorcode.get,
 )
-@pytest.mark.parametrize("name", ["pack"])
 def test_only_errors_that_may_pass_advise_to_repeat(
-    command, tar, packed, monkeypatch, name, code, remedy, repeat
+    command, tar, packed, monkeypatch, code, remedy, repeat
 ):
     def fail(*_, **__):
         raise OSError(code, os.strerror(code), "a file")
@@ -63,10 +62,6 @@ def test_only_errors_that_may_pass_advise_to_repeat(
     monkeypatch.setattr("sa1bpack.format.files.os.rename", fail)
     monkeypatch.setattr("sa1bpack.format.files.Path.rename", fail)
     (packed / "rejects.jsonl").write_text("x")
-    arguments = {
-        "pack": ("pack", tar, "--output", packed, "--workers", 1, *SMALL_FLAGS),
-        "repair": ("repair", packed, tar, "--workers", 1),
-    }
-    found, _, error = command(*arguments[name])
+    found, _, error = command("pack", tar, "--output", packed, "--workers", 1, *SMALL_FLAGS)
     assert found == 4 and f"\nsa1bpack: {remedy}\n" in error
     assert ("repeat the same command" in error) == repeat

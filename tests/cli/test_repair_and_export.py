@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from commands import run
+from edited_packs import flip
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
@@ -24,11 +25,7 @@ def root(tar, tmp_path):
     return tmp_path / "pack"
 
 
-def damage(root, shard="sa_000000-000"):
-    path = root / "shards" / shard / "image" / "c.0.0.0.0"
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
+IMAGES = "shards/sa_000000-000/image/c.0.0.0.0"
 
 
 def test_a_sound_pack_needs_no_repair(command, root, tar):
@@ -37,7 +34,7 @@ def test_a_sound_pack_needs_no_repair(command, root, tar):
 
 def test_a_repair_names_what_was_damaged_and_what_was_rebuilt(command, root, tar):
     before = contents(root)
-    damage(root)
+    flip(root / IMAGES, 100)
     (root / "rejects.jsonl").unlink()
     code, out, error = command("repair", root, tar, "--workers", 1, "--dry-run")
     assert (code, error) == (0, "")
@@ -53,7 +50,7 @@ def test_a_repair_names_what_was_damaged_and_what_was_rebuilt(command, root, tar
 
 
 def test_remaining_damage_is_1_and_names_what_is_needed(command, root):
-    damage(root)
+    flip(root / IMAGES, 100)
     code, out, error = command("repair", root)
     assert code == 1 and out.splitlines()[-1].endswith("STILL DAMAGED")
     assert error == (
@@ -136,5 +133,5 @@ def test_impossible_exports_are_refused_with_their_exit_codes(command, root, tmp
     (tmp_path / "coco.json").write_text("mine")
     code, _, error = command("export", root, "-o", tmp_path / "coco.json", "--format", "coco")
     assert code == 3 and "exists already with other contents" in error
-    damage(root)  # a record has no pixels
+    flip(root / IMAGES, 100)  # a record has no pixels
     assert command("export", root, "-o", tmp_path / "a")[0] == 0

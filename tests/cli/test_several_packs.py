@@ -250,25 +250,6 @@ def test_a_selection_is_exported_alone_and_from_the_first_of_packs_with_its_ids(
         assert code == 2 and "is a selection: export it alone" in error
 
 
-def test_what_several_packs_lack_is_named_and_shared_ids_are_refused(command, packs, tmp_path):
-    out = tmp_path / "json"
-    code, _, error = command("export", *packs, "-o", out, "--image-id", 3, "--image-id", 99)
-    assert code == 2 and "no image_id 99 among the 12 samples of 2 packs, " in error
-    code, _, error = command("export", *packs, "-o", out, "--source", "sa_9")
-    assert code == 2 and "no source 'sa_9': 2 packs, " in error
-    for given in (packs, packs[:1]):
-        code, _, error = command("export", *given, "-o", packs[1] / "json")
-        assert (
-            code == 2 and f"--output is '{packs[1]}/json', in the pack {packs[1]}, which" in error
-        )
-    tar = write_tar(tmp_path / "sa_000009.tar", members([5, 6, 50], masks=2))
-    third = tmp_path / "packs" / "third"
-    assert command("pack", tar, "--output", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
-    code, _, error = command("export", *packs, third, "-o", out)
-    assert code == 2 and "2 image ids occur more than once: " in error
-    assert not out.exists()
-
-
 def test_info_of_several_packs_is_that_of_the_merged_one(command, packs, tmp_path):
     assert command("merge", *packs, "-o", tmp_path / "one")[0] == 0
     merged, several = sa1bpack.info(tmp_path / "one"), sa1bpack.info(packs)

@@ -239,13 +239,6 @@ def test_a_list_of_ids_that_is_something_else_is_not_read_to_its_end(command, pa
     assert code == 2 and "--ids is '/dev/zero': invalid" in error and len(error) < 1000
 
 
-def test_the_selection_among_several_paths_is_named(command, packed, tmp_path):
-    selection = tmp_path / "all.sel"
-    assert command("subset", packed, "-o", selection)[0] == 0
-    code, _, error = command("export", packed, selection, "-o", tmp_path / "new")
-    assert code == 2 and error.startswith(f"sa1bpack: {selection} is a selection: export it alone")
-
-
 def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_path, monkeypatch):
     code, out, _ = command("export", packed, "-o", tmp_path / "\x1b[31m")
     assert code == 0 and r"\x1b[31m: " in out and "\x1b" not in out

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from commands import SMALL_FLAGS
+from damaged_packs import flip
 from small_tars import SMALL, members, write_tar
 from unprivileged import without_privileges
 
@@ -121,10 +122,7 @@ def test_every_command_tells_a_mistyped_path_from_damage(
 
 
 def test_parts_are_joined_by_exit_code_and_json(command, root):
-    damaged = next((root / "shards" / "sa_000000-001" / "image").glob("c*"))
-    data = bytearray(damaged.read_bytes())
-    data[0] ^= 1
-    damaged.write_bytes(data)
+    flip(next((root / "shards" / "sa_000000-001" / "image").glob("c*")))
     found = []
     for number, code in ((1, 0), (2, 1)):
         ended, out, error = command("verify", root, "--part", f"{number}/2", "--json")

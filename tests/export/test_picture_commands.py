@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+from edited_packs import flip
 from pages import Page
 from PIL import Image
 from unprivileged import without_privileges
@@ -76,9 +77,7 @@ def test_show_draws_what_it_can_and_names_the_rest(small_pack, tmp_path, capsys)
 def test_show_finds_a_flipped_pixel_only_in_samples_that_it_shows(small_pack, tmp_path, capsys):
     pack, out = shutil.copytree(small_pack, tmp_path / "pack"), tmp_path / "sheet.png"
     image = next((pack / "shards/sa_000000-001/image").glob("c.*"))
-    data = bytearray(image.read_bytes())
-    data[64 * 64 * 3 + 7] ^= 1  # the second sample of the second shard of four
-    image.write_bytes(data)
+    flip(image, 64 * 64 * 3 + 7)  # the second sample of the second shard of four
     assert main(["show", str(pack), "-o", str(out), "--row", "4", "5"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sa1bpack: row 5, id ")

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from edited_packs import flip
 from pages import Page
 from PIL import Image
 from small_tars import SMALL, members, write_tar
@@ -171,10 +172,7 @@ def test_damage_that_is_found_only_when_drawing_is_named_too(tmp_path, array):
     tar = write_tar(tmp_path / "a.tar", members(range(4)))
     pack = tmp_path / "pack"
     sa1bpack.pack(tar, pack, workers=1, **SMALL, fit="native", masks="runs")
-    path = next((pack / "shards").glob(f"*/{array}/c.*"))
-    data = bytearray(path.read_bytes())
-    data[16] ^= 0x55
-    path.write_bytes(data)
+    flip(next((pack / "shards").glob(f"*/{array}/c.*")), 16)
     (first, *_), name = draw_samples(pack, Choice()).unreadable, array.partition("_")[0]
     said = name if array == "image_offset" else "checksum of sample"
     assert said in first.reason and str(pack) in first.reason
@@ -297,13 +295,8 @@ COUNTS = {"annotations": 3, "dropped_images": 0, "rejects": 0}
     ("key", "value", "named"),
     [
         ("sources.0", {"name": 5, "nbytes": "x", "rejects": 7, "pairs": None}, r"sources\[0\]: "),
-        ("sources.0", {"pairs": None}, r"sources\[0\]: .*pairs"),
-        ("sources.0", {"nbytes": -1}, r"sources\[0\]: .*nbytes"),
         ("sources.0", {"nbytes": 1e300}, r"sources\[0\]: .*nbytes"),
-        ("sources.0", {"md5": ["x"]}, r"sources\[0\]: .*md5"),
-        ("sources.0", {"xxh128": 7}, r"sources\[0\]: .*xxh128"),
         ("counts", COUNTS | {"rejects": "7"}, r"counts: .*rejects"),
-        ("counts", COUNTS | {"dropped_images": [1]}, r"counts: .*dropped_images"),
         ("counts", COUNTS | {"annotations": True}, r"counts: .*annotations"),
         ("counts", COUNTS | {"rejects:bad-jpeg": {}}, r"counts, rejects by reason: "),
     ],
@@ -320,9 +313,8 @@ def test_records_of_the_wrong_type_are_an_error_with_their_place(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("packed_by", 7), ("packed_by", ["x"]), ("packed_by", {"numpy": 2}), ("unknown_keys", 7),
-     ("unknown_keys", [[]]), ("unknown_keys", [1, "a"])],
-)  # fmt: skip
+    [("packed_by", 7), ("packed_by", {"numpy": 2}), ("unknown_keys", [[]])],
+)
 def test_attributes_of_the_wrong_type_are_named_with_their_shard(small_pack, tmp_path, key, value):
     pack = shutil.copytree(small_pack, tmp_path / "pack")
     file = pack / "shards" / "sa_000000-001" / "zarr.json"
@@ -334,10 +326,3 @@ def test_attributes_of_the_wrong_type_are_named_with_their_shard(small_pack, tmp
     result, page = page_of(pack, tmp_path, samples=1, verify="none")
     assert len(result.unreadable) == 1 and "1 part of the pack could not be read" in page.text
     assert "sa_000000-001: attributes: " in page.text and key in result.unreadable[0]
-
-
-def test_the_names_of_an_earlier_release_are_refused_with_those_of_now(small_pack, tmp_path):
-    with pytest.raises(AttributeError, match="'write_report': it is report"):
-        _ = sa1bpack.write_report
-    with pytest.raises(OptionError, match="report has no option 'out': use output"):
-        sa1bpack.report(small_pack, out=tmp_path / "a.html")

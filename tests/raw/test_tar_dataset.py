@@ -169,15 +169,6 @@ def test_a_tar_that_changed_since_pickling_is_refused(source, found_members, tmp
         pickle.loads(pickled)
 
 
-def test_a_tar_that_is_replaced_while_it_is_open_is_refused(source, found_members):
-    path = source("gzip-tar")
-    ds = sa1bpack.TarDataset(path, options=OPTIONS)
-    write_tar(path, found_members, shuffle=5)
-    for read in (ds.metadata, ds.__getitem__):
-        with pytest.raises(SourceError, match="has changed since the dataset was made; make the"):
-            read(0)
-
-
 @pytest.mark.parametrize("make", [sa1bpack.TarDataset, sa1bpack.IterableTarDataset])
 @pytest.mark.parametrize("compress", [False, True])
 def test_nothing_to_read_is_refused_whatever_the_kind_of_tar(tmp_path, make, compress):

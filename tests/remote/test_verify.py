@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from edited_packs import flip
 
 import sa1bpack
 from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
@@ -47,22 +48,16 @@ def uploaded(proxy, there):
     return upload
 
 
-def spoil(path: Path, place: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-
-
 def damaged_bytes(root: Path) -> None:
-    spoil(root / SHARD / "image/c.0", 5000)
-    spoil(root / SHARD / "bbox/c.0.0", 5)
-    spoil(root / OTHER / "mask_offset/c.0", 23)  # offsets that fall
-    spoil(next(root.glob("index-*/image_id/c.0")), 9)
+    flip(root / SHARD / "image/c.0", 5000)
+    flip(root / SHARD / "bbox/c.0.0", 5)
+    flip(root / OTHER / "mask_offset/c.0", 23)  # offsets that fall
+    flip(next(root.glob("index-*/image_id/c.0")), 9)
 
 
 def damaged_structure(root: Path) -> None:
     """Also found by a quick check, by reading other bytes."""
-    spoil(root / SHARD / "mask_bits/c.0.0.0", -1)  # the tail of an array
+    flip(root / SHARD / "mask_bits/c.0.0.0", -1)  # the tail of an array
     (root / OTHER / "image/c.0").write_bytes(b"short")
     (root / OTHER / "area/c.0").unlink()
     (root / SHARD / "notes.txt").write_text("hello")
@@ -71,7 +66,7 @@ def damaged_structure(root: Path) -> None:
 
 def damaged_shards(root: Path) -> None:
     shutil.rmtree(root / OTHER)
-    spoil(root / SHARD / "checksums.xxh128", 3)
+    flip(root / SHARD / "checksums.xxh128", 3)
 
 
 def damaged_manifest(root: Path) -> None:
