@@ -316,7 +316,8 @@ def checks_options(call: Any = None, /, **elsewhere: str) -> Any:
 
     The message says what is meant, or where the option belongs. Of `**options: Unpack[Keywords]`
     the keys of Keywords are options, and the signature has them with the defaults that
-    `keywords_of` declares. Of a class it holds for `__init__`, `__call__` and the public methods.
+    `keywords_of` declares. Of a class it holds for `__init__`, `__call__` and the public methods;
+    it may also be of a method.
 
     elsewhere  options of other libraries → what to use here
     """
@@ -327,7 +328,7 @@ def checks_options(call: Any = None, /, **elsewhere: str) -> Any:
 
 def _checks_options(elsewhere: Mapping[str, str], call: Any) -> Any:
     if not isinstance(call, type):
-        return _checked(elsewhere, call, method=False)
+        return _checked(elsewhere, call, method="." in call.__qualname__.rpartition(">.")[2])
     for name, member in [*vars(call).items()]:
         if name not in ("__init__", "__call__") and name.startswith("_"):
             continue

@@ -18,7 +18,6 @@ from sa1bpack.loading.ahead import check_order
 from sa1bpack.loading.batch.collate import warn_of_dropped
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.cursor import EpochCursor
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.transforms.batch import Batch
@@ -90,10 +89,6 @@ class BatchReader:
         return self._batches
 
     @property
-    def _cursor(self) -> EpochCursor:
-        return self._batches.cursor
-
-    @property
     def dropped(self) -> list[ReadError]:
         """With on_error="drop": the errors of samples dropped from the batches so far."""
         return self._dropped
@@ -116,21 +111,21 @@ class BatchReader:
 
         If it is already the next one, the position in it that `load_state_dict` set is kept.
         """
-        self._cursor.set_epoch(epoch)
+        self._batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch that was taken last: a few numbers and strings.
 
         It is the same on every rank, and can be loaded on any number of ranks.
         """
-        return self._cursor.state_dict()
+        return self._batches.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iteration begin after the batch of the state; ends one in progress.
 
         Raises OptionError if it is not a state of the same order of the same dataset.
         """
-        self._cursor.load_state_dict(state)
+        self._batches.load_state_dict(state)
 
     def _described(self, own: str) -> str:
         """For `repr`: the dataset, the batches, the position in the order, and `own`."""
@@ -185,7 +180,7 @@ class Iteration:
         raise StopIteration
 
     def _begin(self, now: float) -> None:
-        self._generation, self._batches = self._reader._cursor.begin()
+        self._generation, self._batches = self._reader._batches.begin()
         self._pid, self._total = os.getpid(), len(self._batches)
         before, self.counts = self._reader._counts, EpochCounts(self._batches.epoch, now)
         if before is not None and before.here:  # the loop over it was left
@@ -195,7 +190,7 @@ class Iteration:
         weakref.finalize(self, self.counts.leave).atexit = False
         self._run = self._reader._start(self._batches, self)
         try:
-            self._reader._cursor.check(self._generation)
+            self._reader._batches.check(self._generation)
         except LoaderError:  # ended meanwhile, before there was a run to end
             self._run.end(0.0)
             raise
@@ -205,7 +200,7 @@ class Iteration:
         begin = perf_counter()
         if self._run is None:
             self._begin(begin)
-        reader, cursor = self._reader, self._reader._cursor
+        reader, cursor = self._reader, self._reader._batches
         while self._done < self._total:
             cursor.check(self._generation)
             taken = self._run.take()
@@ -277,7 +272,7 @@ class Iteration:
         """Keep only the reason. Ends the epoch, unless a later iteration is running."""
         if self._run is not None:
             self.counts.end()
-            self._reader._cursor.end(self._generation)
+            self._reader._batches.end(self._generation)
         self._over = self._over or why
         self._run = None
 

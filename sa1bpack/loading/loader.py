@@ -169,7 +169,7 @@ class Loader(BatchReader):
         self._end_threads: weakref.finalize | None = None
         self._pid = os.getpid()
         self._closed = False
-        self._cursor.on_end = _ends_epoch_of(self)
+        self._batches.on_end = _ends_epoch_of(self)
 
     @property
     def dataset(self) -> Dataset:
@@ -305,7 +305,7 @@ class Loader(BatchReader):
     def close(self) -> None:
         """End the threads and release the buffers. Batches already yielded stay valid."""
         self._closed = True
-        self._cursor.end()
+        self._batches.end()
         self._end_epoch()
         if self._counts is not None and self._counts.here:
             self._counts.leave()
@@ -328,7 +328,7 @@ class Loader(BatchReader):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._cursor.on_end = _ends_epoch_of(self)
+        self._batches.on_end = _ends_epoch_of(self)
 
     def __enter__(self) -> "Loader":
         return self
@@ -362,7 +362,7 @@ def _direct_prefetch(threads: int, samples: int) -> int:
 
 
 def _ends_epoch_of(loader: Loader) -> Callable[[], None]:
-    """The function that the cursor calls when an iteration ends; it must not keep the loader."""
+    """The function that the batches call when an iteration ends; it must not keep the loader."""
     found = weakref.ref(loader)
 
     def end() -> None:

@@ -10,7 +10,7 @@
         checkpoint = batches.state_after(done)         # a few numbers and strings
 
 `EpochBatches` describes the batches of one epoch and has no state; an `EpochCursor` keeps the place
-in the order; `OrderedBatches` puts both into a batch sampler for one rank, and `DealtBatches` into
+in the order; `OrderedBatches` is a cursor that is a batch sampler for one rank, and `DealtBatches`
 one for libraries that deal batches out to the ranks themselves.
 """
 
@@ -31,7 +31,7 @@ from sa1bpack.schedules import Schedule, WholeNumbers
 
 
 @checks_options(buckets="bucket_by", last="drop_last=True or pad_last=True")
-class OrderedBatches:
+class OrderedBatches(EpochCursor):
     """Yields one rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
 
     Every iteration is an epoch. The first is epoch 0; once an iteration has yielded anything,
@@ -65,9 +65,6 @@ class OrderedBatches:
         global_batch_size: in place of batch_size: samples per batch over all ranks together, a
             multiple of world_size; or a schedule of it.
 
-    Attributes:
-        cursor: the place in the order, for loaders that take the batches by number.
-
     Raises:
         OptionError: a value is out of range, or some rank's part of the last batch would be empty.
 
@@ -95,25 +92,25 @@ class OrderedBatches:
     ):
         if bucket_by is not None and not isinstance(bucket_by, Buckets):
             raise OptionError(f"bucket_by is {bucket_by!r}: pass Buckets(ds, {bucket_by!r})")
-        self._by_group = rank is None and world_size is None
+        by_group = rank is None and world_size is None
         batches = EpochBatches(
             order,
             batch_size,
-            0 if self._by_group else rank,
-            1 if self._by_group else world_size,
+            0 if by_group else rank,
+            1 if by_group else world_size,
             drop_last=drop_last,
             pad_last=pad_last,
             buckets=bucket_by,
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
         ).check_epochs()
-        self.cursor = EpochCursor(batches, _of_this_process if self._by_group else None)
+        super().__init__(batches, _of_this_process if by_group else None)
         self.current  # noqa: B018 - raises where they cannot be cut
 
     @property
     def order(self) -> Order:
         """The order of the samples."""
-        return self.cursor.batches.order
+        return self.batches.order
 
     @property
     def batch_size(self) -> int | Schedule:
@@ -164,7 +161,7 @@ class OrderedBatches:
     @property
     def buckets(self) -> Buckets | None:
         """The buckets that sort samples within a window of batches; None: there are none."""
-        return self.cursor.batches.buckets
+        return self.batches.buckets
 
     def padding(self, kept: Kept | None = None) -> tuple[float, float]:
         """Return the part of mask rows that is padding, 0 to 1, with buckets and without them; for
@@ -206,12 +203,7 @@ class OrderedBatches:
     def current(self) -> EpochBatches:
         """The batches of the latest iteration, of the rank that this process has now; before it has
         begun, of the one to come."""
-        return _with_rank(self.cursor.batches) if self._by_group else self.cursor.batches
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of `current`."""
-        return self.cursor.epoch
+        return self.batches if self._join is None else _with_rank(self.batches)
 
     def __len__(self) -> int:
         """Return the batches of the complete epoch of `current`, also if the rest of it is yielded.
@@ -221,22 +213,11 @@ class OrderedBatches:
         return self.current.cut.length(self.epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        generation, batches = self.cursor.begin()
+        generation, batches = self.begin()
         for k in range(len(batches)):
             indices = batches[k].tolist()
-            self.cursor.took(generation, k + 1)
+            self.took(generation, k + 1)
             yield indices
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration this epoch, from its first batch; end the running iteration.
-
-        If it is the epoch that comes next anyway, the place within it stays: a loop that calls
-        `set_epoch` every time resumes in mid-epoch after `load_state_dict`.
-
-        Raises:
-            OptionError: epoch is not a whole number of 0 or more.
-        """
-        self.cursor.set_epoch(epoch)
 
     def state_after(self, k: int) -> dict[str, Any]:
         """Return the state to save when k batches of the latest iteration have been used.
@@ -248,23 +229,6 @@ class OrderedBatches:
             OptionError: the iteration has fewer than k batches.
         """
         return self.current.state_after(k)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state after the batch that was yielded last.
-
-        Right where batches are used as they are yielded: by hand or with `num_workers=0`. With
-        workers, which fetch ahead, use `state_after`.
-        """
-        return self.cursor.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iteration begin with the first sample that the state has not counted.
-
-        Raises:
-            OptionError: the state is damaged, has another version, or belongs to another order;
-                the message names every difference.
-        """
-        self.cursor.load_state_dict(state)
 
 
 def _of_this_process(batches: EpochBatches) -> EpochBatches:
@@ -320,8 +284,8 @@ class DealtBatches:
     they complete it, or leave some processes without a batch, by their own rules (`even_batches`).
 
     Every iteration is an epoch and ends the one before, as in OrderedBatches, with which it shares
-    the cursor. Such libraries fetch ahead, so nobody here knows how many batches were used:
-    `state_dict` of the cursor raises LoaderError until `set_epoch` or `load_state_dict`.
+    its place. Such libraries fetch ahead, so nobody here knows how many batches were used:
+    `state_dict` of the OrderedBatches raises LoaderError until `set_epoch` or `load_state_dict`.
 
     It has no `drop_last` and no `sampler`: Lightning would make another one of its class from them.
 
@@ -347,8 +311,8 @@ class DealtBatches:
         self.batches.set_epoch(epoch)
 
     def begin(self) -> tuple[int, EpochBatches]:
-        """Begin an iteration where the cursor is; a subclass may prepare for its epoch here."""
-        return self.batches.cursor.begin()
+        """Begin an iteration where the batches are; a subclass may prepare for its epoch here."""
+        return self.batches.begin()
 
     def __len__(self) -> int:
         """Return the batches of a complete epoch, all ranks together."""
@@ -361,7 +325,7 @@ class DealtBatches:
         for k in range(len(batches)):
             indices = batches.global_batch(k).tolist()
             for low, high in _parts(batches, k):
-                self.batches.cursor.took(generation, None)
+                self.batches.took(generation, None)
                 yield OfBatch(indices[low:high], batches.epoch, batches.step(k))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches
 
@@ -85,7 +85,7 @@ class EpochCursor:
 
     @property
     def epoch(self) -> int:
-        """The epoch of `batches`."""
+        """The epoch of the latest iteration; before it has begun, of the one to come."""
         return self._position.batches.epoch
 
     def begin(self) -> tuple[int, EpochBatches]:
@@ -136,11 +136,13 @@ class EpochCursor:
             self._position = _Position(before.batches, before.done, before.generation + 1)
         self._report_end(before)
 
+    @checks_options
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration this epoch, from its first batch; end the running iteration.
 
         If it is the epoch that comes next anyway, because `load_state_dict` chose it or no batch of
-        it came out, the place within it stays.
+        it came out, the place within it stays: a loop that calls `set_epoch` every time resumes in
+        mid-epoch after `load_state_dict`.
 
         Raises:
             OptionError: epoch is not a whole number of 0 or more.
@@ -157,6 +159,9 @@ class EpochCursor:
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the batch that came out last, equal on all ranks.
 
+        Right where batches are used as they come out: by hand or with `num_workers=0`. With
+        workers, which fetch ahead, use `OrderedBatches.state_after`.
+
         Raises:
             LoaderError: another library takes the batches, so only it knows how many were used.
         """
@@ -169,7 +174,8 @@ class EpochCursor:
             )
         return position.batches.state_after(position.done)
 
-    def load_state_dict(self, state: Any) -> None:
+    @checks_options
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iteration begin after the last batch of the state; end the running one.
 
         Raises:

@@ -59,7 +59,7 @@ def test_ranks_that_are_announced_but_have_no_process_group_are_refused(group, m
     assert len(list(OrderedBatches(ORDER, 8, rank=0, world_size=1))) == 3
     group.ready, group.world_size = True, 2
     assert [len(batch) for batch in batches] == [4, 4, 2]
-    assert batches.cursor.epoch == 0  # the refused beginning used up no epoch
+    assert batches.epoch == 0  # the refused beginning used up no epoch
 
 
 def test_a_process_that_never_imported_torch_is_rank_0_of_1():
