@@ -104,7 +104,8 @@ def __getattr__(name: str):
     if name in _NAMESPACES:
         return import_module(f"sa1bpack.{name}")
     if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
+        found = globals()[name] = getattr(import_module(_MODULES[name]), name)  # from now on
+        return found
     now = f": it is {_RENAMED[name]}" if name in _RENAMED else ""
     raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}{now}")
 

@@ -84,7 +84,7 @@ class _SendingCollate(Collate):
 
     def __call__(self, samples: Sequence[Sample | ReadError]) -> _SentBatch:
         epoch, step = getattr(samples, "epoch", self.epoch), getattr(samples, "step", None)
-        if step is None and self.masks.by_step:
+        if step is None and any(each.by == "step" for _, each in self.masks.schedules):
             raise LoaderError(
                 f"{self.masks.schedules} change by step, but the library that takes these batches "
                 "does not pass on which step they are: choose schedules by epoch"

@@ -15,7 +15,7 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import check_order
-from sa1bpack.loading.batch.collate import warn_of_dropped
+from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches

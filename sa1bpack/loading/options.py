@@ -9,9 +9,8 @@ import numpy as np
 
 from sa1bpack.arguments import checks_options, choice, flag, keywords_of, number, seconds
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.batch.collate import ON_ERROR
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
-from sa1bpack.loading.batch.spec import MaskLayout
+from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.buckets import Buckets
 from sa1bpack.loading.order.orders import (

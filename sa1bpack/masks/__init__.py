@@ -58,6 +58,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str):
     module = _MODULES.get(name) or _INTERNAL.get(name)
     if module is not None:
-        return getattr(import_module(f"sa1bpack.masks.{module}"), name)
+        found = getattr(import_module(f"sa1bpack.masks.{module}"), name)
+        globals()[name] = found  # from now on
+        return found
     now = ": it is mask_boxes, which returns x0, y0, x1, y1" if name == "mask_bbox" else ""
     raise AttributeError(f"module 'sa1bpack.masks' has no attribute {name!r}{now}")

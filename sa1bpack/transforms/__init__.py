@@ -64,6 +64,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str):
     if name in _MODULES:
-        return getattr(import_module(f"sa1bpack.transforms.{_MODULES[name]}"), name)
+        module = import_module(f"sa1bpack.transforms.{_MODULES[name]}")
+        found = globals()[name] = getattr(module, name)  # from now on
+        return found
     now = ": it is RandomHorizontalFlip, as in torchvision" if name == "RandomFlip" else ""
     raise AttributeError(f"module 'sa1bpack.transforms' has no attribute {name!r}{now}")

@@ -1,6 +1,5 @@
 """Samples to a batch of torch tensors: one copy, with ragged masks padded or concatenated."""
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,7 +16,7 @@ from sa1bpack.format.layout import MAX_IMAGE_SIZE, half
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import put_image, unpack_into
-from sa1bpack.loading.batch.spec import MaskLayout
+from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout, warn_of_dropped
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import check_relations
@@ -180,11 +179,6 @@ def _check_fits(sample: Sample, field: Field, shape: tuple, dtype: np.dtype, tar
 
 def _name(sample: Sample) -> str:
     return f"{sample.get('file_name', 'a sample')} (image_id {sample.get('image_id')})"
-
-
-ON_ERROR = ("raise", "drop")
-
-_log = logging.getLogger("sa1bpack")
 
 
 @checks_options(choose="mask_select", masks="mask_layout")
@@ -430,18 +424,6 @@ class Collate:
                 f"none of the {len(errors)} samples of a batch could be read: {errors[0]}"
             )
         return kept
-
-
-def warn_of_dropped(errors: list[ReadError], warned: set[str]) -> None:
-    """Log one warning for each shard that is not in `warned` yet, and add it to that set."""
-    for error in errors:
-        if error.shard not in warned:
-            warned.add(error.shard)
-            _log.warning(
-                "dropped: %s (further samples of shard %s are dropped without a message)",
-                error,
-                error.shard,
-            )
 
 
 def _joined_runs(samples: Sequence[Sample], chosen: Sequence[np.ndarray | None]) -> RunBatch:

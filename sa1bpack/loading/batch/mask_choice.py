@@ -308,11 +308,6 @@ class MaskSchedule:
         return self.max_masks.constant and self.mask_select.constant
 
     @property
-    def by_step(self) -> bool:
-        """Whether it may change within an epoch."""
-        return any(each.by == "step" for _, each in self.schedules)
-
-    @property
     def schedules(self) -> tuple[tuple[str, Schedule], ...]:
         """The options that change, by name."""
         found = (("max_masks", self.max_masks), ("mask_select", self.mask_select))

@@ -1,5 +1,6 @@
-"""How the masks of a batch are laid out, and where its arrays lie in one buffer."""
+"""How the masks of a batch are laid out, where its arrays lie in one buffer, and what it lacks."""
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -12,11 +13,16 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_FIELDS
 from sa1bpack.dataset.sample import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
 from sa1bpack.disk.direct import BLOCK
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
+
+_log = logging.getLogger("sa1bpack")
+
+# What becomes of samples that cannot be read.
+ON_ERROR = ("raise", "drop")
 
 LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 
@@ -246,6 +252,18 @@ def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
     high = -(-end // ALIGNMENT) * ALIGNMENT  # a multiple of the size of every dtype
     moved = {key: region._replace(start=region.start - low) for key, region in small.items()}
     return large, moved, slice(low, high)
+
+
+def warn_of_dropped(errors: list[ReadError], warned: set[str]) -> None:
+    """Log one warning for each shard that is not in `warned` yet, and add it to that set."""
+    for error in errors:
+        if error.shard not in warned:
+            warned.add(error.shard)
+            _log.warning(
+                "dropped: %s (further samples of shard %s are dropped without a message)",
+                error,
+                error.shard,
+            )
 
 
 def expected_runs(ds: Dataset, masks: int) -> int:
