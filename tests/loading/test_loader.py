@@ -91,7 +91,7 @@ def test_a_value_that_cannot_be_used_is_named(ds, options, named):
 def test_an_order_of_another_dataset_is_refused(ds):
     with pytest.raises(OptionError, match="fingerprint"):
         Loader(ds, 4, order=WeightedOrder(ds[1:], np.ones(len(ds) - 1)))
-    with pytest.raises(OptionError, match=r"order=batches\.order"):
+    with pytest.raises(OptionError, match=r"such as batches.order"):
         Loader(ds, 4, order=OrderedBatches(LocalShuffleOrder(ds), 4))
 
 
