@@ -239,7 +239,7 @@ class Parser(argparse.ArgumentParser):
                 return f": it is {today}"
         near = [each for each in known if each.startswith(word)]
         near = near or get_close_matches(word, known, 1)
-        found = [known[each] for each in near]
+        found = [*dict.fromkeys(known[each] for each in near)]
         if not found:
             return ""
         if not found[0].startswith("-"):
