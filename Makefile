@@ -23,6 +23,13 @@ ifneq ($(if $(filter pack,$(MAKECMDGOALS)),$(filter %.tar %.tar.gz %.tgz,$(TAR))
 $(error TAR=$(TAR) is not read: give TARS, the tars or folders to pack)
 endif
 
+# The default folder is that of the sample tar's pack, which other tars would be added to.
+ifneq ($(if $(filter pack,$(MAKECMDGOALS)),$(filter command environment,$(firstword $(origin TARS)))),)
+ifeq ($(origin OUTPUT),file)
+$(error give OUTPUT, the folder of the pack, as well as TARS)
+endif
+endif
+
 VENV := .venv
 BIN  := $(VENV)/bin
 # Every version comes from constraints.txt. pip shows large downloads, on a terminal. What setuptools
@@ -116,7 +123,7 @@ endif
 # set -f: sa1bpack expands globs itself; 1000 tars can exceed the limit of a shell.
 pack: setup
 	@set -f; $(BIN)/sa1bpack pack $(TARS) --output "$$OUTPUT" $(PACK_FLAGS)
-	@$(BIN)/sa1bpack verify "$$OUTPUT"
+	@$(if $(findstring --dry-run,$(PACK_FLAGS)),,$(BIN)/sa1bpack verify "$$OUTPUT")
 
 verify: setup
 	@$(BIN)/sa1bpack verify "$$OUTPUT"

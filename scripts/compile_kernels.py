@@ -42,6 +42,7 @@ def main() -> None:
         for number, (options, forms) in enumerate(PACKS):
             root = Path(folder, str(number))
             sa1bpack.pack(TAR, root, workers=1, image_size=256, mask_size=64, **options)
+            sa1bpack.show(root, samples=1, large=True)
             for mask_format in forms:
                 ds = sa1bpack.open(root, mask_format=mask_format)
                 reads = {"bits": READ, "bool": READ[:1], "runs": ({},)}[mask_format]

@@ -219,5 +219,8 @@ def test_a_mistyped_variable_is_named_and_nothing_is_packed():
         environment["TAR"] = tar
         assert f"TAR={tar} is not read: give TARS" in run().stderr
     environment["TAR"] = "/bin/tar"  # of a toolchain
+    alone = run("TARS=b.tar")  # which would go into the pack of the sample tar
+    assert alone.returncode == 2 and "give OUTPUT, the folder of the pack" in alone.stderr
+    assert "verify" not in run("PACK_FLAGS=--dry-run").stdout
     meant = run("TARS='/my data/*.tar' b.tar", "OUTPUT=a b", "PACK_FLAGS=--md5 x=y")
     assert meant.returncode == 0

@@ -110,7 +110,7 @@ def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:
     """
     counts, problems = report.counts, counted(len(report.problems), "problem")
     empty = whole and counts.get("samples") == 0  # a feature does not count samples
-    code, verdict = exits.OK, "sound"
+    code, verdict = exits.OK, "no problem found" if quick else "sound"
     if not report.ok:
         code, verdict = exits.FAILED, f"DAMAGED: {problems}"
     elif empty or report.complete is False:

@@ -122,6 +122,8 @@ def _this_run(result: "sa1bpack.PackResult") -> str:
     if result.packed_before == result.sources:
         return f"this run: {nothing_to_do(result.sources)}"
     text = f"this run: {counted(result.new_images, 'image')} in {result.seconds:.1f} s"
+    if 0 < result.new_images < result.images:
+        text += f", added to {result.images - result.new_images:,} that were there"
     if result.seconds < SHORT_RUN:
         return text
     return f"{text} ({result.new_images / result.seconds:.1f} images/s)"

@@ -134,12 +134,12 @@ class Forecast:
         lines = [
             f"sources   {self.sources:,} with {size_text(self.source_bytes)}",
             f"images    about {self.images:,}, with {self.masks:,} masks stored",
-            f"disk      {size_text(self.needed_bytes)} ({size_text(self.disk_bytes)} with holes "
-            "counted), "
+            f"disk      {size_text(self.needed_bytes)} ({size_text(self.disk_bytes)} where padding "
+            "is not stored as holes), "
             f"{counted(self.shards, 'shard')}",
             f"compact   {size_text(self.compact_bytes)} with --preset compact",
             f"free      {size_text(self.free_bytes)}: it {verdict}",
-            f"time      about {timedelta(seconds=round(self.seconds))} with "
+            f"time      about {timedelta(seconds=max(1, round(self.seconds)))} with "
             f"{counted(self.workers, 'worker')} here",
             f"measured on {counted(self.probed, 'image')}; nothing was written",
         ]

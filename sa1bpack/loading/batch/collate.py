@@ -169,11 +169,11 @@ def _check_fits(sample: Sample, field: Field, shape: tuple, dtype: np.dtype, tar
     fits = dtype == target.dtype if same else np.can_cast(dtype, target.dtype, "same_kind")
     if shape == target.shape[1:] and fits:
         return
-    native = "; for images without a canvas (fit native) pass Collate(sample_spec=ds.spec)"
+    native = "for a pack with the fit native pass Collate(sample_spec=ds.spec); otherwise "
     raise OptionError(
         f"{_name(sample)}: {field.sample} is {dtype} {shape}, but the rows of {field.batch} in its "
-        f"batch are {target.dtype} {target.shape[1:]}: a transform must return the same shape for "
-        f"all samples, and a type that fits{native if field.batch == 'images' else ''}"
+        f"batch are {target.dtype} {target.shape[1:]}: {native if field.batch == 'images' else ''}"
+        "a transform must return the same shape for all samples, and a type that fits"
     )
 
 
