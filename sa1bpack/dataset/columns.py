@@ -105,11 +105,11 @@ class Columns:
         part = next(part for part in self._opened.features if part.spec.name == name)
         of_samples = part.spec.axis == "sample"
         if not self._verified:
-            return part.values[self._local if of_samples else self._masks]
+            return part.spec.read(part.values[self._local if of_samples else self._masks])
         found = np.concatenate(
             [self._pack.read_feature(part, row) for row in row_array(self._rows).tolist()]
         )
-        return found if of_samples else found[self._kept]
+        return part.spec.read(found if of_samples else found[self._kept])
 
     def _array(self, name: str) -> np.ndarray:
         read = read_array_rows if self._verified else Shard.__getitem__
@@ -178,7 +178,7 @@ def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
         return np.empty(count, f"S{FILE_NAME_BYTES}")
     for feature in pack.features:
         if feature.spec.name == name:
-            return np.empty((count, *feature.spec.row_shape), feature.spec.stored)
+            return np.empty((count, *feature.spec.row_shape), feature.spec.row_dtype)
     if name in SIZE_COLUMNS:
         return np.empty(count, pack.layout.array("size").dtype)
     spec = pack.layout.array(name)

@@ -56,7 +56,7 @@ class Feature:
                     f"feature {self.spec.name} has no part for shard {shard.name}; run "
                     "`sa1bpack derive` again"
                 )
-            empty = np.empty((0, *self.spec.row_shape), self.spec.stored)
+            empty = np.empty((0, *self.spec.stored_shape), self.spec.stored)
             return SidePart(Path(), self.spec, empty, 0)
         if folder in self.sources:
             leases.append(self.sources[folder].bring(self.spec, shard))

@@ -405,9 +405,9 @@ class Pack:
         return rows
 
     def read_features(self, row: int, direct: bool = False) -> dict[str, np.ndarray]:
-        """The rows of a sample in the features, copied and compared with their checksums.
+        """The stored rows of a sample in the features, copied and compared with their checksums.
 
-        By name, (*row_shape) or (m, *row_shape), read-only. Raises as `read_rows` does.
+        By name, (*stored_shape) or (m, *stored_shape), read-only. Raises as `read_rows` does.
         """
         found = {}
         for part in self.open(self.locate(row)[0]).features:
@@ -417,7 +417,7 @@ class Pack:
         return found
 
     def read_feature(self, part: SidePart, row: int, direct: bool = False) -> np.ndarray:
-        """The rows of a sample in a part of a feature, as `read_features`, but (n, *row_shape)."""
+        """The stored rows of a sample in a part, as `read_features`, but (n, *stored_shape)."""
         _, local, first, stop = self.locate(row)
         span = (local, local + 1) if part.spec.axis == "sample" else (first, stop)
         return CACHE.with_resources(partial(part.read, local, *span, direct=direct))

@@ -279,7 +279,9 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     try:
         if options.verify_checksums:
             rows = pack.read_rows(row)
-            sample = sample_of_rows(rows, pack.layout, spec) | pack.read_features(row)
+            stored = pack.read_features(row)
+            features = {each.name: each.read(stored[each.name]) for each in spec.features}
+            sample = sample_of_rows(rows, pack.layout, spec) | features
         else:
             sample = _sample_views(pack.open(number), local, first, stop, spec)
         convert(sample, pack.layout, options.rule, spec)
@@ -348,7 +350,8 @@ def _sample_views(opened: OpenShard, row: int, first: int, stop: int, spec: Samp
         sample |= _runs(opened, first, stop)
     for part in opened.features:
         rows = part.values
-        sample[part.spec.name] = rows[row] if part.spec.axis == "sample" else rows[first:stop]
+        rows = rows[row] if part.spec.axis == "sample" else rows[first:stop]
+        sample[part.spec.name] = part.spec.read(rows)
     return sample
 
 

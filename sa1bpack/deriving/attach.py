@@ -44,7 +44,7 @@ def attach(
             id.
         dtype: "bfloat16" for an array of uint16 with such bits; None: the array's.
         progress: as in `derive`.
-        options: axis, spatial, output and allow_nonfinite, as in `derive`.
+        options: axis, spatial, output, allow_nonfinite and quantize, as in `derive`.
 
     Parts that exist are compared with the rows, so a call that was killed is repeated to resume.
 
@@ -73,12 +73,12 @@ def attach(
     done, made = 0, []
     for shard in target.shards:
         positions, counts = lookup.positions(shard, target.axis), shard.row_counts(target.axis)
-        pieces = _pieces(rows, positions, counts, target.spec)
+        pieces = _pieces(rows, kind, positions, counts, target.spec)
         if shard.identity.part in todo_parts:
             with PartWriter(target.folder, target.spec, shard.identity) as writer:
                 for found, part_counts in pieces:
                     target.check_finite(shard, found, part_counts, writer.samples)
-                    writer.append(found, part_counts)
+                    writer.append(target.stored(found), part_counts)
                 if writer.publish():
                     made.append(shard)
         else:
@@ -135,15 +135,15 @@ class _Lookup:
         return self._order[at]
 
 
-def _pieces(array: Any, positions: np.ndarray, counts: np.ndarray, spec: SideSpec):
-    """Rows and counts of some samples at a time, about PIECE_BYTES bytes."""
+def _pieces(array: Any, kind: str, positions: np.ndarray, counts: np.ndarray, spec: SideSpec):
+    """Rows of the type `kind`, and counts, of some samples at a time, about PIECE_BYTES bytes."""
     each = max(1, PIECE_BYTES // max(1, spec.row_bytes * int(counts.max(initial=1))))
     edges = np.concatenate([[0], np.cumsum(counts)])
     for first in range(0, len(counts), each):
         stop = min(first + each, len(counts))
         rows = array[positions[edges[first] : edges[stop]]]
-        if isinstance(rows, np.ndarray) and spec.dtype == "bfloat16":  # as bits
-            rows = np.ascontiguousarray(rows, spec.stored)
+        if isinstance(rows, np.ndarray) and kind == "bfloat16":  # as bits
+            rows = np.ascontiguousarray(rows, "<u2")
         else:
             rows, _ = stored_rows(rows)
         yield rows, counts[first:stop]
@@ -154,7 +154,7 @@ def _compare(target: Target, shard: ShardToDo, pieces) -> None:
     part, sample = open_part(target.folder, target.spec, shard.identity), 0
     stored = part.checksum
     for rows, counts in pieces:
-        data, first = byte_view(rows), 0
+        data, first = byte_view(target.stored(rows)), 0
         for count in counts.tolist():
             end = first + count * target.spec.row_bytes
             if xxhash.xxh3_64_intdigest(data[first:end]) != int(stored[sample]):

@@ -100,6 +100,9 @@ def derive(
         options: keyword arguments of `fn`, which JSON can hold; they are recorded.
         output: folder of the feature, not among the files of the pack. Default: PACK/side/NAME.
         allow_nonfinite: store NaN and infinities, too, in place of an error; default: False.
+        quantize: "int8" stores floats as int8 with a scale per row and channel, in half the bytes
+            of float16; samples and batches have them as float16. Channels are axis 0 of a row; a
+            row of one axis has one scale. None (default): rows are stored as they are.
         io, mask_layout, prefetch, threads, timeout: of the Loader.
 
     Raises:
@@ -272,7 +275,7 @@ class PartMaker:
             )
         self.target.use(dtype, rows.shape[1:])
         self.target.check_finite(shard, rows, counts, first)
-        return rows
+        return self.target.stored(rows)
 
 
 def stored_rows(found: Any) -> tuple[np.ndarray, str]:

@@ -23,7 +23,9 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
+from sa1bpack.format.side.scaled import scaled_of
 from sa1bpack.format.side.spec import (
+    SCALED_INT8,
     SIDE_AXES,
     SIDES_NAME,
     ShardIdentity,
@@ -77,6 +79,7 @@ class RowKeywords(TypedDict, total=False):
     spatial: bool
     output: str | os.PathLike[str] | None
     allow_nonfinite: bool
+    quantize: str | None
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,16 @@ class Target:
         spatial: bool = False,
         output: str | os.PathLike[str] | None = None,
         allow_nonfinite: bool = False,
+        quantize: str | None = None,
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
         self.axis, self._spatial = choice("axis", axis, SIDE_AXES), flag("spatial", spatial)
         self._allow_nonfinite = flag("allow_nonfinite", allow_nonfinite)
+        self._scaled = quantize is not None and choice("quantize", quantize, ("int8",)) == "int8"
+        if self._scaled and allow_nonfinite:
+            raise OptionError(
+                "quantize is 'int8', but allow_nonfinite is True: NaN and infinities have no scale"
+            )
         if spatial and axis != "sample":
             raise OptionError(
                 f"spatial is True, but axis is {axis!r}: spatial arrays have rows (C, h, w) "
@@ -132,9 +141,16 @@ class Target:
         self.folder = _folder(ds, self.name) if output is None else _outside(self.name, output)
         self.shards = _complete_shards(ds)
         self.spec: SideSpec | None = None
+        self._given = ""
         if is_side(self.folder) and not is_unused(self.folder):
             found = read_side_manifest(self.folder).spec
+            if found.scaled and not self._scaled:
+                raise OutputRefused(
+                    f"{self.folder}: rows are {found.to_text()}, but quantize is None: choose "
+                    "quantize='int8' (--quantize int8), or another folder"
+                )
             spec = replace(found, name=self.name, axis=axis, spatial=spatial)
+            spec = replace(spec, dtype=SCALED_INT8) if self._scaled else spec
             create_side(self.folder, SideManifest(spec, self.provenance))  # refuses another one
             self.spec = found
 
@@ -143,6 +159,11 @@ class Target:
 
         A folder without parts, which a call that failed has left, is replaced.
         """
+        self._given = dtype
+        if self._scaled:
+            if "float" not in dtype:
+                raise OptionError(f"rows are {dtype}, but quantize is 'int8': choose floats")
+            dtype = SCALED_INT8
         spec = SideSpec(self.name, self.axis, dtype, tuple(shape), self._spatial)
         if self.spec is None:
             manifest = SideManifest(spec, self.provenance)
@@ -177,10 +198,13 @@ class Target:
     def check_finite(self, shard: ShardToDo, rows: np.ndarray, counts, first: int) -> None:
         """Raise OptionError, naming the sample, if rows have NaN or an infinity and must not.
 
-        rows    (n, ...) as they are stored
+        rows    (n, ...) of the type that `use` was given
         counts  int64 (k,): rows of each of the k samples
         first   number of the first of these samples in the shard
         """
+        remedy = "store such rows with allow_nonfinite=True (--allow-nonfinite)"
+        if self._scaled:
+            rows, remedy = self._halves(rows), "store rows beyond float16 without quantize"
         half = self.spec.dtype == "bfloat16"
         if self._allow_nonfinite or not (half or rows.dtype.kind == "f"):
             return
@@ -195,9 +219,22 @@ class Target:
                 place = f"mask {row - int(edges[sample] - counts[sample])} of {place}"
             raise OptionError(
                 f"{self.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: "
-                "mend what computes it, or store such rows with allow_nonfinite=True "
-                "(--allow-nonfinite)"
+                f"mend what computes it, or {remedy}"
             )
+
+    def stored(self, rows: np.ndarray) -> np.ndarray:
+        """Finite rows of the type that `use` was given, as they are stored."""
+        return scaled_of(self._floats(rows)) if self._scaled else rows
+
+    def _floats(self, rows: np.ndarray) -> np.ndarray:
+        """Rows to be scaled, with the bits of bfloat16 as float32."""
+        if self._given == "bfloat16":
+            return (rows.astype(np.uint32) << 16).view(np.float32)
+        return rows
+
+    def _halves(self, rows: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return self._floats(rows).astype(np.float16)
 
     def result(self, made: Sequence[ShardToDo]) -> DeriveResult:
         """The state of the array, if this call made these."""

@@ -21,6 +21,7 @@ import os
 import threading
 import weakref
 from contextlib import suppress
+from math import prod
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sa1bpack.disk.direct import aligned
 from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.format.side.scaled import SCALE_BYTES
 from sa1bpack.loading.batch.spec import BatchSpec, Region, Regions, split_regions
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch
@@ -118,8 +120,27 @@ def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
             masks = bits
         else:
             masks, padding = on_device(8 * rows * spec.mask_bytes), bits
-    # Images come first.
-    return small + images + masks, max(converting - masks, padding) + _SMALL_TENSORS * 512
+    floats = float_bytes(spec, samples, capacity, total)
+    made = images + masks + sum(on_device(nbytes) for nbytes, _ in floats)
+    scales = max((on_device(nbytes) for _, nbytes in floats), default=0)
+    # Images come first, and floats last.
+    temporary = max(converting - masks, padding, scales)
+    return small + made, temporary + _SMALL_TENSORS * 512
+
+
+def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> list[tuple[int, int]]:
+    """Of each feature that is stored as int8: bytes of a batch's floats, which `finish` makes, and
+    of its scales. On a CPU, float32 takes twice as many as the floats for a moment.
+    """
+    of_axis, found = {"sample": samples, "mask": total}, []
+    if spec.layout.padded:
+        of_axis["mask"] = samples * capacity
+    for feature in spec.features:
+        if feature.scaled:
+            rows, values = of_axis[feature.axis], prod(feature.row_shape)
+            nbytes = values * feature.row_dtype.itemsize
+            found.append((rows * nbytes, rows * (feature.row_bytes - values)))
+    return found
 
 
 def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
@@ -132,9 +153,23 @@ def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
             del batch["mask_offsets"]
     elif spec.to_device:
         finish_masks(batch, spec, len(copy), copy.capacity)
+    for feature in spec.features:
+        if feature.scaled:
+            batch[feature.name] = floats_on_device(batch[feature.name], feature.row_shape)
     if spec.relate is not None:
         batch |= spec.relate(batch, copy.most)
     return batch
+
+
+def floats_on_device(stored: torch.Tensor, row_shape: tuple[int, ...]) -> torch.Tensor:
+    """`scaled.floats_of` on the device, of rows (B, ...), (T, ...) or (B, M, ...)."""
+    # A clone: what is contiguous already, such as one row, may have odd strides.
+    scale = stored[..., :SCALE_BYTES].clone(memory_format=torch.contiguous_format)
+    values = stored[..., SCALE_BYTES:]
+    rows = torch.empty(values.shape, dtype=torch.float16, device=stored.device)
+    torch.mul(values, scale.view(torch.float32), out=rows)
+    channels = row_shape[:-1][:1]
+    return rows.view(*values.shape[: values.ndim - 1 - len(channels)], *row_shape)
 
 
 def _run_batch(batch: Batch, copy: BatchCopy) -> RunBatch:

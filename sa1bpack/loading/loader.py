@@ -20,7 +20,14 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import LARGE_ARRAYS, BatchSpec
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
-from sa1bpack.loading.devices import Cuda, CudaChoice, Host, finishing_bytes, open_device
+from sa1bpack.loading.devices import (
+    Cuda,
+    CudaChoice,
+    Host,
+    finishing_bytes,
+    float_bytes,
+    open_device,
+)
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
@@ -190,7 +197,8 @@ class Loader(BatchReader):
             rows = samples * capacity if spec.layout.padded else total
             related = 2 * spec.relate.nbytes(rows, capacity)
         if not pinned:
-            host_bytes += related
+            floats = [nbytes for nbytes, _ in float_bytes(spec, samples, capacity, total)]
+            host_bytes += related + 2 * sum(floats) + 2 * max(floats, default=0)
         else:
             # In the queue, being delivered, and the one that the consumer still has meanwhile.
             made, temporary = finishing_bytes(spec, samples, capacity, total)

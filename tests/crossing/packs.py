@@ -36,6 +36,8 @@ FEATURES = {
     "score": ("mask", "float64", (), False),
     "mask_block": ("mask", "int8", (4096,), False),
     "mask_odd": ("mask", "bfloat16", (1501,), False),
+    "scaled": ("sample", "scaled_int8", (5, 30, 30), True),
+    "mask_scaled": ("mask", "scaled_int8", (9,), False),
     "mask_large": ("mask", "uint8", (3, 20_000), False),
 }
 
@@ -90,8 +92,11 @@ class Packs:
             ids = ds.mask_column("annotation_id") if of_masks else ds.column("image_id")
             rng = np.random.default_rng(list(name.encode()))
             rows = rng.integers(0, 100, (len(ids), *shape), np.uint8)
-            kind = "uint16" if dtype == "bfloat16" else dtype
-            more = {"dtype": dtype} if dtype == "bfloat16" else {}
+            kind, more = dtype, {}
+            if dtype == "bfloat16":
+                kind, more = "uint16", {"dtype": dtype}
+            elif dtype == "scaled_int8":
+                kind, more = "float32", {"quantize": "int8"}
             rows = rows.astype(kind)
             sa1bpack.attach(ds, name, rows, ids, axis=axis, spatial=spatial, **more)
 

@@ -27,7 +27,7 @@ def check_samples(ds) -> None:
     for sample in ds:
         for name in NAMES:
             expected = expected_rows(name, sample["image_id"], len(sample["areas"]))
-            assert sample[name].dtype == SPECS[name].stored
+            assert sample[name].dtype == SPECS[name].row_dtype
             np.testing.assert_array_equal(sample[name], expected)
 
 
@@ -148,7 +148,7 @@ def test_features_are_columns_of_samples_and_masks(with_features, verified, rule
                     ds.mask_column(name),
                     np.concatenate([*rows, ds[:0].mask_column(name)]),
                 )
-            assert found.dtype == SPECS[name].stored and found.shape[1:] == SPECS[name].row_shape
+            assert found.dtype == SPECS[name].row_dtype and found.shape[1:] == SPECS[name].row_shape
             assert found.tobytes() == expected.astype(found.dtype).tobytes()
         assert np.array_equal(
             ds.column("level", "max"), [sample["level"].max(initial=0) for sample in samples]

@@ -5,15 +5,17 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.format.side.scaled import scaled_of
 from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side, shard_identities
 from sa1bpack.format.side.writer import PartWriter
 
 
 def side_rows(spec: SideSpec, image_id: int, masks: int) -> np.ndarray:
-    """The rows of a sample, (1 or masks, *row_shape): random, of its id and the array's name."""
+    """The stored rows of a sample, (1 or masks, ...): random, of its id and the array's name."""
     rng = np.random.default_rng([image_id, len(spec.name)])
     count = 1 if spec.axis == "sample" else masks
-    return rng.integers(0, 100, (count, *spec.row_shape)).astype(spec.stored)
+    rows = rng.integers(0, 100, (count, *spec.row_shape))
+    return scaled_of(rows - 50.5) if spec.scaled else rows.astype(spec.stored)
 
 
 def write_side(

@@ -19,6 +19,8 @@ SPECS = {
         SideSpec("quality", "mask", "bfloat16", (3,)),
         SideSpec("features", "mask", "float32", (2, 1024)),  # two blocks
         SideSpec("level", "mask", "uint8", ()),
+        SideSpec("scaled", "sample", "scaled_int8", (5, 30, 30)),
+        SideSpec("scaled_mask", "mask", "scaled_int8", (9,)),
     )
 }
 
@@ -35,6 +37,6 @@ def with_features(tmp_path_factory) -> SimpleNamespace:
 
 
 def expected_rows(name: str, image_id: int, masks: int) -> np.ndarray:
-    """The rows of a sample, as stored: (*row_shape) or (masks, *row_shape)."""
-    rows = side_rows(SPECS[name], image_id, masks)
+    """The rows of a sample, bfloat16 as stored: (*row_shape) or (masks, *row_shape)."""
+    rows = SPECS[name].read(side_rows(SPECS[name], image_id, masks))
     return rows[0] if SPECS[name].axis == "sample" else rows

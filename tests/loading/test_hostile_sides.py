@@ -43,7 +43,7 @@ def rows_of(root, spec):
         if count:  # else there is no file
             path = chunk_path(root / "side" / spec.name / shard.part / "values")
             data = np.fromfile(path, spec.stored, count * spec.row_bytes // spec.stored.itemsize)
-        found[shard.name] = data.reshape(count, *spec.row_shape)
+        found[shard.name] = spec.read(data.reshape(count, *spec.stored_shape))
     return found
 
 

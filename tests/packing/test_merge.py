@@ -322,9 +322,10 @@ def test_features_of_one_name_that_differ_are_refused_before_anything_is_written
     assert sa1bpack.merge([a, b], tmp_path / "pack").complete
 
 
-def test_features_come_along(copied, tmp_path):
+@pytest.mark.parametrize("dtype", ["float16", "scaled_int8"])
+def test_features_come_along(copied, tmp_path, dtype):
     a, b = copied("ab")
-    spec = SideSpec("score", "mask", "float16", (2,))
+    spec = SideSpec("score", "mask", dtype, (2,))
     write_side(a, spec)
     write_side(b, spec, shards=("sa_000001-000",))
     given = {path.name: path for each in (a, b) for path in (each / "side" / "score").glob("sa_*")}

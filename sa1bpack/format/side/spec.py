@@ -38,6 +38,7 @@ from sa1bpack.format.index import shard_digests
 from sa1bpack.format.layout import ArraySpec, Extent, array_spec
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME, Manifest
 from sa1bpack.format.shard_reader import read_rows
+from sa1bpack.format.side.scaled import FLOAT_DTYPE, floats_of, scaled_shape
 from sa1bpack.wording import brief, counted
 
 SIDE_FORMAT_VERSION = (1, 0)
@@ -56,6 +57,8 @@ SIDE_DTYPES = (
     "float32",
     "float64",
 )
+# Floats that are stored as int8 with a scale per channel, see `scaled`.
+SCALED_INT8 = "scaled_int8"
 MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
@@ -74,7 +77,7 @@ class SideSpec:
 
     name       its key in samples and batches: a letter, then at most 63 letters, digits and "_"
     axis       "sample": a row per image; "mask": a row per mask, in the order of the shard
-    dtype      one of SIDE_DTYPES
+    dtype      one of SIDE_DTYPES, or SCALED_INT8
     row_shape  shape of a row: at most 8 sides of at least 1
     spatial    rows are (C, h, w) over the canvas of the stored image: cell (i, j) covers the pixels
                from row i * S / h and column j * S / w on
@@ -91,13 +94,15 @@ class SideSpec:
     def __post_init__(self):
         side_name(self.name)
         choice("axis", self.axis, SIDE_AXES)
-        choice("dtype", self.dtype, SIDE_DTYPES)
+        choice("dtype", self.dtype, (*SIDE_DTYPES, SCALED_INT8))
         if not isinstance(self.row_shape, tuple) or len(self.row_shape) > MAX_SIDE_DIMS:
             raise OptionError(
                 f"row_shape is {brief(self.row_shape)}: a row has at most {MAX_SIDE_DIMS} axes"
             )
         for length in self.row_shape:
             whole_number("row_shape", length, 1, MAX_SIDE_ROW_BYTES)
+        if self.scaled and not self.row_shape:
+            raise OptionError("rows are single numbers: they cannot be stored as int8 with scales")
         if self.row_bytes > MAX_SIDE_ROW_BYTES:
             raise OptionError(
                 f"row_shape is {self.row_shape}: a row of {self.row_bytes} bytes, but at most "
@@ -112,23 +117,48 @@ class SideSpec:
             )
 
     @property
+    def scaled(self) -> bool:
+        """Whether rows are stored as int8 with scales, and read as float16."""
+        return self.dtype == SCALED_INT8
+
+    @property
     def stored(self) -> np.dtype:
         """The numpy type of the stored numbers, little-endian: uint16 for bfloat16."""
-        name = "uint16" if self.dtype == "bfloat16" else self.dtype
+        name = {"bfloat16": "uint16", SCALED_INT8: "int8"}.get(self.dtype, self.dtype)
         return np.dtype(name).newbyteorder("<")
 
     @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of a row as it is stored."""
+        return scaled_shape(self.row_shape) if self.scaled else self.row_shape
+
+    @property
+    def row_dtype(self) -> np.dtype:
+        """The numpy type of the rows that are read."""
+        return FLOAT_DTYPE if self.scaled else self.stored
+
+    def read(self, stored: np.ndarray) -> np.ndarray:
+        """Stored rows (..., *stored_shape) as (..., *row_shape): themselves, or new floats."""
+        if not self.scaled:
+            return stored
+        rows = floats_of(stored, self.row_shape)
+        rows.flags.writeable = stored.flags.writeable
+        return rows
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.stored.itemsize * prod(self.row_shape)
+        """Bytes of one row as it is stored."""
+        return self.stored.itemsize * prod(self.stored_shape)
 
     @property
     def values(self) -> ArraySpec:
-        """The array of the rows."""
+        """The array of the stored rows."""
         inner = tuple(f"axis_{n}" for n in range(1, len(self.row_shape) + 1))
-        if self.spatial:
+        if self.scaled:
+            inner = ("channel", "scale_and_values")[-len(self.stored_shape) :]
+        elif self.spatial:
             inner = ("channel", "y", "x")
-        return array_spec("values", self.stored.str, (self.axis, *inner), self.row_shape)
+        return array_spec("values", self.stored.str, (self.axis, *inner), self.stored_shape)
 
     def arrays(self, extent: Extent) -> dict[ArraySpec, int]:
         """The arrays of a part of a shard of this extent → their number of rows."""
@@ -390,7 +420,7 @@ class SidePart:
 
     folder    its folder
     spec      SideSpec of the array
-    values    (rows, *row_shape), read-only memory map: a row per sample or mask of the shard
+    values    (rows, *stored_shape), read-only memory map: a row per sample or mask of the shard
     samples   N, of the shard
     """
 
@@ -421,7 +451,7 @@ class SidePart:
 
         sample       row of the sample in the shard, which exists
         first, stop  its rows of `values`, which exist
-        out          (stop - first, *row_shape) to read into
+        out          (stop - first, *stored_shape) to read into
         direct       read what is large past the page cache, where that is possible
 
         Raises FormatError if they are not what was written or the file is too short, OSError if it

@@ -141,7 +141,7 @@ class PartWriter:
     def append(self, rows: np.ndarray, counts: np.ndarray) -> None:
         """Append the rows of the next samples.
 
-        rows    (n, *row_shape) of the stored type, C-contiguous; it may change afterwards
+        rows    (n, *stored_shape) of the stored type, C-contiguous; it may change afterwards
         counts  whole numbers (k,): how many of them each of the k samples has; 1 for a row per
                 sample
 

@@ -198,7 +198,7 @@ class BatchSpec:
         wanted |= {key: ((*rows, *shape), kind) for key, (shape, kind) in _OF_MASKS.items()}
         features = {
             feature.name: (
-                ((samples,) if feature.axis == "sample" else rows) + feature.row_shape,
+                ((samples,) if feature.axis == "sample" else rows) + feature.stored_shape,
                 feature.stored,
             )
             for feature in self.features
