@@ -121,8 +121,7 @@ class TarDataset(MapStyle):
             )
         folder = None if index_folder is None else _outside("index_folder", index_folder)
         memory = bytes_of("cache_size", cache_size) if cache_size != 0 else 0
-        limit = cache_dir_size
-        limit = bytes_of("cache_dir_size", limit) if limit != 0 else 0
+        limit = bytes_of("cache_dir_size", cache_dir_size) if cache_dir_size != 0 else 0
         if (cache_dir is None) != (limit == 0):
             raise OptionError(
                 f"cache_dir is {cache_dir!r} and cache_dir_size is {limit}: give both, or neither"

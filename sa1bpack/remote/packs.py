@@ -184,13 +184,10 @@ def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
     StoreError, CacheFull, OSError.
     """
     cache, origin = Cache(folder, limit), open_origin(url)
-    for left in reversed(range(TRIES)):
-        try:
+    for _ in range(TRIES - 1):
+        with suppress(FormatError):  # it may have been replaced while it was opened
             return _open_pack(origin, cache)
-        except FormatError:
-            if not left:  # else it may have been replaced while it was opened
-                raise
-    raise AssertionError
+    return _open_pack(origin, cache)
 
 
 def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
