@@ -20,7 +20,7 @@ CALLS = {"eval", "exec", "compile", "__import__", "execfile", "import_module", "
 ALLOWED = {
     **{
         (f"sa1bpack/{package}__init__.py", "import_module"): "names from its own table"
-        for package in ("", "masks/", "pixels/")
+        for package in ("", "masks/", "pixels/", "transforms/")
     },
     ("sa1bpack/cli/arguments.py", "import_module"): "the commands of its own table",
     ("sa1bpack/display.py", "import_module"): "the module that PICTURES names",
