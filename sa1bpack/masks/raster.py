@@ -394,9 +394,7 @@ def draw_grid(
     if sampling == "center":
         _rasterize_center(run_ends, run_offset, center_grid(y, x), out)
     else:
-        # A covered area never exceeds the cell's; intermediate sums may overflow.
-        small = y.cell * x.cell < 2**31
-        acc = np.zeros((y.cells + 2, 8), np.int32 if small else np.int64)
+        acc = np.zeros((y.cells + 2, 8), np.int64)
         _rasterize_area(run_ends, run_offset, area_grid(y, x), acc, out)
     return out
 
