@@ -36,7 +36,7 @@ COMMANDS = {
     "derive": {
         "--fn", "--pipeline", "--option", "--axis", "--mask-format", "--spatial", "--output",
         "--batch-size", "--device", "--threads", "--part", "--engine", "--address",
-        "--allow-nonfinite",
+        "--allow-nonfinite", "--quantize",
     },
     "bench": {
         "--device", "--batch-size", "--mask-layout", "--max-masks", "--seconds", "--sweep",

@@ -66,10 +66,13 @@ def test_python_of_the_docs_runs(pristine_pack, shard, monkeypatch):
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
     blocks = [block for block in blocks if "zarr" in block]
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     exec(blocks[0], names)
     np.testing.assert_array_equal(names["image"], shard["image"])
     np.testing.assert_array_equal(names["sample"], shard["image"][1])
     exec(blocks[1], names)
     np.testing.assert_array_equal(names["pixels"], shard["image"][1])
     assert names["boxes"].shape == (0, 4) and names["dataset"].sizes["sample"] == 4
+    exec(blocks[2], names)
+    rows = names["rows"][: len(names["values"])]
+    np.testing.assert_allclose(names["values"], rows, atol=np.abs(rows).max() / 200)
