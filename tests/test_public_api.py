@@ -76,7 +76,7 @@ def test_every_public_name_member_and_argument_is_documented():
                 continue  # by a function: nobody else calls it
         own = inspect.isclass(value) and value.__init__.__doc__
         text = f"{value.__doc__} {own or ''}"
-        if "ields of PackOptions" in text.replace("\n       ", ""):
+        if "ields of PackOptions" in " ".join(text.split()):
             text += sa1bpack.PackOptions.__doc__
         missing += [
             f"{name}({argument})"
