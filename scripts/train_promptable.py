@@ -434,7 +434,7 @@ class Trainer:
                 if args.seconds and time.monotonic() - STARTED > args.seconds:
                     stop.set()
                 done.append(self.train_step(batch, stop.is_set()))
-                ends = self.step == args.steps
+                ends = args.steps is not None and self.step >= args.steps
                 if ends or self.step == 1 or self.step % self.read_every == 0:
                     stopped = self.read(done)
                     done.clear()
