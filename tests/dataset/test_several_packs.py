@@ -3,6 +3,7 @@
 import logging
 import pickle
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -282,3 +283,13 @@ def test_several_packs_have_no_common_folder(several):
     names = f"3 packs, {several.roots[0]} to {several.roots[2]}"
     assert repr(ds).startswith(f"<Dataset {names}: {SAMPLES} samples, ")
     assert ds.layout == LAYOUT and ds.manifest.samples == SAMPLES
+
+
+def test_a_pack_whose_index_is_replaced_while_it_is_opened_is_opened(several, tmp_path):
+    """The maps of the index that was opened stay valid."""
+    root = shutil.copytree(several.roots[0], tmp_path / "pack")
+    pack = open_pack(root, duplicates="all").pack
+    [index] = root.glob("index-*")
+    shutil.rmtree(index)
+    pack.duplicates = "error"
+    assert len(pack.rows) == pack.manifest.samples
