@@ -27,7 +27,8 @@ from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_of, row_array
 from sa1bpack.dataset.shards import CACHE, OpenShard
 from sa1bpack.errors import FormatError, OptionError, ResourceShortage
-from sa1bpack.format.index import has_distinct_ids, repeated_rows, repeated_text
+from sa1bpack.format.duplicates import repeated_rows, repeated_text
+from sa1bpack.format.index import has_distinct_ids
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.shard_reader import REPAIR, Shard, read_sample_rows
 from sa1bpack.format.side.spec import ShardIdentity, SidePart
@@ -328,7 +329,7 @@ class Pack:
 
     @cached_property
     def _repeated(self) -> tuple[np.ndarray, ...]:
-        """See `format.index.repeated_rows`: before means in a pack that was given earlier.
+        """See `format.duplicates.repeated_rows`: before means in a pack that was given earlier.
 
         Nothing is sorted where the indexes of the packs prove that there is no such row: each of
         its pack, and their ranges are apart.

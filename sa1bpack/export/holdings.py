@@ -15,8 +15,9 @@ import numpy as np
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
 from sa1bpack.errors import FormatError
+from sa1bpack.format.duplicates import Duplicates, find_duplicates
 from sa1bpack.format.files import REMEDY
-from sa1bpack.format.index import Duplicates, Index, find_duplicates, open_manifest_and_index
+from sa1bpack.format.index import Index, open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, Completeness, Count, Manifest, completeness_of
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.side.check import side_folders

@@ -12,7 +12,8 @@ memory-mapped as they are.
     shard_reader    memory maps of a shard, and copies of rows compared with checksums
     manifest        what a pack holds, and how much of it is published
     index           where each sample of a pack is, and what identifies its shards; the crash-safe
-                    publication of index, manifest and checksums; what a pack holds twice
+                    publication of index, manifest and checksums
+    duplicates      what a pack holds twice: sources and image ids
     problems        a check under way: the files that it reads, and what it finds
     verify_shard    every byte of a shard
     verify          every byte of a pack, and every rule of the format

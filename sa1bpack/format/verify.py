@@ -24,12 +24,12 @@ from sa1bpack.format.arrays import (
     group_metadata,
     root_metadata,
 )
+from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import (
     Index,
     check_against_shards,
     check_whole_index,
-    find_duplicates,
     index_arrays,
     open_index,
     top_files,

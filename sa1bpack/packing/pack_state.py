@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceError, VersionError
+from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
@@ -32,7 +33,7 @@ from sa1bpack.format.files import (
     remove_published,
     replace_file,
 )
-from sa1bpack.format.index import find_duplicates, open_manifest_and_index, publish, remove_stale
+from sa1bpack.format.index import open_manifest_and_index, publish, remove_stale
 from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
     DIGEST_NAMES,

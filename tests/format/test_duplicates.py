@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sa1bpack.format.index import Duplicates, Index, find_duplicates
+from sa1bpack.format.duplicates import Duplicates, find_duplicates
+from sa1bpack.format.index import Index
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import ShardEntry, make_manifest
 
