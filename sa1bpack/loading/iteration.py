@@ -144,6 +144,7 @@ class Iteration:
     def __init__(self, reader: BatchReader):
         self._reader = reader
         self._lock = threading.Lock()  # one thread at a time begins, takes, or ends
+        self._holder: int | None = None  # that thread
         self._run: Run | None = None
         self._pid: int | None = None  # process in which it began
         self._done = self._dropped = 0  # batches and samples
@@ -159,8 +160,15 @@ class Iteration:
             raise LoaderError(
                 "this iteration belongs to the process that forked this one; begin a new one here"
             )
+        if self._holder == threading.get_ident():
+            # In a finalizer or a signal handler, in the middle of the `next` of this very thread.
+            raise LoaderError("next() was called within next() of the same iteration")
         with self._lock:
-            return self._next_or_end()
+            self._holder = threading.get_ident()
+            try:
+                return self._next_or_end()
+            finally:
+                self._holder = None
 
     def _next_or_end(self) -> Batch:
         if self._over is None:
