@@ -132,8 +132,8 @@ def test_a_pipeline_takes_no_more_launches_and_memory_than_it_did(name, by, coun
     pipeline = Pipeline(ds, steps, mask_size=cells)
     for send, expected in zip((sent, moved), launches, strict=True):
         batch = made_batch(masks, send)
-        pipeline(batch)  # constants are copied once
-        found, nbytes = counted(lambda given=batch: pipeline(given), by == "Triton kernels")
+        for _ in range(2):  # constants are copied once
+            found, nbytes = counted(lambda given=batch: pipeline(given), by == "Triton kernels")
         assert found <= expected
         assert nbytes <= most * MB
 
