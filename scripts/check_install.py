@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from repository import project_urls, repository_url
+
 ROOT = Path(__file__).parents[1]
 WORK = """
 import sys
@@ -54,12 +56,15 @@ def main() -> int:
 
 
 def built(folder: Path) -> tuple[Path, Path]:
-    """The wheel and the sdist of the files that git tracks."""
+    """The wheel and the sdist of the files that git tracks, with links to the repository."""
     source = folder / "source"
     names = run("git", "ls-files", "-z", cwd=ROOT, output=True).split("\0")
     for name in filter(None, names):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source / name)
+    if address := repository_url():
+        with (source / "pyproject.toml").open("a") as project:
+            project.write(project_urls(address))
     python = environment(folder / "build")
     run(python, "-m", "pip", "install", "--quiet", "build", "-c", ROOT / "constraints.txt")
     run(python, "-m", "build", "--outdir", folder / "dist", source, output=True)

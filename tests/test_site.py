@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 import sys
+import tomllib
 import typing
 from pathlib import Path
 
@@ -144,3 +145,39 @@ def test_docstrings_become_markdown(site, docstring, markdown):
 )  # fmt: skip
 def test_what_a_page_loads_from_another_host_is_found(site, html, count):
     assert len(site("loads").loaded_from_elsewhere(html)) == count
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://forge.org/owner/name", "https://forge.org/owner/name"),
+        ("https://user:token@forge.org/owner/name.git", "https://forge.org/owner/name"),
+        ("git@forge.org:owner/name.git", "https://forge.org/owner/name"),
+        ("ssh://git@forge.org:2222/group/owner/name.git", "https://forge.org/group/owner/name"),
+        ("", None),
+        ("/srv/git/name", None),
+        ("../name", None),
+        ("file:///srv/git/name", None),
+    ],
+)
+def test_the_repository_has_the_address_of_the_remote_without_its_password(
+    monkeypatch, remote, address
+):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    repository = importlib.import_module("repository")
+    monkeypatch.delenv("REPOSITORY_URL", raising=False)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "remote.origin.url")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", remote)
+    assert repository.repository_url() == address
+
+
+def test_a_chosen_address_of_the_repository_that_is_none_is_an_error(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    repository = importlib.import_module("repository")
+    monkeypatch.setenv("REPOSITORY_URL", "name")
+    with pytest.raises(ValueError, match="REPOSITORY_URL='name'"):
+        repository.repository_url()
+    monkeypatch.setenv("REPOSITORY_URL", "https://forge.org/owner/name")
+    table = tomllib.loads(repository.project_urls(repository.repository_url()))
+    assert table["project"]["urls"]["Issues"] == "https://forge.org/owner/name/issues"

@@ -14,12 +14,13 @@ from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "scripts"), str(ROOT)]
 
 import api_reference  # noqa: E402 - it lies beside this file
 import cli_reference  # noqa: E402
 from loads import loaded_from_elsewhere  # noqa: E402
 from notebook import notebook_page  # noqa: E402
+from repository import repository_url  # noqa: E402
 
 log = get_plugin_logger("sa1bpack")
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)")
@@ -27,7 +28,10 @@ _CODE = {".py": "python", ".toml": "toml", ".json": "json"}
 
 
 def on_config(config, **_):
-    """Put the generated pages and the decisions into the navigation."""
+    """Link to the repository, and put the generated pages and the decisions into the navigation."""
+    if address := repository_url():
+        config["repo_url"], config["repo_name"] = address, address.rpartition("/")[2]
+        config["edit_uri"] = "-/edit/main/docs/" if "gitlab" in address else "edit/main/docs/"
     names = [path.name for path in (ROOT / "docs/decisions").glob("*.md")]
     names.sort(key=lambda name: (name != "README.md", name))
     _fill(config["nav"], "Decisions", [f"decisions/{name}" for name in names])
