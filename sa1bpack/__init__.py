@@ -25,6 +25,8 @@ What to call; `help(sa1bpack.NAME)` has the options and the rest:
 
 from importlib import import_module
 
+from sa1bpack.lazy import names_of
+
 # Public name → module, imported on first use: reading a pack never loads the packer.
 _MODULES = {
     "pack": "sa1bpack.packing.run",
@@ -98,17 +100,10 @@ _NAMESPACES = ("errors", "masks", "transforms")
 __all__ = ["__version__", *sorted(_MODULES), *_NAMESPACES]
 
 
+_named, __dir__ = names_of(__name__, _MODULES, _RENAMED)
+
+
 def __getattr__(name: str):
     if name == "__version__":
         return import_module("importlib.metadata").version("sa1bpack")
-    if name in _NAMESPACES:
-        return import_module(f"sa1bpack.{name}")
-    if name in _MODULES:
-        found = globals()[name] = getattr(import_module(_MODULES[name]), name)  # from now on
-        return found
-    now = f": it is {_RENAMED[name]}" if name in _RENAMED else ""
-    raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}{now}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+    return import_module(f"sa1bpack.{name}") if name in _NAMESPACES else _named(name)

@@ -18,7 +18,7 @@ class Subject:
 
     sample
         As `sa1bpack.open` makes it, with boxes and points in source coordinates, and `masks` uint8
-        (m, G, G / 8) on a grid of G x G cells, packed as `sa1bpack.masks.bits` says.
+        (m, G, G / 8) on a grid of G x G cells, packed as `sa1bpack.masks.cells` says.
     annotation_count
         Number of masks in its record, before filtering and capping.
     shard

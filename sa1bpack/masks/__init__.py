@@ -11,55 +11,42 @@
 None of these steps creates a full-size mask.
 """
 
-from importlib import import_module
+from sa1bpack.lazy import names_of
 
 # Public name → module, imported on first use: code that draws nothing needs no compiled kernel.
 _MODULES = {
-    "LEVELS": "relations",
-    "Relations": "relations",
-    "count_pixels": "prompts",
-    "draw_points": "prompts",
-    "draw_window": "window",
-    "encode_counts": "rle",
-    "jitter_boxes": "prompts",
-    "mask_area": "rle",
-    "mask_boxes": "rle",
-    "nth_pixels": "prompts",
-    "pack_bits": "bits",
-    "parse_counts": "rle",
-    "rasterize": "raster",
-    "relate": "relations",
-    "relate_bits": "relations",
-    "relate_runs": "relations",
-    "unpack_bits": "bits",
-    "window_map": "window",
+    "LEVELS": "sa1bpack.masks.relations",
+    "Relations": "sa1bpack.masks.relations",
+    "count_pixels": "sa1bpack.masks.prompts",
+    "draw_points": "sa1bpack.masks.prompts",
+    "draw_window": "sa1bpack.masks.window",
+    "encode_counts": "sa1bpack.masks.rle",
+    "jitter_boxes": "sa1bpack.masks.prompts",
+    "mask_area": "sa1bpack.masks.rle",
+    "mask_boxes": "sa1bpack.masks.rle",
+    "nth_pixels": "sa1bpack.masks.prompts",
+    "pack_bits": "sa1bpack.masks.cells",
+    "parse_counts": "sa1bpack.masks.rle",
+    "rasterize": "sa1bpack.masks.raster",
+    "relate": "sa1bpack.masks.relations",
+    "relate_bits": "sa1bpack.masks.relations",
+    "relate_runs": "sa1bpack.masks.relations",
+    "unpack_bits": "sa1bpack.masks.cells",
+    "window_map": "sa1bpack.masks.window",
 }
 # The same for the other packages of sa1bpack only: these may change in any release.
 _INTERNAL = {
-    "MaskRule": "select",
-    "ORDERS": "select",
-    "REGIONS": "prompts",
-    "RELATIONS": "relations",
-    "SAMPLINGS": "raster",
-    "check_image_runs": "_arrays",
-    "passes": "select",
-    "select_masks": "select",
-    "take_masks": "rle",
-    "thirds_of": "relations",
+    "MaskRule": "sa1bpack.masks.select",
+    "REGIONS": "sa1bpack.masks.prompts",
+    "RELATIONS": "sa1bpack.masks.relations",
+    "SAMPLINGS": "sa1bpack.masks.raster",
+    "check_image_runs": "sa1bpack.masks.arrays",
+    "passes": "sa1bpack.masks.select",
+    "select_masks": "sa1bpack.masks.select",
+    "take_masks": "sa1bpack.masks.rle",
+    "thirds_of": "sa1bpack.masks.relations",
 }
+_RENAMED = {"mask_bbox": "mask_boxes, which returns x0, y0, x1, y1"}
 
 __all__ = [*_MODULES]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-def __getattr__(name: str):
-    module = _MODULES.get(name) or _INTERNAL.get(name)
-    if module is not None:
-        found = getattr(import_module(f"sa1bpack.masks.{module}"), name)
-        globals()[name] = found  # from now on
-        return found
-    now = ": it is mask_boxes, which returns x0, y0, x1, y1" if name == "mask_bbox" else ""
-    raise AttributeError(f"module 'sa1bpack.masks' has no attribute {name!r}{now}")
+__getattr__, __dir__ = names_of(__name__, _MODULES | _INTERNAL, _RENAMED)

@@ -1,21 +1,71 @@
-"""Packed bits to bools, straight into the place where a mask belongs, counted on the way.
+"""Cells of masks on a grid: packed bits to bool and back, taken under a map, and how deep inside
+their mask they are.
 
-Most rows of most masks are empty: a mask is cleared as a whole, and only rows with a bit are
-unpacked, eight cells at a time through a table. What lies beyond the image, `keep`, stays False.
+One bit per cell, row by row, lowest bit first: cell (i, j) is bit ``j % 8`` of byte ``(i, j // 8)``
+(numpy's ``bitorder="little"``), so that a device unpacks a byte with shifts of 0 to 7.
+
+`fill_cells`, `take_cells` and `take_affine` put masks straight into the place where they belong,
+counted on the way. Most rows of most masks are empty: a mask is cleared as a whole, and only rows
+with a bit are unpacked, eight cells at a time through a table. What lies beyond the image, `keep`,
+stays False.
 """
 
 import numpy as np
 
+from sa1bpack.arguments import checks_options
+from sa1bpack.errors import OptionError
 from sa1bpack.kernels import memcpy, njit
-from sa1bpack.masks._arrays import frozen
-from sa1bpack.masks.window import FRACTION
+from sa1bpack.masks.arrays import frozen
+
+FRACTION = 32  # fractional bits of a position under an affine map
+
+
+@checks_options
+def pack_bits(masks: np.ndarray) -> np.ndarray:
+    """Pack bool (..., Sm, Sm) into uint8 (..., Sm, Sm // 8).
+
+    Raises:
+        OptionError: the dtype is not bool, or the last axis is not a multiple of 8.
+
+    Examples:
+        >>> mask = np.zeros((1, 8, 8), bool)
+        >>> mask[0, 0, :3] = True
+        >>> sa1bpack.masks.pack_bits(mask)[0, 0]
+        array([7], dtype=uint8)
+    """
+    if masks.dtype != np.bool_ or masks.ndim == 0 or masks.shape[-1] % 8:
+        raise OptionError(
+            "masks must be bool with a last axis that is a multiple of 8, "
+            f"got {masks.dtype} {masks.shape}"
+        )
+    return np.packbits(masks, axis=-1, bitorder="little")
+
+
+@checks_options
+def unpack_bits(bits: np.ndarray, width: int | None = None) -> np.ndarray:
+    """Unpack uint8 (..., h, ceil(w / 8)) into bool (..., h, w).
+
+    `width` is w, the cells per row; by default all bits of the last axis are cells.
+
+    Raises:
+        OptionError: the dtype is not uint8, there is no axis, or rows do not have ceil(width / 8)
+            bytes.
+
+    Examples:
+        >>> sa1bpack.masks.unpack_bits(np.array([[5]], np.uint8), width=4)
+        array([[ True, False,  True, False]])
+    """
+    if bits.dtype != np.uint8 or bits.ndim == 0:
+        raise OptionError(f"bits must be a uint8 array, got {bits.dtype} {bits.shape}")
+    if width is not None and bits.shape[-1] != -(-width // 8):
+        raise OptionError(f"rows of {bits.shape[-1]} bytes do not match width={width} cells")
+    return np.unpackbits(bits, axis=-1, count=width, bitorder="little").view(np.bool_)
+
+
+# ------------------------------------------------------------------------------ into their places
 
 # uint64 (256,): eight cells of a byte, the lowest bit first (little-endian: byte j is cell j).
-_CELLS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(
-    "<u8"
-)[:, 0]
-_CELLS.flags.writeable = False
-
+_CELLS = frozen(unpack_bits(np.arange(256, dtype=np.uint8)[:, None]).view("<u8")[:, 0])
 _ONES = np.uint64(0x0101010101010101)
 _TOP = np.uint64(56)
 
@@ -184,3 +234,80 @@ def _check(masks, places, keep, out, counts, fits: bool) -> None:
         raise ValueError(
             f"cannot place masks of {masks.shape} in {out.shape}, {keep} cells of each"
         )
+
+
+# --------------------------------------------------------------------------------------- distances
+
+# The squares of two sides of this length fit into an int32.
+MAX_GRID = 16_384
+
+
+def squared_distances(masks: np.ndarray) -> np.ndarray:
+    """Squared distance of each cell from the nearest cell outside its mask, exactly.
+
+    Along the columns by two scans, then along the rows by the lower envelope of parabolas
+    (Felzenszwalb and Huttenlocher, "Distance Transforms of Sampled Functions", 2012).
+
+    Args:
+        masks: bool (T, h, w); beyond the border all is outside.
+
+    Returns:
+        int32 (T, h, w), in cells; 0 outside the mask.
+
+    Raises:
+        OptionError: it is no such array, or a side exceeds MAX_GRID.
+
+    Examples:
+        >>> squared_distances(np.ones((1, 3, 3), np.bool_))[0].tolist()
+        [[1, 1, 1], [1, 4, 1], [1, 1, 1]]
+    """
+    if masks.dtype != np.bool_ or masks.ndim != 3 or max(masks.shape[1:]) > MAX_GRID:
+        raise OptionError(
+            f"masks is {masks.dtype} {masks.shape}: give bool (T, h, w), with sides of at most "
+            f"{MAX_GRID}"
+        )
+    found = np.empty(masks.shape, np.int32)
+    _squared_distances(np.ascontiguousarray(masks).view(np.uint8), found)
+    return found
+
+
+@njit(error_model="numpy")
+def _squared_distances(masks, found):
+    count, height, width = masks.shape
+    column = np.empty(width + 2, np.int64)  # with a cell outside at either end
+    vertex = np.empty(width + 2, np.int64)
+    start = np.empty(width + 3, np.float64)  # from where on a vertex is the nearest
+    for m in range(count):
+        for x in range(width):
+            steps = 0
+            for y in range(height):
+                steps = steps + 1 if masks[m, y, x] else 0
+                found[m, y, x] = steps
+            steps = 0
+            for y in range(height - 1, -1, -1):
+                steps = steps + 1 if masks[m, y, x] else 0
+                found[m, y, x] = min(found[m, y, x], steps)
+        for y in range(height):
+            column[0] = column[width + 1] = 0
+            for x in range(width):
+                column[x + 1] = np.int64(found[m, y, x]) ** 2
+            last = 0
+            vertex[0] = 0
+            start[0] = -np.inf
+            for x in range(1, width + 2):
+                while True:
+                    p = vertex[last]
+                    crossing = (column[x] + x * x - column[p] - p * p) / (2.0 * (x - p))
+                    if crossing > start[last]:
+                        break
+                    last -= 1
+                last += 1
+                vertex[last] = x
+                start[last] = crossing
+            start[last + 1] = np.inf
+            k = 0
+            for x in range(1, width + 1):
+                while start[k + 1] < x:
+                    k += 1
+                p = vertex[k]
+                found[m, y, x - 1] = (x - p) * (x - p) + column[p]

@@ -29,7 +29,7 @@ import numpy as np
 from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
-from sa1bpack.masks._arrays import check_array, check_image_runs
+from sa1bpack.masks.arrays import check_array, check_image_runs, frozen
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, words
 from sa1bpack.masks.raster import check_image
 
@@ -109,31 +109,23 @@ def _nth_on_rim(number, rows, top, bottom):
 
 
 @njit
-def find_pixels(run_ends, run_offset, size, region, boxes, words, numbers, pixels):
-    """Count the pixels of a region, and find some of them; see `nth_pixels`.
+def _find_pixels(run_ends, run_offset, height, width, region, boxes, numbers, modulo, pixels):
+    """Count the pixels of a region, and find some of them; see `find_pixels`.
 
     Args:
-        size: H, W.
         region: index in REGIONS.
         boxes: int64 (n, 4) or (0, 4) for the complete image.
-        words: uint64 (n, k), then number k of mask m is words[m, k] modulo the count; or no rows.
-        numbers: int64 (n, k), read; written if there are words.
         pixels: int64 (n, k, 2), written.
 
     Returns int64 (n,), the counts.
     """
-    height, width = np.int64(size[0]), np.int64(size[1])
     count = np.zeros(len(run_offset) - 1, np.int64)
     longest = 0
     for m in range(len(count)):
         longest = max(longest, run_offset[m + 1] - run_offset[m])
     capacity = 5 * longest + 1 if region == 1 else longest // 2 + 1
-    begin, end, kind = (
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-    )
-    total = np.empty(capacity, np.int64)
+    scratch = np.empty((4, capacity), np.int64)
+    begin, end, kind, total = scratch[0], scratch[1], scratch[2], scratch[3]
     box = np.array([0, 0, width, height])
     for m in range(len(count)):
         if len(boxes):
@@ -155,9 +147,7 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, numbers, pixel
             count[m] += high - low
             total[i] = count[m]
         for k in range(numbers.shape[1]):
-            if len(words) and count[m]:
-                numbers[m, k] = words[m, k] % np.uint64(count[m])
-            number = numbers[m, k]
+            number = numbers[m, k] % count[m] if modulo and count[m] else numbers[m, k]
             if not 0 <= number < count[m]:
                 continue
             i = np.searchsorted(total[:found], number, side="right")
@@ -169,16 +159,35 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, numbers, pixel
     return count
 
 
-def check_region(run_ends, run_offset, height, width, region, boxes):
-    """Check the arguments of `count_pixels` and return them as `find_pixels` expects them."""
+def find_pixels(
+    runs: tuple[np.ndarray, np.ndarray, int, int],
+    region: str,
+    boxes: np.ndarray | None,
+    numbers: np.ndarray | None,
+    modulo: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count the pixels of a region of every mask of one image, and find some of them.
+
+    Args:
+        runs: run_ends, run_offset, height and width, as in `count_pixels`; region and boxes, too.
+        numbers: int64 (n, k), of the pixels to find; None: none.
+        modulo: whether they are numbers modulo the count.
+
+    Returns:
+        int64 (n,), the counts, and int64 (n, k, 2), as in `nth_pixels`.
+    """
+    run_ends, run_offset, height, width = runs
     height, width = check_image(height, width)
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
     choice("region", region, REGIONS)
-    if boxes is None:
-        boxes = np.empty((0, 4), np.int64)
-    else:
-        boxes = np.ascontiguousarray(pixel_boxes(boxes, (len(run_offset) - 1, 4)))
-    return run_ends, run_offset, (height, width), REGIONS.index(region), boxes
+    masks = len(run_offset) - 1
+    boxes = np.empty((0, 4), np.int64) if boxes is None else pixel_boxes(boxes, (masks, 4))
+    if numbers is None:
+        numbers = np.empty((masks, 0), np.int64)
+    check_array("numbers", numbers, "int64", (masks, "k"))
+    pixels = np.empty((*numbers.shape, 2), np.int64)
+    asked = REGIONS.index(region), frozen(boxes), frozen(numbers), modulo, pixels
+    return _find_pixels(run_ends, run_offset, height, width, *asked), pixels
 
 
 def pixel_boxes(boxes: Any, shape: tuple[int | str, ...], kind: type = np.ndarray) -> Any:
@@ -190,9 +199,6 @@ def pixel_boxes(boxes: Any, shape: tuple[int | str, ...], kind: type = np.ndarra
     if "float" in str(boxes.dtype):
         boxes = (-((0.5 - boxes) // 1)).clip(-1, 2**31)
     return boxes.astype(np.int64) if kind is np.ndarray else boxes.long()
-
-
-_NO_WORDS = np.empty((0, 0), np.uint64)
 
 
 @checks_options
@@ -230,10 +236,7 @@ def count_pixels(
         >>> sa1bpack.masks.count_pixels(run_ends, run_offset, 3, 4, "outside")
         array([9])
     """
-    arguments = check_region(run_ends, run_offset, height, width, region, boxes)
-    masks = len(arguments[1]) - 1
-    none = np.empty((masks, 0), np.int64)
-    return find_pixels(*arguments, _NO_WORDS, none, np.empty((masks, 0, 2), np.int64))
+    return find_pixels((run_ends, run_offset, height, width), region, boxes, None)[0]
 
 
 @checks_options
@@ -265,13 +268,7 @@ def nth_pixels(
                 [ 1,  1],
                 [-1, -1]]])
     """
-    arguments = check_region(run_ends, run_offset, height, width, region, boxes)
-    masks = len(arguments[1]) - 1
-    check_array("numbers", numbers, "int64", (masks, "k"))
-    numbers = np.ascontiguousarray(numbers)
-    pixels = np.empty((*numbers.shape, 2), np.int64)
-    find_pixels(*arguments, _NO_WORDS, numbers.copy(), pixels)
-    return pixels
+    return find_pixels((run_ends, run_offset, height, width), region, boxes, numbers)[1]
 
 
 # Kirillov et al., "Segment Anything", 2023, appendix A: a box gets "random noise added in each
@@ -329,20 +326,14 @@ def draw_points(
         >>> points.shape, points.dtype, valid
         ((1, 2, 2), dtype('float32'), array([ True]))
     """
-    arguments = check_region(run_ends, run_offset, height, width, region, boxes)
-    masks = len(arguments[1]) - 1
-    check_ids(ids, masks)
+    check_array("ids", ids, "int64", (len(run_offset) - 1,), ", one per mask")
     points = whole_number("points", points, 0, 2**31 - 1)
+    choice("region", region, REGIONS)
     drawn = words(seed, epoch, ids, prompt_draw(region, draw), points) >> np.uint64(1)
-    numbers = np.empty((masks, points), np.int64)
-    pixels = np.empty((masks, points, 2), np.int64)
-    valid = find_pixels(*arguments, drawn, numbers, pixels) > 0
+    runs = run_ends, run_offset, height, width
+    counts, pixels = find_pixels(runs, region, boxes, drawn.view(np.int64), modulo=True)
+    valid = counts > 0
     return np.where(valid[:, None, None], pixels + 0.5, 0).astype(np.float32), valid
-
-
-def check_ids(ids: Any, masks: int, kind: type = np.ndarray) -> None:
-    """Raise OptionError unless `ids` is an int64 array with one id per mask; see `check_array`."""
-    check_array("ids", ids, "int64", (masks,), ", one per mask", kind)
 
 
 def prompt_draw(kind: str, draw: int) -> int:

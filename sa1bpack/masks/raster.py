@@ -13,9 +13,9 @@ pixel, D units per cell and a grid that starts at O, source pixel x covers [x·P
 j covers [O + j·D, O + (j + 1)·D). A mirrored axis numbers its cells from the other end. A pack's
 grid has P = Sm, and D = max(H, W) (or H or W for "squash").
 
-Bits are packed row by row, lowest bit first, see `sa1bpack.masks.bits`. The same kernels draw grids
-that start elsewhere, are mirrored or have other sizes: `sa1bpack.masks.window`. A device uses the
-same units (`sa1bpack.transforms.masks.runs`), so they cannot differ.
+Bits are packed row by row, lowest bit first, see `sa1bpack.masks.cells`. The same kernels draw
+grids that start elsewhere, are mirrored or have other sizes: `sa1bpack.masks.window`. A device uses
+the same units (`sa1bpack.transforms.masks.runs`), so they cannot differ.
 """
 
 from functools import lru_cache
@@ -27,7 +27,7 @@ import numpy as np
 from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.kernels import njit
-from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE, bits_for, check_image_runs, frozen
+from sa1bpack.masks.arrays import MAX_RUN_END, MAX_SIDE, bits_for, check_image_runs, frozen
 
 SAMPLINGS = ("area", "center")
 MAX_MASK_SIZE = 4096  # cells along one side of a grid
@@ -77,24 +77,16 @@ def check_image(height: int, width: int) -> tuple[int, int]:
     return height, width
 
 
-def check_sampling(sampling: str) -> None:
-    """Raise OptionError unless `sampling` is "area" or "center"."""
-    choice("sampling", sampling, SAMPLINGS)
-
-
 class AreaGrid(NamedTuple):
-    """Tables for sampling by area.
+    """Tables for sampling by area; they describe the axes before mirroring.
 
-    "Edge" y lies above source row y, 0 to H. Edges outside the grid are moved to its end.
+    "Edge" y lies above source row y, 0 to H. Edges outside the grid are moved to its end. Mirrored
+    cell columns are numbered so that the last one ends a byte.
 
     Attributes:
-        height, width: of the source, H and W.
-        rows: of cells.
-        mirror_y, mirror_x: 1 if that axis is mirrored, otherwise 0; the tables describe the axis
-            before mirroring. Mirrored cell columns are numbered so that the last one ends a byte.
-        cell_height, cell_width: D of each axis.
+        y, x: the axes; cell rows and columns.
         magic, shift: position // H is (position * magic) >> shift for every int32 position.
-        edge_row: int32 (H + 1,), the cell row that contains edge y (`rows` for an edge at the end).
+        edge_row: int32 (H + 1,), the cell row that contains edge y (that at the end: their number).
         edge_below: int32 (H + 1,), how much of that cell row is below the edge, 1 to D.
         column_cell: int32 (W,), the first cell column that source column x overlaps.
         column_part: int32 (W,), by how much.
@@ -103,13 +95,8 @@ class AreaGrid(NamedTuple):
         block_end: int64 (blocks,), the first source column right of cell column 8·b + 7.
     """
 
-    height: int
-    width: int
-    rows: int
-    mirror_y: int
-    mirror_x: int
-    cell_height: int
-    cell_width: int
+    y: Axis
+    x: Axis
     magic: int
     shift: int
     edge_row: np.ndarray
@@ -125,20 +112,15 @@ class CenterGrid(NamedTuple):
     """Tables for sampling at the cells' centres.
 
     Attributes:
-        height, width: of the source, H and W.
-        rows, columns: of cells.
-        mirror_x: 1 if cell column j must be written as the j-th from the right, otherwise 0.
+        y, x: the axes; mirrored cell column j is written as the j-th from the right.
         center_column: int64 (columns,), the source column under the centre of cell column j, below
             0 or at least W outside the source.
         edge_center: int32 (H + 1,), the position of edge y among the cell rows' centres.
         column_center: int32 (W,), the number of cell columns whose centre is left of column x.
     """
 
-    height: int
-    width: int
-    rows: int
-    columns: int
-    mirror_x: int
+    y: Axis
+    x: Axis
     center_column: np.ndarray
     edge_center: np.ndarray
     column_center: np.ndarray
@@ -165,13 +147,8 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
     blocks = np.arange(0, x.cells + 8, 8) - first  # the first cell column of each, and the end
     bounds = np.clip(blocks, 0, x.cells) * x.cell + x.start
     return AreaGrid(
-        height=y.pixels,
-        width=x.pixels,
-        rows=y.cells,
-        mirror_y=int(y.mirrored),
-        mirror_x=int(x.mirrored),
-        cell_height=y.cell,
-        cell_width=x.cell,
+        y=y,
+        x=x,
         magic=magic,
         shift=shift,
         edge_row=frozen(edge_row, np.int32),
@@ -195,11 +172,8 @@ def center_grid(y: Axis, x: Axis) -> CenterGrid:
     """Return the tables for sampling at the cells' centres."""
     rows, centers = _cells_before(y), 2 * x.start + (2 * np.arange(x.cells) + 1) * x.cell
     return CenterGrid(
-        height=y.pixels,
-        width=x.pixels,
-        rows=y.cells,
-        columns=x.cells,
-        mirror_x=int(x.mirrored),
+        y=y,
+        x=x,
         center_column=frozen(centers // (2 * x.pixel), np.int64),
         edge_center=frozen(y.cells - rows if y.mirrored else rows, np.int32),
         column_center=frozen(_cells_before(x)[:-1], np.int32),
@@ -216,8 +190,8 @@ def _rasterize_center(run_ends, run_offset, grid, out):
     Invariant: while the runs are walked, a set bit of `bits` marks a row where its column changes
     between background and foreground; a running XOR down the rows turns these into the mask.
     """
-    height = np.int64(grid.height)
-    rows = np.int64(grid.rows)
+    height = np.int64(grid.y.pixels)
+    rows = np.int64(grid.y.cells)
     for m in range(out.shape[0]):
         bits = out[m]
         bits[:] = 0
@@ -226,13 +200,13 @@ def _rasterize_center(run_ends, run_offset, grid, out):
             continue
         run = 1  # the end of the first foreground run that reaches the current column
         first_row, last_row = rows, np.int64(0)
-        for j in range(grid.column_center[ends[0] // height], grid.columns):
+        for j in range(grid.column_center[ends[0] // height], grid.x.cells):
             top = grid.center_column[j] * height
             while run < len(ends) and ends[run] <= top:
                 run += 2
-            if run >= len(ends) or grid.center_column[j] >= grid.width:
+            if run >= len(ends) or grid.center_column[j] >= grid.x.pixels:
                 break
-            column = grid.columns - 1 - j if grid.mirror_x else j
+            column = grid.x.cells - 1 - j if grid.x.mirrored else j
             byte, bit = column >> 3, np.uint8(1 << (column & 7))
             for r in range(run, len(ends), 2):
                 if ends[r - 1] >= top + height:
@@ -272,7 +246,7 @@ def _add_run(acc, grid, block, begin, end):
 
     Returns the first and last row of `acc` that contain an edge of the run.
     """
-    height = np.int64(grid.height)
+    height = np.int64(grid.y.pixels)
     x = (begin * grid.magic) >> grid.shift
     y = begin - x * height
     last = end - x * height
@@ -288,13 +262,11 @@ def _add_run(acc, grid, block, begin, end):
         rest = np.int64(grid.column_rest[np.uint64(x)])
         while True:  # for each cell column that it overlaps: one, rarely two
             if lane >= 0:
-                _add_segment(
-                    acc, lane, weight, grid.cell_height, top_row, top_below, end_row, end_below
-                )
+                _add_segment(acc, lane, weight, grid.y.cell, top_row, top_below, end_row, end_below)
             lane += 1
             if rest == 0 or lane == 8:
                 break
-            weight = min(rest, np.int64(grid.cell_width))
+            weight = min(rest, np.int64(grid.x.cell))
             rest -= weight
         last -= height
         if last <= 0:
@@ -317,8 +289,8 @@ def _flush_block(acc, first_row, last_row, least, grid, bits, block):
 
     Nothing is covered below the last edge, so the sums there are zero without clearing.
     """
-    column = bits.shape[1] - 1 - block if grid.mirror_x else block
-    for i in range(first_row, min(last_row + 1, grid.rows)):
+    column = bits.shape[1] - 1 - block if grid.x.mirrored else block
+    for i in range(first_row, min(last_row + 1, grid.y.cells)):
         byte = np.int64(0)
         for lane in range(8):
             acc[i + 1, lane] += acc[i, lane]
@@ -326,9 +298,9 @@ def _flush_block(acc, first_row, last_row, least, grid, bits, block):
             byte |= (acc[i, lane] >= least) << lane
         for lane in range(8):
             acc[i, lane] = 0
-        if grid.mirror_x:
+        if grid.x.mirrored:
             byte = _mirror_byte(byte)
-        bits[grid.rows - 1 - i if grid.mirror_y else i, column] = byte
+        bits[grid.y.cells - 1 - i if grid.y.mirrored else i, column] = byte
 
 
 @njit
@@ -340,8 +312,8 @@ def _rasterize_area(run_ends, run_offset, grid, acc, out):
     the foreground walked so far (so the cost of a run does not depend on its length); it is zero
     between blocks. A source column that overlaps two blocks is walked for each.
     """
-    height = np.int64(grid.height)
-    least = (grid.cell_height * grid.cell_width + 1) // 2
+    height = np.int64(grid.y.pixels)
+    least = (grid.y.cell * grid.x.cell + 1) // 2
     for m in range(out.shape[0]):
         bits = out[m]
         bits[:] = 0
@@ -357,7 +329,7 @@ def _rasterize_area(run_ends, run_offset, grid, acc, out):
                 break
             left, right = grid.block_begin[block] * height, grid.block_end[block] * height
             next_left = grid.block_begin[block + 1] * height
-            first_row, last_row = np.int64(grid.rows), np.int64(0)
+            first_row, last_row = np.int64(grid.y.cells), np.int64(0)
             r = run
             while r < len(ends) and ends[r - 1] < right:
                 begin, end = max(np.int64(ends[r - 1]), left), min(np.int64(ends[r]), right)
@@ -388,7 +360,7 @@ def draw_grid(
         MaskError: a mask's run ends decrease or do not end with the image's pixels.
         OptionError: the sampling, a dtype or a shape is wrong.
     """
-    check_sampling(sampling)
+    choice("sampling", sampling, SAMPLINGS)
     run_ends, run_offset = check_image_runs(run_ends, run_offset, y.pixels * x.pixels)
     out = bits_for(len(run_offset) - 1, y.cells, x.cells, out)
     if sampling == "center":

@@ -7,6 +7,12 @@
 
 They come from the exact runs, in pixels of the source image, or from bits, in cells of their grid.
 On the grid of the source the two agree.
+
+A mask is a sorted list of stretches of positions, line by line: its foreground runs. Lines are the
+columns of the source for masks from exact runs, and the rows of the grid for masks from bits. The
+common pixels of two masks are found in one pass over the stretches of both; passes begin and end
+where both masks have stretches, and there is none for boxes that are apart. No full-size mask is
+made.
 """
 
 from collections.abc import Mapping
@@ -17,15 +23,10 @@ import numpy as np
 
 from sa1bpack.arguments import checks_options, is_number
 from sa1bpack.errors import OptionError
-from sa1bpack.masks._arrays import check_array, check_image_runs
+from sa1bpack.kernels import njit
+from sa1bpack.masks.arrays import check_array, check_image_runs, frozen
 from sa1bpack.masks.raster import check_image
-from sa1bpack.masks.stretches import (
-    foreground,
-    intersect_runs,
-    runs_of_bits,
-    sum_runs,
-    touch_runs,
-)
+from sa1bpack.masks.rle import bounds
 
 SHARE, NEIGHBORS = 0.9, 8  # the defaults
 LEVELS = ("large", "medium", "small")
@@ -60,7 +61,92 @@ RELATIONS = {
 }
 
 
-class Relations:
+class Derived:
+    """The relations that follow from common pixels and centroids, of an image or of a batch.
+
+    Arrays are those of numpy, or of torch on any device, where nothing waits for it. "..." is
+    nothing for an image, and (B,) for a batch. Subclasses have `intersections` and `centroids`;
+    `_share`, `_numbers`, int64 (m,): 0, 1, ...; and what numpy and torch call by different names.
+    """
+
+    _arrays: Any = np  # or torch
+
+    @staticmethod
+    def _taken(values: Any, index: Any) -> Any:
+        """The values (..., m) at an index (..., m)."""
+        return values[index]
+
+    @property
+    def areas(self) -> Any:
+        """int64 (m,): pixels or cells of each mask."""
+        return self.intersections.diagonal(0, -2, -1)
+
+    @cached_property
+    def _exact(self) -> Any:
+        return self._arrays.asarray(self.intersections, dtype=self._arrays.float64)
+
+    @cached_property
+    def ious(self) -> Any:
+        """float64 (m, m): intersection over union."""
+        union = self.areas[..., :, None] + self.areas[..., None, :] - self.intersections
+        return self._exact / union.clip(1)
+
+    @cached_property
+    def containments(self) -> Any:
+        """float64 (m, m): how much of mask i is in mask j."""
+        return self._exact / self.areas.clip(1)[..., :, None]
+
+    @cached_property
+    def distances(self) -> Any:
+        """float64 (m, m): between centroids."""
+        steps = self.centroids[..., :, None, :] - self.centroids[..., None, :, :]
+        some = self.areas > 0
+        apart = self._arrays.sqrt((steps * steps).sum(-1))
+        return apart * (some[..., :, None] & some[..., None, :])
+
+    @cached_property
+    def _keys(self) -> Any:
+        """int64 (..., m): one number per mask that sorts those of an image from small to large: no
+        two are equal, so that a copy of a mask lies in the first of them, and there are no circles.
+        """
+        masks = len(self._numbers)
+        return self.areas * masks + (masks - 1 - self._numbers)
+
+    @cached_property
+    def parents(self) -> Any:
+        """int64 (m,): the smallest mask that contains each; -1 for none."""
+        keys, masks = self._keys, len(self._numbers)
+        if masks == 0:
+            return keys
+        inside = self._exact >= self._share * self._exact.diagonal(0, -2, -1)[..., :, None]
+        inside &= (keys[..., None, :] > keys[..., :, None]) & (self.areas > 0)[..., :, None]
+        least = self._arrays.amin(self._arrays.where(inside, keys[..., None, :], _NONE), -1)
+        return self._arrays.where(least < _NONE, masks - 1 - least % masks, -1)
+
+    @cached_property
+    def depths(self) -> Any:
+        """int64 (m,): how many masks are above each in the hierarchy."""
+        above, depth = self.parents, (self.parents >= 0) * 1
+        # Each round doubles how far up the counts reach; the longest chain has m masks.
+        for _ in range(len(self._numbers).bit_length()):
+            depth = depth + self._taken(depth, above.clip(0)) * (above >= 0)
+            above = self._arrays.where(above >= 0, self._taken(above, above.clip(0)), -1)
+        return depth
+
+    @cached_property
+    def children(self) -> Any:
+        """bool (m, m): the parent of j is i."""
+        return self.parents[..., None, :] == self._numbers[:, None]
+
+    @cached_property
+    def levels(self) -> Any:
+        """int64 (m,): the third by area; 0 large, 1 medium, 2 small, -1 empty."""
+        some, keys = self.areas > 0, self._keys
+        rank = ((keys[..., None, :] > keys[..., :, None]) & some[..., None, :]).sum(-1)
+        return self._arrays.where(some, 3 * rank // some.sum(-1)[..., None].clip(1), -1)
+
+
+class Relations(Derived):
     """Relations of the m masks of one image. Units are pixels of the source or cells of a grid.
 
     =============  =======  ======  ============================================================
@@ -115,38 +201,23 @@ class Relations:
         masks = len(run_offset) - 1
         self._length, self._by_rows = np.int64(length), by_rows
         self._share, self._corners = share, neighbors == 8
+        self._numbers = np.arange(masks)
         self._stretches = np.empty(((int(run_offset[-1] - run_offset[0]) + 1) // 2, 2), np.int64)
         self._offset, self._boxes = np.empty(masks + 1, np.int64), np.empty((masks, 4), np.int64)
-        foreground(run_ends, run_offset, self._length, self._stretches, self._offset, self._boxes)
+        _foreground(run_ends, run_offset, self._length, self._stretches, self._offset, self._boxes)
 
     @cached_property
     def intersections(self) -> np.ndarray:
         """int64 (m, m): pixels or cells that both masks have."""
         out = np.empty((len(self._boxes),) * 2, np.int64)
-        intersect_runs(self._stretches, self._offset, self._boxes, out)
+        _intersect_runs(self._stretches, self._offset, self._boxes, out)
         return out
-
-    @property
-    def areas(self) -> np.ndarray:
-        """int64 (m,): pixels or cells of each mask."""
-        return self.intersections.diagonal()
-
-    @cached_property
-    def ious(self) -> np.ndarray:
-        """float64 (m, m): intersection over union."""
-        union = self.areas[:, None] + self.areas - self.intersections
-        return self.intersections / np.maximum(union, 1)
-
-    @cached_property
-    def containments(self) -> np.ndarray:
-        """float64 (m, m): how much of mask i is in mask j."""
-        return self.intersections / np.maximum(self.areas, 1)[:, None]
 
     @cached_property
     def touching(self) -> np.ndarray:
         """bool (m, m): neighbours without a common pixel."""
         out, shapes = np.empty(self.intersections.shape, np.bool_), (self._stretches, self._offset)
-        touch_runs(*shapes, self._boxes, self.intersections, self._length, self._corners, out)
+        _touch_runs(*shapes, self._boxes, self.intersections, self._length, self._corners, out)
         return out
 
     @property
@@ -158,50 +229,9 @@ class Relations:
     def centroids(self) -> np.ndarray:
         """float64 (m, 2): x, y of the mean of the pixels' centres."""
         sums = np.empty((len(self._boxes), 2), np.int64)
-        sum_runs(self._stretches, self._offset, self._length, sums)
+        _sum_runs(self._stretches, self._offset, self._length, sums)
         means = sums / (2 * np.maximum(self.areas, 1))[:, None]
         return means[:, ::-1] if self._by_rows else means
-
-    @cached_property
-    def distances(self) -> np.ndarray:
-        """float64 (m, m): between centroids."""
-        steps = self.centroids[:, None] - self.centroids
-        some = self.areas > 0
-        return np.sqrt(np.square(steps).sum(2)) * (some[:, None] & some)
-
-    @cached_property
-    def parents(self) -> np.ndarray:
-        """int64 (m,): the smallest mask that contains each; -1 for none."""
-        common, area, masks = self.intersections, self.areas, len(self._boxes)
-        # One number per mask that sorts them from small to large: no two are equal, so that a copy
-        # of a mask lies in the first of them, and there are no circles.
-        key = area * masks + (masks - 1 - np.arange(masks))
-        inside = common >= self._share * area[:, None]
-        inside &= (key > key[:, None]) & (area > 0)[:, None]
-        least = np.where(inside, key, _NONE).min(axis=1, initial=_NONE)
-        return np.where(least < _NONE, masks - 1 - least % max(masks, 1), -1)
-
-    @cached_property
-    def depths(self) -> np.ndarray:
-        """int64 (m,): how many masks are above each in the hierarchy."""
-        above, depth = self.parents, (self.parents >= 0).astype(np.int64)
-        # Each round doubles how far up the counts reach.
-        while (above >= 0).any():
-            depth = depth + np.where(above >= 0, depth[above], 0)
-            above = np.where(above >= 0, above[above], -1)
-        return depth
-
-    @cached_property
-    def children(self) -> np.ndarray:
-        """bool (m, m): the parent of j is i."""
-        return self.parents == np.arange(len(self.parents))[:, None]
-
-    @cached_property
-    def levels(self) -> np.ndarray:
-        """int64 (m,): the third by area; 0 large, 1 medium, 2 small, -1 empty."""
-        some, level = self.areas > 0, np.full(len(self.areas), -1)
-        level[some] = thirds_of(self.areas[some])
-        return level
 
 
 def check_rule(share: Any, neighbors: Any) -> tuple[float, int]:
@@ -282,7 +312,7 @@ def relate_bits(
         check_array("masks", masks, "uint8", ("m", "h", "w / 8"), ", or bool (m, h, w)")
     elif masks.ndim != 3:
         check_array("masks", masks, "bool", ("m", "h", "w"))
-    return Relations(*runs_of_bits(masks), by_rows=True, share=share, neighbors=neighbors)
+    return Relations(*_runs_of_bits(masks), by_rows=True, share=share, neighbors=neighbors)
 
 
 @checks_options
@@ -328,3 +358,202 @@ def thirds_of(size: np.ndarray) -> np.ndarray:
     level = np.empty(len(size), np.int64)
     level[order] = 3 * np.arange(len(size)) // max(len(size), 1)
     return level
+
+
+# ---------------------------------------------------------------------------------------- kernels
+
+
+@njit
+def _find_changes(words, run_ends, run_offset):
+    """Write the cells at which masks, uint64 (m, n) with the lowest bit first, change.
+
+    Returns how many there are; `run_ends` has as many of them as fit.
+    """
+    found = 0
+    for m in range(len(words)):
+        run_offset[m] = found
+        before = np.uint64(0)  # the last cell of the word before
+        for w in range(words.shape[1] + 1):
+            word = words[m, w] if w < words.shape[1] else np.uint64(0)
+            changes = word ^ (word << np.uint64(1) | before)
+            before = word >> np.uint64(63)
+            cell = 64 * w
+            while changes:
+                step = np.uint64(1 if changes & np.uint64(0xFF) else 8)
+                if changes & np.uint64(1):
+                    if found < len(run_ends):
+                        run_ends[found] = cell
+                    found += 1
+                changes >>= step
+                cell += np.int64(step)
+    run_offset[len(words)] = found
+    return found
+
+
+def _runs_of_bits(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """The run ends of masks along their rows, from bits uint8 (m, h, b) or bool (m, h, w).
+
+    Returns int32 (r,) run ends, without background after the last foreground; int64 (m + 1,) their
+    offsets; and the cells of a row, with those that fill the last byte.
+    """
+    bits = np.packbits(masks, axis=-1, bitorder="little") if masks.dtype == np.bool_ else masks
+    count, height, width = bits.shape
+    lines = np.ascontiguousarray(bits).reshape(count, height * width)
+    if height * width % 8:
+        lines = np.pad(lines, ((0, 0), (0, -height * width % 8)))
+    words = frozen(lines.view("<u8").astype(np.uint64, copy=False))
+    run_ends, run_offset = np.empty(2 * count * height, np.int32), np.empty(count + 1, np.int64)
+    if (found := _find_changes(words, run_ends, run_offset)) > len(run_ends):
+        run_ends = np.empty(found, np.int32)
+        _find_changes(words, run_ends, run_offset)
+    return frozen(run_ends), frozen(run_offset), 8 * width
+
+
+@njit
+def _foreground(run_ends, run_offset, height, stretches, offset, boxes):
+    """Write the foreground stretches of every mask, without empty ones, and the box around each.
+
+    Args:
+        run_ends, run_offset: checked, as in `check_image_runs`.
+        stretches: int64 (s, 2), out: first position, and one past the last; s is large enough.
+        offset: int64 (m + 1,), out: where the stretches of each mask begin.
+        boxes: int64 (m, 4), out: x0, y0, x1, y1, ends exclusive; zeros for an empty mask.
+    """
+    found = 0
+    for m in range(len(run_offset) - 1):
+        offset[m] = found
+        ends = run_ends[run_offset[m] : run_offset[m + 1]]
+        for k in range(1, len(ends), 2):
+            if ends[k] > ends[k - 1]:
+                stretches[found, 0], stretches[found, 1] = ends[k - 1], ends[k]
+                found += 1
+        boxes[m, 0], boxes[m, 1], boxes[m, 2], boxes[m, 3] = bounds(ends, height)
+    offset[len(run_offset) - 1] = found
+
+
+@njit
+def _first_after(stretches, low, high, position):
+    """The first stretch of low..high that ends after a position."""
+    while low < high:
+        middle = (low + high) >> 1
+        if stretches[middle, 1] > position:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@njit
+def _common(stretches, i, i_end, j, j_end):
+    """Count the common positions of stretches i..i_end and j..j_end."""
+    total = np.int64(0)
+    while i < i_end and j < j_end:
+        a, b = stretches[i, 1], stretches[j, 1]
+        total += max(min(a, b) - max(stretches[i, 0], stretches[j, 0]), 0)
+        i += a <= b  # no branch: which of them ends first cannot be predicted
+        j += b <= a
+    return total
+
+
+@njit
+def _intersect_runs(stretches, offset, boxes, out):
+    """Count the common pixels of all pairs of masks: int64 (m, m); areas on the diagonal."""
+    masks = len(offset) - 1
+    for m in range(masks):
+        area = np.int64(0)
+        for k in range(offset[m], offset[m + 1]):
+            area += stretches[k, 1] - stretches[k, 0]
+        out[m, m] = area
+        for n in range(m):
+            total = np.int64(0)
+            if max(boxes[m, 0], boxes[n, 0]) < min(boxes[m, 2], boxes[n, 2]) and max(
+                boxes[m, 1], boxes[n, 1]
+            ) < min(boxes[m, 3], boxes[n, 3]):
+                i, i_end, j, j_end = offset[m], offset[m + 1], offset[n], offset[n + 1]
+                first = max(stretches[i, 0], stretches[j, 0])
+                i = _first_after(stretches, i, i_end, first)
+                j = _first_after(stretches, j, j_end, first)
+                total = _common(stretches, i, i_end, j, j_end)
+            out[m, n] = out[n, m] = total
+
+
+@njit
+def _meet(stretches, i, i_end, grown, j, j_end, shift):
+    """Whether a stretch i..i_end and one of `grown` j..j_end, moved by `shift`, have a position
+    in common."""
+    if i == i_end or j == j_end:
+        return False
+    first = max(stretches[i, 0], grown[j, 0] + shift)
+    i = _first_after(stretches, i, i_end, first)
+    j = _first_after(grown, j, j_end, first - shift)
+    while i < i_end and j < j_end:
+        a, b = stretches[i, 1], grown[j, 1] + shift
+        if min(a, b) > max(stretches[i, 0], grown[j, 0] + shift):
+            return True
+        i += a <= b
+        j += b <= a
+    return False
+
+
+@njit
+def _touch_runs(stretches, offset, boxes, common, height, corners, out):
+    """Whether masks without a common pixel have pixels that are neighbours: bool (m, m).
+
+    Args:
+        stretches, offset, boxes: of `_foreground`.
+        common: int64 (m, m), of `_intersect_runs`.
+        height: of the image.
+        corners: whether pixels that share only a corner are neighbours (8), or not (4).
+        out: bool (m, m).
+    """
+    # Stretches and the pixels above and below them: at an edge of the image there are none, and
+    # within a stretch that continues in the next column they are in the stretch.
+    grown = np.empty_like(stretches)
+    for k in range(offset[-1]):
+        first, end = stretches[k, 0], stretches[k, 1]
+        grown[k, 0] = first - (first % height != 0)
+        grown[k, 1] = end + (end % height != 0)
+    masks = len(offset) - 1
+    for m in range(masks):
+        out[m, m] = False
+        for n in range(m):
+            touching = False
+            if (
+                common[m, n] == 0
+                and max(boxes[m, 0], boxes[n, 0]) <= min(boxes[m, 2], boxes[n, 2])
+                and max(boxes[m, 1], boxes[n, 1]) <= min(boxes[m, 3], boxes[n, 3])
+            ):
+                i, i_end, j, j_end = offset[m], offset[m + 1], offset[n], offset[n + 1]
+                aside = grown if corners else stretches
+                touching = (
+                    _meet(stretches, i, i_end, grown, j, j_end, 0)
+                    or _meet(stretches, i, i_end, aside, j, j_end, height)
+                    or _meet(stretches, i, i_end, aside, j, j_end, -height)
+                )
+            out[m, n] = out[n, m] = touching
+
+
+@njit
+def _sum_runs(stretches, offset, height, sums):
+    """Write twice the sums of x and of y of the centres of every mask's pixels: int64 (m, 2).
+
+    Pixel (x, y) has its centre at (x + 1/2, y + 1/2), so that twice a sum is a whole number, below
+    2**49 for the largest image.
+    """
+    for m in range(len(offset) - 1):
+        across = down = np.int64(0)
+        for k in range(offset[m], offset[m + 1]):
+            first, end = stretches[k, 0], stretches[k, 1]
+            left, right = first // height, (end - 1) // height
+            if left == right:
+                count, top = end - first, first - left * height
+                across += count * (2 * left + 1)
+                down += count * (2 * top + count)
+                continue
+            top, bottom = first - left * height, end - right * height
+            across += (height - top) * (2 * left + 1) + bottom * (2 * right + 1)
+            down += height * height - top * top + bottom * bottom
+            # The columns between are complete: their 2x + 1 sum to a difference of squares.
+            across += height * (right * right - (left + 1) * (left + 1))
+            down += (right - left - 1) * height * height
+        sums[m, 0], sums[m, 1] = across, down

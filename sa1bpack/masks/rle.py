@@ -19,7 +19,7 @@ import numpy as np
 from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.errors import MaskError
 from sa1bpack.kernels import njit
-from sa1bpack.masks._arrays import (
+from sa1bpack.masks.arrays import (
     MAX_RUN_END,
     check_image_runs,
     check_offsets,

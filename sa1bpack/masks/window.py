@@ -19,15 +19,16 @@ Outside the source is background.
 
 import numpy as np
 
-from sa1bpack.arguments import checks_options, whole_number
+from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
-from sa1bpack.masks._arrays import bits_for, check_image_runs
+from sa1bpack.masks.arrays import bits_for, check_image_runs
+from sa1bpack.masks.cells import FRACTION
 from sa1bpack.masks.raster import (
     MAX_MASK_SIZE,
+    SAMPLINGS,
     Axis,
     check_image,
-    check_sampling,
     draw_grid,
     make_axis,
 )
@@ -35,7 +36,6 @@ from sa1bpack.masks.rle import bounds
 
 UNIT = 1024  # edges of the output lie at multiples of 1/UNIT source pixel
 REACH = 2**20  # source pixels; maximum distance of the output's corners from the origin
-FRACTION = 32  # fractional bits of a coordinate of a sample point
 STEPS = 1 << FRACTION  # sample points of other maps lie at multiples of 1/STEPS source pixel
 LEVELS = {"center": 0, "area": 2}  # binary logarithm of the sample points along a cell's side
 
@@ -271,7 +271,7 @@ def draw_window(
     """
     height, width = check_image(height, width)
     rows, columns = check_size(size)
-    check_sampling(sampling)
+    choice("sampling", sampling, SAMPLINGS)
     affine = np.asarray(affine)
     upright = check_maps(affine[None], (rows, columns))[0]
     if upright:

@@ -17,55 +17,45 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
     memory      memory for results on a CPU, used again; constants on every device
 """
 
-from importlib import import_module
+from sa1bpack.lazy import names_of
 
 # Public name → module, imported on first use: a loader needs few of them.
 _MODULES = {
-    "SAM_MEAN": "images.pixels",
-    "SAM_STD": "images.pixels",
-    "AffineMaps": "geometry.frame",
-    "AxisMaps": "geometry.frame",
-    "CenterCrop": "geometry.steps",
-    "ColorJitter": "images.color",
-    "CutMix": "images.mix",
-    "Frame": "geometry.frame",
-    "GeometricStep": "geometry.steps",
-    "KernelWarning": "backends",
-    "Mixup": "images.mix",
-    "Pipeline": "pipeline",
-    "Prompts": "prompts",
-    "RandomAffine": "geometry.steps",
-    "RandomHorizontalFlip": "geometry.steps",
-    "RandomResizedCrop": "geometry.steps",
-    "Relate": "masks.relations",
-    "RunBatch": "masks.run_batch",
-    "ScaleJitter": "geometry.steps",
-    "correction_clicks": "masks.clicks",
-    "count_pixels": "masks.prompts",
-    "describe_kernels": "backends",
-    "draw_points": "masks.prompts",
-    "draw_runs": "masks.make",
-    "image_region": "geometry.frame",
-    "jitter_boxes": "masks.prompts",
-    "mask_boxes": "masks.prompts",
-    "nth_pixels": "masks.prompts",
-    "relation": "masks.relations",
-    "sam_points": "prompts",
-    "unpack_bits": "masks.cells",
-    "yuv420_to_rgb": "images.pixels",
+    "SAM_MEAN": "sa1bpack.transforms.images.pixels",
+    "SAM_STD": "sa1bpack.transforms.images.pixels",
+    "AffineMaps": "sa1bpack.transforms.geometry.frame",
+    "AxisMaps": "sa1bpack.transforms.geometry.frame",
+    "CenterCrop": "sa1bpack.transforms.geometry.steps",
+    "ColorJitter": "sa1bpack.transforms.images.color",
+    "CutMix": "sa1bpack.transforms.images.mix",
+    "Frame": "sa1bpack.transforms.geometry.frame",
+    "GeometricStep": "sa1bpack.transforms.geometry.steps",
+    "KernelWarning": "sa1bpack.transforms.backends",
+    "Mixup": "sa1bpack.transforms.images.mix",
+    "Pipeline": "sa1bpack.transforms.pipeline",
+    "Prompts": "sa1bpack.transforms.prompts",
+    "RandomAffine": "sa1bpack.transforms.geometry.steps",
+    "RandomHorizontalFlip": "sa1bpack.transforms.geometry.steps",
+    "RandomResizedCrop": "sa1bpack.transforms.geometry.steps",
+    "Relate": "sa1bpack.transforms.masks.relations",
+    "RunBatch": "sa1bpack.transforms.masks.run_batch",
+    "ScaleJitter": "sa1bpack.transforms.geometry.steps",
+    "correction_clicks": "sa1bpack.transforms.masks.clicks",
+    "count_pixels": "sa1bpack.transforms.masks.prompts",
+    "describe_kernels": "sa1bpack.transforms.backends",
+    "draw_points": "sa1bpack.transforms.masks.prompts",
+    "draw_runs": "sa1bpack.transforms.masks.make",
+    "image_region": "sa1bpack.transforms.geometry.frame",
+    "jitter_boxes": "sa1bpack.transforms.masks.prompts",
+    "mask_boxes": "sa1bpack.transforms.masks.prompts",
+    "nth_pixels": "sa1bpack.transforms.masks.prompts",
+    "relation": "sa1bpack.transforms.masks.relations",
+    "sam_points": "sa1bpack.transforms.prompts",
+    "unpack_bits": "sa1bpack.transforms.masks.cells",
+    "yuv420_to_rgb": "sa1bpack.transforms.images.pixels",
 }
 
+_RENAMED = {"RandomFlip": "RandomHorizontalFlip, as in torchvision"}
+
 __all__ = [*_MODULES]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-def __getattr__(name: str):
-    if name in _MODULES:
-        module = import_module(f"sa1bpack.transforms.{_MODULES[name]}")
-        found = globals()[name] = getattr(module, name)  # from now on
-        return found
-    now = ": it is RandomHorizontalFlip, as in torchvision" if name == "RandomFlip" else ""
-    raise AttributeError(f"module 'sa1bpack.transforms' has no attribute {name!r}{now}")
+__getattr__, __dir__ = names_of(__name__, _MODULES, _RENAMED)

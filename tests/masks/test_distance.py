@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.ndimage import distance_transform_edt
 
-from sa1bpack.masks.distance import squared_distances
+from sa1bpack.masks.cells import squared_distances
 
 GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12))
 

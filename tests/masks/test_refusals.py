@@ -38,7 +38,7 @@ OF_DRAWN_RUNS = [name for name, arguments in CALLS.items() if "run_ends" in argu
         ("rasterize", "sampling", "nearest", "sampling is 'nearest': choose one of area, center"),
         ("rasterize", "out", np.empty((1, 16, 3), np.uint8), r"out must be .* \(1, 16, 2\)"),
         ("rasterize", "out", np.empty((1, 16, 4), np.uint8)[:, :, ::2], "writable C-contiguous"),
-        ("rasterize", "run_ends", np.array([480]), "run_ends must be a 1-D array of int32"),
+        ("rasterize", "run_ends", np.array([480]), "run_ends must be int32 .n,., got int64"),
         ("rasterize", "run_offset", np.array([0, 2]), "run_offset must be non-decreasing"),
         ("draw_window", "size", (0, 5), r"size\[0\] is 0: choose a whole number from 1 to 4096"),
         ("draw_window", "size", 5, r"size is 5: give \(height, width\), whole numbers from 1"),
@@ -82,6 +82,8 @@ def test_a_wrong_argument_is_refused_by_name(name, option, value, message):
 def test_damaged_runs_are_refused_with_the_index_of_the_mask(reference, name, ends):
     run_ends, run_offset = reference.flat([[480], ends])
     given = CALLS[name] | {"run_ends": run_ends, "run_offset": run_offset}
+    if name == "draw_points":
+        given["ids"] = np.arange(2)
     with pytest.raises(MaskError, match=r"^mask 1 of 2: .*480 pixels") as caught:
         getattr(masks, name)(**given)
     assert caught.value.mask == 1

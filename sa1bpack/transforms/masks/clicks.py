@@ -12,7 +12,7 @@ import torch
 
 from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.distance import squared_distances
+from sa1bpack.masks.cells import squared_distances
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms import backends
 from sa1bpack.transforms.geometry.frame import pair
@@ -142,7 +142,7 @@ def interior_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _squared_distances(masks: torch.Tensor) -> torch.Tensor:
-    """`masks.distance.squared_distances` by torch operations: int32 (T, h, w)."""
+    """`masks.cells.squared_distances` by torch operations: int32 (T, h, w)."""
     height, width = masks.shape[1:]
     rows = torch.arange(1, height + 1, dtype=torch.int32, device=masks.device)[:, None]
     outside = torch.where(masks, 0, rows)  # its row, counted from the border above

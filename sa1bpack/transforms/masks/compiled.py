@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sa1bpack.masks import cells, window
-from sa1bpack.masks._arrays import check_image_runs
+from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.transforms.backends import Job, run_jobs
 from sa1bpack.transforms.masks.cells import Taking
 from sa1bpack.transforms.masks.run_batch import Drawing, compiled_samples

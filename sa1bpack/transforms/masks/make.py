@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.arguments import checks_options, choice
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.raster import check_sampling
+from sa1bpack.masks.raster import SAMPLINGS
 from sa1bpack.masks.window import check_maps, check_size
 from sa1bpack.transforms import backends
 from sa1bpack.transforms.geometry.frame import (
@@ -175,7 +175,7 @@ def draw_runs(
         torch.Size([104, 64, 64])
     """
     size = check_size(size)
-    check_sampling(sampling)
+    choice("sampling", sampling, SAMPLINGS)
     matrices = maps.matrix() if isinstance(maps, AxisMaps) else maps
     if len(matrices) != len(runs.sizes):
         raise OptionError(

@@ -15,14 +15,13 @@ import torch
 
 from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks import rle
-from sa1bpack.masks._arrays import check_array
+from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.prompts import (
     REGIONS,
     check_box_sides,
     check_boxes,
-    check_ids,
+    find_pixels,
     moved_edges,
     pixel_boxes,
     prompt_draw,
@@ -43,8 +42,8 @@ class _Stretches(NamedTuple):
 
     begin, end  int64, positions
     mask        int64, non-decreasing
-    counted     int64, above 0 if the stretch belongs to the region
-    rim         bool, True if only pixels at the image's top and bottom count
+    counted     bool, whether the stretch belongs to the region
+    rim         bool, whether only pixels at the image's top and bottom count
     offset      int64 (T + 1,), mask t has the stretches offset[t] to offset[t + 1]
     """
 
@@ -56,22 +55,16 @@ class _Stretches(NamedTuple):
     offset: torch.Tensor
 
 
-def _runs_of(runs: RunBatch, foreground: int) -> _Stretches:
-    """The runs of foreground (1) or of background (0)."""
+def _runs_of(runs: RunBatch, foreground: bool) -> _Stretches:
+    """The runs of foreground or of background."""
     end, mask, number = runs.ends()
-    begin = torch.where(number > 0, end.roll(1), 0)
-    counted = (number & 1) ^ (1 - foreground)
-    return _Stretches(begin, end, mask, counted, counted < 0, runs.run_offset)
+    begin, counted = torch.where(number > 0, end.roll(1), 0), (number & 1) == int(foreground)
+    return _Stretches(begin, end, mask, counted, torch.zeros_like(counted), runs.run_offset)
 
 
 def _boundary_of(runs: RunBatch) -> _Stretches:
-    """The foreground; stretches off the boundary count only at the image's top and bottom.
-
-    A pixel is not on the boundary if it and its four neighbours are foreground: if its position is
-    in the runs and in the same runs shifted by a pixel and by a column, both ways, and it is not at
-    the top or bottom, where the next position is in another column. (At the left and right there is
-    no such position.)
-    """
+    """The foreground; stretches off the boundary count only at the image's top and bottom: see
+    `masks.prompts`, whose five runs are sorted together here."""
     ends, mask, number = runs.ends()
     height = runs.sizes[runs.owner[mask], 0]
     paired = (number | 1) < runs.run_offset.diff()[mask]
@@ -80,12 +73,10 @@ def _boundary_of(runs: RunBatch) -> _Stretches:
     shifts = torch.stack([0 * one, one, -one, height, -height])
     # Shifted by one more column, so that no position is negative; still below 2**32.
     keys, order = (mask * 2**32 + ends + shifts + height).flatten().sort()
-    mask, height, step = mask.repeat(5)[order], height.repeat(5)[order], step.repeat(5)[order]
-    position = keys - mask * 2**32 - height
-    foreground = (step * (order < len(ends))).cumsum(0)
-    return _Stretches(
-        position, position.roll(-1), mask, foreground, step.cumsum(0) == 5, 5 * runs.run_offset
-    )
+    mask, height, step = (each.repeat(5)[order] for each in (mask, height, step))
+    begin, foreground = keys - mask * 2**32 - height, (step * (order < len(ends))).cumsum(0) > 0
+    rim = step.cumsum(0) == 5
+    return _Stretches(begin, begin.roll(-1), mask, foreground, rim, 5 * runs.run_offset)
 
 
 class _Boxes(NamedTuple):
@@ -141,65 +132,80 @@ def _clip_boxes(runs: RunBatch, boxes: torch.Tensor | None) -> _Boxes:
     return _Boxes(height, x0, y0, columns, rows, (y0 == 0).long(), bottom.long())
 
 
-def regions(
-    runs: RunBatch, region: str, boxes: torch.Tensor | None
-) -> Iterator[tuple[slice, "Region"]]:
-    """A region of all masks, in parts that take 256 MiB at most, unless a mask alone takes more.
-
-    region, boxes  see `Region`
-
-    Yields the masks of each part and their region; at least one part, which may have no masks. Use
-    one before the next. Nothing waits for the device.
-    """
+def _parts(runs: RunBatch) -> Iterator[slice]:
+    """Masks that are processed together, which takes 256 MiB at most, unless a mask alone takes
+    more; at least one part, which may have no masks. Nothing waits for the device."""
     start, offset = 0, runs.host_offset
     while True:
         # A part has one mask, or few enough ends.
         fits = int(torch.searchsorted(offset, int(offset[start]) + PART_ENDS, right=True)) - 1
         stop = min(max(fits, start + 1), runs.masks)
-        masks = slice(start, stop)
-        part = runs.part(start, stop)
-        yield masks, Region(part, region, None if boxes is None else boxes[masks])
+        yield slice(start, stop)
         start = stop
         if start >= runs.masks:
             return
 
 
-class Region:
-    """One region of each mask: the number of its pixels, and the n-th pixel.
+def _find_with_torch(
+    runs: RunBatch, region: str, boxes: torch.Tensor | None, numbers: torch.Tensor, modulo: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_find_pixels` of a part of the masks in torch operations."""
+    boxes = _clip_boxes(runs, boxes)
+    inside = region == "inside"
+    found = _boundary_of(runs) if region == "boundary" else _runs_of(runs, inside)
+    box = _Boxes(*(sides[found.mask] for sides in boxes))
+    begin, end = (
+        torch.where(found.rim, box.on_rim(before), before)
+        for before in (box.before(found.begin), box.before(found.end))
+    )
+    sums = ((end - begin) * found.counted).cumsum(0)
+    total = torch.cat([sums.new_zeros(1), sums])  # before each stretch
+    first = total[found.offset[:-1]]  # before each mask
+    count = total[found.offset[1:]] - first
+    if modulo:
+        numbers = numbers % count.clamp(min=1)[:, None]
+    if not len(begin):
+        return count, torch.full((*numbers.shape, 2), -1, device=numbers.device)
+    exists = (numbers >= 0) & (numbers < count[:, None])
+    number = torch.where(exists, numbers + first[:, None], 0)
+    at = torch.searchsorted(total, number, right=True) - 1
+    at = at.clamp(max=len(begin) - 1)
+    position = begin[at] + number - total[at]
+    box = _Boxes(*(side[:, None] for side in boxes))
+    position = torch.where(found.rim[at], box.nth_on_rim(position), position)
+    rows = box.rows.clamp(min=1)
+    column = position.div(rows, rounding_mode="floor")
+    pixels = torch.stack([box.x0 + column, box.y0 + position - column * rows], 2)
+    return count, torch.where(exists[..., None], pixels, -1)
 
-    count  int64 (T,), pixels of each mask's region
-    """
 
-    def __init__(self, runs: RunBatch, region: str, boxes: torch.Tensor | None):
-        """region: one of `masks.prompts.REGIONS`. boxes: int64 (T, 4) or None."""
-        self.boxes = _clip_boxes(runs, boxes)
-        inside = int(region == "inside")
-        found = _boundary_of(runs) if region == "boundary" else _runs_of(runs, inside)
-        box = _Boxes(*(numbers[found.mask] for numbers in self.boxes))
-        begin, end = box.before(found.begin), box.before(found.end)
-        self.rim = found.rim
-        self.begin = torch.where(found.rim, box.on_rim(begin), begin)
-        end = torch.where(found.rim, box.on_rim(end), end)
-        sums = ((end - self.begin) * (found.counted > 0)).cumsum(0)
-        self.total = torch.cat([sums.new_zeros(1), sums])  # before each stretch
-        self.first = self.total[found.offset[:-1]]  # before each mask
-        self.count = self.total[found.offset[1:]] - self.first
-
-    def nth(self, numbers: torch.Tensor) -> torch.Tensor:
-        """int64 (T, k, 2), x and y of the pixels `numbers` (T, k); -1 if there is no such pixel."""
-        exists = (numbers >= 0) & (numbers < self.count[:, None])
-        if not len(self.rim):
-            return torch.full((*numbers.shape, 2), -1, device=numbers.device)
-        number = torch.where(exists, numbers + self.first[:, None], 0)
-        at = torch.searchsorted(self.total, number, right=True) - 1
-        at = at.clamp(max=len(self.rim) - 1)
-        position = self.begin[at] + number - self.total[at]
-        box = _Boxes(*(side[:, None] for side in self.boxes))
-        position = torch.where(self.rim[at], box.nth_on_rim(position), position)
-        rows = box.rows.clamp(min=1)
-        column = position.div(rows, rounding_mode="floor")
-        pixels = torch.stack([box.x0 + column, box.y0 + position - column * rows], 2)
-        return torch.where(exists[..., None], pixels, -1)
+def _find_pixels(
+    runs: RunBatch,
+    region: str,
+    boxes: torch.Tensor | None,
+    numbers: torch.Tensor | None,
+    modulo: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`masks.prompts.find_pixels` of a batch: int64 (T,), and (T, k, 2) with numbers (T, k)."""
+    choice("region", region, REGIONS)
+    if boxes is not None:
+        boxes = pixel_boxes(boxes, (runs.masks, 4), torch.Tensor)
+    if numbers is None:
+        numbers = runs.run_offset.new_empty((runs.masks, 0))
+    check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
+    if not uses_compiled(runs.run_ends.device):
+        found = []
+        for masks in _parts(runs):
+            some = None if boxes is None else boxes[masks]
+            part = runs.part(masks.start, masks.stop)
+            found.append(_find_with_torch(part, region, some, numbers[masks], modulo))
+        return tuple(map(torch.cat, zip(*found, strict=True)))
+    count, pixels = np.zeros(runs.masks, np.int64), np.full((*numbers.shape, 2), -1)
+    for _, rows, image in compiled_samples(runs):
+        some = None if boxes is None else boxes.numpy()[rows]
+        found = find_pixels(image, region, some, numbers.numpy()[rows], modulo)
+        count[rows], pixels[rows] = found
+    return torch.from_numpy(count), torch.from_numpy(pixels)
 
 
 @checks_options
@@ -226,13 +232,7 @@ def count_pixels(
         >>> T.count_pixels(runs).shape, bool((T.count_pixels(runs) > 0).all())
         (torch.Size([104]), True)
     """
-    boxes = _checked_boxes(runs, region, boxes)
-    if not uses_compiled(runs.run_ends.device):
-        return torch.cat([found.count for _, found in regions(runs, region, boxes)])
-    count = np.zeros(runs.masks, np.int64)
-    for _, rows, image in compiled_samples(runs):
-        count[rows] = kernels.count_pixels(*image, region, _rows_of(boxes, rows))
-    return torch.from_numpy(count)
+    return _find_pixels(runs, region, boxes, None)[0]
 
 
 @checks_options
@@ -258,16 +258,7 @@ def nth_pixels(
         >>> T.nth_pixels(runs, torch.zeros(len(runs.run_offset) - 1, 1).long()).shape
         torch.Size([104, 1, 2])
     """
-    boxes = _checked_boxes(runs, region, boxes)
-    check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
-    if not uses_compiled(runs.run_ends.device):
-        found = regions(runs, region, boxes)
-        return torch.cat([part.nth(numbers[masks]) for masks, part in found])
-    pixels = np.full((*numbers.shape, 2), -1)
-    for _, rows, image in compiled_samples(runs):
-        some = _rows_of(boxes, rows)
-        pixels[rows] = kernels.nth_pixels(*image, _rows_of(numbers, rows), region, some)
-    return torch.from_numpy(pixels)
+    return _find_pixels(runs, region, boxes, numbers)[1]
 
 
 @checks_options
@@ -314,26 +305,20 @@ def draw_points(
         (torch.Size([104, 3, 2]), torch.float32, torch.bool)
     """
     padded = isinstance(ids, torch.Tensor) and ids.ndim == 2
-    shape = ids.shape if padded else (runs.masks,)
     if padded:
+        shape = ids.shape
         check_array("ids", ids, "int64", (len(runs.sizes), "M"), kind=torch.Tensor)
-        if boxes is not None:
-            boxes = pixel_boxes(boxes, (*shape, 4), torch.Tensor).reshape(-1, 4)
         rows = _rows_in(runs, shape)
-        ids, boxes = ids.reshape(-1)[rows], None if boxes is None else boxes[rows]
-    boxes = _checked_boxes(runs, region, boxes)
-    check_ids(ids, runs.masks, torch.Tensor)
+        ids = ids.reshape(-1)[rows]
+        if boxes is not None:
+            boxes = pixel_boxes(boxes, (*shape, 4), torch.Tensor).reshape(-1, 4)[rows]
+    check_array("ids", ids, "int64", (runs.masks,), ", one per mask", torch.Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
-    if uses_compiled(runs.run_ends.device):
-        found = _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
-    else:
-        drawn = shifted(words(seed, epoch, ids, prompt_draw(region, draw), points), 1)
-        counts, chosen = [], []
-        for masks, part in regions(runs, region, boxes):
-            counts.append(part.count)
-            chosen.append(part.nth(drawn[masks] % part.count.clamp(min=1)[:, None]))
-        valid, pixels = torch.cat(counts) > 0, torch.cat(chosen)
-        found = torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
+    choice("region", region, REGIONS)
+    drawn = shifted(words(seed, epoch, ids, prompt_draw(region, draw), points), 1)
+    counts, pixels = _find_pixels(runs, region, boxes, drawn, modulo=True)
+    valid = counts > 0
+    found = torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
     if not padded:
         return found
     wide = (each.new_zeros((shape.numel(), *each.shape[1:])) for each in found)
@@ -350,28 +335,6 @@ def _rows_in(runs: RunBatch, shape: torch.Size) -> torch.Tensor:
         if most > shape[1]:
             raise OptionError(f"ids is {tuple(shape)}, but a sample has {most} masks")
     return runs.padded_rows(shape[1])
-
-
-def _draw_compiled(runs, ids, points, region, boxes, **key) -> tuple[torch.Tensor, torch.Tensor]:
-    """`draw_points` by the kernels of `sa1bpack.masks`."""
-    drawn = np.zeros((runs.masks, points, 2), np.float32)
-    valid = np.zeros(runs.masks, np.bool_)
-    for _, rows, image in compiled_samples(runs):
-        some = _rows_of(boxes, rows)
-        drawn[rows], valid[rows] = kernels.draw_points(
-            *image, _rows_of(ids, rows), points, region, boxes=some, **key
-        )
-    return torch.from_numpy(drawn), torch.from_numpy(valid)
-
-
-def _checked_boxes(runs: RunBatch, region: str, boxes: torch.Tensor | None) -> torch.Tensor | None:
-    """The boxes as int64, after a check of the region and of them."""
-    choice("region", region, REGIONS)
-    return None if boxes is None else pixel_boxes(boxes, (runs.masks, 4), torch.Tensor)
-
-
-def _rows_of(tensor: torch.Tensor | None, rows: np.ndarray) -> np.ndarray | None:
-    return None if tensor is None else tensor.numpy()[rows]
 
 
 @checks_options
@@ -398,14 +361,14 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
 
 def _boxes_with_torch(runs: RunBatch) -> torch.Tensor:
     """`mask_boxes` with torch operations."""
-    found = _runs_of(runs, foreground=1)
+    found = _runs_of(runs, foreground=True)
     height = runs.sizes[runs.owner[found.mask], 0]
     last = found.end - 1
     left, right = (at.div(height, rounding_mode="floor") for at in (found.begin, last))
     one_column = left == right
     y0 = torch.where(one_column, found.begin - left * height, 0)
     y1 = torch.where(one_column, last - right * height + 1, height)
-    some = (found.counted > 0) & (found.end > found.begin)
+    some = found.counted & (found.end > found.begin)
     far = 2**31
     low, high = (height.new_full((runs.masks, 2), number) for number in (far, 0))
     lows = torch.where(some[:, None], torch.stack([left, y0], 1), far)

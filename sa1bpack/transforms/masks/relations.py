@@ -8,7 +8,7 @@ use. Whole numbers are the same; of the others, the last bit may differ.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -21,6 +21,7 @@ from sa1bpack.masks.relations import (
     NEIGHBORS,
     RELATIONS,
     SHARE,
+    Derived,
     Relation,
     Relations,
     check_rule,
@@ -265,7 +266,7 @@ class Relate:
             cells = wide.index_copy_(0, places, cells).unflatten(0, (len(counts), most))
         out = {}
         with full_precision(cells.device):
-            found = _Batch(cells, self.share, self.neighbors == 8)
+            found = _OfBatch(cells, self.share, self.neighbors == 8)
             for name in self.names:
                 value = getattr(found, name).to(_type(RELATIONS[name]))
                 out[name] = value if places is None else value.flatten(0, 1)[places]
@@ -305,88 +306,46 @@ def fullest(counts: torch.Tensor) -> int:
     return int((counts if known is None else known).max()) if len(counts) else 0
 
 
-class _Batch:
-    """`Relations` of B samples with M masks each, bool (B, M, h, w), in torch operations.
+class _OfBatch(Derived):
+    """The relations of B samples with M masks each, bool (B, M, h, w), in torch operations.
 
-    A mask without cells, and so padding, has the same values as there.
+    A mask without cells, and so padding, has the same values as in `masks.Relations`.
     """
 
+    _arrays = torch
+
     def __init__(self, masks: torch.Tensor, share: float, corners: bool):
-        self.masks, self._share, self._corners = masks, share, corners
-        self.intersections = common_cells(masks, masks)
-        self.areas = self.intersections.diagonal(dim1=1, dim2=2)
-        self._number = torch.arange(masks.shape[1], device=masks.device)
-        # One number per mask that sorts those of a sample from small to large.
-        self._key = self.areas * masks.shape[1] + (masks.shape[1] - 1 - self._number)
+        self._masks, self._share, self._corners = masks, share, corners
+        self._numbers = torch.arange(masks.shape[1], device=masks.device)
 
-    @property
-    def ious(self) -> torch.Tensor:
-        union = self.areas[:, :, None] + self.areas[:, None] - self.intersections
-        return self.intersections.double() / union.clamp(min=1)
+    @staticmethod
+    def _taken(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return values.gather(1, index)
 
-    @property
-    def containments(self) -> torch.Tensor:
-        return self.intersections.double() / self.areas.clamp(min=1)[:, :, None]
+    @cached_property
+    def intersections(self) -> torch.Tensor:
+        return common_cells(self._masks, self._masks)
 
     @property
     def touching(self) -> torch.Tensor:
-        grown = grow(self.masks, self._corners)
-        return (self.intersections == 0) & (common_cells(grown, self.masks) > 0)
+        grown = grow(self._masks, self._corners)
+        return (self.intersections == 0) & (common_cells(grown, self._masks) > 0)
 
-    @property
+    @cached_property
     def centroids(self) -> torch.Tensor:
-        height, width = self.masks.shape[2:]
+        height, width = self._masks.shape[2:]
         across, down = (
-            count_along(self.masks, dim) * (2 * torch.arange(count, device=self.masks.device) + 1)
+            count_along(self._masks, dim) * (2 * torch.arange(count, device=self._masks.device) + 1)
             for dim, count in ((-2, width), (-1, height))
         )
         sums = torch.stack([across.sum(2), down.sum(2)], 2)
-        return sums.double() / (2 * self.areas.clamp(min=1))[:, :, None]
-
-    @property
-    def distances(self) -> torch.Tensor:
-        at, some = self.centroids, self.areas > 0
-        steps = at[:, :, None] - at[:, None]
-        return steps.square().sum(3).sqrt() * (some[:, :, None] & some[:, None])
+        return sums.double() / (2 * self.areas.clip(1))[:, :, None]
 
     @property
     def mask_boxes(self) -> torch.Tensor:
-        columns, rows = self.masks.any(2), self.masks.any(3)
+        columns, rows = self._masks.any(2), self._masks.any(3)
         edges = [_first(columns), _first(rows), _end(columns), _end(rows)]
         return torch.stack(edges, 2) * (self.areas > 0)[:, :, None]
-
-    @property
-    def parents(self) -> torch.Tensor:
-        least = self._share * self.areas.double()
-        inside = self.intersections.double() >= least[:, :, None]
-        inside &= self._key[:, None] > self._key[:, :, None]
-        inside &= (self.areas > 0)[:, :, None]
-        if self.masks.shape[1] == 0:
-            return self.areas
-        key, found = self._key[:, None].where(inside, 2**63 - 1).min(2)
-        return found.where(key < 2**63 - 1, -1)
-
-    @property
-    def depths(self) -> torch.Tensor:
-        above = self.parents
-        depth = (above >= 0).long()
-        # Each round doubles how far up the counts reach; the longest chain has M masks.
-        for _ in range(self.masks.shape[1].bit_length()):
-            beyond, next_above = (values.gather(1, above.clamp(min=0)) for values in (depth, above))
-            depth = depth + beyond * (above >= 0)
-            above = next_above.where(above >= 0, -1)
-        return depth
-
-    @property
-    def children(self) -> torch.Tensor:
-        return self.parents[:, None] == self._number[:, None]
-
-    @property
-    def levels(self) -> torch.Tensor:
-        some = self.areas > 0
-        rank = ((self._key[:, None] > self._key[:, :, None]) & some[:, None]).sum(2)
-        third = (3 * rank).div(some.sum(1, keepdim=True).clamp(min=1), rounding_mode="floor")
-        return third.where(some, -1)
 
 
 def _first(flags: torch.Tensor) -> torch.Tensor:

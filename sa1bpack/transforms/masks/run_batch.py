@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.masks._arrays import check_image_runs
+from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.transforms.geometry.frame import AffineMaps, Frame, Maps
 from sa1bpack.wording import counted
 

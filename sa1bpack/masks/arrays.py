@@ -11,18 +11,6 @@ MAX_RUN_END = 2**31 - 1  # run ends are int32
 MAX_SIDE = 65_535  # the longest side a JPEG can have; keeps every area below 2**32
 
 
-def read_only(name: str, array: np.ndarray, dtype: type) -> np.ndarray:
-    """Return a C-contiguous, read-only view of a 1-D array, see `frozen`.
-
-    Raises:
-        OptionError: `array` is not a 1-D array of `dtype`.
-    """
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-        found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array)
-        raise OptionError(f"{name} must be a 1-D array of {np.dtype(dtype)}, got {found}")
-    return frozen(array)
-
-
 def frozen(array: np.ndarray, dtype: type | None = None) -> np.ndarray:
     """A read-only, C-contiguous view, or a copy of another dtype.
 
@@ -53,22 +41,28 @@ def check_array(
     Raises:
         OptionError: it is not; the message has the dtype and shape found.
     """
-    if isinstance(array, kind):
-        found_dtype, found_shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
-        ends = shape[1:] if shape[:1] == ("...",) else shape
-        compared = found_shape if ends is shape else found_shape[len(found_shape) - len(ends) :]
-        fits = len(compared) == len(ends) and all(
-            isinstance(expected, str) or length == expected
-            for length, expected in zip(compared, ends, strict=True)
+    if is_kind := isinstance(array, kind):
+        dtypes, sides, ends = dtype.split(" or "), tuple(array.shape), shape
+        if shape[:1] == ("...",):
+            sides, ends = sides[1 - len(shape) :], shape[1:]
+        fits = len(sides) == len(ends) and all(
+            side == end or isinstance(end, str) for side, end in zip(sides, ends, strict=True)
         )
-        if found_dtype in dtype.split(" or ") and fits:
+        if fits and str(array.dtype).removeprefix("torch.") in dtypes:
             return
-        found = f"{found_dtype} {found_shape}"
+        found = f"{array.dtype} {tuple(array.shape)}".removeprefix("torch.")
     else:
         found = f"a {type(array).__module__}.{type(array).__qualname__}".replace("builtins.", "")
     expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-    array_kind = "" if isinstance(array, kind) else f"a {kind.__module__}.{kind.__qualname__} of "
-    raise OptionError(f"{name} must be {array_kind}{dtype} {expected}{what}, got {found}")
+    what_kind = "" if is_kind else f"a {kind.__module__}.{kind.__qualname__} of "
+    raise OptionError(f"{name} must be {what_kind}{dtype} {expected}{what}, got {found}")
+
+
+def read_only(name: str, array: Any, dtype: type) -> np.ndarray:
+    """A frozen view of a 1-D array. Raises OptionError for anything but an array of `dtype`."""
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
+        check_array(name, array, np.dtype(dtype).name, ("n",))
+    return frozen(array)
 
 
 def check_offsets(name: str, offset: np.ndarray, length: int) -> None:
@@ -79,13 +73,11 @@ def check_offsets(name: str, offset: np.ndarray, length: int) -> None:
     Raises:
         OptionError: it is not.
     """
-    if len(offset) == 0:
-        raise OptionError(f"{name} is empty; it must have one offset more than there are masks")
     # Compared, not subtracted: a difference of two int64 may overflow.
-    if offset[0] < 0 or offset[-1] > length or (offset[1:] < offset[:-1]).any():
+    if not len(offset) or offset[0] < 0 or offset[-1] > length or (offset[1:] < offset[:-1]).any():
         raise OptionError(
-            f"{name} must be non-decreasing from >= 0 to <= {length}; the first is {offset[0]}, "
-            f"the last {offset[-1]}"
+            f"{name} must be non-decreasing from >= 0 to <= {length}, one more than there are "
+            f"masks; of its {len(offset)} the first is {offset[:1]}, the last {offset[-1:]}"
         )
 
 
