@@ -96,8 +96,8 @@ class ReadingOptions:
         How masks lie in a batch: "padded", "concat", "padded_bits" or "concat_bits", as in
         `Collate`.
     max_masks
-        Keep at most this many masks per sample; None keeps all. It may change: `Steps`, `Linear`,
-        `Cosine`, `Function`, a list with one value per epoch, or a function of the epoch.
+        Keep at most this many masks per sample; None keeps all, 0 none. It may change: `Steps`,
+        `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function of the epoch.
     mask_select
         Which masks to keep: "largest", "iou", "stability", "random", "balanced" or a function, as
         in `Collate`; or an array with one weight per mask of the dataset, in the order of

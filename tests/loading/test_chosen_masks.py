@@ -10,6 +10,8 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.transforms.geometry.steps import RandomHorizontalFlip
+from sa1bpack.transforms.pipeline import Pipeline
 
 RANDOM = np.random.default_rng(1)
 DAMAGED = {
@@ -63,6 +65,20 @@ def test_a_choice_that_has_no_effect_is_said(root, make, caplog):
     assert (
         record.getMessage() == "mask_select has no effect: max_masks is None, so all masks are kept"
     )
+
+
+@BOTH
+@pytest.mark.parametrize("mask_layout", ["padded", "concat", "padded_bits"])
+def test_max_masks_of_0_yields_images_and_no_masks(ds, make, mask_layout):
+    options = {"mask_layout": mask_layout, "max_masks": 0, "relations": ["ious"]}
+    pipeline = Pipeline(ds, [RandomHorizontalFlip()])
+    for batch in make(ds, 4, **options):
+        images = np.stack([ds[row]["image"] for row in batch["indices"].tolist()])
+        assert np.array_equal(batch["images"].numpy(), images)
+        made = pipeline(batch)
+        assert (
+            batch["mask_counts"].sum() == made["masks"].numel() == made["boxes_xyxy"].numel() == 0
+        )
 
 
 @BOTH

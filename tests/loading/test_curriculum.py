@@ -106,7 +106,7 @@ def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, monkey
     ("sizes", "options", "named"),
     [
         ([4, 0], {}, "from epoch 1 on, batch_size is 0"),
-        (4, {"max_masks": [3, 0]}, "from epoch 1 on, max_masks is 0"),
+        (4, {"max_masks": [3, -1]}, "from epoch 1 on, max_masks is -1"),
         (4, {"max_masks": [3, None], "pad_to_max": True}, "from epoch 1 on, pad_to_max needs"),
         (4, {"mask_select": ["largest", "lagest"]}, "from epoch 1 on, mask_select is 'lagest'"),
         (

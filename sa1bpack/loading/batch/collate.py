@@ -248,7 +248,7 @@ class Collate:
         """
         Args:
             mask_layout: "padded", "concat", "padded_bits" or "concat_bits".
-            max_masks: keep at most this many masks per sample; None keeps all.
+            max_masks: keep at most this many masks per sample; None keeps all, 0 none.
             mask_select: which masks to keep: "largest" by area, "iou" by predicted IoU,
                 "stability" by stability score; or drawn without replacement, by (seed, epoch,
                 image_id): "random", "balanced", as many of the large, the medium and the small

@@ -118,7 +118,7 @@ class MaskChoice:
                 )
             choice("mask_select", self.mask_select, CHOICES)
         if self.max_masks is not None:
-            max_masks = whole_number("max_masks", self.max_masks, 1, 2**31 - 1)
+            max_masks = whole_number("max_masks", self.max_masks, 0, 2**31 - 1)
             object.__setattr__(self, "max_masks", max_masks)
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
 
