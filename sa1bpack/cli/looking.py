@@ -102,13 +102,13 @@ def show(
     """
     from sa1bpack.export.drawing import PICTURES, write_picture
     from sa1bpack.export.output import check_output
-    from sa1bpack.export.show import Choice, draw_samples
+    from sa1bpack.export.show import draw_samples
 
     path = check_output(output, *PICTURES)
     if sum(value is not None for value in (samples, image_id, row)) > 1:
         raise OptionError("--samples, --image-id and --row exclude one another: give one")
-    choice = Choice(samples, image_id, row, seed, large)
-    shown = draw_samples(one_or_several(packs), choice, asdict(rule))
+    options = {"seed": seed, "large": large, "rule": asdict(rule)}
+    shown = draw_samples(one_or_several(packs), samples, image_id, row, **options)
     write_picture(shown.picture, path)
     for sample in shown.unreadable:
         warn(sample)

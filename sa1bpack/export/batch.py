@@ -3,12 +3,11 @@
 Arrays may be tensors on any device, or of numpy. This package does not import torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.export.subject import Subject
 from sa1bpack.masks import rasterize
@@ -19,37 +18,26 @@ _GRID = 512  # cells of masks that are drawn from runs, if the batch has nothing
 Batch = Mapping[str, Any]
 
 
-def subjects_of(batch: Batch, rows: list[int]) -> list[Subject]:
-    """Some samples of a batch: the entire canvas, with the masks that are valid.
-
-    rows  places in the batch, see `batch_rows`
-
-    Raises OptionError if the arrays are not those of a batch of Loader, DataLoader, Collate or
-    Pipeline, or if its images are normalised by an unknown mean.
-    """
-    return [_subject(batch, row) for row in rows]
-
-
-def batch_rows(batch: Batch, samples: int | None, rows: Any, most: int) -> list[int]:
-    """The places in a batch that are drawn: `rows`, or the first `samples`.
-
-    Raises OptionError for both, for a place that does not exist, and for a batch without images.
-    """
+def image_count(batch: Batch) -> int:
+    """Number of samples of a batch. Raises OptionError for one without images."""
     if "images" not in batch:
         found = f"has {', '.join(map(str, batch))}, but no images" if batch else "is an empty dict"
         raise OptionError(
             f"the batch {found}: pass a batch as Loader, DataLoader, Collate or Pipeline makes it; "
             "samples of a dataset are drawn by sa1bpack.show(ds, rows=[0])"
         )
-    count = len(batch["images"])
-    if not count:
+    if not (count := len(batch["images"])):
         raise OptionError("the batch has no samples to show")
-    if rows is None:
-        chosen = most if samples is None else whole_number("samples", samples, 1, 400)
-        return list(range(min(count, chosen)))
-    if samples is not None:
-        raise OptionError("choose samples or rows, not both")
-    return [whole_number("rows", row, 0, count - 1) for row in rows]
+    return count
+
+
+def subjects_of(batch: Batch, rows: Sequence[int]) -> list[Subject]:
+    """The samples in these places of a batch: the entire canvas, with the masks that are valid.
+
+    Raises OptionError if the arrays are not those of a batch of Loader, DataLoader, Collate or
+    Pipeline, or if its images are normalised by an unknown mean.
+    """
+    return [_subject(batch, row) for row in rows]
 
 
 def _array(value: Any) -> np.ndarray:

@@ -4,6 +4,7 @@ The format leaves records to the packer: a missing one is fine, one of another t
 Several packs are summed up as `sa1bpack.open` has them as one dataset.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,9 @@ from sa1bpack.wording import brief, printable, size_text
 _REASON = "rejects:"  # begins the keys of counts by reason
 
 
-class _Source(msgspec.Struct):
+class Source(msgspec.Struct):
+    """The record of a source, as far as it is shown."""
+
     name: str = ""
     kind: str = ""
     pairs: Count = 0
@@ -55,25 +58,13 @@ class _Attributes(msgspec.Struct):
     unknown_keys: list[str] = []
 
 
-def _check_records(manifest: Manifest, root: Path) -> None:
-    """Check the sources and counts of a pack's manifest, as far as they are shown.
-
-    Raises FormatError naming the record and the place of the value in it.
-    """
-    path = root / MANIFEST_NAME
-    for number, source in enumerate(manifest.sources):
-        _check(source, _Source, f"{path}: sources[{number}]")
-    _check(manifest.counts, _Counts, f"{path}: counts")
-    reasons = {key: n for key, n in manifest.counts.items() if key.startswith(_REASON)}
-    _check(reasons, dict[str, Count], f"{path}: counts, rejects by reason")
-
-
 def text_of(value: Any) -> str:
     """A recorded value: strings and numbers as they are, lists and objects shortened."""
     return brief(value) if isinstance(value, (list, dict)) else str(value)
 
 
-def _check(found: dict[str, Any], schema: Any, where: str) -> Any:
+def _checked(found: Any, schema: Any, where: str) -> Any:
+    """A record as a type. Raises FormatError naming it and the place of the value in it."""
     try:
         return msgspec.convert(found, schema)
     except msgspec.ValidationError as error:
@@ -89,6 +80,8 @@ class Holdings:
     manifest
         Its manifest; of several packs, one that lists the shards of all, with the sums of their
         counts.
+    sources
+        Its records of them.
     mask_counts
         (N,) int64, number of masks of each sample.
     completeness
@@ -102,6 +95,7 @@ class Holdings:
 
     roots: tuple[Path, ...]
     manifest: Manifest
+    sources: tuple[Source, ...]
     mask_counts: np.ndarray
     completeness: Completeness
     duplicates: Duplicates
@@ -137,24 +131,35 @@ def read_holdings(roots: Sequence[Path], pack: Pack | None = None) -> Holdings:
         pack = Pack(folders)
     if pack is None:
         manifest, index = open_manifest_and_index(roots[0])
-        packs = [(roots[0], manifest)]
+        packs = {roots[0]: manifest}
     else:
-        packs = [(folder.root, folder.manifest) for folder in pack.folders]
+        packs = {folder.root: folder.manifest for folder in pack.folders}
         manifest, index = pack.manifest, _joined_index(pack)
-    for root, each in packs:
-        _check_records(each, root)
+    counts: Counter[str] = Counter()
+    features: dict[str, str] = {}
+    for root, own in packs.items():
+        path = root / MANIFEST_NAME
+        for number, source in enumerate(own.sources):
+            _checked(source, Source, f"{path}: sources[{number}]")
+        _checked(own.counts, _Counts, f"{path}: counts")
+        reasons = {key: n for key, n in own.counts.items() if key.startswith(_REASON)}
+        _checked(reasons, dict[str, Count], f"{path}: counts, rejects by reason")
+        counts.update(
+            reasons
+            | {key: own.counts[key] for key in {*_Counts.__struct_fields__} & own.counts.keys()}
+        )
+        for name, text in _features(root, own):
+            features[name if len(packs) == 1 else f"{root}: {name}"] = text
     if len(packs) > 1:
-        manifest = msgspec.structs.replace(manifest, counts=_summed([m.counts for _, m in packs]))
-    features = [(root, name, text) for root, each in packs for name, text in _features(root, each)]
+        manifest = msgspec.structs.replace(manifest, counts=dict(sorted(counts.items())))
     return Holdings(
         roots=tuple(roots),
         manifest=manifest,
+        sources=msgspec.convert(manifest.sources, tuple[Source, ...]),
         mask_counts=np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset),
-        completeness=_joined_completeness([completeness_of(*each) for each in packs]),
+        completeness=_joined_completeness([completeness_of(*each) for each in packs.items()]),
         duplicates=find_duplicates(manifest, index),
-        features={
-            name if len(packs) == 1 else f"{root}: {name}": text for root, name, text in features
-        },
+        features=features,
     )
 
 
@@ -176,13 +181,6 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
             parts.append(f"by {brief(function)}")
         parts.append(str(there) if there.missing else "complete")
         yield folder.name, ", ".join(parts)
-
-
-def _summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:
-    """The sums of checked counts; a total that one of them lacks is left out."""
-    keys = {key for each in counts for key in each if key.startswith(_REASON)}
-    keys |= {key for key in _Counts.__struct_fields__ if all(key in each for each in counts)}
-    return {key: sum(each.get(key, 0) for each in counts) for key in sorted(keys)}
 
 
 def _joined_index(pack: Pack) -> Index:
@@ -213,7 +211,7 @@ def _joined_completeness(found: Sequence[Completeness]) -> Completeness:
 
 def attributes_of(shard: Shard) -> _Attributes:
     """What a shard records of its making. Raises FormatError for what no packer wrote."""
-    return _check(shard.attributes, _Attributes, f"{shard.folder}: attributes")
+    return _checked(shard.attributes, _Attributes, f"{shard.folder}: attributes")
 
 
 @dataclass(frozen=True, kw_only=True)

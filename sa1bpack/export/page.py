@@ -1,6 +1,5 @@
 """A report as one self-contained HTML page: no script, no other file, no network."""
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -13,11 +12,6 @@ from sa1bpack.export.survey import Survey, charts
 from sa1bpack.export.verification import Verification
 from sa1bpack.packing.progress import Run
 from sa1bpack.wording import counted, printable, size_text
-
-SHOWN_REJECTS = 20
-_SHOWN_RUNS = 10
-_SHOWN_SOURCES = 20
-_SHOWN_PACKS = 20
 
 
 class Picture(NamedTuple):
@@ -34,25 +28,13 @@ class Picture(NamedTuple):
     height: int = 0
 
 
-class _Card(NamedTuple):
-    """A statement on the state of the pack; kind is "good", "warn" or "bad"."""
-
-    kind: str
-    verdict: str
-    text: str = ""
-    when: str = ""
-    lines: Sequence[object] = ()
-    noun: str = ""
-    remedy: str = ""
-
-
 def page(
     held: Holdings,
     seen: Survey,
     checked: Verification,
     *,
     runs: list[Run],
-    rejects: list[dict[str, Any]],
+    rejects: list[tuple[Any, ...]],
     pictures: list[Picture],
     seed: int,
 ) -> str:
@@ -60,7 +42,7 @@ def page(
 
     seen      distributions, from some of the shards
     runs      the recorded packing runs, in order
-    rejects   the first lines of rejects.jsonl
+    rejects   source, reason, member and detail of the first lines of rejects.jsonl
     pictures  samples, as they are stored
     seed      of every random choice
     """
@@ -73,31 +55,23 @@ def page(
         keep_trailing_newline=True,
     )
     templates.filters |= {"counted": counted, "duration": _duration, "shown": _shown}
-    roots, manifest = held.roots, held.manifest
-    places = ", ".join(str(root.resolve()) for root in roots[:_SHOWN_PACKS])
-    if len(roots) > _SHOWN_PACKS:
-        places += f" and {counted(len(roots) - _SHOWN_PACKS, 'more pack')}"
+    templates.filters |= {"moment": _moment, "size": size_text}
     return templates.get_template("report.html").render(
-        title=f"Pack {roots[0].resolve().name}" if len(roots) == 1 else f"{len(roots):,} packs",
-        places=places,
-        made=_when(checked.finished),
-        version=version("sa1bpack"),
-        totals=_totals(held, seen),
-        cards=_cards(held, seen, checked),
-        charts=charts(manifest, held.mask_counts, seen),
+        held=held,
+        manifest=held.manifest,
+        seen=seen,
+        checked=checked,
+        runs=runs,
+        reasons=[(reason, f"{count:,}") for reason, count in held.reasons.items()],
+        rejects=rejects,
         pictures=pictures,
         seed=seed,
-        manifest=manifest,
+        version=version("sa1bpack"),
+        totals=_totals(held, seen),
+        features=[f"{name}: {text}" for name, text in held.features.items()],
+        verdict=_verdict(checked),
+        charts=charts(held.manifest, held.mask_counts, seen),
         identity=_identity(held, seen),
-        runs=runs,
-        shown_runs=[_run_row(run) for run in reversed(runs[-_SHOWN_RUNS:])],
-        reasons=[(reason, f"{count:,}") for reason, count in held.reasons.items()],
-        rejects=[
-            [line.get(key, "") for key in ("source", "reason", "member", "detail")]
-            for line in rejects
-        ],
-        sources=[_source_row(source) for source in manifest.sources[:_SHOWN_SOURCES]],
-        more_sources=max(0, len(manifest.sources) - _SHOWN_SOURCES),
     )
 
 
@@ -132,45 +106,18 @@ def _totals(held: Holdings, seen: Survey) -> list[tuple[str, ...]]:
     ]
 
 
-def _cards(held: Holdings, seen: Survey, checked: Verification) -> list[_Card]:
-    cards = []
-    if not held.manifest.complete:
-        text = str(held.completeness)
-        cards.append(_Card("warn", "Not complete.", f"{text[0].upper()}{text[1:]}."))
-    if lines := held.duplicates.lines():
-        cards.append(_Card("warn", "Held more than once.", lines=lines, noun="finding"))
-    if lines := [f"{name}: {text}" for name, text in held.features.items()]:
-        size = counted(len(lines), "feature")
-        cards.append(_Card("good", f"{size}.", lines=lines, noun="feature"))
-    cards.append(_verdict(checked))
-    if lines := seen.unreadable:
-        text = f"{counted(len(lines), 'part')} of the pack could not be read for this report."
-        cards.append(_Card("bad", text, lines=lines, noun="part"))
-    if checked.notes:
-        cards.append(_Card("warn", "Notes.", lines=checked.notes, noun="note"))
-    return cards
-
-
-def _verdict(checked: Verification) -> _Card:
-    when = f"Checked on {_when(checked.finished)}, in {_duration(checked.seconds)}."
+def _verdict(checked: Verification) -> tuple[str, str, str]:
+    """The result of a check: "good", "warn" or "bad", in words, and the remedy."""
     if checked.how == "none":
-        return _Card("warn", "Not verified.", checked.covered)
+        return "warn", "Not verified.", ""
     if checked.ok:
-        verdict = "Every byte is sound." if checked.how == "full" else "No problem found."
-        return _Card("good", verdict, checked.covered, when)
+        return "good", "Every byte is sound." if checked.how == "full" else "No problem found.", ""
     found = checked.problems
     denied = all(problem.denied for problem in found)
     kind, verdict = ("warn", "Not all could be read") if denied else ("bad", "Damaged")
     damaged = any(not (problem.extra or problem.denied) for problem in found)
-    return _Card(
-        kind,
-        f"{verdict}: {counted(len(found), 'problem')}.",
-        checked.covered,
-        when,
-        found,
-        "problem",
-        "sa1bpack repair rebuilds what is damaged, from the tars." if damaged else "",
-    )
+    remedy = "sa1bpack repair rebuilds what is damaged, from the tars." if damaged else ""
+    return kind, f"{verdict}: {counted(len(found), 'problem')}.", remedy
 
 
 def _identity(held: Holdings, seen: Survey) -> list[tuple[str, str]]:
@@ -192,34 +139,13 @@ def _identity(held: Holdings, seen: Survey) -> list[tuple[str, str]]:
     ]
 
 
-def _run_row(run: Run) -> tuple[str, ...]:
-    speed, read = run.images / run.seconds, run.source_bytes / run.seconds / 1e6
-    took, images = _duration(run.seconds), f"{run.images:,}"
-    figures = images, took, f"{speed:,.1f}", f"{read:,.1f}", f"{run.workers:,}"
-    return _when(run.finished), f"{run.outcome}", *figures, run.sa1bpack
-
-
-def _source_row(source: dict[str, Any]) -> tuple[str, ...]:
-    md5 = "none: a folder" if source.get("kind") == "folder" else "not computed"
-    if source.get("md5"):
-        md5 = f"{source['md5']}{' (as in the list)' if source.get('md5_checked') else ''}"
-    return (
-        source.get("name", ""),
-        source.get("kind", ""),
-        f"{source.get('pairs', 0):,}",
-        size_text(source.get("nbytes", 0)),
-        source.get("xxh128") or "",
-        md5,
-    )
-
-
 def _shown(value: Any) -> str:
     """A recorded value as text."""
     words = {None: "none", True: "yes", False: "no"}
     return words[value] if value is None or isinstance(value, bool) else text_of(value)
 
 
-def _when(moment: datetime) -> str:
+def _moment(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 

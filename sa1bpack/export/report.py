@@ -16,19 +16,18 @@ import msgspec
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError
 from sa1bpack.export.drawing import drawn, fitted
 from sa1bpack.export.holdings import read_holdings
 from sa1bpack.export.output import check_output
-from sa1bpack.export.page import SHOWN_REJECTS, Picture, page
+from sa1bpack.export.page import Picture, page
 from sa1bpack.export.sheets import mask_text, size_text
 from sa1bpack.export.show import checked_count, random_indices
-from sa1bpack.export.subject import read_subject
+from sa1bpack.export.subject import Unreadable, read_or_reason
 from sa1bpack.export.survey import Survey, survey
 from sa1bpack.export.verification import VERIFY, Verification, verification
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.manifest import REJECTS_NAME, read_manifest
-from sa1bpack.format.problems import Progress, reason_of
+from sa1bpack.format.problems import Progress
 from sa1bpack.packing.progress import read_runs
 
 _log = logging.getLogger("sa1bpack")
@@ -36,6 +35,7 @@ _log = logging.getLogger("sa1bpack")
 DEFAULT_SAMPLES = 12
 _TILE = (450, 600)  # largest height and width of a picture, in pixels
 _QUALITY = 82  # of its JPEG
+_SHOWN_REJECTS = 20
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def report(
         seen,
         checked,
         runs=sorted(runs, key=attrgetter("finished")),
-        rejects=[reject for root in roots for reject in _first_rejects(root)][:SHOWN_REJECTS],
+        rejects=[reject for root in roots for reject in _first_rejects(root)][:_SHOWN_REJECTS],
         pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
         seed=seed,
     )
@@ -141,18 +141,20 @@ def report(
     )
 
 
-def _first_rejects(root: Path) -> list[dict[str, Any]]:
+def _first_rejects(root: Path) -> list[tuple[Any, ...]]:
     """The first lines of rejects.jsonl; a damaged line is shown as it is."""
     found = []
     with (
         suppress(FileNotFoundError),
         (root / REJECTS_NAME).open(encoding="utf-8", errors="replace") as file,
     ):
-        for line in islice(file, SHOWN_REJECTS):
+        for line in islice(file, _SHOWN_REJECTS):
             try:
-                found.append(msgspec.json.decode(line, type=dict[str, Any]))
+                reject = msgspec.json.decode(line, type=dict[str, Any])
             except (ValueError, RecursionError):
-                found.append({"detail": f"not a record: {line.strip()}"})
+                reject = {"detail": f"not a record: {line.strip()}"}
+            keys = ("source", "reason", "member", "detail")
+            found.append(tuple(reject.get(key, "") for key in keys))
     return found
 
 
@@ -160,23 +162,18 @@ def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) ->
     """Random samples; errors are shown in place of a picture and added to the list."""
     pictures = []
     for index in random_indices(len(dataset), count, seed):
-        try:
-            pictures.append(_picture(dataset, index))
-        except (FormatError, OSError) as error:
-            reason = reason_of(error)
-            if reason not in unreadable:
-                unreadable.append(reason)
-            pictures.append(Picture(f"Row {index:,}: {reason}"))
+        subject = read_or_reason(dataset, index, max(_TILE))
+        if isinstance(subject, Unreadable):
+            if subject.reason not in unreadable:
+                unreadable.append(subject.reason)
+            pictures.append(Picture(f"Row {index:,}: {subject.reason}"))
+            continue
+        height, width = fitted(*subject.rgb.shape[:2], *_TILE)
+        buffer = io.BytesIO()
+        drawn(subject, height, width).save(buffer, "JPEG", quality=_QUALITY)
+        jpeg = base64.b64encode(buffer.getvalue()).decode()
+        sample = subject.sample
+        facts = f"id {sample['image_id']}, row {sample['index']:,}, {size_text(subject)}"
+        masks = mask_text(subject)
+        pictures.append(Picture(sample["file_name"], facts, masks, jpeg, width, height))
     return pictures
-
-
-def _picture(dataset: Dataset, index: int) -> Picture:
-    subject = read_subject(dataset, index, max(_TILE))
-    height, width = fitted(*subject.rgb.shape[:2], *_TILE)
-    buffer = io.BytesIO()
-    drawn(subject, height, width).save(buffer, "JPEG", quality=_QUALITY)
-    facts = (
-        f"id {subject.sample['image_id']}, row {subject.sample['index']:,}, {size_text(subject)}"
-    )
-    jpeg = base64.b64encode(buffer.getvalue()).decode()
-    return Picture(subject.sample["file_name"], facts, mask_text(subject), jpeg, width, height)

@@ -11,18 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, checks_options, torch_subset, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, OptionError, ReadError, SourceError, UnknownName
-from sa1bpack.export.batch import batch_rows, subjects_of
+from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
+from sa1bpack.export.batch import image_count, subjects_of
 from sa1bpack.export.drawing import Image
 from sa1bpack.export.sheets import SIDE, contact_sheet, large_picture, tile_width
-from sa1bpack.export.subject import Subject, Unreadable, read_subject
+from sa1bpack.export.subject import Subject, Unreadable, read_or_reason
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
 from sa1bpack.packing.options import PackOptions
@@ -38,21 +38,11 @@ _TARS = (".tar", ".tar.gz", ".tgz")
 _MOST_SAMPLES = 400  # a sheet of more than a hundred rows is of no use
 
 # Of a notebook's picture: its width in screen pixels, at most; bytes as text, which the notebook
-# keeps; and qualities of JPEG that are tried before it is made smaller.
+# keeps, so that it is made smaller if need be; and the quality of its JPEG.
 _INLINE_SAMPLES, INLINE_WIDTH, INLINE_BYTES = 3, 960, 100_000
-_QUALITIES = (85, 70, 50, 30)
+_QUALITY = 70
 
 _log = logging.getLogger("sa1bpack")
-
-
-class Choice(NamedTuple):
-    """The samples to draw, as `show` takes them."""
-
-    samples: int | None = None
-    image_ids: Sequence[int] | None = None
-    rows: Sequence[int] | None = None
-    seed: int = 0
-    large: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,61 +115,86 @@ def show(
         >>> picture.mode
         'RGB'
     """
-    choice = Choice(samples, image_ids, rows, seed, large)
-    if isinstance(pack, Mapping):
-        return _batch_sheet(pack, choice)
-    shown = draw_samples(pack, choice)
+    shown = draw_samples(pack, samples, image_ids, rows, seed=seed, large=large)
     for sample in shown.unreadable:
         _log.warning("%s cannot be shown: %s", shown.name, sample)
     return shown.picture
 
 
 def draw_samples(
-    pack: str | Path | Iterable[str | Path] | Dataset,
-    choice: Choice,
+    pack: str | Path | Iterable[str | Path] | Dataset | Mapping[str, Any],
+    samples: int | None = None,
+    image_ids: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    *,
+    seed: int = 0,
+    large: bool = False,
     rule: Mapping[str, Any] | None = None,
 ) -> Shown:
     """As `show`, but unreadable samples are returned, not logged.
 
     rule  thresholds of masks, as `sa1bpack.open` takes them; not with a dataset
     """
-    several = isinstance(pack, Sequence) and not isinstance(pack, str)
-    for path in pack if several else ():
+    given = [each for each in (samples, image_ids, rows) if each is not None]
+    if len(given) > 1:
+        raise OptionError("choose by one of samples, image_ids and rows, not by several")
+    samples = samples if given else 1 if large else DEFAULT_SAMPLES
+    if samples is not None:
+        samples = checked_count("samples", samples)
+    seed = whole_number("seed", seed, 0, MAX_WORD)
+    if isinstance(pack, Mapping):
+        if image_ids is not None or large:
+            raise OptionError(
+                "image_ids and large are for packs: of a batch, choose samples or rows"
+            )
+        count = image_count(pack)
+        subjects = subjects_of(pack, _rows(count, samples, rows))
+        name = ", ".join(
+            ["batch", *(f"{k} {pack[k]}" for k in ("epoch", "batch_idx") if k in pack)]
+        )
+        note = f"{len(subjects)} of {counted(count, 'sample')}"
+    elif (source := _source_of(pack)) is not None:
+        name = str(source.path)
+        if samples is None or seed:
+            raise OptionError(
+                f"image_ids, rows and seed are for packs: of {name} the first samples are shown; "
+                "for others, look at those of sa1bpack.TarDataset"
+            )
+        _require_one(samples, large)
+        subjects = first_subjects(source, samples, rule or {})
+        note = "first image" if len(subjects) == 1 else f"first {counted(len(subjects), 'image')}"
+    else:
+        dataset = _dataset_of(pack, rule or {})
+        name, size = dataset.pack.name, len(dataset)
+        if image_ids is not None:
+            rows = _indices_of(dataset, image_ids)
+        at_random = rows is None and samples < size
+        indices = random_indices(size, samples, seed) if at_random else _rows(size, samples, rows)
+        checked_count("the number of samples asked for", len(indices))
+        _require_one(len(indices), large)
+        side = SIDE if large else tile_width(len(indices))
+        subjects = [read_or_reason(dataset, index, side) for index in indices]
+        note = f"{len(indices):,} of {counted(size, 'image')}"
+        note += f" at random (seed {seed})" if at_random else ""
+    unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
+    if not large:
+        return Shown(name, contact_sheet(subjects, name, note), unreadable)
+    if unreadable:
+        raise unreadable[0].error
+    return Shown(name, large_picture(subjects[0], f"{name}, {note}"), ())
+
+
+def _source_of(pack: Any) -> Source | None:
+    """The tar or folder of images to show. Raises OptionError for one among several paths."""
+    if not isinstance(pack, Sequence) or isinstance(pack, str):
+        return raw_source(pack)
+    for path in pack:
         if raw_source(path) is not None:
             raise OptionError(
                 f"{path} is a tar or a folder of images, and one of several paths: show it by "
                 "itself; several packs can be shown together"
             )
-    if choice[:3] == (None, None, None):
-        choice = choice._replace(samples=1 if choice.large else DEFAULT_SAMPLES)
-    if (source := raw_source(pack)) is not None:
-        if choice.image_ids is not None or choice.rows is not None or choice.seed:
-            raise OptionError(
-                f"image_ids, rows and seed are for packs: of {source.path} the first samples are "
-                "shown; for others, look at those of sa1bpack.TarDataset"
-            )
-        count = checked_count("samples", choice.samples)
-        _require_one(count, choice.large)
-        name, title, size = str(source.path), source.path.name, "first image"
-        subjects = first_subjects(source, count, rule or {})
-        note = f"first {counted(len(subjects), 'image')}"
-    else:
-        dataset = _dataset_of(pack, rule or {})
-        indices = chosen(dataset, choice)
-        _require_one(len(indices), choice.large)
-        name = title = dataset.pack.name
-        size = counted(len(dataset), "image")
-        at_random = choice.samples is not None and choice.samples < len(dataset)
-        note = f"{len(indices):,} of {size}"
-        note += f" at random (seed {choice.seed})" if at_random else ""
-        side = SIDE if choice.large else tile_width(len(indices))
-        subjects = [_subject(dataset, index, side, choice.large) for index in indices]
-    unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
-    if not choice.large:
-        return Shown(name, contact_sheet(subjects, title, note), unreadable)
-    if unreadable:
-        raise FormatError(unreadable[0].reason)
-    return Shown(name, large_picture(subjects[0], f"{title}, {size}"), ())
+    return None
 
 
 def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:
@@ -201,49 +216,18 @@ def _require_one(count: int, large: bool) -> None:
         raise OptionError(f"a large picture shows 1 image, not {count}; choose one of them")
 
 
-def _batch_sheet(batch: Mapping[str, Any], choice: Choice) -> Image.Image:
-    if choice.image_ids is not None or choice.large:
-        raise OptionError("image_ids and large are for packs: of a batch, choose samples or rows")
-    places = batch_rows(batch, choice.samples, choice.rows, DEFAULT_SAMPLES)
-    numbers = (f"{name} {batch[name]}" for name in ("epoch", "batch_idx") if name in batch)
-    note = f"{len(places)} of {counted(len(batch['images']), 'sample')}"
-    title = ", ".join(["batch", *numbers])
-    return contact_sheet(subjects_of(batch, places), title, note)
+def _rows(size: int, samples: int | None, rows: Sequence[int] | None) -> list[int]:
+    """`rows`, all below `size`, or the first `samples`. Raises OptionError."""
+    if rows is None:
+        return list(range(min(size, samples)))
+    return [whole_number("rows", row, 0, size - 1) for row in rows]
 
 
-def _subject(dataset: Dataset, index: int, side: int, must: bool) -> Subject | Unreadable:
+def _indices_of(dataset: Dataset, image_ids: Sequence[int]) -> list[int]:
     try:
-        return read_subject(dataset, index, side)
-    except (FormatError, OSError) as error:
-        if must:
-            raise
-        return Unreadable.of(dataset, index, error)
-
-
-def chosen(dataset: Dataset, choice: Choice) -> list[int]:
-    """Indices of the samples asked for: by id, by index, or `samples` at random.
-
-    A random choice depends on the seed and the size of the dataset alone. Its samples are distinct
-    and in the order of the dataset; if the dataset has fewer, it is all of them.
-
-    Raises OptionError if more than one way of choosing is used, for an id or an index that the
-    dataset does not have, and for fewer than 1 or more than 400 samples.
-    """
-    samples, image_ids, rows, seed, _ = choice
-    if sum(value is not None for value in (samples, image_ids, rows)) != 1:
-        raise OptionError("choose by one of samples, image_ids and rows, not by several")
-    seed = whole_number("seed", seed, 0, MAX_WORD)
-    if samples is not None:
-        return random_indices(len(dataset), checked_count("samples", samples), seed)
-    if rows is not None:
-        indices = [whole_number("rows", row, 0, len(dataset) - 1) for row in rows]
-    else:
-        try:
-            indices = [dataset.index_of(image_id) for image_id in image_ids]
-        except UnknownName as error:
-            raise OptionError(str(error)) from None
-    checked_count("the number of samples asked for", len(indices))
-    return indices
+        return [dataset.index_of(image_id) for image_id in image_ids]
+    except UnknownName as error:
+        raise OptionError(str(error)) from None
 
 
 def random_indices(size: int, count: int, seed: int) -> list[int]:
@@ -298,7 +282,7 @@ def first_subjects(
                 rows = decoder.rows(source, pair.file_name, pair.jpeg, pair.json)
             except ReadError as error:
                 number = re.search(r"\d+", pair.name)
-                found.append(Unreadable(pair.index, int(number[0]) if number else -1, str(error)))
+                found.append(Unreadable(pair.index, int(number[0]) if number else -1, error))
                 continue
             sample = decoder.sample(rows, pair.index)
             found.append(Subject(sample, int(rows["annotation_count"][0])))
@@ -321,7 +305,7 @@ def html_of(value: Any) -> str | None:
     elif value.pack.sources:
         return None
     else:
-        picture = draw_samples(value, Choice(rows=range(min(_INLINE_SAMPLES, len(value))))).picture
+        picture = draw_samples(value, rows=range(min(_INLINE_SAMPLES, len(value)))).picture
     data = base64.b64encode(jpeg(picture)).decode()
     return (
         f'<img src="data:image/jpeg;base64,{data}" alt="samples under their masks">'
@@ -335,9 +319,8 @@ def jpeg(picture: Image.Image) -> bytes:
     while True:
         height = max(1, round(picture.height * width / picture.width))
         small = picture.resize((width, height), Image.LANCZOS, reducing_gap=2.0)
-        for quality in _QUALITIES:
-            out = io.BytesIO()
-            small.save(out, "JPEG", quality=quality)
-            if len(out.getvalue()) <= INLINE_BYTES * 3 // 4:
-                return out.getvalue()
-        width = width * 2 // 3
+        out = io.BytesIO()
+        small.save(out, "JPEG", quality=_QUALITY)
+        if len(out.getvalue()) <= INLINE_BYTES * 3 // 4:
+            return out.getvalue()
+        width = width * 4 // 5

@@ -58,23 +58,30 @@ class Unreadable:
 
     index, image_id
         Row in the pack and id, from the index of the pack.
-    reason
-        Text of the error.
+    error
+        The reason.
     """
 
     index: int
     image_id: int
-    reason: str
+    error: FormatError | OSError | ReadError
 
-    @classmethod
-    def of(cls, dataset: Dataset, index: int, error: FormatError | OSError) -> "Unreadable":
-        """The sample at an index of a dataset, and the error of reading it."""
-        row = int(dataset.rows_at(np.array([index]))[0])
-        image_id = dataset.pack.image_id(row)
-        return cls(row, image_id, reason_of(error))
+    @property
+    def reason(self) -> str:
+        """Text of the error."""
+        return reason_of(self.error)
 
     def __str__(self) -> str:
         return f"row {self.index:,}, id {self.image_id}: {self.reason}"
+
+
+def read_or_reason(dataset: Dataset, index: int, side: int) -> Subject | Unreadable:
+    """A sample of a dataset, or why it cannot be read; see `read_subject`."""
+    try:
+        return read_subject(dataset, index, side)
+    except (FormatError, OSError) as error:
+        row = int(dataset.rows_at(np.array([index]))[0])
+        return Unreadable(row, dataset.pack.image_id(row), error)
 
 
 def read_subject(dataset: Dataset, index: int, side: int) -> Subject:

@@ -48,7 +48,7 @@ def test_what_cannot_be_drawn_is_shown_as_text(ds, monkeypatch):
     prompts = sa1bpack.Collate()([ds[0]])
     del prompts["images"]
     assert prompts._repr_html_() is None and ds[:0]._repr_html_() is None
-    monkeypatch.setattr("sa1bpack.export.show.draw_samples", lambda ds, choice: 1 / 0)
+    monkeypatch.setattr("sa1bpack.export.show.draw_samples", lambda ds, **rows: 1 / 0)
     assert ds._repr_html_() is None
     monkeypatch.setattr(sa1bpack.display, "PICTURES", "sa1bpack.missing")
     assert ds._repr_html_() is None and "3 samples" in repr(ds)

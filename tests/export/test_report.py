@@ -17,7 +17,7 @@ import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionError, TooManyRejects
 from sa1bpack.export import survey
-from sa1bpack.export.show import Choice, draw_samples
+from sa1bpack.export.show import draw_samples
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_damage_that_is_found_only_when_drawing_is_named_too(tmp_path, array):
     pack = tmp_path / "pack"
     sa1bpack.pack(tar, pack, workers=1, **SMALL, fit="native", masks="runs")
     flip(next((pack / "shards").glob(f"*/{array}/c.*")), 16)
-    (first, *_), name = draw_samples(pack, Choice()).unreadable, array.partition("_")[0]
+    (first, *_), name = draw_samples(pack).unreadable, array.partition("_")[0]
     said = name if array == "image_offset" else "checksum of sample"
     assert said in first.reason and str(pack) in first.reason
     with pytest.raises(FormatError, match=said):

@@ -15,7 +15,7 @@ import sa1bpack
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.export.drawing import font, plain_text, shortened
 from sa1bpack.export.sheets import columns_of
-from sa1bpack.export.show import Choice, chosen, draw_samples
+from sa1bpack.export.show import draw_samples, random_indices
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
@@ -26,7 +26,7 @@ def test_the_same_seed_shows_the_same_samples_and_another_shows_others(small_pac
     first, again, other = (sa1bpack.show(small_pack, samples=3, seed=seed) for seed in (5, 5, 6))
     assert same(first, again) and not same(first, other)
     ds = sa1bpack.open(small_pack)
-    picks = [chosen(ds, Choice(3, seed=seed)) for seed in range(20)]
+    picks = [random_indices(len(ds), 3, seed) for seed in range(20)]
     assert {len(set(pick)) for pick in picks} == {3} and len(set(map(tuple, picks))) > 10
 
 
@@ -133,10 +133,11 @@ def test_a_damaged_sample_becomes_a_tile_and_the_others_are_drawn(small_pack, da
     rows = [0, 5, 1, 8]
     sound, shown = (
         sa1bpack.show(small_pack, rows=rows),
-        draw_samples(damaged_pack, Choice(rows=rows)),
+        draw_samples(damaged_pack, rows=rows),
     )
-    ((index, image_id, reason),) = [vars(sample).values() for sample in shown.unreadable]
-    assert index == 5 and image_id == sa1bpack.open(small_pack)[5]["image_id"]
+    (sample,) = shown.unreadable
+    reason = sample.reason
+    assert sample.index == 5 and sample.image_id == sa1bpack.open(small_pack)[5]["image_id"]
     assert reason.startswith(f"{damaged_pack}/shards/sa_000000-001/size/c.0.0")
     quarter = sound.width // 4
     assert shown.picture.size == (sound.width, sound.height + shown.picture.height - sound.height)
@@ -155,7 +156,7 @@ def test_a_damaged_sample_becomes_a_tile_and_the_others_are_drawn(small_pack, da
 
 
 def test_a_sheet_of_damaged_samples_only_is_drawn_and_a_large_picture_is_not(damaged_pack):
-    shown = draw_samples(damaged_pack, Choice(rows=[4, 6, 7]))
+    shown = draw_samples(damaged_pack, rows=[4, 6, 7])
     assert [sample.index for sample in shown.unreadable] == [4, 6, 7]
     with pytest.raises(FormatError, match=r"size/c\.0\.0"):
         sa1bpack.show(damaged_pack, rows=[4], large=True)

@@ -132,7 +132,7 @@ def test_the_picture_has_a_tile_for_each_sample():
         (lambda batch: None, {"image_ids": [1]}, "image_ids and large are for packs"),
         (lambda batch: None, {"large": True}, "image_ids and large are for packs"),
         (lambda batch: None, {"rows": [4]}, "rows is 4"),
-        (lambda batch: None, {"rows": [0], "samples": 1}, "choose samples or rows, not both"),
+        (lambda batch: None, {"rows": [0], "samples": 1}, "choose by one of"),
     ],
 )
 def test_what_is_not_in_the_batch_is_refused_by_name(change, options, match):

@@ -8,7 +8,7 @@ from small_tars import members, photo, write_tar
 import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionError, SourceError
-from sa1bpack.export.show import Choice, draw_samples
+from sa1bpack.export.show import draw_samples
 
 HEADER = 60  # rows of a sheet with title and note, which differ
 
@@ -41,7 +41,7 @@ def test_it_draws_what_a_pack_of_the_tar_has_first(tar, pack, tmp_path, rule, ca
 def test_the_call_takes_a_tar_and_a_large_picture_is_of_the_first(tar, pack):
     assert sa1bpack.show(tar, samples=2).size == sa1bpack.show(pack, rows=[0, 1]).size
     assert sa1bpack.show(tar, large=True).width == 1600
-    assert draw_samples(str(tar), Choice()).name == str(tar)
+    assert draw_samples(str(tar)).name == str(tar)
 
 
 def test_an_extracted_folder_is_told_from_a_pack(tmp_path, tmp_path_factory, pack):
