@@ -12,11 +12,11 @@ from sa1bpack.errors import FormatError as FormatError
 from sa1bpack.errors import LoaderError as LoaderError
 from sa1bpack.errors import OptionError as OptionError
 from sa1bpack.errors import ReadError as ReadError
-from sa1bpack.export.coco import export_coco as export_coco
+from sa1bpack.export.annotations import ExportResult as ExportResult
+from sa1bpack.export.annotations import export_coco as export_coco
+from sa1bpack.export.annotations import export_sa1b as export_sa1b
 from sa1bpack.export.info import info as info
 from sa1bpack.export.report import report as report
-from sa1bpack.export.sa1b import export_sa1b as export_sa1b
-from sa1bpack.export.selection import ExportResult as ExportResult
 from sa1bpack.export.show import show as show
 from sa1bpack.format.verify import verify as verify
 from sa1bpack.loading.batch.collate import Collate as Collate
