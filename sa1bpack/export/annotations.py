@@ -36,7 +36,7 @@ from sa1bpack.errors import (
     ReadError,
     UnknownName,
 )
-from sa1bpack.export.holdings import attributes_of
+from sa1bpack.export.info import attributes_of
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,

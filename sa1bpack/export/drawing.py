@@ -1,16 +1,22 @@
-"""The picture of a sample: its image under translucent masks with outlines, boxes and points."""
+"""Pictures of samples: an image under translucent masks with outlines, boxes and points; a sheet of
+several with captions, and a large one with a table of its masks."""
 
 import colorsys
 import io
+import math
 import textwrap
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from sa1bpack.environment import missing_pil
-from sa1bpack.export.subject import Subject
+from sa1bpack.export.subject import Subject, Unreadable
 from sa1bpack.format.files import replace_file
+from sa1bpack.masks import relate_bits
+from sa1bpack.wording import counted
 
 try:
     from PIL import Image, ImageDraw, ImageFont, features
@@ -219,3 +225,247 @@ def wrapped(text: str, letters: Font, width: float, most: int) -> list[str]:
 def write_right(draw: ImageDraw.ImageDraw, right: float, top: float, text: str, **options) -> None:
     """Draw text that ends at `right`; options are those of `ImageDraw.text`."""
     draw.text((right - options["font"].getlength(text), top), text, **options)
+
+
+# ------------------------------------------------------------------------------ sheets
+
+WIDTH = 1600  # screen pixels of every picture that `show` makes
+_PAPER, _INK, _FAINT = (255, 255, 255), (28, 32, 38), (96, 104, 114)
+_MARGIN = 24
+
+# Of a sheet, in screen pixels.
+_GAP, _HEADER, _CAPTION, _LARGEST_TILE = 20, 60, 50, 760
+_TILE_SHAPE = 3 / 4  # height of a tile / width; landscapes and portraits get nearly equal areas
+# Of the tile of a sample that cannot be read.
+_TILE_PAPER, _RIM, _WARNING = (246, 238, 236), (176, 64, 52), (110, 40, 32)
+_INSET, _LINE = 16, 20
+
+# Of a large picture.
+_TOP, _BETWEEN = 92, 24
+_PICTURE_WIDTH, _PICTURE_HEIGHT = 1040, 820
+_HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _BETWEEN - 400) // 2  # beside its table
+_ROW, _LEAST_ROWS = 22, 8  # of the table, beside a picture of small height
+_SQUARE, _INDENT, _DEEPEST = 11, 10, 4  # of the colour of a mask; per level, and levels
+# Headings of the table after the first column, and right edges of these columns.
+_COLUMNS = (
+    ("area, px", 150),
+    ("of image", 222),
+    ("IoU", 278),
+    ("stability", 344),
+    ("cells", 400),
+)
+SIDE = max(_PICTURE_WIDTH, _PICTURE_HEIGHT)  # of the picture, at most, in screen pixels
+
+
+def columns_of(count: int) -> int:
+    """Number of columns for `count` samples: at most 4, or 3 if that leaves no gap."""
+    return 3 if count in (5, 6, 9) else min(4, count)
+
+
+def tile_width(count: int) -> int:
+    """Width of a tile on a sheet of `count` samples, in screen pixels."""
+    columns = columns_of(count)
+    return min(_LARGEST_TILE, (WIDTH - 2 * _MARGIN - (columns - 1) * _GAP) // columns)
+
+
+def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: str) -> Image.Image:
+    """The sheet, RGB, at most 1600 pixels wide; the tile of an unreadable sample says why.
+
+    title, note  the line above the pictures: on the left in dark, on the right in faint letters
+    """
+    columns, width = columns_of(len(subjects)), tile_width(len(subjects))
+    tiles = [_tile(subject, width) for subject in subjects]
+    rows = range(0, len(tiles), columns)
+    heights = [max(tile.height for tile in tiles[first : first + columns]) for first in rows]
+    full_width = 2 * _MARGIN + columns * (width + _GAP) - _GAP
+    full_height = _HEADER + sum(heights) + len(rows) * (_CAPTION + _GAP) - _GAP + _MARGIN
+    sheet = Image.new("RGB", (full_width, full_height), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    _write_header(draw, sheet.width, title, note)
+    top = _HEADER
+    for first, height in zip(rows, heights, strict=True):
+        for place in range(first, min(first + columns, len(tiles))):
+            left = _MARGIN + (place - first) * (width + _GAP)
+            # At the bottom of the row, next to its caption.
+            sheet.paste(tiles[place], (left, top + height - tiles[place].height))
+            _write_caption(draw, subjects[place], left, top + height + 8, width)
+        top += height + _CAPTION + _GAP
+    return sheet
+
+
+def _tile(subject: Subject | Unreadable, width: int) -> Image.Image:
+    height = round(width * _TILE_SHAPE)
+    if isinstance(subject, Unreadable):
+        return _empty_tile(subject, height, width)
+    return drawn(subject, *fitted(*subject.rgb.shape[:2], height, width))
+
+
+def _write_header(draw: ImageDraw.ImageDraw, width: int, title: str, note: str) -> None:
+    """Write the line above pictures with a total width of `width` screen pixels."""
+    available = width - 2 * _MARGIN
+    small = font(15)
+    note = shortened(plain_text(note), small, available * 0.6)
+    write_right(draw, width - _MARGIN, 24, note, font=small, fill=_FAINT)
+    left_over = available - small.getlength(note) - _GAP
+    draw.text(
+        (_MARGIN, 18), shortened(plain_text(title), font(22), left_over), font=font(22), fill=_INK
+    )
+
+
+def _write_caption(
+    draw: ImageDraw.ImageDraw, subject: Subject | Unreadable, left: int, top: int, width: int
+) -> None:
+    letters = font(14)
+    if isinstance(subject, Unreadable):
+        name, facts = f"row {subject.index:,}", f"id {subject.image_id}, cannot be read"
+    else:
+        name = plain_text(subject.sample["file_name"])
+        facts = f"id {subject.sample['image_id']}, {shape_text(subject)}, {mask_text(subject)}"
+    draw.text((left, top), shortened(name, font(16), width), font=font(16), fill=_INK)
+    draw.text((left, top + 21), shortened(facts, letters, width), font=letters, fill=_FAINT)
+
+
+def shape_text(subject: Subject) -> str:
+    """Width and height in pixels, of the source and as stored: `2250x1500 at 1024x683`; once if
+    they are the same."""
+    height, width = subject.rgb.shape[:2]
+    stored, (high, wide) = f"{width}x{height}", subject.source
+    return stored if (high, wide) == (height, width) else f"{wide}x{high} at {stored}"
+
+
+def mask_text(subject: Subject) -> str:
+    """The number of masks, and of how many if some were dropped."""
+    if subject.annotation_count == subject.masks:
+        return counted(subject.masks, "mask") if subject.masks else "no masks"
+    return f"{subject.masks:,} of {counted(subject.annotation_count, 'mask')}"
+
+
+def large_picture(subject: Subject, title: str) -> Image.Image:
+    """The picture, RGB, 1600 pixels wide."""
+    shape = subject.rgb.shape[:2]
+    if shape[1] > shape[0]:
+        height, width = fitted(*shape, _PICTURE_HEIGHT, _PICTURE_WIDTH)
+        left = _MARGIN + width + _BETWEEN  # of the image beside the picture
+        alone = fitted(*shape, _PICTURE_HEIGHT // 2, WIDTH - _MARGIN - left)
+        table = (left, _TOP + alone[0] + _BETWEEN)
+    else:  # both fit at the same size, with the table beside them
+        height, width = alone = fitted(*shape, _PICTURE_HEIGHT, _HALF_WIDTH)
+        left = _MARGIN + width + _BETWEEN
+        table = (left + width + _BETWEEN, _TOP)
+    rows = max(_LEAST_ROWS, (_TOP + height - table[1]) // _ROW - 1)
+    bottom = max(_TOP + height, table[1] + (1 + min(rows, subject.masks + 1)) * _ROW)
+    sheet = Image.new("RGB", (WIDTH, bottom + _MARGIN), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    _write_header(draw, WIDTH, subject.sample["file_name"], title)
+    draw.text((_MARGIN, 54), plain_text(_facts(subject)), font=font(15), fill=_FAINT)
+    sheet.paste(drawn(subject, height, width, line=2), (_MARGIN, _TOP))
+    sheet.paste(plain(subject, *alone), (left, _TOP))
+    _write_table(draw, subject, *table, rows)
+    return sheet
+
+
+def _facts(subject: Subject) -> str:
+    masks, grid = mask_text(subject), subject.sample["masks"].shape[1]
+    if subject.masks:
+        masks += (
+            " drawn from exact runs"
+            if subject.from_runs
+            else f" on a grid of {grid} x {grid} cells"
+        )
+    shard = f"shard {subject.shard}, " if subject.shard else ""
+    return (
+        f"id {subject.sample['image_id']}, row {subject.sample['index']:,}, {shard}"
+        f"{shape_text(subject)} pixels, fit {subject.fit}, {masks}"
+    )
+
+
+def _write_table(
+    draw: ImageDraw.ImageDraw, subject: Subject, left: int, top: int, rows: int
+) -> None:
+    """The masks by descending size, as many as fit, in the colours of the picture.
+
+    Each stands below the mask that it lies in, and a line leads there.
+    """
+    letters = font(14)
+    order = by_size(subject)
+    if not len(order):
+        draw.text((left, top), "no masks", font=letters, fill=_FAINT)
+        return
+    draw.text((left, top), "mask", font=letters, fill=_FAINT)
+    for label, right in _COLUMNS:
+        if label != "cells" or not subject.from_runs:
+            write_right(draw, left + right, top, label, font=letters, fill=_FAINT)
+    shown = order if len(order) <= rows else order[: rows - 1]
+    colours = dict(zip(shown.tolist(), mask_colours(len(shown)).tolist(), strict=True))
+    corners: list[tuple[int, int]] = []  # of the squares
+    for place, row in enumerate(as_tree(subject.sample["masks"], shown)):
+        line = top + (1 + place) * _ROW
+        x, y = left + _INDENT * min(row.depth, _DEEPEST), line + 3
+        corners.append((x, y))
+        if row.parent is not None:
+            x_above, y_above = corners[row.parent]
+            x_stem, middle = x_above + _SQUARE // 2, y + _SQUARE // 2
+            draw.line((x_stem, y_above + _SQUARE + 1, x_stem, middle), fill=_FAINT)
+            draw.line((x_stem, middle, x - 1, middle), fill=_FAINT)
+        draw.rectangle((x, y, x + _SQUARE, y + _SQUARE), fill=tuple(colours[row.mask]))
+        number, *others = _cells(subject, row.mask)
+        draw.text((x + _SQUARE + 4, line), number, font=letters, fill=_INK)
+        for (_, right), text in zip(_COLUMNS, others, strict=True):
+            write_right(draw, left + right, line, text, font=letters, fill=_INK)
+    if len(shown) < len(order):
+        more = f"and {len(order) - len(shown):,} smaller ones"
+        draw.text((left, top + (1 + len(shown)) * _ROW), more, font=letters, fill=_FAINT)
+
+
+def _cells(subject: Subject, mask: int) -> tuple[str, ...]:
+    """The row of a mask in the table, one text per column."""
+    pixels = math.prod(subject.source)
+    cells = int(np.bitwise_count(subject.sample["masks"][mask]).sum())
+    return (
+        f"{mask}",
+        f"{subject.sample['areas'][mask]:,}",
+        f"{subject.sample['areas'][mask] / pixels:.2%}",
+        f"{subject.sample['predicted_ious'][mask]:.3f}",
+        f"{subject.sample['stability_scores'][mask]:.3f}",
+        "" if subject.from_runs else f"{cells:,}",
+    )
+
+
+class Row(NamedTuple):
+    """A mask, how many masks of the table it lies in, and the line of its parent, or None."""
+
+    mask: int
+    depth: int
+    parent: int | None
+
+
+def as_tree(bits: np.ndarray, shown: np.ndarray) -> list[Row]:
+    """The rows of a table of some masks: a mask's children follow it, in the order of `shown`.
+
+    bits   uint8 (m, G, G / 8), of all masks
+    shown  int64 (k,), the masks of the table; one whose parent is not among them is a root
+    """
+    parents = relate_bits(bits[shown]).parents  # places in `shown`
+    rows: list[Row] = []
+
+    def add(place: int, depth: int, above: int | None) -> None:
+        rows.append(Row(int(shown[place]), depth, above))
+        line = len(rows) - 1
+        for child in np.flatnonzero(parents == place).tolist():
+            add(child, depth + 1, line)
+
+    for root in np.flatnonzero(parents < 0).tolist():
+        add(root, 0, None)
+    return rows
+
+
+def _empty_tile(subject: Unreadable, height: int, width: int) -> Image.Image:
+    """A tile without an image that says why, of a size in screen pixels."""
+    tile = Image.new("RGB", (width, height), _TILE_PAPER)
+    draw = ImageDraw.Draw(tile)
+    draw.rectangle((0, 0, width - 1, height - 1), outline=_RIM)
+    letters, most = font(14), (height - 2 * _INSET) // _LINE
+    lines = wrapped(plain_text(subject.reason), letters, width - 2 * _INSET, most)
+    for number, line in enumerate(lines):
+        draw.text((_INSET, _INSET + number * _LINE), line, font=letters, fill=_WARNING)
+    return tile

@@ -1,26 +1,281 @@
-"""`info`: what a pack holds, from its manifest and its index, without reading pixels."""
+"""`info`: what one pack or several hold, by their records, without reading pixels.
+
+The format leaves records to the packer: a missing one is fine, one of another type is damage.
+Several packs are summed up as `sa1bpack.open` has them as one dataset.
+"""
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sa1bpack.arguments import checks_options, paths_of
-from sa1bpack.export.holdings import Holdings, Stored, name_of, read_holdings, text_of
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import SHARDS_NAME, Manifest, identity_text
-from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.side.spec import SIDES_NAME
-from sa1bpack.wording import counted, size_text
+from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
+from sa1bpack.errors import FormatError
+from sa1bpack.format.duplicates import Duplicates, find_duplicates
+from sa1bpack.format.files import REMEDY
+from sa1bpack.format.index import Index, open_manifest_and_index
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    SHARDS_NAME,
+    Completeness,
+    Count,
+    Manifest,
+    completeness_of,
+    identity_text,
+)
+from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.side.check import side_folders
+from sa1bpack.format.side.spec import (
+    SIDES_NAME,
+    coverage,
+    part_bytes,
+    part_names,
+    read_side_manifest,
+    shard_identities,
+)
+from sa1bpack.masks.select import left_out_text
+from sa1bpack.wording import brief, counted, printable, size_text
 
 # Bins of the histogram, at most: a bin is a tenth of the largest mask count, rounded up.
 _BINS = 10
 _BAR = 40
 _WIDTH = 90  # columns
 _PACKS = 20  # of several, those that are listed
+
+_REASON = "rejects:"  # begins the keys of counts by reason
+
+
+class Source(msgspec.Struct):
+    """The record of a source, as far as it is shown."""
+
+    name: str = ""
+    kind: str = ""
+    pairs: Count = 0
+    nbytes: Count = 0
+    xxh128: str | None = None
+    md5: str | None = None
+    md5_checked: bool = False
+
+
+class _Counts(msgspec.Struct):
+    annotations: Count = 0
+    dropped_images: Count = 0
+    rejects: Count = 0
+
+
+class _Attributes(msgspec.Struct):
+    packed_by: dict[str, str] = {}
+    unknown_keys: list[str] = []
+
+
+def text_of(value: Any) -> str:
+    """A recorded value: strings and numbers as they are, lists and objects shortened."""
+    return brief(value) if isinstance(value, (list, dict)) else str(value)
+
+
+def _checked(found: Any, schema: Any, where: str) -> Any:
+    """A record as a type. Raises FormatError naming it and the place of the value in it."""
+    try:
+        return msgspec.convert(found, schema)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{where}: {printable(str(error)[:200])}; {REMEDY}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holdings:
+    """What a pack holds, or several as one, by manifests and indexes.
+
+    roots
+        Its folder, or those of several packs that are summarized as one.
+    manifest
+        Its manifest; of several packs, one that lists the shards of all, with the sums of their
+        counts.
+    sources
+        Its records of them.
+    mask_counts
+        (N,) int64, number of masks of each sample.
+    completeness
+        How much of the pack is published.
+    duplicates
+        Sources and image ids that the pack holds more than once.
+    features
+        The features in PACK/side: name → what it holds, how large it is, which function made
+        it, and what is missing; or what is wrong with it.
+    """
+
+    roots: tuple[Path, ...]
+    manifest: Manifest
+    sources: tuple[Source, ...]
+    mask_counts: np.ndarray
+    completeness: Completeness
+    duplicates: Duplicates
+    features: dict[str, str]
+
+    @property
+    def annotations(self) -> int:
+        """Masks in the records of the images, before filtering and capping."""
+        return sum(entry.annotations for entry in self.manifest.shards)
+
+    @property
+    def left_out(self) -> str:
+        """The masks that a pack does not hold, with the options that left them out, or nothing."""
+        counts = {**self.manifest.counts, "annotations": self.annotations}
+        return left_out_text(self.manifest.options, counts, self.manifest.masks)
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Reason → members that were rejected for it."""
+        counts = sorted(self.manifest.counts.items())
+        return {key.removeprefix(_REASON): n for key, n in counts if key.startswith(_REASON)}
+
+
+def read_holdings(roots: Sequence[Path], pack: Pack | None = None) -> Holdings:
+    """Read what packs hold, from their folders, or as an open Pack of these folders has it.
+
+    Raises FormatError if one is not a pack, or what is read here is damaged; OptionError for packs
+    of different layouts.
+    """
+    if pack is None and len(roots) > 1:
+        folders = open_folders(roots)
+        check_same_layout(folders)
+        pack = Pack(folders)
+    if pack is None:
+        manifest, index = open_manifest_and_index(roots[0])
+        packs = {roots[0]: manifest}
+    else:
+        packs = {folder.root: folder.manifest for folder in pack.folders}
+        manifest, index = pack.manifest, pack.folders[0].index
+        if len(packs) > 1:  # as one, in memory: 24 bytes per sample
+            rows = range(manifest.samples)
+            ids, masks = pack.image_ids(rows), pack.mask_offsets(rows)
+            index = Index(np.array(pack.first_row), ids, pack.ids.order, masks)
+    counts: Counter[str] = Counter()
+    features: dict[str, str] = {}
+    for root, own in packs.items():
+        path = root / MANIFEST_NAME
+        for number, source in enumerate(own.sources):
+            _checked(source, Source, f"{path}: sources[{number}]")
+        _checked(own.counts, _Counts, f"{path}: counts")
+        reasons = {key: n for key, n in own.counts.items() if key.startswith(_REASON)}
+        _checked(reasons, dict[str, Count], f"{path}: counts, rejects by reason")
+        counts.update(
+            reasons
+            | {key: own.counts[key] for key in {*_Counts.__struct_fields__} & own.counts.keys()}
+        )
+        for name, text in _features(root, own):
+            features[name if len(packs) == 1 else f"{root}: {name}"] = text
+    if len(packs) > 1:
+        manifest = msgspec.structs.replace(manifest, counts=dict(sorted(counts.items())))
+    return Holdings(
+        roots=tuple(roots),
+        manifest=manifest,
+        sources=msgspec.convert(manifest.sources, tuple[Source, ...]),
+        mask_counts=np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset),
+        completeness=_joined_completeness([completeness_of(*each) for each in packs.items()]),
+        duplicates=find_duplicates(manifest, index),
+        features=features,
+    )
+
+
+def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Name and text of the features in PACK/side. Raises FormatError for damaged digests."""
+    folders = side_folders(root)
+    shards = shard_identities(root, manifest) if folders else ()
+    for folder in folders:
+        try:
+            side = read_side_manifest(folder)
+            names = part_names(folder)
+        except FormatError as error:
+            yield folder.name, str(error)
+            continue
+        there = coverage(names, shards)
+        size = sum(part_bytes(side.spec, shard.extent) for shard in shards if shard.part in names)
+        parts = [side.spec.to_text(), size_text(size)]
+        if (function := side.provenance.get("function")) is not None:
+            parts.append(f"by {brief(function)}")
+        parts.append(str(there) if there.missing else "complete")
+        yield folder.name, ", ".join(parts)
+
+
+def _joined_completeness(found: Sequence[Completeness]) -> Completeness:
+    """The completeness of several packs together."""
+    return Completeness(
+        complete=all(each.complete for each in found),
+        images=sum(each.images for each in found),
+        shards=sum(each.shards for each in found),
+        sources=sum(each.sources for each in found),
+        partial=tuple(name for each in found for name in each.partial),
+        unindexed=tuple(name for each in found for name in each.unindexed),
+        remedy="; ".join(dict.fromkeys(each.remedy for each in found if not each.complete)),
+    )
+
+
+def attributes_of(shard: Shard) -> _Attributes:
+    """What a shard records of its making. Raises FormatError for what no packer wrote."""
+    return _checked(shard.attributes, _Attributes, f"{shard.folder}: attributes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What shards take on the disk, and what they record of their making; those of several add up.
+
+    bytes
+        Size of their chunk files, including holes; `disk_bytes` is their size on disk.
+    files, folders
+        Number of each.
+    packed_by
+        The versions that packed them, one entry per combination.
+    unknown_keys
+        Keys of the JSON records that a pack does not store.
+    """
+
+    bytes: int = 0
+    disk_bytes: int = 0
+    files: int = 0
+    folders: int = 0
+    packed_by: list[dict[str, str]] = field(default_factory=list)
+    unknown_keys: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, shard: Shard) -> "Stored":
+        """Those of a shard. Raises FormatError for attributes that no packer wrote, OSError."""
+        attributes = attributes_of(shard)
+        paths = [*shard.folder.rglob("*")]
+        sizes = [path.stat().st_blocks * 512 for path in paths if path.is_file()]
+        return cls(
+            bytes=shard.entry.bytes,
+            disk_bytes=sum(sizes),
+            files=len(sizes),
+            folders=len(paths) - len(sizes),
+            packed_by=[attributes.packed_by] if attributes.packed_by else [],
+            unknown_keys=attributes.unknown_keys,
+        )
+
+    def __add__(self, other: "Stored") -> "Stored":
+        made = {tuple(sorted(each.items())) for each in (*self.packed_by, *other.packed_by)}
+        return Stored(
+            bytes=self.bytes + other.bytes,
+            disk_bytes=self.disk_bytes + other.disk_bytes,
+            files=self.files + other.files,
+            folders=self.folders + other.folders,
+            packed_by=[dict(each) for each in sorted(made)],
+            unknown_keys=sorted({*self.unknown_keys, *other.unknown_keys}),
+        )
+
+
+def name_of(roots: Sequence[Path]) -> str:
+    """The folder of a pack, or what several are called."""
+    return str(roots[0]) if len(roots) == 1 else f"{len(roots):,} packs, {roots[0]} to {roots[-1]}"
+
+
+# --------------------------------------------------------------------------- info
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,37 +320,63 @@ class PackInfo(Holdings, Stored):
 
     def as_text(self) -> str:
         """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
-        manifest, counts = self.manifest, self.manifest.counts
-        lines = [
-            name_of(self.roots),
-            *self._packs(),
-            f"  format     {manifest.format} {'.'.join(map(str, manifest.version))}, "
-            + ("complete" if manifest.complete else f"NOT COMPLETE: {self.completeness.remedy}"),
-            f"  images     {manifest.samples:,} in {counted(len(manifest.shards), 'shard')} "
-            f"from {counted(len(manifest.sources) + len(self.completeness.partial), 'source')}",
-            f"  identity   {identity_text(manifest.sources)}",
-            *self._state(),
-            f"  pixels     {_pixel_text(manifest.layout)}",
-            f"  masks      {manifest.masks:,}; " + (self.left_out or "none left out"),
-            f"  mask data  {_mask_text(manifest.layout)}",
-            f"  size       {size_text(self.bytes)}, {size_text(self.disk_bytes)} on disk"
-            + ("" if manifest.layout.flat else " (padding is stored as holes)"),
-            f"  files      {self.files:,} in {counted(self.folders, 'folder')}",
-            f"  dropped    {counted(counts.get('dropped_images', 0), 'image')} without masks, "
-            f"{counted(counts.get('rejects', 0), 'rejected member')}",
-        ]
-        lines += [f"             {count:,} {reason}" for reason, count in self.reasons.items()]
-        if self.unknown_keys:
-            lines += _wrapped("not stored", f"keys of the JSON: {', '.join(self.unknown_keys)}")
-        for made in self.packed_by:
-            lines.append(
-                "  made by    " + ", ".join(f"{key} {value}" for key, value in made.items())
-            )
+        lines = [name_of(self.roots)]
+        for each in self.packs[:_PACKS]:
+            state = "" if each.manifest.complete else ", NOT COMPLETE"
+            size = f"{counted(each.manifest.samples, 'image')}, {size_text(each.bytes)}"
+            lines.append(f"  pack       {each.roots[0]}: {size}{state}")
+        for label, text in self._facts():
+            lines += _wrapped(label, text)
         lines.append("options")
-        lines += [f"  {key:<18} {text_of(value)}" for key, value in manifest.options.items()]
+        lines += [f"  {key:<18} {text_of(value)}" for key, value in self.manifest.options.items()]
         lines.append("masks per image")
-        lines += self._bars()
+        counts, edges = self.histogram()
+        most = max(1, int(counts.max(initial=0)))
+        for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
+            label = f"{low}" if high - low == 1 else f"{low}-{high - 1}"
+            bar = "#" * round(_BAR * int(count) / most)
+            lines.append(f"  {label:>9}  {bar:<{_BAR}} {count:,}")
         return "\n".join(lines)
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """Label and text of what is known of the pack."""
+        manifest, counts, layout = self.manifest, self.manifest.counts, self.manifest.layout
+        if (more := len(self.packs) - _PACKS) > 0:
+            yield "", f"and {counted(more, 'more pack')}"
+        state = "complete"
+        if not manifest.complete:
+            state = f"NOT COMPLETE: {self.completeness.remedy}"
+        yield "format", f"{manifest.format} {'.'.join(map(str, manifest.version))}, {state}"
+        sources = counted(len(manifest.sources) + len(self.completeness.partial), "source")
+        shards = counted(len(manifest.shards), "shard")
+        yield "images", f"{manifest.samples:,} in {shards} from {sources}"
+        yield "identity", identity_text(manifest.sources)
+        if not (manifest.complete and manifest.samples):
+            yield "state", str(self.completeness)
+        yield from (("duplicates", line) for line in self.duplicates.lines())
+        yield from (("feature", f"{name}: {text}") for name, text in self.features.items())
+        side = layout.image_size
+        form = {
+            "pad": f"padded to {side} x {side}",
+            "squash": f"squashed to {side} x {side}",
+            "native": f"longer side {side}, without padding",
+        }
+        yield "pixels", f"{layout.pixels}, {form[layout.fit]}"
+        yield "masks", f"{manifest.masks:,}; {self.left_out or 'none left out'}"
+        grid = [f"{layout.mask_size} x {layout.mask_size} bits"] if layout.bits else []
+        exact = ["exact runs at full size"] if layout.runs else []
+        yield "mask data", " and ".join(grid + exact)
+        holes = "" if layout.flat else " (padding is stored as holes)"
+        yield "size", f"{size_text(self.bytes)}, {size_text(self.disk_bytes)} on disk{holes}"
+        yield "files", f"{self.files:,} in {counted(self.folders, 'folder')}"
+        dropped = counted(counts.get("dropped_images", 0), "image")
+        rejects = counted(counts.get("rejects", 0), "rejected member")
+        yield "dropped", f"{dropped} without masks, {rejects}"
+        yield from (("", f"{count:,} {reason}") for reason, count in self.reasons.items())
+        if self.unknown_keys:
+            yield "not stored", f"keys of the JSON: {', '.join(self.unknown_keys)}"
+        for made in self.packed_by:
+            yield "made by", ", ".join(f"{key} {value}" for key, value in made.items())
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what `as_text` says, in numbers; "pack" is None for several."""
@@ -125,64 +406,10 @@ class PackInfo(Holdings, Stored):
             "packs": [each.as_dict() for each in self.packs],
         }
 
-    def _packs(self) -> list[str]:
-        """A line for each of several packs."""
-        lines = []
-        for each in self.packs[:_PACKS]:
-            state = "" if each.manifest.complete else ", NOT COMPLETE"
-            lines.append(
-                f"  pack       {each.roots[0]}: {counted(each.manifest.samples, 'image')}, "
-                f"{size_text(each.bytes)}{state}"
-            )
-        more = len(self.packs) - _PACKS
-        return lines + ([f"             and {counted(more, 'more pack')}"] if more > 0 else [])
-
-    def _state(self) -> list[str]:
-        """Lines on what is missing, held more than once, or kept beside the pack."""
-        state = [] if self.manifest.complete and self.manifest.samples else [self.completeness]
-        return [
-            line
-            for label, text in (
-                *(("state", str(each)) for each in state),
-                *(("duplicates", line) for line in self.duplicates.lines()),
-                *(("feature", f"{name}: {text}") for name, text in self.features.items()),
-            )
-            for line in _wrapped(label, text)
-        ]
-
-    def _bars(self) -> list[str]:
-        counts, edges = self.histogram()
-        most = max(1, int(counts.max(initial=0)))
-        lines = []
-        for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-            label = f"{low}" if high - low == 1 else f"{low}-{high - 1}"
-            bar = "#" * round(_BAR * int(count) / most)
-            lines.append(f"  {label:>9}  {bar:<{_BAR}} {count:,}")
-        return lines
-
 
 def _wrapped(label: str, text: str) -> list[str]:
     """A text in lines of at most 90 columns, beside its label."""
     return textwrap.wrap(text, _WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13)
-
-
-def _pixel_text(layout: Layout) -> str:
-    """The form of stored images, as a short text."""
-    side = layout.image_size
-    form = {
-        "pad": f"padded to {side} x {side}",
-        "squash": f"squashed to {side} x {side}",
-        "native": f"longer side {side}, without padding",
-    }
-    return f"{layout.pixels}, {form[layout.fit]}"
-
-
-def _mask_text(layout: Layout) -> str:
-    """The form of stored masks, as a short text."""
-    grid = f"{layout.mask_size} x {layout.mask_size}"
-    forms = [f"{grid} bits"] if layout.bits else []
-    forms += ["exact runs at full size"] if layout.runs else []
-    return " and ".join(forms)
 
 
 @checks_options

@@ -1,34 +1,39 @@
-"""`report`: everything about a pack, as one HTML page."""
+"""`report`: everything about a pack, as one self-contained HTML page: no script, no network."""
 
 import base64
 import io
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.export.drawing import drawn, fitted
-from sa1bpack.export.holdings import read_holdings
+from sa1bpack.export.drawing import drawn, fitted, mask_text, shape_text
+from sa1bpack.export.info import Holdings, read_holdings, text_of
 from sa1bpack.export.output import check_output
-from sa1bpack.export.page import Picture, page
-from sa1bpack.export.sheets import mask_text, size_text
 from sa1bpack.export.show import checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_or_reason
-from sa1bpack.export.survey import Survey, survey
-from sa1bpack.export.verification import VERIFY, Verification, verification
+from sa1bpack.export.survey import Survey, charts, survey
 from sa1bpack.format.files import replace_file
-from sa1bpack.format.manifest import REJECTS_NAME, read_manifest
-from sa1bpack.format.problems import Progress
+from sa1bpack.format.manifest import REJECTS_NAME, SHARDS_NAME, Manifest, read_manifest
+from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, joined
+from sa1bpack.format.verify import verify as verify_pack
+from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.progress import read_runs
+from sa1bpack.wording import counted, printable, size_text
 
 _log = logging.getLogger("sa1bpack")
 
@@ -36,6 +41,84 @@ DEFAULT_SAMPLES = 12
 _TILE = (450, 600)  # largest height and width of a picture, in pixels
 _QUALITY = 82  # of its JPEG
 _SHOWN_REJECTS = 20
+
+
+VERIFY = ("sample", "quick", "full", "none")
+SAMPLED_SHARDS = 8
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Result of a check: its extent, its time and its findings.
+
+    how
+        One of VERIFY: the check that was made. For a small pack it is "quick" if "sample" was asked
+        for.
+    covered
+        What that check covers in this pack, in words.
+    problems, notes
+        As in `sa1bpack.verify`'s report.
+    finished
+        When the check ended.
+    seconds
+        How long it took.
+    """
+
+    how: str
+    covered: str
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    finished: datetime
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """True if no problem was found, also if nothing was checked."""
+        return not self.problems
+
+
+_LIGHT = (
+    "Structure, exact file sizes and the checksums of all files except pixels, mask bits and runs"
+)
+
+
+def verification(
+    packs: Sequence[tuple[Path, Manifest]], how: str, seed: int, progress: Progress | None = None
+) -> Verification:
+    """Check packs, their folders and manifests, by `how`, one of VERIFY.
+
+    progress  called as progress(bytes done, bytes in all), for one pack after the other
+    """
+    shards = [(root, manifest, entry) for root, manifest in packs for entry in manifest.shards]
+    if how == "sample" and len(shards) <= SAMPLED_SHARDS:
+        how = "quick"
+    started = time.monotonic()
+    if how == "sample":
+        picked = np.random.default_rng(seed).permutation(len(shards))[:SAMPLED_SHARDS]
+        chosen = [shards[number] for number in np.sort(picked).tolist()]
+        check = Check(PackFiles(packs[0][0]), progress)
+        check.total = sum(entry.bytes for _, _, entry in chosen)
+        for root, manifest, entry in chosen:
+            folder = root / SHARDS_NAME / entry.name
+            check_shard(check, folder, entry, manifest.layout, quick=True)
+        found = check.report({})
+    else:
+        roots = [root for root, _ in packs if how != "none"]
+        found = joined(
+            [verify_pack(root, quick=how == "quick", progress=progress) for root in roots]
+        )
+    count, images = (found.counts.get(key, 0) for key in ("shards", "samples"))
+    size = f"{counted(count, 'shard')} with {counted(images, 'image')}"
+    own = "the pack's own files" if len(packs) == 1 else "the packs' own files"
+    covered = {
+        "none": "Nothing was checked for this report.",
+        "sample": f"{_LIGHT}, of {SAMPLED_SHARDS} of {counted(len(shards), 'shard')}, chosen at "
+        f"random (seed {seed}). `sa1bpack verify --quick` checks all shards.",
+        "quick": f"{_LIGHT}, of {size} and of {own}.",
+        "full": f"Every byte of {size} against the checksums of files and samples.",
+    }[how]
+    seconds = time.monotonic() - started
+    return Verification(how, covered, found.problems, found.notes, datetime.now(UTC), seconds)
 
 
 @dataclass(frozen=True)
@@ -126,14 +209,26 @@ def report(
     checked = verification(packs, verify, seed, progress)
     seen = Survey() if dataset is None else survey(dataset, seed)
     runs = (run for root in roots for run in read_runs(root))
-    text = page(
-        held,
-        seen,
-        checked,
-        runs=sorted(runs, key=attrgetter("finished")),
-        rejects=[reject for root in roots for reject in _first_rejects(root)][:_SHOWN_REJECTS],
-        pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
-        seed=seed,
+    text = (
+        _templates()
+        .get_template("report.html")
+        .render(
+            held=held,
+            manifest=manifest,
+            seen=seen,
+            checked=checked,
+            runs=sorted(runs, key=attrgetter("finished")),
+            rejects=[reject for root in roots for reject in _first_rejects(root)][:_SHOWN_REJECTS],
+            reasons=[(reason, f"{count:,}") for reason, count in held.reasons.items()],
+            pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
+            seed=seed,
+            version=version("sa1bpack"),
+            totals=_totals(held, seen),
+            features=[f"{name}: {text}" for name, text in held.features.items()],
+            verdict=_verdict(checked),
+            charts=charts(manifest, held.mask_counts, seen),
+            identity=_identity(held, seen),
+        )
     )
     replace_file(path, text.encode())
     return ReportResult(
@@ -158,7 +253,21 @@ def _first_rejects(root: Path) -> list[tuple[Any, ...]]:
     return found
 
 
-def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) -> list[Picture]:
+class _Picture(NamedTuple):
+    """A sample on the page; without a JPEG, the title says why it cannot be read.
+
+    jpeg  in base64
+    """
+
+    title: str
+    facts: str = ""
+    masks: str = ""
+    jpeg: str = ""
+    width: int = 0
+    height: int = 0
+
+
+def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) -> list[_Picture]:
     """Random samples; errors are shown in place of a picture and added to the list."""
     pictures = []
     for index in random_indices(len(dataset), count, seed):
@@ -166,14 +275,112 @@ def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) ->
         if isinstance(subject, Unreadable):
             if subject.reason not in unreadable:
                 unreadable.append(subject.reason)
-            pictures.append(Picture(f"Row {index:,}: {subject.reason}"))
+            pictures.append(_Picture(f"Row {index:,}: {subject.reason}"))
             continue
         height, width = fitted(*subject.rgb.shape[:2], *_TILE)
         buffer = io.BytesIO()
         drawn(subject, height, width).save(buffer, "JPEG", quality=_QUALITY)
         jpeg = base64.b64encode(buffer.getvalue()).decode()
         sample = subject.sample
-        facts = f"id {sample['image_id']}, row {sample['index']:,}, {size_text(subject)}"
+        facts = f"id {sample['image_id']}, row {sample['index']:,}, {shape_text(subject)}"
         masks = mask_text(subject)
-        pictures.append(Picture(sample["file_name"], facts, masks, jpeg, width, height))
+        pictures.append(_Picture(sample["file_name"], facts, masks, jpeg, width, height))
     return pictures
+
+
+# ----------------------------------------------------------------------------- the page
+
+
+def _templates() -> Environment:
+    """The templates of the page. All text is escaped: only they are markup."""
+    templates = Environment(
+        loader=PackageLoader("sa1bpack.export"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        # What macros and blocks return is markup; all else is text.
+        finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {"counted": counted, "duration": _duration, "shown": _shown}
+    templates.filters |= {"moment": _moment, "size": size_text}
+    return templates
+
+
+def _totals(held: Holdings, seen: Survey) -> list[tuple[str, ...]]:
+    """Name, value and remark of the numbers at the top."""
+    manifest, counts = held.manifest, held.mask_counts
+    masks, disk, shards = [], [], []
+    if counts.size:
+        masks = [f"{np.mean(counts):.1f} per image, median {np.median(counts):.0f}"]
+    nbytes = sum(entry.bytes for entry in manifest.shards)
+    if seen.stored.bytes:
+        about = "" if seen.stored.bytes == nbytes else "about "
+        on_disk = size_text(nbytes * seen.stored.disk_bytes / seen.stored.bytes)
+        disk = [f"{about}{on_disk} on disk"]
+    if sizes := sorted(entry.samples for entry in manifest.shards):
+        same = sizes[0] == sizes[-1]
+        span = counted(sizes[0], "image") if same else f"{sizes[0]:,} to {sizes[-1]:,} images"
+        sources = counted(len({entry.source for entry in manifest.shards}), "source")
+        shards = [f"of {span}, from {sources}"]
+    rejects = manifest.counts.get("rejects")
+    return [
+        ("Images", f"{manifest.samples:,}"),
+        ("Masks", f"{manifest.masks:,}", *masks),
+        (
+            "Masks left out",
+            f"{held.annotations - manifest.masks:,}",
+            held.left_out or f"of {held.annotations:,}",
+        ),
+        ("Size", size_text(nbytes), *disk),
+        ("Shards", f"{len(manifest.shards):,}", *shards),
+        ("Rejects", "not recorded" if rejects is None else f"{rejects:,}"),
+    ]
+
+
+def _verdict(checked: Verification) -> tuple[str, str, str]:
+    """The result of a check: "good", "warn" or "bad", in words, and the remedy."""
+    if checked.how == "none":
+        return "warn", "Not verified.", ""
+    if checked.ok:
+        return "good", "Every byte is sound." if checked.how == "full" else "No problem found.", ""
+    found = checked.problems
+    denied = all(problem.denied for problem in found)
+    kind, verdict = ("warn", "Not all could be read") if denied else ("bad", "Damaged")
+    damaged = any(not (problem.extra or problem.denied) for problem in found)
+    remedy = "sa1bpack repair rebuilds what is damaged, from the tars." if damaged else ""
+    return kind, f"{verdict}: {counted(len(found), 'problem')}.", remedy
+
+
+def _identity(held: Holdings, seen: Survey) -> list[tuple[str, str]]:
+    manifest, stored = held.manifest, seen.stored
+    made = [
+        "; ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        for versions in stored.packed_by
+    ]
+    unknown = "no key of the JSON, in the shards read"
+    if stored.unknown_keys:
+        unknown = f"keys of the JSON: {', '.join(stored.unknown_keys)}"
+    index = "one in each pack" if len(held.roots) > 1 else manifest.index or "none yet"
+    return [
+        ("format", f"{manifest.format} {'.'.join(map(str, manifest.version))}"),
+        *(("packed by", text) for text in made or ["not recorded"]),
+        ("seen in", f"{len(seen.shards):,} of {counted(len(manifest.shards), 'shard')}"),
+        ("index", index),
+        ("not stored", unknown),
+    ]
+
+
+def _shown(value: Any) -> str:
+    """A recorded value as text."""
+    words = {None: "none", True: "yes", False: "no"}
+    return words[value] if value is None or isinstance(value, bool) else text_of(value)
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

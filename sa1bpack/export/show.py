@@ -20,8 +20,7 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
 from sa1bpack.export.batch import image_count, subjects_of
-from sa1bpack.export.drawing import Image
-from sa1bpack.export.sheets import SIDE, contact_sheet, large_picture, tile_width
+from sa1bpack.export.drawing import SIDE, Image, contact_sheet, large_picture, tile_width
 from sa1bpack.export.subject import Subject, Unreadable, read_or_reason
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection

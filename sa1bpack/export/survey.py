@@ -14,7 +14,7 @@ import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import FormatError
-from sa1bpack.export.holdings import Stored
+from sa1bpack.export.info import Stored
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.problems import reason_of
 from sa1bpack.format.shard_reader import Shard

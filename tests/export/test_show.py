@@ -13,8 +13,7 @@ from torch.utils.data import Subset
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.export.drawing import font, plain_text, shortened
-from sa1bpack.export.sheets import columns_of
+from sa1bpack.export.drawing import columns_of, font, plain_text, shortened
 from sa1bpack.export.show import draw_samples, random_indices
 
 

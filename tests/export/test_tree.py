@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sa1bpack.export.sheets import as_tree
+from sa1bpack.export.drawing import as_tree
 from sa1bpack.masks import pack_bits
 
 
