@@ -1,7 +1,7 @@
 """Types of the names that `sa1bpack/masks/__init__.py` imports on first use."""
 
-from sa1bpack.masks.bits import pack_bits as pack_bits
-from sa1bpack.masks.bits import unpack_bits as unpack_bits
+from sa1bpack.masks.cells import pack_bits as pack_bits
+from sa1bpack.masks.cells import unpack_bits as unpack_bits
 from sa1bpack.masks.prompts import count_pixels as count_pixels
 from sa1bpack.masks.prompts import draw_points as draw_points
 from sa1bpack.masks.prompts import jitter_boxes as jitter_boxes

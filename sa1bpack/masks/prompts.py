@@ -109,16 +109,18 @@ def _nth_on_rim(number, rows, top, bottom):
 
 
 @njit
-def _find_pixels(run_ends, run_offset, height, width, region, boxes, numbers, modulo, pixels):
+def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, modulo, pixels):
     """Count the pixels of a region, and find some of them; see `find_pixels`.
 
     Args:
+        size: H, W.
         region: index in REGIONS.
         boxes: int64 (n, 4) or (0, 4) for the complete image.
         pixels: int64 (n, k, 2), written.
 
     Returns int64 (n,), the counts.
     """
+    height, width = np.int64(size[0]), np.int64(size[1])
     count = np.zeros(len(run_offset) - 1, np.int64)
     longest = 0
     for m in range(len(count)):
@@ -187,7 +189,7 @@ def find_pixels(
     check_array("numbers", numbers, "int64", (masks, "k"))
     pixels = np.empty((*numbers.shape, 2), np.int64)
     asked = REGIONS.index(region), frozen(boxes), frozen(numbers), modulo, pixels
-    return _find_pixels(run_ends, run_offset, height, width, *asked), pixels
+    return _find_pixels(run_ends, run_offset, (height, width), *asked), pixels
 
 
 def pixel_boxes(boxes: Any, shape: tuple[int | str, ...], kind: type = np.ndarray) -> Any:

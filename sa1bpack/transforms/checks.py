@@ -172,12 +172,6 @@ def check_runs(runs: RunBatch, small: Mapping[str, torch.Tensor], shape: tuple[i
         )
 
 
-def spatial_sides(ds: Any) -> dict[str, tuple[int, ...]]:
-    """Name → (C, h, w) of the spatial features of a dataset."""
-    features = getattr(getattr(ds, "spec", None), "features", ())
-    return {feature.name: feature.row_shape for feature in features if feature.spatial}
-
-
 def check_spatial(rows: Any, name: str, samples: int, shape: tuple[int, ...]) -> None:
     """Raise OptionError unless `rows` is a tensor (B, C, h, w) of the dataset's shape."""
     if not isinstance(rows, torch.Tensor) or tuple(rows.shape) != (samples, *shape):

@@ -1,7 +1,8 @@
 """The pipeline: turns a batch of a loader into training input, on the batch's device."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from sa1bpack.transforms.checks import (
     check_spatial,
     check_spec,
     check_tensors,
-    spatial_sides,
 )
 from sa1bpack.transforms.geometry.frame import (
     Frame,
@@ -33,7 +33,7 @@ from sa1bpack.transforms.geometry.frame import (
     points_inside,
     stored_to_source,
 )
-from sa1bpack.transforms.geometry.steps import GeometricStep, Uniform
+from sa1bpack.transforms.geometry.steps import GeometricStep
 from sa1bpack.transforms.host import all_on_host, sent
 from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.make import ImageMaker
@@ -44,7 +44,7 @@ from sa1bpack.transforms.masks.cells import ranks, uncovered
 from sa1bpack.transforms.masks.make import MaskMaker, Rows
 from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
-from sa1bpack.transforms.options import Size, Sizes, as_numbers
+from sa1bpack.transforms.options import Sides, Size, Sizes, as_numbers
 from sa1bpack.transforms.random import uniform
 
 # Keys of a batch with a few numbers per image or mask that a pipeline reads.
@@ -64,7 +64,7 @@ MASK_KEYS = (
 )
 
 
-@checks_options
+@checks_options(mean="normalize=(mean, std)", std="normalize=(mean, std)")
 class Pipeline:
     """Makes training input from batches of a dataset, as Loader, DataLoader and Collate make them.
 
@@ -154,8 +154,7 @@ class Pipeline:
         mask_size: Size = None,
         dtype: torch.dtype = torch.float32,
         mask_dtype: torch.dtype = torch.bool,
-        mean: Sequence[float] = SAM_MEAN,
-        std: Sequence[float] = SAM_STD,
+        normalize: tuple[Sequence[float], Sequence[float]] = (SAM_MEAN, SAM_STD),
         min_area: int = 1,
         max_cover: float = 1.0,
         max_valid: int | None = None,
@@ -176,7 +175,7 @@ class Pipeline:
                 tuple), or a function of the epoch; epoch and step are those of the batch.
             dtype: of the images; a floating-point type.
             mask_dtype: of the masks: torch.bool or a floating-point type.
-            mean, std: of R, G, B in 0 to 255; by default those of SAM.
+            normalize: (mean, std), each of R, G, B in 0 to 255; by default those of SAM.
             min_area: cells that a mask must still have to be valid.
             max_cover: the share of a valid mask's cells, 0 to 1, that larger ones which are left
                 may cover together; 0.8 is EdgeSAM's `mask_nms_thresh`. 1: any.
@@ -190,12 +189,13 @@ class Pipeline:
             OptionError: an invalid value.
         """
         ds = check_dataset(ds)
-        self.image_size, self.fit = ds.layout.image_size, ds.layout.fit
-        self.coordinates, self.mask_sampling = ds.options.coordinates, ds.mask_sampling
-        self.cells = ds.mask_size  # side of the grid in the batch
+        self.image_size, self.cells = ds.layout.image_size, ds.mask_size  # sides in the batch
+        self.fit, self.coordinates = ds.layout.fit, ds.options.coordinates
         self.spec = getattr(ds, "spec_text", None)
-        self._spatial = spatial_sides(ds)
+        features = getattr(getattr(ds, "spec", None), "features", ())
+        self._spatial = {each.name: each.row_shape for each in features if each.spatial}
         self._sizes = Sizes.of(size, mask_size, self.image_size, self.cells)
+        self.canvas, self.grid = self._sizes.at(0, 0)  # those of the beginning
         if not _is_floating(dtype):
             raise OptionError(
                 f"dtype is {dtype!r}: choose a floating-point type, such as torch.bfloat16"
@@ -204,60 +204,22 @@ class Pipeline:
             raise OptionError(
                 f"mask_dtype is {mask_dtype!r}: choose torch.bool or a floating-point type"
             )
-        means, stds = as_numbers(mean), as_numbers(std)
-        if len(means) != 3 or len(stds) != 3 or min(stds) <= 0:
-            raise OptionError(
-                f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0"
-            )
         self.dtype, self.mask_dtype = dtype, mask_dtype
-        if 0 < max(means) < 1 and max(stds) < 1:
-            raise OptionError(
-                f"mean is {mean!r} and std {std!r}: these are of colours from 0 to 1, as in "
-                "torchvision; give them of colours from 0 to 255, which is 255 times as much"
-            )
-        self._normal = Table(np.array([means, stds], np.float32))
+        self._normal = Table(_checked_normal(normalize))
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.max_cover = number("max_cover", max_cover, 0, 1)
         self.max_valid = None if max_valid is None else whole_number("max_valid", max_valid, 1)
         self._relate = Relate.of(relations)
         if self._relate is not None:
-            check_relations(self._relate.names, getattr(getattr(ds, "spec", None), "features", ()))
+            check_relations(self._relate.names, features)
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
-        self.steps, geometric = _checked_steps(steps)
-        self._geometric = self.steps[:geometric]
-        self._resize(*self._sizes.at(0, 0))
-
-    def _resize(self, canvas: tuple[int, int], grid: tuple[int, int]) -> None:
-        """Set everything that depends on the canvas and on the mask grid, (height, width) each."""
-        side = self.image_size
-        self.canvas, self.grid, self._other = canvas, grid, None
-        self._shrinks = side / min(self.canvas)
-        for step in self._geometric:
-            self._shrinks *= step.shrinks
-        as_stored = not self._geometric and self.canvas == (side, side)
-        self._make_images = ImageMaker(self.dtype, self._normal, self._shrinks, as_stored)
-        self._masks = MaskMaker(
-            grid=self.grid,
-            cells=self.cells,
-            fit=self.fit,
-            sampling=self.mask_sampling,
-            geometric=bool(self._geometric),
-            untouched=not self._geometric and self.canvas[0] == self.canvas[1],
-            # Relations and covers are counted in bools.
-            dtype=torch.bool if self._relate or self.max_cover < 1 else self.mask_dtype,
-        )
-
-    def _sized(self, epoch: int | None, step: int | None) -> "Pipeline":
-        """The pipeline with the sizes of an epoch and step: this one, or a copy that is kept until
-        the sizes change again."""
-        sizes, other = self._sizes.at(epoch, step), self._other
-        if sizes == (self.canvas, self.grid):
-            return self
-        if other is None or sizes != (other.canvas, other.grid):
-            other = copy(self)
-            other._resize(*sizes)
-            self._other = other  # as one object: threads may share the pipeline
-        return other
+        self.steps = _checked_steps(steps)
+        moving = [step for step in self.steps if isinstance(step, GeometricStep)]
+        self._moves, shrinks = bool(moving), prod(step.shrinks for step in moving)
+        self._images = ImageMaker(dtype, self._normal, self.image_size, self._moves, shrinks)
+        # Relations and covers are counted in bools.
+        kernel_dtype = torch.bool if self._relate or self.max_cover < 1 else mask_dtype
+        self._masks = MaskMaker(self.cells, self.fit, ds.mask_sampling, self._moves, kernel_dtype)
 
     def __str__(self) -> str:
         """Everything that decides the result: steps, sizes, types and numbers."""
@@ -299,35 +261,41 @@ class Pipeline:
         changes = self._sizes.change_by("epoch")
         draws = bool(self.steps) or self.max_valid is not None
         epoch = check_epoch(batch, epoch, needed=draws or changes)
-        sized = self._sized(epoch, self._sizes.step_of(batch))
+        sizes = self._sizes.at(epoch, self._sizes.step_of(batch))
         with full_precision(batch["images"].device):
-            return sized._made(batch, small, epoch)
+            return self._made(batch, small, epoch, *sizes)
 
-    def _made(self, batch: Mapping, small: Mapping, epoch: int | None) -> Batch:
+    def _made(
+        self, batch: Mapping, small: Mapping, epoch: int | None, canvas: Sides, grid: Sides
+    ) -> Batch:
         """The result for a checked batch.
 
         small  its numbers per image and mask, all on the host if possible: what is made of them is
                sent to the device of the batch
         """
-        frame = fit_frame(small["sizes"], self.canvas)
-        for k, step in enumerate(self._geometric):
-            frame = step(frame, self._uniform(small, epoch, k))
+        frame, colors, mix = fit_frame(small["sizes"], canvas), None, None
+        for k, step in enumerate(self.steps):
+            drawn = partial(uniform, self.seed, epoch, small["image_ids"], k)
+            if isinstance(step, GeometricStep):
+                frame = step(frame, drawn)
+            elif isinstance(step, ColorJitter):
+                colors = step, drawn
+            else:
+                mix = step, drawn
         done = Batch(batch)
         done.pop("spec", None)  # it describes the images of the batch, not those of the result
-        after = len(self._geometric)
-        colors = None
-        if after < len(self.steps) and isinstance(self.steps[after], ColorJitter):
-            colors = self.steps[after], self._uniform(small, epoch, after)
-        done["images"] = self._make_images(batch["images"], small["sizes"], frame, colors)
+        done.pop("bboxes", None)
+        done["images"] = self._images(batch["images"], small["sizes"], frame, colors)
         mean, std = self._normal.on(small["sizes"].device)
-        placed = {"pixel_mean": mean.clone(), "pixel_std": std.clone()}
         to_source = stored_to_source(small["sizes"])
         maps = to_source.after(frame.maps)
-        placed["input_to_source"], placed["source_to_input"] = (
-            maps.matrix(),
-            maps.inverse().matrix(),
-        )
-        placed["input_sizes"] = frame.extent.flip(1)
+        placed = {
+            "pixel_mean": mean.clone(),
+            "pixel_std": std.clone(),
+            "input_to_source": maps.matrix(),
+            "source_to_input": maps.inverse().matrix(),
+            "input_sizes": frame.extent.flip(1),
+        }
         if frame.window is not None:
             placed["source_window"] = frame.window * to_source.scale.repeat(1, 2)
         leading = [batch[key].shape for key in MASK_KEYS if key in batch]
@@ -335,8 +303,7 @@ class Pipeline:
         if leading:
             rows = Rows.of(small["mask_counts"], leading[0], "mask_offsets" not in batch)
             placed |= self._annotations(small, rows, frame)
-            used = self._put_masks(done, batch, small, rows, frame)
-        done.pop("bboxes", None)
+            used = self._put_masks(done, batch, small, rows, frame, grid)
         done |= dict(zip(placed, sent([*placed.values()], batch["images"].device), strict=True))
         if used is not None:
             done["valid"] &= used.view(rows.shape)
@@ -347,15 +314,12 @@ class Pipeline:
             places = ranks(drawn.where(valid, 1.0), owner, len(batch["images"]))
             done["valid"] &= (places < self.max_valid).view(rows.shape)
         for name in self._spatial.keys() & batch.keys():
-            moved = bool(self._geometric)
-            done[name] = move_spatial(batch[name], frame, self.image_size, moved, self._shrinks)
-        if self.steps and isinstance(self.steps[-1], MixStep):
-            numbers = self._uniform(small, epoch, len(self.steps) - 1)
-            done |= self.steps[-1](done["images"], numbers)
+            most = self._images.most(frame)
+            done[name] = move_spatial(batch[name], frame, self.image_size, self._moves, most)
+        if mix is not None:
+            step, drawn = mix
+            done |= step(done["images"], drawn)
         return done
-
-    def _uniform(self, small: Mapping, epoch: int, number: int) -> Uniform:
-        return lambda n: uniform(self.seed, epoch, small["image_ids"], number, n)
 
     def _checked(self, batch: Mapping) -> dict[str, torch.Tensor]:
         """Check a batch. Returns its numbers per image and mask, on the host if they are known
@@ -382,23 +346,22 @@ class Pipeline:
         return small
 
     def _put_masks(
-        self, done: Batch, batch: Mapping, small: Mapping, rows: Rows, frame: Frame
+        self, done: Batch, batch: Mapping, small: Mapping, rows: Rows, frame: Frame, grid: Sides
     ) -> torch.Tensor | None:
         """Move masks and relate them. Returns bool (T,), which of them are large enough and not
         covered; None without masks."""
         if "runs" in batch:
             check_runs(batch["runs"], small, rows.shape)
-            masks, areas = self._masks.draw(batch["runs"], small, rows, frame)
+            masks, areas = self._masks.draw(batch["runs"], small, rows, frame, grid)
         elif "masks" in batch:
-            masks, areas = self._masks.take(batch["masks"], small["sizes"], rows.owner, frame)
+            masks, areas = self._masks.take(batch["masks"], small, rows, frame, grid)
         else:
             return None
-        done["masks"] = masks.to(self.mask_dtype).view(*rows.shape, *self.grid)
+        done["masks"] = masks.to(self.mask_dtype).view(*rows.shape, *grid)
         counts, used = batch["mask_counts"], areas >= self.min_area
         padded = "mask_offsets" not in batch
         if self._relate is not None:
-            cells = masks.view(*rows.shape, *self.grid)
-            done |= self._relate.of_masks(cells, counts, padded)
+            done |= self._relate.of_masks(masks.view(*rows.shape, *grid), counts, padded)
         if self.max_cover < 1:
             most = rows.shape[1] if padded else fullest(counts)
             [owner] = sent([rows.owner], masks.device)
@@ -408,52 +371,58 @@ class Pipeline:
     def _annotations(self, small: Mapping, rows: Rows, frame: Frame) -> dict[str, torch.Tensor]:
         """Boxes and points on the canvas, and which masks are `valid`, whatever their cells are."""
         found, (owner, shape, valid) = {}, rows
-        to_canvas = frame.maps.inverse().of(owner)
-        source_pixel, to_stored = self._scales(small["sizes"])
+        sizes, to_canvas = small["sizes"].double(), frame.maps.inverse().of(owner)
+        scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)[owner]  # stored pixels per source pixel
+        pixel, to_stored = torch.ones_like(scale), scale
+        if self.coordinates == "stored":
+            pixel, to_stored = scale, pixel
         if "bboxes" in small:
-            edges = box_edges(small["bboxes"].reshape(-1, 4), source_pixel[owner])
-            edges = edges * to_stored[owner].repeat(1, 2)
+            edges = box_edges(small["bboxes"].reshape(-1, 4), pixel) * to_stored.repeat(1, 2)
             boxes = move_boxes(edges, to_canvas, frame.extent[owner])
             valid = valid & (boxes[:, 2:] > boxes[:, :2]).all(1)
             found["boxes_xyxy"] = boxes.float().view(*shape, 4)
         if "point_coords" in small:
-            stored = small["point_coords"].reshape(-1, 2) * to_stored[owner]
+            stored = small["point_coords"].reshape(-1, 2) * to_stored
             points = to_canvas.apply(stored)
             found["point_coords"] = points.float().view(*shape, 2)
             found["point_inside"] = points_inside(points, stored, frame, owner).view(shape)
         return {**found, "valid": valid.view(shape)}
 
-    def _scales(self, sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """float64 (B, 2) each, x and y: the size of a source pixel in the dataset's coordinates,
-        and the scale from these to stored coordinates."""
-        sizes = sizes.double()
-        scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)
-        ones = torch.ones_like(scale)
-        return (scale, ones) if self.coordinates == "stored" else (ones, scale)
 
-
-def _checked_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], int]:
-    """The steps, and how many of them are geometric.
-
-    Raises OptionError for anything but steps, and for steps in another order.
-    """
+def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps. Raises OptionError for anything else, and for steps in another order."""
     kinds = (GeometricStep, ColorJitter, MixStep)
     if not isinstance(steps, Iterable):
         raise OptionError(f"steps is {steps!r}: pass a list of steps")
-    given = tuple(steps)
+    given, order = tuple(steps), []
     for step in given:
         if not isinstance(step, kinds):
             raise OptionError(
                 f"{step!r} is not a step: pass GeometricStep, ColorJitter, Mixup or CutMix objects"
             )
-    order = [[isinstance(step, kind) for kind in kinds].index(True) for step in given]
+        order.append([isinstance(step, kind) for kind in kinds].index(True))
     if order != sorted(order) or order.count(1) > 1 or order.count(2) > 1:
         raise OptionError(
             f"steps are {[type(step).__name__ for step in given]}: pass the geometric ones first, "
             "then at most one ColorJitter, then at most one Mixup or CutMix"
         )
-    return given, order.count(0)
+    return given
 
 
-def _is_floating(dtype: torch.dtype) -> bool:
+def _checked_normal(normalize: Any) -> np.ndarray:
+    """float32 (2, 3): mean and std. Raises OptionError for anything else."""
+    given = [as_numbers(each) for each in normalize] if isinstance(normalize, Sequence) else []
+    if [*map(len, given)] != [3, 3] or min(given[1]) <= 0:
+        raise OptionError(
+            f"normalize is {normalize!r}: give (mean, std), three numbers each, with std above 0"
+        )
+    if 0 < max(given[0]) < 1 and max(given[1]) < 1:
+        raise OptionError(
+            f"normalize is {normalize!r}: these are of colours from 0 to 1, as in torchvision; "
+            "give them of colours from 0 to 255, which is 255 times as much"
+        )
+    return np.array(given, np.float32)
+
+
+def _is_floating(dtype: Any) -> bool:
     return isinstance(dtype, torch.dtype) and dtype.is_floating_point

@@ -119,7 +119,7 @@ def test_a_function_of_a_script_has_the_name_of_the_script(ds, monkeypatch):
 
 
 def test_a_function_gets_what_the_pipeline_makes_of_each_batch(ds):
-    made = {"size": 20, "mean": (9, 8, 7.5), "std": (2, 3, 4)}
+    made = {"size": 20, "normalize": ((9, 8, 7.5), (2, 3, 4))}
     pipeline = T.Pipeline(ds, [T.RandomHorizontalFlip(), T.ColorJitter(0.2)], seed=5, **made)
     result = derive(
         ds, "inputs", whole, batch_size=2, pipeline=pickle.loads(pickle.dumps(pipeline))

@@ -12,7 +12,7 @@ from sa1bpack.transforms import (
 )
 from sa1bpack.transforms.backends import run_jobs
 from sa1bpack.transforms.images import make as made_images
-from sa1bpack.transforms.masks import compiled as compiled_masks
+from sa1bpack.transforms.masks import make as made_masks
 
 KEYS = ("masks", "valid", "boxes_xyxy", "point_coords", "point_inside", "input_to_source")
 
@@ -59,7 +59,7 @@ def test_jobs_and_threads_do_not_change_the_result(steps, masks, monkeypatch):
     try:
         torch.set_num_threads(1)
         expected = pipeline(batch, 0)
-        monkeypatch.setattr(compiled_masks, "PART_BYTES", 1)
+        monkeypatch.setattr(made_masks, "PART_BYTES", 1)
         monkeypatch.setattr(made_images, "PART_ROWS", 7)
         for count in (1, 3):
             torch.set_num_threads(count)

@@ -41,7 +41,7 @@ GEOMETRIC = {
         ScaleJitter(0.7, 0.9),
     ],
 }
-PLAIN = {"mean": (0, 0, 0), "std": (255, 255, 255)}
+PLAIN = {"normalize": ((0, 0, 0), (255, 255, 255))}
 
 
 def span(profile: torch.Tensor) -> tuple[float, float]:

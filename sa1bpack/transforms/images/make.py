@@ -41,18 +41,20 @@ _UNCHANGED = Table(np.array([[0.0] * 3, [1.0] * 3], np.float32))  # a mean and s
 
 @dataclass(frozen=True)
 class ImageMaker:
-    """Makes the images of batches on one canvas: moved, normalised and cast.
+    """Makes the images of batches of a dataset: moved, normalised and cast.
 
     dtype      of the results, a floating-point type
     normal     float32 (2, 3): mean and std of R, G, B in 0 to 255
-    shrinks    the largest factor by which an image may be reduced
-    as_stored  whether every pixel of the canvas is that of the stored image
+    side       S, of the stored canvas
+    geometric  whether steps move the images
+    shrinks    the largest factor by which they may reduce an image
     """
 
     dtype: torch.dtype
     normal: Table
+    side: int
+    geometric: bool
     shrinks: float
-    as_stored: bool
     _memory: Memory = field(default_factory=Memory)
 
     def __call__(
@@ -74,7 +76,7 @@ class ImageMaker:
             convert = planes_as_rgb if compiled else yuv420_to_rgb
             images = convert(images, *sent([stored], device))
         normal, dtype = (self.normal, self.dtype) if colors is None else (_UNCHANGED, torch.float32)
-        sampling = Sampling(images, stored, frame, normal, self.shrinks)
+        sampling = Sampling(images, stored, frame, normal, self.most(frame))
         if compiled:
             made = sample_images(sampling, self._memory)
         else:
@@ -95,14 +97,18 @@ class ImageMaker:
             made = step(made, inside[:, None], factors)
         return normalize(made, *self.normal.on(device), inside[:, None]).to(self.dtype)
 
+    def most(self, frame: Frame) -> float:
+        """The largest factor by which an image may be reduced on a canvas."""
+        return self.shrinks * self.side / min(frame.canvas)
+
     def _resampled(self, sampling: Sampling) -> torch.Tensor:
         """float32 (B, 3, H, W), 0 to 255, in torch operations."""
         images, stored, frame = sampling.images, sampling.stored, sampling.frame
-        if self.as_stored:
+        if not self.geometric and frame.canvas == (self.side, self.side):
             return channels_first(images).float()
         if frame.window is not None:
-            steps, canvas = frame.steps(frame.canvas), frame.canvas
-            return resample_affine(images, stored, steps, sampling.supports, canvas, self.shrinks)
+            steps, most = frame.steps(frame.canvas), sampling.shrinks
+            return resample_affine(images, stored, steps, sampling.supports, frame.canvas, most)
         return resample(images, frame.maps, stored.flip(1).double(), frame.canvas)
 
 

@@ -5,20 +5,13 @@ Grids are sampled at the centres of the output cells, so masks remain true or fa
 concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each.
 """
 
-from dataclasses import dataclass
 from math import gcd
 
 import torch
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.transforms.geometry.frame import (
-    FRACTION,
-    AffineMaps,
-    Frame,
-    Maps,
-    fixed_steps,
-    positions,
-)
+from sa1bpack.transforms.geometry.frame import FRACTION, positions
+from sa1bpack.transforms.masks.run_batch import Taking
 from sa1bpack.transforms.memory import chunk_bytes
 
 
@@ -56,61 +49,10 @@ def count_along(cells: torch.Tensor, dim: int) -> torch.Tensor:
     return cells.view(torch.uint8).sum(dim, dtype=torch.int64)
 
 
-@dataclass(frozen=True)
-class Taking:
-    """How masks are taken from their grids: the arguments of everything that does it.
-
-    All but the masks may be on the CPU, if possible.
-
-    masks    bool (T, s, s), or bits uint8 (T, s, s / 8)
-    owner    int64 (T,), the sample of each mask, non-decreasing
-    samples  B
-    size     (h, w) of the result
-    maps     from cells of the result to those of the grid; None if they are the same
-    frame    of the images; None if all cells show them. Cells that do not are False
-    """
-
-    masks: torch.Tensor
-    owner: torch.Tensor
-    samples: int
-    size: tuple[int, int]
-    maps: Maps | None = None
-    frame: Frame | None = None
-
-    @property
-    def rotates(self) -> bool:
-        """Whether the maps may rotate or shear."""
-        return isinstance(self.maps, AffineMaps)
-
-    @property
-    def device(self) -> torch.device:
-        """That of the masks."""
-        return self.masks.device
-
-    @property
-    def columns_and_rows(self) -> list[torch.Tensor]:
-        """int64 (B, w) and (B, h), of the grid, for each of the result, under upright maps."""
-        side, device = self.masks.shape[1], self.owner.device
-        if self.maps is None:
-            return [torch.arange(side, device=device).expand(self.samples, -1)] * 2
-        return [at.floor().long().clamp_(0, side - 1) for at in self.maps.centers(*self.size)]
-
-    @property
-    def keep(self) -> torch.Tensor:
-        """int64 (B, 2): the rows and columns that show upright images."""
-        if self.frame is not None:
-            return self.frame.kept(self.size)
-        return torch.full((self.samples, 2), max(self.size), device=self.owner.device)
-
-    @property
-    def steps(self) -> torch.Tensor:
-        """int64 (B, 2, 3), see `geometry.frame.positions`: the cell of the grid for each of the
-        result; the nearest one if that is outside."""
-        return fixed_steps(self.maps)
-
-
-def take_cells(taking: Taking) -> torch.Tensor:
-    """Take cells of masks under upright maps: bool (T, h, w). Of bits, only those are unpacked."""
+def take(taking: Taking) -> torch.Tensor:
+    """Take cells of masks from their grids: bool (T, h, w). Of bits, only those are unpacked."""
+    if taking.rotates:
+        return _take_affine(taking)
     masks, owner, (columns, rows) = taking.masks, taking.owner, taking.columns_and_rows
     bits = masks.dtype == torch.uint8
     masks = masks.view(torch.uint8)
@@ -126,8 +68,8 @@ def take_cells(taking: Taking) -> torch.Tensor:
     return cells.view(torch.bool)
 
 
-def take_affine(taking: Taking) -> torch.Tensor:
-    """Take cells of masks under affine maps: bool (T, h, w)."""
+def _take_affine(taking: Taking) -> torch.Tensor:
+    """`take` under maps that may rotate."""
     masks, owner, (height, width) = taking.masks, taking.owner, taking.size
     bits, side = masks.dtype == torch.uint8, masks.shape[1]
     steps, visible = taking.steps, taking.frame.visible(taking.size)

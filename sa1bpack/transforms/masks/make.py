@@ -8,17 +8,23 @@ Everywhere `owner`, int64 (T,), has the sample of each mask, and results are tho
 with the cells that are set in each, (T,).
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from sa1bpack.arguments import checks_options, choice
 from sa1bpack.errors import OptionError
+from sa1bpack.masks import cells as kernels
+from sa1bpack.masks import window
+from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.masks.raster import SAMPLINGS
-from sa1bpack.masks.window import check_maps, check_size
 from sa1bpack.transforms import backends
+from sa1bpack.transforms.backends import Job, run_jobs
 from sa1bpack.transforms.geometry.frame import (
     AffineMaps,
     AxisMaps,
@@ -30,15 +36,20 @@ from sa1bpack.transforms.geometry.frame import (
     stored_to_source,
 )
 from sa1bpack.transforms.host import on_device
-from sa1bpack.transforms.masks import compiled
-from sa1bpack.transforms.masks.cells import Taking, count_cells, take_affine, take_cells
-from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, padded_rows
-from sa1bpack.transforms.masks.runs import draw_affine, draw_masks
+from sa1bpack.transforms.masks.cells import count_cells, take
+from sa1bpack.transforms.masks.run_batch import (
+    Drawing,
+    RunBatch,
+    Taking,
+    compiled_samples,
+    padded_rows,
+)
+from sa1bpack.transforms.masks.runs import draw
 from sa1bpack.transforms.memory import Memory
 
 Masks = tuple[torch.Tensor, torch.Tensor]
-# The functions of `compiled` and of `triton.masks` have the same names.
-_BY_TORCH = {made.__name__: made for made in (draw_masks, draw_affine, take_cells, take_affine)}
+# Bytes of mask bits in one job: small enough for the cache, large enough to be worth a start.
+PART_BYTES = 1 << 20
 
 
 class Rows(NamedTuple):
@@ -67,73 +78,139 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskMaker:
-    """Makes the masks of batches on one grid.
+    """Makes the masks of batches of a dataset, on grids of (h, w) cells over the canvas.
 
-    grid       (h, w) in cells, over the canvas
     cells      side of the grid in the batch
     fit        of the dataset
     sampling   of masks that are drawn from runs: "area" or "center"
     geometric  whether steps move the images; what they crop remains cropped
-    untouched  whether the results show the masks of the batch unchanged
     dtype      what Triton kernels write: one of `backends.FLOATS`, bool for any other
     """
 
-    grid: tuple[int, int]
     cells: int
     fit: str
     sampling: str
     geometric: bool
-    untouched: bool
     dtype: torch.dtype
     _memory: Memory = field(default_factory=Memory)
 
     def take(
-        self, masks: torch.Tensor, sizes: torch.Tensor, owner: torch.Tensor, frame: Frame
+        self, masks: torch.Tensor, small: Mapping, rows: Rows, frame: Frame, grid: tuple[int, int]
     ) -> Masks:
-        """Masks from the grids in the batch, bits or bool. sizes: (B, 4), on the frame's device."""
-        masks = masks.flatten(0, masks.dim() - 3)
-        taking = Taking(masks, owner, len(sizes), self.grid)
-        if not self.untouched or self.grid != (self.cells, self.cells):
-            to_source = self._cells_to_source(sizes, frame)
+        """Masks from the grids in the batch, bits or bool. small: `sizes` of the batch."""
+        masks, sizes = masks.flatten(0, masks.dim() - 3), small["sizes"]
+        taking = Taking(rows.owner, len(sizes), grid, None, None, masks)
+        if not self._as_stored(frame) or grid != (self.cells, self.cells):
+            to_source = self._cells_to_source(sizes, frame, grid)
             maps = source_to_grid(sizes, self.cells, self.fit).after(to_source)
             taking = replace(taking, maps=maps, frame=frame)
         elif masks.dtype == torch.bool:
             return masks, count_cells(masks)
-        return self._made("take_affine" if taking.rotates else "take_cells", taking)
+        return self._made(taking, _take_compiled, take)
 
-    def draw(self, runs: RunBatch, small: Mapping, rows: Rows, frame: Frame) -> Masks:
+    def draw(
+        self, runs: RunBatch, small: Mapping, rows: Rows, frame: Frame, grid: tuple[int, int]
+    ) -> Masks:
         """Masks from the runs of the batch.
 
         small  `sizes` of the batch; `mask_offset` and `source_sizes` of the runs
-        rows   of the result
         """
         owner, shape, _ = rows
         if runs.masks == len(owner):
             place = torch.arange(runs.masks, device=owner.device)
         else:  # padding has no runs
             place = padded_rows(small["mask_offset"], runs.masks, shape[1])
-        maps, seen = self._cells_to_source(small["sizes"], frame), frame if self.geometric else None
-        given = small["source_sizes"], maps, place, owner, self.grid, self.sampling, seen
-        drawing = Drawing(runs, *given)
-        return self._made("draw_affine" if drawing.rotates else "draw_masks", drawing)
+        maps = self._cells_to_source(small["sizes"], frame, grid)
+        seen = frame if self.geometric else None
+        given = runs, small["source_sizes"], place, self.sampling
+        drawing = Drawing(owner, len(runs.sizes), grid, maps, seen, *given)
+        return self._made(drawing, _draw_compiled, draw)
 
-    def _made(self, kernel: str, how: Drawing | Taking) -> Masks:
+    def _made(self, how: Drawing | Taking, by_kernel: Callable, by_torch: Callable) -> Masks:
         """Masks by what their device has."""
         if backends.uses_compiled(how.device):
-            return getattr(compiled, kernel)(how, self._memory)
-        made = backends.launch(how.device, f"masks.{kernel}", how, self.dtype)
+            return by_kernel(how, self._memory)
+        made = backends.launch(how.device, how.kernel, how, self.dtype)
         if made is None:
-            masks = _BY_TORCH[kernel](on_device(how, how.device))
+            masks = by_torch(on_device(how, how.device))
             made = masks, count_cells(masks)
         return made
 
-    def _cells_to_source(self, sizes: torch.Tensor, frame: Frame) -> Maps:
+    def _as_stored(self, frame: Frame) -> bool:
+        """Whether the canvas shows what the stored one does."""
+        return not self.geometric and frame.canvas[0] == frame.canvas[1]
+
+    def _cells_to_source(self, sizes: torch.Tensor, frame: Frame, grid: tuple[int, int]) -> Maps:
         """From cells of the resulting grid to source coordinates."""
-        grid = pair(self.grid[1], self.grid[0], frame.extent.device)
-        if self.untouched:  # the rule of the pack, not rounded to stored pixels
+        sides = pair(grid[1], grid[0], frame.extent.device)
+        if self._as_stored(frame):  # the rule of the pack, not rounded to stored pixels
             to_source = source_to_grid(sizes, self.cells, self.fit).inverse()
-            return to_source.after(scaling(self.cells / grid))
-        return stored_to_source(sizes).after(frame.maps).after(scaling(frame.sides / grid))
+            return to_source.after(scaling(self.cells / sides))
+        return stored_to_source(sizes).after(frame.maps).after(scaling(frame.sides / sides))
+
+
+def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
+    """Draw masks from their runs by compiled kernels, as `masks.draw_window` does; in a frame that
+    may rotate, at the sample points of the maps, whatever these do."""
+    affine, size, frame = drawing.maps.matrix().numpy(), drawing.size, drawing.frame
+    kept, visible = [size] * len(affine), None
+    if frame is not None and drawing.rotates:
+        window.check_maps(affine, size)
+        visible = frame.visible(size).numpy()
+    elif frame is not None:
+        kept = [*map(tuple, drawing.keep.tolist())]
+    out, counts = memory.empty(drawing.shape, torch.bool), np.full(len(drawing.owner), -1)
+    target, share = out.numpy(), max(1, PART_BYTES // (size[0] * -(-size[1] // 8)))
+
+    def draw_some(sample: int, rows: np.ndarray, image: tuple) -> None:
+        make = window.draw_window if visible is None else window.draw_affine
+        bits = make(*image, affine[sample], size, drawing.sampling)
+        kernels.fill_cells(bits, rows, kept[sample], target, counts)
+        if visible is not None:
+            for row in rows:
+                np.logical_and(target[row], visible[sample], out=target[row])
+                counts[row] = np.count_nonzero(target[row])
+
+    def jobs() -> Iterator[Job]:
+        for sample, rows, (ends, offset, *source) in compiled_samples(drawing.runs, drawing.place):
+            # All at once, so that an error has the number of the mask in its image.
+            check_image_runs(ends, offset, source[0] * source[1])
+            counts[rows] = 0
+            for first in range(0, len(rows), share):
+                image = ends, offset[first : first + share + 1], *source
+                yield partial(draw_some, sample, rows[first : first + share], image)
+        for row in np.flatnonzero(counts < 0):
+            target[row], counts[row] = False, 0
+
+    run_jobs(jobs())
+    return out, torch.from_numpy(counts)
+
+
+def _take_compiled(taking: Taking, memory: Memory) -> Masks:
+    """Take masks from their grids by compiled kernels; without maps, all cells of masks in bits."""
+    if taking.rotates:
+        kernel, visible = kernels.take_affine, taking.frame.visible(taking.size).numpy()
+        of_sample = [*zip(taking.steps.numpy(), visible, strict=True)]
+    elif taking.maps is None:
+        kernel, of_sample = kernels.fill_cells, [(taking.size,)] * taking.samples
+    else:
+        columns, rows = (numbers.numpy() for numbers in taking.columns_and_rows)
+        kept = map(tuple, taking.keep.tolist())
+        kernel, of_sample = kernels.take_cells, [*zip(rows, columns, kept, strict=True)]
+    owner, (height, width) = taking.owner.numpy(), taking.size
+    out, counts = memory.empty((len(owner), height, width), torch.bool), np.zeros(len(owner), int)
+    source, target = taking.masks.numpy(), out.numpy()
+    share = max(1, 8 * PART_BYTES // (height * width))
+    ends = np.searchsorted(owner, np.arange(len(of_sample) + 1)).tolist()
+
+    def jobs() -> Iterator[Job]:
+        for given, (first, last) in zip(of_sample, itertools.pairwise(ends), strict=True):
+            for start in range(first, last, share):
+                rows = np.arange(start, min(start + share, last))
+                yield partial(kernel, source[start : rows[-1] + 1], rows, *given, target, counts)
+
+    run_jobs(jobs())
+    return out, torch.from_numpy(counts)
 
 
 @checks_options
@@ -174,38 +251,32 @@ def draw_runs(
         >>> T.draw_runs(runs, maps, (64, 64)).shape
         torch.Size([104, 64, 64])
     """
-    size = check_size(size)
+    size = window.check_size(size)
     choice("sampling", sampling, SAMPLINGS)
     matrices = maps.matrix() if isinstance(maps, AxisMaps) else maps
-    if len(matrices) != len(runs.sizes):
-        raise OptionError(
-            f"there are {len(matrices)} maps for {len(runs.sizes)} samples: pass one each"
-        )
-    device = runs.run_ends.device
+    samples, device = len(runs.sizes), runs.run_ends.device
+    if len(matrices) != samples:
+        raise OptionError(f"there are {len(matrices)} maps for {samples} samples: pass one each")
     place = torch.arange(runs.masks, device=device)
-    drawing = Drawing(runs, runs.sizes, maps, place, runs.owner, size, sampling)
-    if backends.uses_compiled(device):
-        any_maps = _any_maps(matrices.cpu())
-        return compiled.draw_masks(replace(drawing, maps=any_maps), Memory())[0]
-    if isinstance(maps, AxisMaps) and maps.offset.device.type != "cpu":
-        return _upright(drawing)
-    matrices = matrices.cpu()
-    upright = torch.from_numpy(check_maps(matrices.numpy(), size))
-    axes = replace(drawing, maps=AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2]))
-    if upright.all():
-        return _upright(axes)
-    drawn = draw_affine(on_device(replace(drawing, maps=_any_maps(matrices)), device))
-    if upright.any():
-        drawn = torch.where(upright.to(device)[runs.owner][:, None, None], _upright(axes), drawn)
-    return drawn
-
-
-def _any_maps(matrices: torch.Tensor) -> AffineMaps:
-    return AffineMaps(matrices[:, :, :2], matrices[:, :, 2])
+    drawing = Drawing(runs.owner, samples, size, maps, None, runs, runs.sizes, place, sampling)
+    if not isinstance(maps, AxisMaps) or maps.offset.device.type == "cpu":
+        matrices = matrices.cpu()
+        affine = replace(drawing, maps=AffineMaps(matrices[:, :, :2], matrices[:, :, 2]))
+        if backends.uses_compiled(device):
+            return _draw_compiled(affine, Memory())[0]
+        upright = torch.from_numpy(window.check_maps(matrices.numpy(), size))
+        drawing = replace(drawing, maps=AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2]))
+        if not upright.all():
+            drawn = draw(on_device(affine, device))
+            if upright.any():
+                of_mask = upright.to(device)[runs.owner][:, None, None]
+                drawn = torch.where(of_mask, _upright(drawing), drawn)
+            return drawn
+    return _upright(drawing)
 
 
 def _upright(drawing: Drawing) -> torch.Tensor:
     """`draw_runs` under upright maps on a device."""
     drawing = on_device(drawing, drawing.device)
-    made = backends.launch(drawing.device, "masks.draw_masks", drawing, torch.bool)
-    return draw_masks(drawing) if made is None else made[0]
+    made = backends.launch(drawing.device, drawing.kernel, drawing, torch.bool)
+    return draw(drawing) if made is None else made[0]

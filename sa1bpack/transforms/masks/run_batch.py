@@ -1,4 +1,5 @@
-"""The exact runs of the masks of a batch."""
+"""The exact runs of the masks of a batch; and how masks are made on a grid over the canvas, from
+runs or from grids: the arguments of compiled kernels, Triton kernels and torch operations alike."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.masks.arrays import check_image_runs
-from sa1bpack.transforms.geometry.frame import AffineMaps, Frame, Maps
+from sa1bpack.transforms.geometry.frame import AffineMaps, Frame, Maps, fixed_steps, pair
 from sa1bpack.wording import counted
 
 
@@ -129,30 +130,25 @@ def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Te
     return numbers + owner * columns - mask_offset[owner]
 
 
+# ------------------------------------------------------------- how masks are made on a grid
+
+
 @dataclass(frozen=True)
-class Drawing:
-    """How masks are drawn from their runs: the arguments of everything that does it.
+class Placing:
+    """What is the same for masks from runs and from grids. The tensors may be on the CPU.
 
-    All but the runs may be on the CPU, if possible.
-
-    runs      of T masks
-    sizes     int64 (B, 2), those of the runs
-    maps      per sample, from cells of the result to source pixels
-    place     int64 (T,): the row of the result for each mask of the runs; the others are False
-    owner     int64 (n,): the sample of each row of the result
-    size      (h, w) of the result
-    sampling  "area" or "center"
-    frame     of the images; None if all cells show them. Cells that do not are False
+    owner    int64 (n,): the sample of each mask of the result
+    samples  B
+    size     (h, w) of the result
+    maps     per sample, from cells of the result to where they come from
+    frame    of the images; None if all cells show them. Cells that do not are False
     """
 
-    runs: RunBatch
-    sizes: torch.Tensor
-    maps: Maps
-    place: torch.Tensor
     owner: torch.Tensor
+    samples: int
     size: tuple[int, int]
-    sampling: str
-    frame: Frame | None = None
+    maps: Maps | None
+    frame: Frame | None
 
     @property
     def rotates(self) -> bool:
@@ -160,9 +156,37 @@ class Drawing:
         return isinstance(self.maps, AffineMaps)
 
     @property
+    def keep(self) -> torch.Tensor:
+        """int64 (B, 2): the rows and columns that show upright images."""
+        if self.frame is not None:
+            return self.frame.kept(self.size)
+        return pair(*self.size, self.owner.device).long().expand(self.samples, 2)
+
+
+@dataclass(frozen=True)
+class Drawing(Placing):
+    """Masks that are drawn from their runs; maps are from cells of the result to source pixels.
+
+    runs      of T masks, on the device of the result
+    sizes     int64 (B, 2), those of the runs
+    place     int64 (T,): the row of the result for each mask of the runs; the others are False
+    sampling  "area" or "center"
+    """
+
+    runs: RunBatch
+    sizes: torch.Tensor
+    place: torch.Tensor
+    sampling: str
+
+    @property
     def device(self) -> torch.device:
         """That of the runs."""
         return self.runs.run_ends.device
+
+    @property
+    def kernel(self) -> str:
+        """The Triton kernel that draws them."""
+        return "masks.draw_affine" if self.rotates else "masks.draw_masks"
 
     @property
     def run_offset(self) -> torch.Tensor:
@@ -171,14 +195,44 @@ class Drawing:
         return self.runs.host_offset if on_host else self.runs.run_offset
 
     @property
-    def keep(self) -> torch.Tensor | None:
-        """int64 (B, 2): the rows and columns that show upright images; None for all."""
-        return None if self.frame is None else self.frame.kept(self.size)
-
-    @property
     def shape(self) -> tuple[int, int, int]:
         """(n, h, w)."""
         return len(self.owner), *self.size
+
+
+@dataclass(frozen=True)
+class Taking(Placing):
+    """Masks that are taken from a grid each; maps are from cells of the result to those of the
+    grid, None if they are the same.
+
+    masks  bool (T, s, s), or bits uint8 (T, s, s / 8), of which `owner` is non-decreasing
+    """
+
+    masks: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """That of the masks."""
+        return self.masks.device
+
+    @property
+    def kernel(self) -> str:
+        """The Triton kernel that takes them."""
+        return "masks.take_affine" if self.rotates else "masks.take_cells"
+
+    @property
+    def columns_and_rows(self) -> list[torch.Tensor]:
+        """int64 (B, w) and (B, h), of the grid, for each of the result, under upright maps."""
+        side, device = self.masks.shape[1], self.owner.device
+        if self.maps is None:
+            return [torch.arange(side, device=device).expand(self.samples, -1)] * 2
+        return [at.floor().long().clamp_(0, side - 1) for at in self.maps.centers(*self.size)]
+
+    @property
+    def steps(self) -> torch.Tensor:
+        """int64 (B, 2, 3), see `geometry.frame.positions`: the cell of the grid for each of the
+        result; the nearest one if that is outside."""
+        return fixed_steps(self.maps)
 
 
 def compiled_samples(

@@ -175,37 +175,22 @@ class AffineDrawer:
         return torch.where(inside, x * rows + y, -1)
 
 
-def draw_masks(drawing: Drawing) -> torch.Tensor:
-    """Masks drawn from their runs under upright maps: bool (n, h, w)."""
-    masks, owner = _placed(_drawn(UprightDrawer(drawing)), drawing), drawing.owner
-    if drawing.frame is not None:
+def draw(drawing: Drawing) -> torch.Tensor:
+    """Masks drawn from their runs, bool (n, h, w): exactly under upright maps, at sample points
+    under affine ones, whatever these do."""
+    drawer = (AffineDrawer if drawing.rotates else UprightDrawer)(drawing)
+    runs, device, owner = drawing.runs, drawing.device, drawing.owner
+    masks = torch.empty((runs.masks, *drawing.size), dtype=torch.bool, device=device)
+    chunk = max(1, chunk_bytes(device) // drawer.mask_bytes)
+    for start in range(0, runs.masks, chunk):
+        stop = min(start + chunk, runs.masks)
+        masks[start:stop] = drawer.draw(runs.part(start, stop))
+    if len(masks) != len(owner):  # the other rows have no runs
+        masks = masks.new_zeros(drawing.shape).index_copy_(0, drawing.place, masks)
+    if drawing.frame is not None and drawing.rotates:
+        masks &= drawing.frame.visible(drawing.size)[owner]
+    elif drawing.frame is not None:
         columns, rows = drawing.frame.covered(drawing.size)
         masks &= columns[owner][:, None, :]
         masks &= rows[owner][:, :, None]
     return masks
-
-
-def draw_affine(drawing: Drawing) -> torch.Tensor:
-    """Masks drawn at the sample points of affine maps, whatever these do: bool (n, h, w)."""
-    masks = _placed(_drawn(AffineDrawer(drawing)), drawing)
-    if drawing.frame is not None:
-        masks &= drawing.frame.visible(drawing.size)[drawing.owner]
-    return masks
-
-
-def _placed(masks: torch.Tensor, drawing: Drawing) -> torch.Tensor:
-    """The masks in their rows of the result, without cells in the others."""
-    if len(masks) == len(drawing.owner):
-        return masks
-    return masks.new_zeros(drawing.shape).index_copy_(0, drawing.place, masks)
-
-
-def _drawn(drawer: UprightDrawer | AffineDrawer) -> torch.Tensor:
-    """All masks, in parts."""
-    runs, device = drawer.runs, drawer.runs.run_ends.device
-    out = torch.empty((runs.masks, *drawer.size), dtype=torch.bool, device=device)
-    chunk = max(1, chunk_bytes(device) // drawer.mask_bytes)
-    for start in range(0, runs.masks, chunk):
-        stop = min(start + chunk, runs.masks)
-        out[start:stop] = drawer.draw(runs.part(start, stop))
-    return out

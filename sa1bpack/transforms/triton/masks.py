@@ -23,8 +23,7 @@ from sa1bpack.transforms.backends import FLOATS
 from sa1bpack.transforms.geometry.frame import fixed_steps
 from sa1bpack.transforms.geometry.frame import places as places_of
 from sa1bpack.transforms.host import sent
-from sa1bpack.transforms.masks.cells import Taking
-from sa1bpack.transforms.masks.run_batch import Drawing
+from sa1bpack.transforms.masks.run_batch import Drawing, Taking
 from sa1bpack.transforms.masks.runs import UprightAxis
 from sa1bpack.transforms.triton.images import locate, stepped, tile
 
@@ -339,15 +338,14 @@ def draw_masks(drawing: Drawing, dtype: torch.dtype) -> Masks:
     Returns `dtype` (n, h, w), see `_launched`, the cells of `transforms.draw_runs`, and int32 (n,),
     how many of each are set.
     """
-    size, keep = drawing.size, drawing.keep
-    scale, offset = drawing.maps.scale, drawing.maps.offset
+    size, scale, offset = drawing.size, drawing.maps.scale, drawing.maps.offset
     y, x = (UprightAxis(size[k], scale[:, 1 - k], offset[:, 1 - k], False) for k in range(2))
     # With a side of 2**31 units, cells are 2**21 pixels in total: one unit makes no difference.
     cells = [axis.cell.clamp(max=2**31 - 1) for axis in (y, x)]
-    kept = (x.drawn & y.drawn)[:, None] * (max(size) if keep is None else keep)
+    kept = (x.drawn & y.drawn)[:, None] * drawing.keep
     axes = [cells[0], y.start, y.mirrored.long(), cells[1], x.start, x.mirrored.long()]
     frames = torch.stack(
-        [*drawing.sizes.unbind(1), *axes, (cells[0] * cells[1] + 1) // 2, *kept.expand(-1, 2).T], 1
+        [*drawing.sizes.unbind(1), *axes, (cells[0] * cells[1] + 1) // 2, *kept.T], 1
     )
     given, tile = _with_frames(drawing, frames), (size[0], STRIP.value)
     options = {
@@ -368,7 +366,7 @@ def draw_affine(drawing: Drawing, dtype: torch.dtype) -> Masks:
 
 
 def take_cells(taking: Taking, dtype: torch.dtype) -> Masks:
-    """Take cells of masks under upright maps, as `transforms.masks.cells.take_cells` does.
+    """Take cells of masks under upright maps, as `transforms.masks.cells.take` does.
 
     Returns `dtype` (T, h, w), see `_launched`, and int32 (T,), how many cells of each are set.
     """

@@ -23,7 +23,8 @@ def drawn(runs: RunBatch, maps, size, sampling, device):
     """Masks of all rows, and their counts, on the CPU; never by another backend."""
     runs = runs.to(device)
     place = torch.arange(runs.masks, device=device)
-    drawing = Drawing(runs, runs.sizes, maps, place, runs.owner, tuple(size), sampling)
+    given = runs.owner, len(runs.sizes), tuple(size), maps, None, runs, runs.sizes, place, sampling
+    drawing = Drawing(*given)
     found = backends.launch(device, "masks.draw_masks", drawing, torch.bool)
     assert found is not None
     return [tensor.cpu() for tensor in found]
