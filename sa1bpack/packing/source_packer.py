@@ -72,46 +72,38 @@ class ShardBuilder:
     """Builds the shard of one part of a source: of `samples_per_shard` pairs, the last of fewer.
 
     An outcome takes effect after those of all earlier pairs. Writing begins with the first packed
-    sample, so without one nothing is left on disk, and `without_samples` stays true. Only the
-    shard's thread creates files: Ctrl-C is raised in the main thread alone, so nothing is created
-    that `end` does not know of.
+    sample, so without one nothing is left on disk. Only the shard's thread creates files: Ctrl-C is
+    raised in the main thread alone, so nothing is created that `end` does not know of.
 
-    closed
-        No further pair will come.
     publication
-        The published shard to come, once `publish` was called.
+        The published shard to come, or None if it has no sample, once the last pair has its
+        outcome.
+    error
+        What writing has raised so far.
+    ended
+        Outcomes have no effect any more.
     """
 
-    def __init__(self, run: PackRun, source: str, part: int):
-        self.part = part
-        self.closed = False
-        self.publication: Future[PublishedShard] | None = None
-        self.rejects: list[Reject] = []
+    def __init__(self, run: PackRun, source: Source, part: int):
+        self.source, self.part = source, part
+        self.publication: Future[PublishedShard | None] | None = None
+        self.error: BaseException | None = None
+        self.ended = False
+        self.rejects: list[dict[str, str]] = []
         self.unknown_keys: set[str] = set()
         self.dropped = 0
-        self._run, self._source = run, source
-        self._pairs_digest = xxhash.xxh3_64()
-        self._first = self._next = self._end = part * run.state.options.samples_per_shard
+        self._run = run
+        self._first = self._next = part * run.state.options.samples_per_shard
         self._early: dict[int, tuple[Outcome, Callable[[], object]]] = {}
+        self._pairs: int | None = None  # how many, once all were read
+        self._pairs_digest = ""
         self._thread: ThreadPoolExecutor | None = None
         self._writer: ShardWriter | None = None
-        self._error: BaseException | None = None
-        self._ended = False
 
     @property
-    def complete(self) -> bool:
-        """Every pair has been read, and has its outcome; packed ones were handed to the thread."""
-        return self.closed and self._next == self._end
-
-    @property
-    def without_samples(self) -> bool:
-        """No sample is packed yet."""
-        return self._thread is None
-
-    def begin(self, digest: bytes) -> None:
-        """The next pair, in the order of the source, has this digest."""
-        self._pairs_digest.update(digest)
-        self._end += 1
+    def closed(self) -> bool:
+        """Whether all pairs were read."""
+        return self._pairs is not None
 
     def resolve(self, index: int, outcome: Outcome, release: Callable[[], object]) -> None:
         """Take a pair's outcome.
@@ -131,26 +123,32 @@ class ShardBuilder:
                 continue
             release()
             if isinstance(outcome, Reject):
-                self.rejects.append(outcome)
+                self.rejects.append(outcome.as_json())
             else:
                 self.dropped += 1
+        self._publish_if_complete()
 
-    def check(self) -> None:
-        """Raise what writing has raised so far."""
-        if self._error is not None:
-            raise self._error
+    def close(self, pairs: int, digest: str) -> None:
+        """All pairs were read: so many, whose digests have this digest."""
+        self._pairs, self._pairs_digest = pairs, digest
+        self._publish_if_complete()
 
-    def publish(self) -> None:
-        """Begin to publish the shard, which must be complete and have samples."""
+    def _publish_if_complete(self) -> None:
+        if self._pairs is None or self._next < self._first + self._pairs:
+            return
+        if self._thread is None:
+            self.publication = Future()
+            self.publication.set_result(None)
+            return
         self._run.publications.acquire()
         attributes = {
-            "source": self._source,
+            "source": self.source.name,
             "part": self.part,
             "first_pair": self._first,
-            "pairs": self._end - self._first,
-            "pairs_digest": self._pairs_digest.hexdigest(),
+            "pairs": self._pairs,
+            "pairs_digest": self._pairs_digest,
             "dropped": self.dropped,
-            "rejects": [reject.as_json() for reject in self.rejects],
+            "rejects": self.rejects,
             "unknown_keys": sorted(self.unknown_keys),
             "packed_by": self._run.packed_by,
             "options": self._run.state.options.to_json(),
@@ -159,7 +157,7 @@ class ShardBuilder:
 
     def end(self) -> None:
         """Release all rows, and discard the shard unless it is published."""
-        self._ended = True
+        self.ended = True
         for _, release in self._early.values():
             release()
         self._early.clear()
@@ -167,26 +165,27 @@ class ShardBuilder:
             self._thread.submit(self._discard).result()
             thread, self._thread = self._thread, None  # first: Ctrl-C may come while it ends
             thread.shutdown()
-        self._error = None  # its traceback keeps this object and rows alive
+        self.error = None  # its traceback keeps this object and rows alive
 
     # What the thread does, one after the other
 
     def _append(self, rows: Mapping[str, np.ndarray], release: Callable[[], object]) -> None:
         try:
             try:
-                if self._error is None and not self._ended:
+                if self.error is None and not self.ended:
                     if self._writer is None:
-                        state, name = self._run.state, shard_name(self._source, self.part)
+                        state, name = self._run.state, shard_name(self.source.name, self.part)
                         self._writer = ShardWriter(state.shards_dir, name, state.options.layout)
                     self._writer.append(rows)
             finally:
                 release()
         except BaseException as error:  # whatever it is, the run must end with it
-            self._error = self._error or error
+            self.error = self.error or error
 
     def _publish(self, attributes: dict) -> PublishedShard:
         try:
-            self.check()
+            if self.error is not None:
+                raise self.error
             return PublishedShard(self._writer.publish(attributes), attributes)
         finally:
             self._run.publications.release()
@@ -199,9 +198,9 @@ class ShardBuilder:
 class SourcePacker:
     """The packing of one source, for one thread at a time.
 
-    `read_source` has it `take` the pairs in order, and ends with `end` or `fail`; who has them
-    decoded calls `resolve`, in any order. `finished` becomes true when every shard of the source is
-    published and its record is in the pack state.
+    `read_source` has it `take` the pairs in order, and ends with `end` or `fail`; the outcomes of
+    pairs go to their builders, in any order. `finished` becomes true when every shard of the source
+    is published and its record is in the pack state. `reader` is there while the source is read.
     """
 
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
@@ -213,60 +212,43 @@ class SourcePacker:
         self.finished = False
         self.error: SourceError | None = None
         self.builders: dict[int, ShardBuilder] = {}
+        self.reader: PairReader | None = None
         self._run, self._state, self._wanted = run, run.state, wanted
         self._published = run.state.parts_of(source.name)
         self._compared: set[int] = set()  # published parts whose pairs are those of the source
-        self._part, self._pairs, self._digest = -1, 0, xxhash.xxh3_64()  # of the pairs just skipped
+        # Of the part that is being read, -1 for none: its builder, if it is packed, and its pairs.
+        self._part, self._builder, self._pairs, self._digest = -1, None, 0, xxhash.xxh3_64()
         self._without_samples: list[ShardBuilder] = []  # complete
         self._record: dict | None = None
-        self._reader: PairReader | None = None
 
-    def _part_of(self, index: int) -> int:
-        return index // self._state.options.samples_per_shard
+    def take(self, index: int, digest: bytes) -> ShardBuilder | None:
+        """Take the next pair, by its `pair_digest`; returns the builder that needs its outcome.
 
-    def wants(self, index: int) -> bool:
-        """Whether the outcome of a pair that was begun is still needed."""
-        return self._part_of(index) in self.builders
-
-    def take(self, index: int, digest: bytes) -> bool:
-        """Take the next pair, by its `pair_digest`; returns whether it must be decoded.
-
-        It need not if its part is published, or not wanted. Raises SourceError if the source is not
+        None does if its part is published, or not wanted. Raises SourceError if the source is not
         the one that the shard before was packed from.
         """
-        part = self._part_of(index)
-        self._move_to(part)
-        done = part in self._published if self._wanted is None else part not in self._wanted
-        if done:
-            self._digest.update(digest)
-            self._pairs += 1
-            return False
-        if part not in self.builders:
-            self.builders[part] = ShardBuilder(self._run, self.source.name, part)
-        self.builders[part].begin(digest)
-        return True
+        part = index // self._state.options.samples_per_shard
+        if part != self._part:
+            self._end_part()
+            self._part = part
+            done = part in self._published if self._wanted is None else part not in self._wanted
+            if not done:
+                self._builder = self.builders[part] = ShardBuilder(self._run, self.source, part)
+        self._digest.update(digest)
+        self._pairs += 1
+        return self._builder
 
-    def resolve(self, index: int, outcome: Outcome, release: Callable[[], object]) -> None:
-        """Take the outcome of a pair; `release` is called when its rows are no longer needed."""
-        builder = self.builders[self._part_of(index)]
-        builder.resolve(index, outcome, release)
-        self._publish_if_complete(builder)
-
-    def _move_to(self, part: int) -> None:
-        """The next pair is of this part: all pairs of the one before it were read."""
-        before, self._part = self._part, part
-        if part == before:
-            return
-        if before in self.builders:
-            self.builders[before].closed = True
-            self._publish_if_complete(self.builders[before])
-        elif before in self._published:
-            recorded = self._published[before].attributes
-            found = self._pairs, self._digest.hexdigest()
+    def _end_part(self) -> None:
+        """All pairs of the part were read."""
+        found = self._pairs, self._digest.hexdigest()
+        if self._builder is not None:
+            self._builder.close(*found)
+        elif self._part in self._published:
+            recorded = self._published[self._part].attributes
             if found != (recorded["pairs"], recorded["pairs_digest"]):
-                raise self._other_pairs(before)
-            self._compared.add(before)
-        self._pairs = 0
+                raise self._other_pairs(self._part)
+            self._compared.add(self._part)
+        self._builder, self._pairs = None, 0
         self._digest.reset()
 
     def _other_pairs(self, part: int) -> SourceError:
@@ -276,41 +258,16 @@ class SourcePacker:
             "the original file, or remove that shard to pack it again"
         )
 
-    def _publish_if_complete(self, builder: ShardBuilder) -> None:
-        if builder.complete and builder.without_samples:
-            self._without_samples.append(self.builders.pop(builder.part))
-        elif builder.complete:
-            builder.publish()
+    def end(self, pairs: int) -> list[Reject]:
+        """The source was read to its end, `pairs` pairs in all. Returns the reader's rejects.
 
-    def end(self, reader: PairReader, pairs: int) -> list[Reject]:
-        """The source was read to its end, `pairs` pairs in all. Returns the reader's rejects."""
-        found = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
-        try:
-            self._move_to(-1)
-            self._check(found)
-        except SourceError as error:
-            self.fail(error)
-            return []
-        rejects = [
-            replace(reject, member=reject.member.removeprefix("./")) for reject in reader.rejects
-        ]
-        self._record = {
-            **found,
-            "name": self.source.name,
-            "kind": self.source.kind,
-            "nbytes": self.source.nbytes,
-            "md5_checked": self.source.name in self._run.request.sums,
-            "ignored": dict(sorted(reader.ignored.items())),
-            "ignored_names": reader.ignored_names,
-            "rejects": [reject.as_json() for reject in rejects],
-        }
-        return rejects
-
-    def _check(self, found: dict) -> None:
-        """Raise SourceError unless this is the source that was packed, and that a list demands."""
-        path = self.source.path
+        Raises SourceError unless it is the source that was packed, and that a list demands.
+        """
+        path, reader = self.source.path, self.reader
+        self._end_part()
         for part in sorted(self._published.keys() - self._compared):
             raise self._other_pairs(part)
+        found = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
         if (packed := self._state.sources.get(self.source.name)) is not None:
             # Packs of earlier releases have the md5 alone.
             for key in ("md5" if packed.get("xxh128") is None else "xxh128", "pairs"):
@@ -320,10 +277,24 @@ class SourcePacker:
                         f"made from a source with {packed[key]}; restore the original file"
                     )
         expected = self._run.request.sums.get(self.source.name)
-        if None not in (expected, found["md5"]) and found["md5"] != expected:
+        if None not in (expected, reader.md5) and reader.md5 != expected:
             raise SourceCorrupt(
-                f"{path}: its md5 is {found['md5']}, but the list says {expected}; {remedy(path)}"
+                f"{path}: its md5 is {reader.md5}, but the list says {expected}; {remedy(path)}"
             )
+        rejects = [
+            replace(reject, member=reject.member.removeprefix("./")) for reject in reader.rejects
+        ]
+        self._record = {
+            **found,
+            "name": self.source.name,
+            "kind": self.source.kind,
+            "nbytes": self.source.nbytes,
+            "md5_checked": expected is not None,
+            "ignored": dict(sorted(reader.ignored.items())),
+            "ignored_names": reader.ignored_names,
+            "rejects": [reject.as_json() for reject in rejects],
+        }
+        return rejects
 
     def fail(self, error: SourceError) -> None:
         """Give the source up.
@@ -344,7 +315,8 @@ class SourcePacker:
         Raises what writing or publishing raised.
         """
         for builder in list(self.builders.values()):
-            builder.check()
+            if builder.error is not None:
+                raise builder.error
             if builder.publication is not None and builder.publication.done():
                 self._enter(builder)
         if self.builders or self.finished:
@@ -357,10 +329,9 @@ class SourcePacker:
                 self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
             self.finished = True
         elif self._record is not None:
-            builders = sorted(self._without_samples, key=lambda builder: builder.part)
-            rejects = [reject.as_json() for builder in builders for reject in builder.rejects]
-            self._record["rejects"] = rejects + self._record["rejects"]
-            self._record["dropped"] = sum(builder.dropped for builder in builders)
+            for builder in sorted(self._without_samples, key=lambda builder: -builder.part):
+                self._record["rejects"] = builder.rejects + self._record["rejects"]
+            self._record["dropped"] = sum(builder.dropped for builder in self._without_samples)
             self._state.finish_source(self._record, at_once=isinstance(self.source.path, Address))
             self.finished = True
 
@@ -369,12 +340,10 @@ class SourcePacker:
         shard = builder.publication.result()
         builder.end()
         del self.builders[builder.part]
-        self._state.add_shard(shard)
-
-    def wait(self) -> None:
-        """Wait for the shards in publication, and finish the source."""
-        wait([builder.publication for builder in self.builders.values() if builder.publication])
-        self.poll()
+        if shard is None:
+            self._without_samples.append(builder)
+        else:
+            self._state.add_shard(shard)
 
     def stop(self) -> None:
         """Wait for the shards in publication, and discard all others."""
@@ -384,18 +353,6 @@ class SourcePacker:
             else:
                 builder.end()
         self.builders.clear()
-
-    def open_reader(self) -> PairReader:
-        """A reader of the source, which spills to a file in the pack's folder."""
-        self._reader = PairReader(
-            self.source, spool_dir=self._state.root, md5=self._run.request.md5, on_wait=report
-        )
-        return self._reader
-
-    def cancel(self) -> None:
-        """End a wait for the network in the thread that reads. For any thread."""
-        if self._reader is not None:
-            self._reader.cancel()
 
 
 @contextmanager
@@ -410,20 +367,22 @@ def stopped_on_error(packers: Sequence[SourcePacker]) -> Iterator[None]:
 
 
 def read_source(
-    run: PackRun,
-    packer: SourcePacker,
-    decode: Callable[[SourcePacker, Pair, int], object],
-    held: AbstractContextManager = _NOT_HELD,
-) -> None:
+    run: PackRun, packer: SourcePacker, held: AbstractContextManager = _NOT_HELD
+) -> Iterator[tuple[ShardBuilder, Pair, int]]:
     """Read a source to its end, unless the run is stopping. An error of it stays in its packer.
 
-    decode  called with each pair that must be decoded, and the bytes of the source read so far
+    Yields each pair that must be decoded, with the builder that needs its outcome, and the bytes of
+    the source read so far.
+
     held    a lock for the calls of the packer and of the progress
     """
     source, progress, pairs = packer.source, run.progress, 0
     try:
-        with packer.open_reader() as reader:
-            if run.stopping.is_set():  # before `cancel` could see the reader
+        with PairReader(
+            source, spool_dir=run.state.root, md5=run.request.md5, on_wait=report
+        ) as reader:
+            packer.reader = reader
+            if run.stopping.is_set():  # before who stops it could see the reader
                 return
             for pair in reader:
                 if run.stopping.is_set():
@@ -431,13 +390,13 @@ def read_source(
                 pairs += 1
                 digest = pair_digest(pair)
                 with held:
-                    wanted = packer.take(pair.index, digest)
-                    if not wanted:
+                    builder = packer.take(pair.index, digest)
+                    if builder is None:
                         progress.advance(source, reader.bytes_read)
-                if wanted:
-                    decode(packer, pair, reader.bytes_read)
+                if builder is not None:
+                    yield builder, pair, reader.bytes_read
             with held:
-                for reject in packer.end(reader, pairs):
+                for reject in packer.end(pairs):
                     progress.reject(source, reject)
     except SourceError as error:
         with held:
@@ -464,19 +423,17 @@ def pack_inline(run: PackRun, packers: Sequence[SourcePacker]) -> None:
     free: SimpleQueue[Buffers] = SimpleQueue()
     for _ in range(SAMPLES_IN_MEMORY):
         free.put(Buffers(options))
-
-    def decode(packer: SourcePacker, pair: Pair, bytes_read: int) -> None:
-        interrupts.check()
-        buffers = free.get()
-        outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
-        packer.resolve(pair.index, outcome, partial(free.put, buffers))
-        run.progress.done(packer.source, outcome, bytes_read)
-        packer.poll()
-
     with stopped_on_error(packers):
         for number, packer in enumerate(packers):
-            read_source(run, packer, decode)
+            for builder, pair, bytes_read in read_source(run, packer):
+                interrupts.check()
+                buffers = free.get()
+                outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
+                builder.resolve(pair.index, outcome, partial(free.put, buffers))
+                run.progress.done(packer.source, outcome, bytes_read)
+                packer.poll()
             for earlier in packers[: number + 1]:
                 earlier.poll()
         for packer in packers:
-            packer.wait()
+            wait([builder.publication for builder in packer.builders.values()])
+            packer.poll()

@@ -12,6 +12,7 @@ from sa1bpack.format.layout import Extent
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Packed
 from sa1bpack.packing.source_packer import PackRun, ShardBuilder
+from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
 
 OPTIONS = PackOptions(**{**SMALL, "samples_per_shard": 100})
@@ -46,7 +47,8 @@ def builder_of():
         def builder_of() -> tuple[ShardBuilder, list]:
             FakeWriter.did = []
             state = SimpleNamespace(options=OPTIONS, shards_dir=Path())
-            return ShardBuilder(PackRun(state, None, None, {}), "sa_1", 2), FakeWriter.did
+            source = Source("sa_1", Path("sa_1.tar"), "tar", 1)
+            return ShardBuilder(PackRun(state, None, None, {}), source, 2), FakeWriter.did
 
         yield builder_of
 
@@ -69,22 +71,21 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
 ):
     builder, did = builder_of()
     released = []
-    for _ in outcomes:
-        builder.begin(b"8 bytes.")
-    builder.closed = True
+    closed_before = data.draw(st.booleans())
+    if closed_before:
+        builder.close(len(outcomes), "digest")
     for index in data.draw(st.permutations(range(len(outcomes)))):
-        assert not builder.complete
+        assert builder.publication is None
         builder.resolve(FIRST + index, outcomes[index], lambda index=index: released.append(index))
-    assert builder.complete
+    if not closed_before:
+        builder.close(len(outcomes), "digest")
     kept = [n for n, o in enumerate(outcomes) if isinstance(o, Packed)]
-    assert builder.without_samples == (not kept)
-    if kept:
-        builder.publish()
-        assert builder.publication.result(30).entry == "entry"
+    shard = builder.publication.result(30)
+    assert shard is None if not kept else shard.entry == "entry"
     builder.end()
     assert did == ([*kept, "publish", "discard"] if kept else [])
     assert sorted(released) == list(range(len(outcomes)))
     assert [n for n in released if n in kept] == kept
     assert builder.unknown_keys == {"abc"[n % 3] for n in kept}
-    assert builder.rejects == [o for o in outcomes if isinstance(o, Reject)]
+    assert builder.rejects == [o.as_json() for o in outcomes if isinstance(o, Reject)]
     assert builder.dropped == outcomes.count(None)

@@ -18,15 +18,16 @@ from threading import Lock
 
 from sa1bpack import interrupts
 from sa1bpack.errors import PackError
-from sa1bpack.packing.execution.worker import (
-    JOBS_PER_WORKER,
-    SharedSlots,
-    WorkerProcess,
-    start_worker,
-)
+from sa1bpack.packing.execution.worker import JOBS_PER_WORKER, SharedSlots, WorkerProcess
 from sa1bpack.packing.sample import Outcome, Packed
-from sa1bpack.packing.source_packer import PackRun, SourcePacker, read_source, stopped_on_error
-from sa1bpack.source.pairs import Pair, Reject
+from sa1bpack.packing.source_packer import (
+    PackRun,
+    ShardBuilder,
+    SourcePacker,
+    read_source,
+    stopped_on_error,
+)
+from sa1bpack.source.pairs import Reject
 from sa1bpack.urls import Address
 
 # One thread inflates and hashes as much as this many workers decode (benchmarks/inflate.py).
@@ -51,6 +52,8 @@ POLL_SECONDS = 0.05
 class Job:
     """A pair that lies in a slot.
 
+    builder
+        Takes the outcome.
     sizes
         Bytes of its JPEG and of its JSON.
     bytes_read
@@ -59,7 +62,7 @@ class Job:
         Workers that ended while they decoded it.
     """
 
-    packer: SourcePacker
+    builder: ShardBuilder
     index: int
     file_name: str
     slot: int
@@ -96,8 +99,7 @@ class _Dispatcher:
     """
 
     def __init__(self, run: PackRun, packers: Sequence[SourcePacker], shared_slots: SharedSlots):
-        self._run, self._packers = run, packers
-        self._options, self._progress = run.state.options, run.progress
+        self._run, self._packers, self._progress = run, packers, run.progress
         self._begun: dict[SourcePacker, None] = {}  # ordered; a run may have a thousand sources
         self._unfinished = len(packers)
         self._shared_slots = shared_slots
@@ -120,39 +122,31 @@ class _Dispatcher:
         try:
             with stopped_on_error(self._packers):
                 try:
-                    self._drive(threads, workers)
+                    for packer in self._packers:
+                        threads.submit(self._read, packer)
+                    for _ in range(workers):
+                        self._start_worker()
+                    while self._unfinished:
+                        interrupts.check()
+                        self._send_jobs()
+                        self._receive()
+                        self._poll_packers()
                 finally:
-                    self._stop_reading(threads, readers)
+                    self._run.stopping.set()
+                    for packer in self._packers:
+                        if packer.reader is not None:
+                            packer.reader.cancel()
+                    for _ in range(readers):
+                        self._free_slots.put(-1)
+                    threads.shutdown(cancel_futures=True)
         finally:
             for worker in self._pool:
-                worker.end(kill=True)
+                worker.end(kill=self._unfinished > 0)
             self._selector.close()
             os.close(self._wakeup)
 
-    def _drive(self, threads: ThreadPoolExecutor, workers: int) -> None:
-        for packer in self._packers:
-            threads.submit(self._read, packer)
-        for _ in range(workers):
-            self._start_worker()
-        while self._unfinished:
-            interrupts.check()
-            self._send_jobs()
-            self._receive()
-            self._poll_packers()
-        for worker in self._pool:
-            worker.end()
-        self._pool.clear()
-
-    def _stop_reading(self, threads: ThreadPoolExecutor, count: int) -> None:
-        self._run.stopping.set()
-        for packer in self._packers:
-            packer.cancel()
-        for _ in range(count):
-            self._free_slots.put(-1)
-        threads.shutdown(cancel_futures=True)
-
     def _start_worker(self) -> None:
-        worker = start_worker(self._options, self._shared_slots)
+        worker = WorkerProcess(self._run.state.options, self._shared_slots)
         self._pool.append(worker)
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
@@ -187,64 +181,53 @@ class _Dispatcher:
                 continue
             with self._lock:
                 try:
-                    message = worker.connection.recv()
+                    kind, *message = worker.connection.recv()
                 except (EOFError, OSError):  # ended; perhaps in the middle of a message
                     self._replace_worker(worker)
-                else:
-                    self._take_message(worker, *message)
+                    continue
+                if kind == "ready":
+                    worker.ready = True
+                    continue
+                number, result = message
+                worker.jobs.remove(number)
+                if kind == "failed":
+                    raise result
+                self._resolve(self._jobs.pop(number), result)
+
+    def _resolve(self, job: Job, outcome: Outcome) -> None:
+        if job.builder.ended:  # the source was given up, and the shard with it
+            self._free(job.slot)
+            return
+        if isinstance(outcome, Packed):
+            outcome = replace(outcome, rows=self._shared_slots.rows(job.slot, outcome.extent))
+        job.builder.resolve(job.index, outcome, partial(self._free, job.slot))
+        self._progress.done(job.builder.source, outcome, job.bytes_read)
 
     def _free(self, slot: int) -> None:
         """The pair in a slot is no longer needed. For any thread."""
         self._shared_slots.free(slot)
         self._free_slots.put(slot)
 
-    # In the threads that read
-
     def _read(self, packer: SourcePacker) -> None:
+        """Put the pairs of a source into slots. In a thread."""
         try:
             with self._lock:
                 self._begun[packer] = None
-            read_source(self._run, packer, self._put_in_slot, self._lock)
+            for builder, pair, bytes_read in read_source(self._run, packer, self._lock):
+                slot = self._free_slots.get()
+                if slot < 0:  # the run is stopping
+                    break
+                self._shared_slots.put(slot, pair.jpeg, pair.json)
+                sizes = len(pair.jpeg), len(pair.json)
+                job = Job(builder, pair.index, pair.file_name, slot, sizes, bytes_read)
+                with self._lock:
+                    self._jobs[self._count] = job
+                    self._waiting.append(self._count)
+                    self._count += 1
+                os.eventfd_write(self._wakeup, 1)
         except BaseException as error:  # it must reach the run, whatever it is
             self._error = error
         os.eventfd_write(self._wakeup, 1)
-
-    def _put_in_slot(self, packer: SourcePacker, pair: Pair, bytes_read: int) -> None:
-        slot = self._free_slots.get()
-        if slot < 0:  # the run is stopping
-            return
-        self._shared_slots.put(slot, pair.jpeg, pair.json)
-        sizes = len(pair.jpeg), len(pair.json)
-        with self._lock:
-            self._jobs[self._count] = Job(
-                packer, pair.index, pair.file_name, slot, sizes, bytes_read
-            )
-            self._waiting.append(self._count)
-            self._count += 1
-        os.eventfd_write(self._wakeup, 1)
-
-    # Messages of the workers
-
-    def _take_message(self, worker: WorkerProcess, kind: str, *message) -> None:
-        if kind == "ready":
-            worker.ready = True
-            return
-        number, result = message
-        worker.jobs.remove(number)
-        if kind == "failed":
-            raise result
-        self._resolve(self._jobs.pop(number), result)
-
-    def _resolve(self, job: Job, outcome: Outcome) -> None:
-        if not job.packer.wants(job.index):  # its source was given up, and its shard with it
-            self._free(job.slot)
-            return
-        if isinstance(outcome, Packed):
-            outcome = replace(outcome, rows=self._shared_slots.rows(job.slot, outcome.extent))
-        job.packer.resolve(job.index, outcome, partial(self._free, job.slot))
-        self._progress.done(job.packer.source, outcome, job.bytes_read)
-
-    # When a worker dies
 
     def _replace_worker(self, worker: WorkerProcess) -> None:
         """Start another worker in place of one that ended, and have its jobs done again.
@@ -255,9 +238,9 @@ class _Dispatcher:
         """
         self._selector.unregister(worker.connection)
         self._pool.remove(worker)
-        how = worker.exit_text()
+        how, killed = worker.exit_text()
         if not worker.ready:
-            error = MemoryError if worker.killed else PackError
+            error = MemoryError if killed else PackError
             raise error(f"a worker process {how} before it took work; see its message above")
         self._start_worker()
         self._waiting.extendleft(reversed(worker.jobs))
@@ -272,7 +255,7 @@ class _Dispatcher:
         if job.deaths < MAX_DEATHS:
             return
         detail = f"{job.deaths} workers ended while they decoded it; the last one {how}"
-        if worker.killed:  # from outside: the sample is not at fault, and must not be missing
-            raise MemoryError(f"{job.packer.source.path}: {job.file_name}: {detail}")
+        if killed:  # from outside: the sample is not at fault, and must not be missing
+            raise MemoryError(f"{job.builder.source.path}: {job.file_name}: {detail}")
         self._waiting.remove(suspect)
         self._resolve(self._jobs.pop(suspect), Reject(job.file_name, "worker-died", detail))

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -154,18 +154,48 @@ def _pages(nbytes: int) -> int:
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
 
-@dataclass
 class WorkerProcess:
-    """One worker process.
+    """One worker process, which sends ("ready",) once it takes jobs.
 
     jobs
         Numbers of the jobs it holds, in the order sent; at most JOBS_PER_WORKER.
     """
 
-    process: subprocess.Popen
-    connection: Connection
-    ready: bool = False
-    jobs: list[int] = field(default_factory=list)
+    def __init__(self, options: PackOptions, shared_slots: SharedSlots):
+        """Start it.
+
+        SIGINT and SIGTERM are blocked meanwhile, which it inherits: terminals and job schedulers
+        send them to every process of a run, and only the parent handles them. It closes the
+        sockets, which ends the workers.
+        """
+        self.ready = False
+        self.jobs: list[int] = []
+        mine, its = socket.socketpair()
+        self.connection = Connection(mine.detach())
+        self._process = None
+        try:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                with its:
+                    files = its.fileno(), shared_slots.descriptor
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", __name__, *map(str, (*files, shared_slots.count))],
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=files,
+                        env={
+                            **os.environ,
+                            **_ONE_THREAD,
+                            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                        },
+                    )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self.connection.send(options)
+        except BaseException as error:  # Ctrl-C too, delivered once the process has started
+            self.end(kill=True)
+            if isinstance(error, OSError):
+                raise PackError(f"a worker process could not be started: {error}") from error
+            raise
 
     @property
     def capacity(self) -> int:
@@ -175,66 +205,25 @@ class WorkerProcess:
     def end(self, kill: bool = False) -> None:
         """Close the socket, which ends the process, and wait for it."""
         self.connection.close()
+        if self._process is None:
+            return
         if kill:
-            self.process.kill()
+            self._process.kill()
         try:
-            self.process.wait(timeout=10)
+            self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self._process.kill()
+            self._process.wait()
 
-    @property
-    def killed(self) -> bool:
-        """Whether SIGKILL ended it, which no crash does."""
-        return self.process.returncode == -signal.SIGKILL
-
-    def exit_text(self) -> str:
-        """How a process that closed its socket ended."""
+    def exit_text(self) -> tuple[str, bool]:
+        """How a process that closed its socket ended; and whether SIGKILL did it, as no crash."""
         self.end()
-        code = self.process.returncode
+        code = self._process.returncode
         if code >= 0:
-            return f"ended with exit code {code}"
-        name = signal.Signals(-code).name
-        hint = " (out of memory?)" if self.killed else ""
-        return f"was killed by {name}{hint}"
-
-
-def start_worker(options: PackOptions, shared_slots: SharedSlots) -> WorkerProcess:
-    """Start one worker; it sends ("ready",) once it takes jobs.
-
-    SIGINT and SIGTERM are blocked meanwhile, which it inherits: terminals and job schedulers send
-    them to every process of a run, and only the parent handles them. It closes the sockets, which
-    ends the workers.
-    """
-    mine, its = socket.socketpair()
-    connection, process = Connection(mine.detach()), None
-    try:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            with its:
-                descriptors = its.fileno(), shared_slots.descriptor
-                process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, *map(str, (*descriptors, shared_slots.count))],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=descriptors,
-                    env={
-                        **os.environ,
-                        **_ONE_THREAD,
-                        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                    },
-                )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        connection.send(options)
-    except BaseException as error:  # Ctrl-C too, delivered once the process has started
-        connection.close()
-        if process is not None:
-            process.kill()
-            process.wait()
-        if isinstance(error, OSError):
-            raise PackError(f"a worker process could not be started: {error}") from error
-        raise
-    return WorkerProcess(process, connection)
+            return f"ended with exit code {code}", False
+        killed = code == -signal.SIGKILL
+        hint = " (out of memory?)" if killed else ""
+        return f"was killed by {signal.Signals(-code).name}{hint}", killed
 
 
 # Jobs a worker holds: the one being decoded and the next.
@@ -244,30 +233,26 @@ JOBS_PER_WORKER = 2
 def main(descriptor: int, slots_descriptor: int, count: int) -> None:
     """Serve one parent until it closes the socket."""
     parent = Connection(descriptor)
-    try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         options = parent.recv()
-        _serve(parent, SharedSlots(count, options, slots_descriptor), options)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the parent has ended or closed the socket: nothing here needs an orderly end
-
-
-def _serve(parent: Connection, shared_slots: SharedSlots, options: PackOptions) -> None:
-    warm_up(options)
-    parent.send(("ready",))
-    while True:
-        number, slot, jpeg_bytes, json_bytes, file_name = parent.recv()
-        pair = shared_slots.pair(slot, jpeg_bytes, json_bytes)
-        try:
-            outcome = attempt(file_name, *pair, options, shared_slots.buffers(slot))
-            if isinstance(outcome, Packed):
-                shared_slots.store(slot, outcome)
-                outcome = replace(outcome, rows={})
-        except (MemoryError, OSError) as error:  # not the sample's fault: the run ends
-            if isinstance(error, MemoryError):
-                error = MemoryError(f"{file_name}: {error}")
-            parent.send(("failed", number, error))
-        else:
-            parent.send(("resolved", number, outcome))
+        shared_slots = SharedSlots(count, options, slots_descriptor)
+        warm_up(options)
+        parent.send(("ready",))
+        while True:
+            number, slot, jpeg_bytes, json_bytes, file_name = parent.recv()
+            pair = shared_slots.pair(slot, jpeg_bytes, json_bytes)
+            try:
+                outcome = attempt(file_name, *pair, options, shared_slots.buffers(slot))
+                if isinstance(outcome, Packed):
+                    shared_slots.store(slot, outcome)
+                    outcome = replace(outcome, rows={})
+            except (MemoryError, OSError) as error:  # not the sample's fault: the run ends
+                if isinstance(error, MemoryError):
+                    error = MemoryError(f"{file_name}: {error}")
+                parent.send(("failed", number, error))
+            else:
+                parent.send(("resolved", number, outcome))
+    os._exit(0)  # the parent has ended or closed the socket: nothing here needs an orderly end
 
 
 if __name__ == "__main__":
