@@ -30,7 +30,7 @@ from sa1bpack.packing.progress import Progress, report
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.run import PackResult, run_part
 from sa1bpack.progress import step_bar
-from sa1bpack.source.find import Source
+from sa1bpack.source.find import Source, look_at
 from sa1bpack.urls import is_url
 
 # A task reads one tar, which feeds about six workers (docs/performance.md).
@@ -106,9 +106,8 @@ def _look(
     progress so far.
     """
     if not request.output.exists():  # if that is refused, it is not made
-        check_room(request, request.sources)
-    state = PartState(request.output, request.options, plan, plan.sources)
-    try:
+        check_room(request, look_at(request.sources)[0])
+    with PartState(request.output, request.options, plan, plan.sources) as state:
         todo, unreadable = sources_to_pack(state, request)
         new = [source for source in todo if source.name not in state.sources]
         check_room(request, new)
@@ -118,8 +117,6 @@ def _look(
         total = sum(source.nbytes for source in todo)
         progress = Progress(total, request.max_rejects, rejects, show_progress)
         state.fail(unreadable)
-    finally:
-        state.release()
     return todo, packed, unreadable, progress
 
 

@@ -8,7 +8,7 @@ files differ in about thirty of their 32 digits.
 import re
 from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,18 @@ from sa1bpack.format.manifest import (
     Manifest,
     make_manifest,
     manifest_bytes,
-    read_manifest,
     shard_folders,
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import Scope, check_pack
 from sa1bpack.packing.options import PackOptions, recorded_options
-from sa1bpack.packing.pack_state import check_can_write, check_shard_record, check_source_record
+from sa1bpack.packing.pack_state import (
+    ShardRecord,
+    check_can_write,
+    check_record,
+    read_own_manifest,
+)
 from sa1bpack.wording import span_text
 
 _NAME = TEMPORARY_PREFIX + "unfinished-repair.json"
@@ -158,7 +162,6 @@ def find_damage(
     if unfinished.lost:
         check.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
     lost = manifest is None
-    check_can_write(_written_version(root) if lost else manifest.version, root / MANIFEST_NAME)
     if lost:
         manifest = _manifest_of_shards(root)
     known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
@@ -178,27 +181,25 @@ def find_damage(
         full=only,
         sources=None if share == ALL else sources,
     )
-    report = check_pack(check, manifest, scope)
+    problems = check_pack(check, manifest, scope).problems
+    places = {each.shard: known.get(each.shard) or _place_of(each.shard or "") for each in problems}
     if share != ALL:
-        mine = tuple(
-            problem
-            for problem in report.problems
-            if problem.shard is None
-            or (known.get(problem.shard) or _place_of(problem.shard) or ("",))[0] in sources
-        )
-        report = replace(report, problems=mine)
+        theirs = {
+            name for name, place in places.items() if place is None or place[0] not in sources
+        }
+        problems = tuple(each for each in problems if each.shard not in theirs - {None})
     own_files, shards = lost, {}
     if unfinished.complete and not (lost or manifest.complete):
         manifest, own_files = msgspec.structs.replace(manifest, complete=True), True
-    extra = [problem for problem in report.problems if problem.extra]
-    for problem in report.problems:
+    extra = [problem for problem in problems if problem.extra]
+    for problem in problems:
         name = problem.shard
         if problem.extra or name in shards:
             continue
-        if name is None or _line_is_damaged(root, name, listed, report.problems):
+        if name is None or _line_is_damaged(root, name, listed, problems):
             own_files = True
-        elif place := known.get(name) or _place_of(name):
-            shards[name] = place
+        elif places[name]:
+            shards[name] = places[name]
         else:
             extra.append(problem)
     return Damage(
@@ -214,7 +215,7 @@ def find_damage(
             for path, digest in listed.items()
             if path.startswith(f"{SHARDS_NAME}/")
         },
-        problems=report.problems,
+        problems=problems,
     )
 
 
@@ -251,9 +252,7 @@ def _believed_manifest(root: Path, listed: dict[str, str], check: Check) -> Mani
         check.add(f"{path}: missing")
         return None
     try:
-        manifest = read_manifest(root)
-        for record in manifest.sources:
-            check_source_record(record, path)
+        manifest = read_own_manifest(root)
     except VersionError:
         raise
     except FormatError as error:
@@ -263,8 +262,6 @@ def _believed_manifest(root: Path, listed: dict[str, str], check: Check) -> Mani
     found, expected = xxhash.xxh3_128_hexdigest(data), listed.get(MANIFEST_NAME)
     if found == expected or (expected is not None and _digest_is_damaged(found, expected)):
         return manifest
-    if manifest.version > FORMAT_VERSION:
-        return manifest  # which is refused: it may hold what is unknown here
     # The checksums of an unfinished pack may be older; those of another must be missing.
     if data == manifest_bytes(manifest) and (expected is None or not manifest.complete):
         return manifest
@@ -297,6 +294,10 @@ def _place_of(name: str) -> tuple[str, int] | None:
 
 def _manifest_of_shards(root: Path) -> Manifest:
     """A manifest of an unfinished pack, from the records of its sound shards."""
+    version = FORMAT_VERSION  # unless the attributes of the pack's group are as written
+    with suppress(FormatError, OSError, KeyError, TypeError, msgspec.ValidationError):
+        version = msgspec.convert(_written_attributes(root)["format"], tuple[int, int])
+    check_can_write(version, root / MANIFEST_NAME)
     shards = []
     for folder in shard_folders(root):
         # An error of the disk is raised: a shard that cannot be read now must not be missing after.
@@ -305,7 +306,7 @@ def _manifest_of_shards(root: Path) -> Manifest:
             written = _written_attributes(folder)
             place = shard.entry.source, shard.entry.part
             if shard.attributes == written and place == _place_of(shard.entry.name):
-                check_shard_record(written, folder)
+                check_record(written, ShardRecord, f"{folder}: attributes")
                 shards.append(shard)
     recorded = {canonical_json(shard.attributes.get("options")) for shard in shards}
     if len(recorded) != 1 or recorded == {canonical_json(None)}:
@@ -334,16 +335,8 @@ def recorded_attributes(folder: Path) -> dict[str, Any] | None:
     with suppress(FormatError, OSError):
         attributes = _written_attributes(folder)
     if attributes is not None:
-        check_shard_record(attributes, folder)
+        check_record(attributes, ShardRecord, f"{folder}: attributes")
     return attributes
-
-
-def _written_version(root: Path) -> tuple[int, int]:
-    """The format version in the attributes of a pack's group; ours if they may be damaged."""
-    try:
-        return msgspec.convert(_written_attributes(root)["format"], tuple[int, int])
-    except (FormatError, OSError, KeyError, TypeError, msgspec.ValidationError):
-        return FORMAT_VERSION
 
 
 def _written_attributes(folder: Path) -> dict[str, Any] | None:

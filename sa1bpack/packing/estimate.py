@@ -216,21 +216,21 @@ def check_room(request: Request, sources: list[Source], shards: int | None = Non
     for source in sources:
         with suppress(SourceError):
             forecast = _forecast(request, sources, _probe(source, options))
-            if forecast.fits:
-                return
+            needed, remedy = forecast.needed_bytes, forecast.remedy()
+            takes = f"packing takes about {size_text(needed)} more"
             if shards is not None:
-                share = min(1.0, shards / max(forecast.shards, 1))
-                if (staged := int(share * forecast.needed_bytes)) <= forecast.free_bytes:
-                    return
-                raise OutputRefused(
-                    f"{request.output}: staging takes about {size_text(staged)}, {shards} shards, "
-                    f"and {size_text(forecast.free_bytes)} are free there; make shards smaller "
-                    "(--samples-per-shard), choose another disk, or continue with --ignore-space"
+                needed = int(min(1.0, shards / max(forecast.shards, 1)) * needed)
+                takes = f"staging takes about {size_text(needed)}, {shards} shards"
+                remedy = (
+                    "make shards smaller (--samples-per-shard), choose another disk, or continue "
+                    "with --ignore-space"
                 )
-            raise OutputRefused(
-                f"{request.output}: packing takes about {size_text(forecast.needed_bytes)} more, "
-                f"and {size_text(forecast.free_bytes)} are free there; {forecast.remedy()}"
-            )
+            if needed > forecast.free_bytes:
+                raise OutputRefused(
+                    f"{request.output}: {takes}, and {size_text(forecast.free_bytes)} are free "
+                    f"there; {remedy}"
+                )
+            return
 
 
 def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forecast:
@@ -243,47 +243,46 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         for source in sources
     ]
     images = sum(images_of)
-    extent = probe.scaled(images, options.layout)
     disk_bytes, hole_bytes = probe.disk_bytes(options.layout, images)
-    compact = replace(options, **PRESETS["compact"])
-    compact_bytes, compact_holes = probe.disk_bytes(compact.layout, images)
-    spool_bytes = _spool_bytes(request, sources)
-    forecast = Forecast(
+    compact, holes = probe.disk_bytes(replace(options, **PRESETS["compact"]).layout, images)
+    spool_bytes, free = _spool_bytes(request, sources), _free_bytes(request.output)
+    fitting = []
+    if disk_bytes - hole_bytes + spool_bytes > free:
+        fitting = _fitting(options, probe, images, free - spool_bytes)
+    return Forecast(
         sources=len(sources),
         source_bytes=sum(source.nbytes for source in sources),
         begun=[source.name for source in sources if published[source.name]],
         images=images,
-        masks=extent.masks,
+        masks=probe.scaled(images, options.layout).masks,
         disk_bytes=disk_bytes,
         hole_bytes=hole_bytes,
         spool_bytes=spool_bytes,
-        free_bytes=_free_bytes(request.output),
+        free_bytes=free,
         shards=sum(-(-count // per_shard) for count in images_of),
         workers=request.workers,
         seconds=images * probe.seconds * _OVERHEAD / request.workers,
         probed=probe.pairs,
         rejected=probe.rejected,
-        compact_bytes=compact_bytes - compact_holes + spool_bytes,
+        compact_bytes=compact - holes + spool_bytes,
+        fitting=tuple(f"{flags} ({size_text(needed + spool_bytes)})" for needed, flags in fitting),
     )
-    fitting = () if forecast.fits else _fitting(options, probe, forecast)
-    return replace(forecast, fitting=fitting)
 
 
-def _fitting(options: PackOptions, probe: "_Probe", forecast: Forecast) -> tuple[str, ...]:
-    """The layouts that fit, as options of the command line, the largest first."""
+def _fitting(
+    options: PackOptions, probe: "_Probe", images: int, room: int
+) -> list[tuple[int, str]]:
+    """The bytes of the layouts that fit, and their options of the command line, largest first."""
     found = []
-    for fit, pixels, masks in product(dict.fromkeys((options.fit, "native")), PIXELS, MASKS):
-        try:
-            layout = replace(options, fit=fit, pixels=pixels, masks=masks).layout
-        except OptionError:  # such as yuv420 on a canvas of an odd size
-            continue
-        total, holes = probe.disk_bytes(layout, forecast.images)
-        if (needed := total - holes + forecast.spool_bytes) <= forecast.free_bytes:
-            asked = {"--fit": options.fit, "--pixels": options.pixels, "--masks": options.masks}
-            given = {"--fit": fit, "--pixels": pixels, "--masks": masks}
-            flags = [f"{flag} {value}" for flag, value in given.items() if asked[flag] != value]
-            found.append((needed, f"{' '.join(flags)} ({size_text(needed)})"))
-    return tuple(text for _, text in sorted(found, reverse=True))
+    for values in product(dict.fromkeys((options.fit, "native")), PIXELS, MASKS):
+        given = dict(zip(("fit", "pixels", "masks"), values, strict=True))
+        with suppress(OptionError):  # such as yuv420 on a canvas of an odd size
+            total, holes = probe.disk_bytes(replace(options, **given).layout, images)
+            if total - holes <= room:
+                changed = {k: v for k, v in given.items() if getattr(options, k) != v}
+                flags = " ".join(f"--{name} {value}" for name, value in changed.items())
+                found.append((total - holes, flags))
+    return sorted(found, reverse=True)
 
 
 def _spool_bytes(request: Request, sources: list[Source]) -> int:
@@ -331,14 +330,9 @@ class _Probe:
     def scaled(self, images: int, layout: Layout) -> Extent:
         """The extent of so many samples in a layout."""
         factor = images / max(1, len(self.sizes))
-        return Extent(
-            images,
-            round(factor * self.extent.masks),
-            round(factor * self.extent.runs) if layout.runs else 0,
-            round(factor * sum(image_nbytes(layout, *size) for size in self.sizes))
-            if layout.flat
-            else 0,
-        )
+        runs = self.extent.runs if layout.runs else 0
+        nbytes = sum(image_nbytes(layout, *size) for size in self.sizes) if layout.flat else 0
+        return Extent(images, *(round(factor * n) for n in (self.extent.masks, runs, nbytes)))
 
     def disk_bytes(self, layout: Layout, images: int) -> tuple[int, int]:
         """Bytes of the files of so many samples, and those of them that are never written."""
@@ -355,9 +349,8 @@ def _probe(source: Source, options: PackOptions) -> _Probe:
     if not options.layout.runs:  # for the layouts that would fit
         options = replace(options, masks="bits+runs")
     buffers = Buffers(options)
-    extent, sizes = Extent(), []
+    extent, sizes, seconds = Extent(), [], 0.0
     pairs = rejected = tar_bytes = 0
-    seconds = 0.0
     with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
         for pair in islice(reader, PROBE_PAIRS):
             interrupts.check()

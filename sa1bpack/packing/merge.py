@@ -11,9 +11,10 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ from sa1bpack.format.manifest import (
     SHARDS_NAME,
     Manifest,
     ShardEntry,
-    read_manifest,
     refuse_in_pack,
 )
 from sa1bpack.format.side.spec import (
@@ -55,9 +55,8 @@ from sa1bpack.packing.options import PackOptions, differences
 from sa1bpack.packing.pack_state import (
     Key,
     PackState,
-    check_can_write,
-    check_source_record,
     lock_folder,
+    read_own_manifest,
     read_shard,
     shard_name,
 )
@@ -148,18 +147,30 @@ def merge(
     check_can_be_folder(root, "give a new folder, or that of a pack")
     refuse_in_pack("output", root)
     plan = _Plan(root, roots)
-    state = PackState(root, plan.options)
-    try:
+    with PackState(root, plan.options) as state:
         missing = plan.missing(state)
         before = len(state.shards)
         parts = plan.find_parts()
         state.write_first_manifest()
         placing = Placing([*(taken.folder for taken in missing), *parts], progress)
         state.publish(complete=False)
-        with _kept_from_packers(roots):
+        with ExitStack() as held:  # as several merges may hold them, and no packer or repair
+            for pack in roots:
+                with suppress(FileNotFoundError, PermissionError):  # then no packer can work there
+                    lock = lock_folder(pack, shared=True, flags=os.O_RDONLY)
+                    held.callback(os.close, lock)
             for taken in missing:
                 interrupts.check()
-                _place_shard(state, taken, placing)
+                name = taken.entry.name
+                shard = read_shard(taken.folder, plan.options.layout)
+                named = shard_name(taken.entry.source, taken.entry.part)
+                if name != named or shard.entry != taken.entry:
+                    raise FormatError(
+                        f"{taken.folder}: not the shard that the manifest lists; `sa1bpack verify`"
+                    )
+                final = state.shards_dir / name
+                placing.publish(taken.folder, temporary_beside(final), final, taken.digest)
+                state.add_shard(shard)
         plan.create_sides()
         for part, final in parts.items():
             interrupts.check()
@@ -169,8 +180,6 @@ def merge(
         state.sources.update(plan.sources)
         state.publish(complete=plan.complete)
         totals = state.counts()
-    finally:
-        state.release()
     return MergeResult(
         root,
         totals["images"],
@@ -221,11 +230,18 @@ class _Plan:
         OutputRefused if two packs have different shards, sources or features of one name;
         FormatError or VersionError for a pack that is damaged or newer.
         """
-        manifests = {pack: read_manifest(pack) for pack in packs}
+        manifests = {pack: read_own_manifest(pack) for pack in packs}
         first, one = next(iter(manifests.items()))
         for pack, manifest in manifests.items():
-            check_can_write(manifest.version, pack / MANIFEST_NAME)
-            _check_same_options(first, one, pack, manifest)
+            if lines := [
+                f"  {name}: {own} in {first}, {other} in {pack}"
+                for name, own, other in differences(one.options, manifest.options)
+            ]:
+                raise OptionsDiffer(
+                    "\n".join(["packs made with other options cannot be merged:", *lines[:20]])
+                    + "\nsa1bpack.open([...]) opens packs together if their layout is the same; or "
+                    "pack one of them again."
+                )
         self.root = root
         self.options = PackOptions.from_json(one.options)
         if any(manifest.layout != self.options.layout for manifest in manifests.values()):
@@ -235,8 +251,7 @@ class _Plan:
         self.repeated = 0
         self.complete = all(manifest.complete for manifest in manifests.values())
         for pack, manifest in manifests.items():
-            self._take_shards(pack, manifest)
-            self._take_sources(pack, manifest)
+            self._take(pack, manifest)
         self.features: dict[str, list[Path]] = {}
         self.without_part: dict[str, list[str]] = {}
         for pack in packs:
@@ -245,9 +260,16 @@ class _Plan:
                     self.features.setdefault(folder.name, []).append(folder)
         for name, folders in self.features.items():
             out = root / SIDES_NAME / name
-            _check_alike([*folders, out] if out.exists() else folders)
+            spec = read_side_manifest(folders[0])
+            for folder in [*folders[1:], out] if out.exists() else folders[1:]:
+                if difference := first_difference(spec, read_side_manifest(folder)):
+                    raise OutputRefused(
+                        f"{folders[0]} and {folder} are different features, {difference}: make one "
+                        "of them again like the other, or move its folder out of the pack (it can "
+                        "still be read by its path), and merge again"
+                    )
 
-    def _take_shards(self, pack: Path, manifest: Manifest) -> None:
+    def _take(self, pack: Path, manifest: Manifest) -> None:
         for entry, digest in zip(manifest.shards, shard_digests(pack, manifest), strict=True):
             mine = _Taken(pack, entry, digest)
             found = self.shards.setdefault((entry.source, entry.part), mine)
@@ -257,19 +279,15 @@ class _Plan:
                     "one name, or one was packed again; leave one out"
                 )
             self.repeated += found is not mine
-
-    def _take_sources(self, pack: Path, manifest: Manifest) -> None:
-        where = pack / MANIFEST_NAME
         for record in manifest.sources:
-            check_source_record(record, where)
             found = self.sources.setdefault(record["name"], record)
             for key in ("kind", "nbytes", "pairs", *DIGEST_NAMES):
                 one, other = found.get(key), record.get(key)
                 if one != other and not (key in DIGEST_NAMES and None in (one, other)):
                     raise OutputRefused(
-                        f"{where}: the source {record['name']} is another file than that of an "
-                        f"earlier pack: {key} is {brief(other)}, not {brief(one)}; leave one of "
-                        "the packs out"
+                        f"{pack / MANIFEST_NAME}: the source {record['name']} is another file than "
+                        f"that of an earlier pack: {key} is {brief(other)}, not {brief(one)}; "
+                        "leave one of the packs out"
                     )
 
     def missing(self, state: PackState) -> list[_Taken]:
@@ -320,61 +338,6 @@ class _Plan:
                     shutil.rmtree(left)
 
 
-def _check_same_options(first: Path, one: Manifest, root: Path, two: Manifest) -> None:
-    if lines := [
-        f"  {name}: {own} in {first}, {other} in {root}"
-        for name, own, other in differences(one.options, two.options)
-    ]:
-        raise OptionsDiffer(
-            "\n".join(["packs made with other options cannot be merged:", *lines[:20]])
-            + "\nsa1bpack.open([...]) opens packs together if their layout is the same; or pack "
-            "one of them again."
-        )
-
-
-def _check_alike(folders: Sequence[Path]) -> None:
-    first = read_side_manifest(folders[0])
-    for folder in folders[1:]:
-        if (difference := first_difference(first, read_side_manifest(folder))) is not None:
-            raise OutputRefused(
-                f"{folders[0]} and {folder} are different features, {difference}: make one of "
-                "them again like the other, or move its folder out of the pack (it can still be "
-                "read by its path), and merge again"
-            )
-
-
-@contextmanager
-def _kept_from_packers(packs: Iterable[Path]) -> Iterator[None]:
-    """Lock packs in the block, as several merges may, and no packer or repair besides them."""
-    with ExitStack() as held:
-        for pack in packs:
-            with suppress(FileNotFoundError, PermissionError):  # then no packer can work there
-                held.callback(os.close, lock_folder(pack, shared=True, flags=os.O_RDONLY))
-        yield
-
-
-def _place_shard(state: PackState, taken: _Taken, placing: "Placing") -> None:
-    folder, name = taken.folder, taken.entry.name
-    shard = read_shard(folder, state.options.layout)
-    if name != shard_name(taken.entry.source, taken.entry.part) or shard.entry != taken.entry:
-        raise FormatError(f"{folder}: not the shard that the manifest lists; `sa1bpack verify`")
-
-    def check(working: Path) -> None:
-        """Raise FormatError unless exactly the files of the shard are there."""
-        files = {p.relative_to(working).as_posix() for p in working.rglob("*") if p.is_file()}
-        checksums = working / CHECKSUMS_NAME
-        listed = {CHECKSUMS_NAME, *read_checksums(checksums)}
-        if file_digest(checksums) != taken.digest or files != listed:
-            raise FormatError(
-                f"{folder}: it changed while it was merged, or has other files than its checksums "
-                "list; `sa1bpack verify` names them"
-            )
-
-    final = state.shards_dir / name
-    placing.publish(folder, temporary_beside(final), final, check)
-    state.add_shard(shard)
-
-
 class Placing:
     """Puts folders like others under final names: of hard links, else of clones, else of copies.
 
@@ -395,25 +358,34 @@ class Placing:
             whenever some are copied.
         """
         self.linked = self.cloned = self.copied = 0
-        self._folders, self._progress = folders, progress
-        self._done = self._total = 0
+        self._folders, self._progress, self._done = folders, progress, 0
 
-    def publish(
-        self,
-        source: Path,
-        working: Path,
-        final: Path,
-        check: Callable[[Path], object] = lambda folder: None,
-    ) -> None:
-        """Give a folder like another its final name, in one step, if `check` finds nothing wrong.
+    @cached_property
+    def _total(self) -> int:
+        """The bytes of all files without their holes."""
+        files = (path for folder in self._folders for path in folder.rglob("*") if path.is_file())
+        return sum(path.stat().st_blocks * 512 for path in files)
+
+    def publish(self, source: Path, working: Path, final: Path, digest: str | None = None) -> None:
+        """Give a folder like another its final name, in one step.
 
         working  the name that it has until then, in the same folder
+        digest   of a shard: the XXH3-128 of its checksum file
 
-        Raises OSError, and what `check` raises.
+        Raises OSError, and FormatError unless the files of a shard are exactly those listed there.
         """
         try:
             self._place(source, working)
-            check(working)
+            if digest is not None:
+                files = (path for path in working.rglob("*") if path.is_file())
+                found = {path.relative_to(working).as_posix() for path in files}
+                checksums = working / CHECKSUMS_NAME
+                listed = {CHECKSUMS_NAME, *read_checksums(checksums)}
+                if file_digest(checksums) != digest or found != listed:
+                    raise FormatError(
+                        f"{source}: it changed while it was merged, or has other files than its "
+                        "checksums list; `sa1bpack verify` names them"
+                    )
             working.rename(final)
         except BaseException:
             shutil.rmtree(working, ignore_errors=True)
@@ -454,16 +426,7 @@ class Placing:
                 raise OSError(errno.EIO, f"it ends at byte {at}, but had {size}", str(source))
             if data != _ZEROS[: len(data)]:
                 write_at(write, data, at, target)
-                self._advance(len(data))
+                self._done += len(data)
+                if self._progress is not None:
+                    self._progress(self._done, max(self._done, self._total))
             at += len(data)
-
-    def _advance(self, count: int) -> None:
-        if self._progress is not None:
-            self._total = self._total or sum(map(_bytes_on_disk, self._folders))
-            self._done += count
-            self._progress(self._done, max(self._done, self._total))
-
-
-def _bytes_on_disk(folder: Path) -> int:
-    """The bytes of the files of a folder without their holes."""
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -319,19 +319,7 @@ def checked_request(
     output = request.output
     check_can_be_folder(output, "give a new folder, or that of a pack")
     refuse_in_pack("output", output)
-    found = _found_sources(sources, request.links)
-    for source in found:
-        if source.kind == "folder" and output.resolve().is_relative_to(source.path.resolve()):
-            raise OptionError(
-                f"{output} lies within the source {source.path}, and would be read as part of it; "
-                "choose a folder outside"
-            )
-    return replace(request, sources=found, sums=_expected_sums(found, request.md5sums))
-
-
-def _found_sources(sources: str | Path | Iterable[str | Path], links: Path | None) -> list[Source]:
-    """Find the sources; raises OptionError for none, SourceError for what cannot be a source."""
-    listed = [] if links is None else read_links(links)
+    listed = [] if request.links is None else read_links(request.links)
     found = find_sources(patterns_of("sources", sources), links=listed)
     if not found:
         raise OptionError("no source is given; give at least one tar or folder, or a list of links")
@@ -340,19 +328,20 @@ def _found_sources(sources: str | Path | Iterable[str | Path], links: Path | Non
             check_shard_name(f"{source.name}-000", str(source.path))
         except FormatError as error:
             raise SourceError(f"{error}; shards are named after their source: rename it") from None
-    return found
-
-
-def _expected_sums(sources: list[Source], md5sums: Path | None) -> dict[str, str]:
-    """Name of each source → its md5 in the list."""
-    if md5sums is None:
-        return {}
-    sums = read_md5sums(md5sums)
-    tars = [source for source in sources if source.kind != "folder"]
-    missing = [source.path.name for source in tars if source.path.name not in sums]
-    if missing:
-        raise SourceError(
-            f"{md5sums} has no sum for {', '.join(missing[:5])}"
-            f"{' and others' if len(missing) > 5 else ''}; complete the list, or pack without it"
-        )
-    return {source.name: sums[source.path.name] for source in tars}
+        if source.kind == "folder" and output.resolve().is_relative_to(source.path.resolve()):
+            raise OptionError(
+                f"{output} lies within the source {source.path}, and would be read as part of it; "
+                "choose a folder outside"
+            )
+    sums: dict[str, str] = {}
+    if request.md5sums is not None:
+        listed = read_md5sums(request.md5sums)
+        tars = {source.name: source.path.name for source in found if source.kind != "folder"}
+        if missing := [tar for tar in tars.values() if tar not in listed]:
+            raise SourceError(
+                f"{request.md5sums} has no sum for {', '.join(missing[:5])}"
+                f"{' and others' if len(missing) > 5 else ''}; complete the list, or pack without "
+                "it"
+            )
+        sums = {name: listed[tar] for name, tar in tars.items()}
+    return replace(request, sources=found, sums=sums)

@@ -13,11 +13,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Set
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -150,26 +149,23 @@ class PackState:
     # How many of its shards are on this disk at once; None: all of them.
     shards_at_once: int | None = None
 
-    def remove_empty(self) -> None:
-        """Remove the folder, which this run has made, unless there is more in it than the lock."""
-        if [path.name for path in self.root.iterdir()] == [LOCK_NAME]:
-            (self.root / LOCK_NAME).unlink()
-            with suppress(OSError):  # another process came meanwhile
-                self.root.rmdir()
-
     def release(self) -> None:
         """Unlock the folder."""
         os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def _load(self, only: Set[str] | None = None) -> None:
         """Enter what is published, or what is of these sources. Writes nothing."""
         listed = ()
         if (self.root / MANIFEST_NAME).exists():
-            manifest = read_manifest(self.root)
-            check_can_write(manifest.version, self.root / MANIFEST_NAME)
+            manifest = read_own_manifest(self.root)
             self.options.check_same(manifest.options, str(self.root))
             for record in manifest.sources:
-                check_source_record(record, self.root / MANIFEST_NAME)
                 if only is None or record["name"] in only:
                     self.sources[record["name"]] = record
             listed = manifest.shards
@@ -179,7 +175,8 @@ class PackState:
                 self.shards[shard.entry.source, shard.entry.part] = shard
         for name, note in source_notes(self.root, only).items():  # by parts of a job
             if note.holds(self.root):
-                check_source_record(note.record, path := note_path(self.root, name))
+                path = note_path(self.root, name)
+                check_record(note.record, SourceRecord, f"{path}: sources")
                 self.sources[name] = note.record
                 self._entered.append(path)
         for entry in listed:  # the source of a shard that someone removed is incomplete
@@ -248,8 +245,7 @@ class PackState:
     def findings(self) -> list[str]:
         """Lines for the user about what is published: duplicates, and sources without any pair."""
         lines = find_duplicates(*open_manifest_and_index(self.root)).lines()
-        names = sorted(name for name, record in self.sources.items() if not record["pairs"])
-        if names:
+        if names := sorted(name for name, record in self.sources.items() if not record["pairs"]):
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
             lines.append(
                 "no pair of a .jpg and a .json file of the same name is in "
@@ -260,19 +256,17 @@ class PackState:
 
     def counts(self) -> dict[str, int]:
         """Totals over the pack."""
-        shards = self.shards.values()
-        rejects = self.rejects()
+        entries = [shard.entry for shard in self.shards.values()]
+        dropped = [shard.attributes["dropped"] for shard in self.shards.values()]
+        dropped += [record["dropped"] for record in self.sources.values()]
+        reasons = Counter(line["reason"] for line in self.rejects())
         return {
-            "images": sum(shard.entry.samples for shard in shards),
-            "masks": sum(shard.entry.masks for shard in shards),
-            "annotations": sum(shard.entry.annotations for shard in shards),
-            "dropped_images": sum(shard.attributes["dropped"] for shard in shards)
-            + sum(record["dropped"] for record in self.sources.values()),
-            "rejects": len(rejects),
-            **{
-                f"rejects:{code}": count
-                for code, count in sorted(Counter(line["reason"] for line in rejects).items())
-            },
+            "images": sum(entry.samples for entry in entries),
+            "masks": sum(entry.masks for entry in entries),
+            "annotations": sum(entry.annotations for entry in entries),
+            "dropped_images": sum(dropped),
+            "rejects": reasons.total(),
+            **{f"rejects:{code}": count for code, count in sorted(reasons.items())},
         }
 
     def publish(self, complete: bool) -> None:
@@ -344,6 +338,7 @@ class Totals:
 def totals_of(state: PackState) -> dict[str, Any]:
     """The fields of Totals."""
     counts = state.counts()
+    reasons = {name.partition(":")[2]: count for name, count in counts.items() if ":" in name}
     return {
         "root": state.root,
         "images": counts["images"],
@@ -354,11 +349,7 @@ def totals_of(state: PackState) -> dict[str, Any]:
         "identity": identity_text(state.sources.values()),
         "left_out": left_out_text(state.options.to_json(), counts, counts["masks"]),
         "bytes": sum(shard.entry.bytes for shard in state.shards.values()),
-        "reasons": {
-            name.removeprefix("rejects:"): count
-            for name, count in counts.items()
-            if name.startswith("rejects:")
-        },
+        "reasons": reasons,
     }
 
 
@@ -438,7 +429,7 @@ def published_shard(folder: Path, root: Path) -> PublishedShard:
 def read_shard(folder: Path, layout: Layout | None = None) -> PublishedShard:
     """A shard with the packer's record, of this layout if given. Raises FormatError and OSError."""
     shard = open_shard(folder, layout)
-    check_shard_record(shard.attributes, folder)
+    check_record(shard.attributes, ShardRecord, f"{folder}: attributes")
     return PublishedShard(shard.entry, shard.attributes)
 
 
@@ -477,17 +468,11 @@ def note_path(root: Path, source: str) -> Path:
 
 
 def source_notes(root: Path, only: Set[str] | None = None) -> dict[str, SourceNote]:
-    """Name → note, of every source, by name. Raises as `read_note` does.
-
-    only  names of sources; None: all
-    """
+    """Name → note, of every source, or of `only` these, by name. Raises as `read_note` does."""
     paths = sorted((root / PARTS_NAME).glob(f"{_NOTE_PREFIX}*.json"))
     names = {path.stem.removeprefix(_NOTE_PREFIX): path for path in paths}
-    return {
-        name: read_note(path, SourceNote)
-        for name, path in names.items()
-        if only is None or name in only
-    }
+    wanted = names.keys() if only is None else names.keys() & only
+    return {name: read_note(names[name], SourceNote) for name in sorted(wanted)}
 
 
 def read_note(path: Path, kind: type[_Kind]) -> _Kind:
@@ -520,6 +505,18 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
         ) from None
 
 
+def read_own_manifest(root: Path) -> Manifest:
+    """The manifest of a pack that this packer can add to.
+
+    Raises FormatError, also for records of sources that are not the packer's, and VersionError.
+    """
+    manifest, path = read_manifest(root), root / MANIFEST_NAME
+    check_can_write(manifest.version, path)
+    for record in manifest.sources:
+        check_record(record, SourceRecord, f"{path}: sources")
+    return manifest
+
+
 def check_can_write(version: tuple[int, int], path: Path) -> None:
     """Raise VersionError for a pack that this release can read, but not write as it was."""
     if version > FORMAT_VERSION:
@@ -539,7 +536,9 @@ class _Reject(msgspec.Struct, forbid_unknown_fields=True):
     detail: str
 
 
-class _ShardRecord(msgspec.Struct):
+class ShardRecord(msgspec.Struct):
+    """The attributes of a shard."""
+
     source: str
     part: Count
     first_pair: Count
@@ -551,7 +550,9 @@ class _ShardRecord(msgspec.Struct):
     packed_by: dict[str, str]
 
 
-class _SourceRecord(msgspec.Struct):
+class SourceRecord(msgspec.Struct):
+    """The record of a source in the manifest."""
+
     name: str
     kind: str
     nbytes: Count
@@ -565,17 +566,8 @@ class _SourceRecord(msgspec.Struct):
     xxh128: str | None = None  # packs made by earlier releases have md5 only
 
 
-def check_shard_record(attributes: dict[str, Any], where: Path) -> None:
-    """Check the attributes of a shard. Raises FormatError, naming `where`, if one is wrong."""
-    _check(attributes, _ShardRecord, f"{where}: attributes")
-
-
-def check_source_record(record: dict[str, Any], where: Path) -> None:
-    """Check a source's record in the manifest. Raises FormatError as `check_shard_record` does."""
-    _check(record, _SourceRecord, f"{where}: sources")
-
-
-def _check(found: dict[str, Any], schema: type[msgspec.Struct], where: str) -> None:
+def check_record(found: dict[str, Any], schema: type[msgspec.Struct], where: str) -> None:
+    """Raise FormatError, naming `where`, unless this is a record of the packer's."""
     try:
         msgspec.convert(found, schema)
     except msgspec.ValidationError as error:

@@ -37,7 +37,6 @@ from sa1bpack.format.files import (
     replace_file,
 )
 from sa1bpack.format.manifest import (
-    MANIFEST_NAME,
     PARTS_NAME,
     PLAN_PREFIX,
     SHARDS_NAME,
@@ -50,12 +49,12 @@ from sa1bpack.packing.pack_state import (
     PublishedShard,
     SourceNote,
     Totals,
-    check_can_write,
     check_ours,
     lock_folder,
     note_path,
     published_shard,
     read_note,
+    read_own_manifest,
     source_notes,
     totals_of,
 )
@@ -197,7 +196,13 @@ class PartState(PackState):
         name = shard.entry.name
         final = self.root / SHARDS_NAME / name
         if not claim_name(self.shards_dir / name, final):
-            shard = _published_meanwhile(final, self.root, shard)
+            found = published_shard(final, self.root)
+            if found.attributes["pairs_digest"] != shard.attributes["pairs_digest"]:
+                raise OutputRefused(
+                    f"{final}: another process has published this shard from other images; give "
+                    "all parts the same files"
+                )
+            shard = found
         super().add_shard(shard)
 
     def finish_source(self, record: dict, *, at_once: bool = True) -> None:
@@ -249,17 +254,6 @@ class PartState(PackState):
 
     def _note(self, source: str, note: SourceNote) -> None:
         replace_file(note_path(self.root, source), msgspec.json.encode(note))
-
-
-def _published_meanwhile(folder: Path, root: Path, mine: PublishedShard) -> PublishedShard:
-    """The shard that another process has published under the name of this one."""
-    found = published_shard(folder, root)
-    if found.attributes["pairs_digest"] != mine.attributes["pairs_digest"]:
-        raise OutputRefused(
-            f"{folder}: another process has published this shard from other images; give all parts "
-            "the same files"
-        )
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,10 +323,8 @@ def finalize(pack: str | Path) -> FinalizeResult:
         {}
     """
     root = local_path("pack", pack)
-    manifest = read_manifest(root)
-    check_can_write(manifest.version, root / MANIFEST_NAME)
-    state = PackState(root, recorded_options(manifest.options, root))
-    try:
+    manifest = read_own_manifest(root)
+    with PackState(root, recorded_options(manifest.options, root)) as state:
         plans, noted = _read_plans(root), source_notes(root)
         failed = {name: note for name, note in noted.items() if note.record is None}
         gone = noted.keys() - failed.keys() - state.sources.keys()
@@ -352,17 +344,19 @@ def finalize(pack: str | Path) -> FinalizeResult:
             flush_folder(root)
         for name in state.sources:  # what names the missing ones stays
             note_path(root, name).unlink(missing_ok=True)
-        notes += state.findings()
+        parts = set()
+        if plans:
+            last = plans[-1]
+            rows = [row for row, name in enumerate(last.sources) if name in missing]
+            parts = {(row % last.parts + 1, last.parts) for row in rows}
         return FinalizeResult(
             **totals_of(state),
             sources=len(state.sources),
             missing=missing,
-            parts=_parts_of(plans, missing),
+            parts=tuple(sorted(parts)),
             known=known,
-            notes=notes,
+            notes=notes + state.findings(),
         )
-    finally:
-        state.release()
 
 
 def _missing(
@@ -382,12 +376,3 @@ def _missing(
         else:
             missing[name] = "no shard is published"
     return missing
-
-
-def _parts_of(plans: list[Plan], missing: dict[str, str]) -> tuple[tuple[int, int], ...]:
-    """The parts of the last job that have these sources."""
-    if not plans:
-        return ()
-    last = plans[-1]
-    numbers = {row % last.parts + 1 for row, name in enumerate(last.sources) if name in missing}
-    return tuple((number, last.parts) for number in sorted(numbers))

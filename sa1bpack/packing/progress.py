@@ -2,16 +2,16 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from tqdm import tqdm
 
+from sa1bpack import __version__
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.manifest import REJECTS_NAME
 from sa1bpack.packing.sample import Outcome, Packed
@@ -62,7 +62,7 @@ class Progress:
         self.read: dict[str, int] = {}
         self.notes: list[str] = []
         self._max_rejects = max_rejects
-        self._first: list[str] = []
+        self._first: list[str] = []  # rejects, to be named
         self.add_rejects(rejects)
         self._started = self._shown = time.perf_counter()
         terminal = sys.stderr.isatty()
@@ -126,18 +126,6 @@ class Progress:
         """Wall time since the run started."""
         return time.perf_counter() - self._started
 
-    def _write_line(self) -> None:
-        """One line for the log of a job that has no terminal."""
-        done = sum(self.read.values())
-        left = (self.total_bytes - done) * self.seconds / max(done, 1)
-        print(
-            f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
-            f"{self.images / self.seconds:.0f} images/s, {done / self.seconds / 1e6:.0f} MB/s, "
-            f"{left / 60:.0f} min left, {self.rejected} rejected",
-            file=sys.stderr,
-            flush=True,
-        )
-
     def advance(self, source: Source, bytes_read: int, force: bool = False) -> None:
         """So many bytes of a source are read."""
         before = self.read.get(source.name, 0)
@@ -145,8 +133,16 @@ class Progress:
             self.read[source.name] = bytes_read
             self._bar.update(bytes_read - before)
         since = time.perf_counter() - self._shown
-        if self._lines and since > LINE_SECONDS:
-            self._write_line()
+        if self._lines and since > LINE_SECONDS:  # for the log of a job that has no terminal
+            done = sum(self.read.values())
+            left = (self.total_bytes - done) * self.seconds / max(done, 1)
+            print(
+                f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
+                f"{self.images / self.seconds:.0f} images/s, {done / self.seconds / 1e6:.0f} MB/s, "
+                f"{left / 60:.0f} min left, {self.rejected} rejected",
+                file=sys.stderr,
+                flush=True,
+            )
         elif self._bar.disable or not (force or since > _REFRESH_SECONDS):
             return
         self._shown += since
@@ -189,35 +185,27 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     sa1bpack: str
 
 
-@contextmanager
-def recorded_run(root: Path, progress: Progress, workers: int) -> Iterator[None]:
-    """Add a run to the log of a pack when the block ends, however it ends.
+def log_run(root: Path, progress: Progress, workers: int, outcome: str) -> None:
+    """Add a run to the log of a pack, unless it decoded nothing.
 
-    A run that decoded nothing leaves no line. A log that cannot be written does not fail the run,
-    but is reported.
+    A log that cannot be written does not fail the run, but is reported.
     """
-    outcome = "finished"
+    if not progress.images:
+        return
+    run = Run(
+        finished=datetime.now(UTC).replace(microsecond=0),
+        outcome=outcome,
+        images=progress.images,
+        source_bytes=sum(progress.read.values()),
+        workers=workers,
+        seconds=progress.seconds,
+        sa1bpack=__version__,
+    )
     try:
-        yield
-    except BaseException as error:
-        outcome = f"stopped by {type(error).__name__}"
-        raise
-    finally:
-        if progress.images:
-            run = Run(
-                finished=datetime.now(UTC).replace(microsecond=0),
-                outcome=outcome,
-                images=progress.images,
-                source_bytes=sum(progress.read.values()),
-                workers=workers,
-                seconds=progress.seconds,
-                sa1bpack=version("sa1bpack"),
-            )
-            try:
-                with (root / RUNS_NAME).open("ab") as file:
-                    file.write(msgspec.json.encode(run) + b"\n")
-            except OSError as error:
-                progress.note(f"{root / RUNS_NAME}: this run is not logged ({error.strerror})")
+        with (root / RUNS_NAME).open("ab") as file:
+            file.write(msgspec.json.encode(run) + b"\n")
+    except OSError as error:
+        progress.note(f"{root / RUNS_NAME}: this run is not logged ({error.strerror})")
 
 
 def read_runs(root: Path) -> list[Run]:
@@ -231,8 +219,6 @@ def read_runs(root: Path) -> list[Run]:
         return []
     runs = []
     for line in lines:
-        try:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
             runs.append(msgspec.json.decode(line, type=Run))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
     return runs

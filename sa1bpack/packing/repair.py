@@ -217,28 +217,12 @@ def _first(root: Path) -> str:
 class _Rebuilding(PackState):
     """Sound shards of a pack, and those that are made again in a working folder."""
 
-    def __init__(self, damage: Damage, sources: Container[str], folder: Path):
-        """Read the sound shards of these sources; the others are made in `folder`."""
-        super().__init__(damage.root, damage.options, lock=NOT_LOCKED)
-        self.shards = _sound_shards(damage, sources)
-        self.sources = {record["name"]: record for record in damage.manifest.sources}
-        self.shards_dir = folder
-
     def finish_source(self, record: dict, at_once: bool = False) -> None:
         """A source was read to its end; nothing is published."""
 
     def withdraw(self, source: str) -> int:
         """A source is not usable: the pack stays as it is."""
         return 0
-
-
-def _sound_shards(damage: Damage, sources: Container[str]) -> dict[Key, PublishedShard]:
-    """The shards of sources that a check has found sound. Raises FormatError and OSError."""
-    return {
-        (entry.source, entry.part): read_shard(damage.folder(entry.name), damage.options.layout)
-        for entry in damage.manifest.shards
-        if entry.source in sources and entry.name not in damage.shards
-    }
 
 
 @dataclass(frozen=True)
@@ -376,65 +360,72 @@ class _Repair:
         self._state = PackState(self._root, damage.options, lock)
         self._state.sources = self._records
         self._state.rebuild_index = damage.own_files
-        every = {entry.source for entry in damage.manifest.shards}
-        self._state.shards = _sound_shards(damage, every)
+        self._state.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
         with self._rebuilt() as made:
             self._put_in_place(made)
 
-    def _request(self, sources: list[Source], md5: bool = False) -> Request:
+    def _sound_shards(self, sources: Container[str]) -> dict[Key, PublishedShard]:
+        """The shards of sources that the check has found sound. Raises FormatError and OSError."""
+        damage = self._damage
+        return {
+            (entry.source, entry.part): read_shard(damage.folder(entry.name), damage.options.layout)
+            for entry in damage.manifest.shards
+            if entry.source in sources and entry.name not in damage.shards
+        }
+
+    def _request(self, sources: list[Source]) -> Request:
         """The request to pack these sources again."""
+        recorded = [self._records[each.name] for each in sources if each.name in self._records]
         return Request(
             sources=sources,
             output=self._root,
             options=self._damage.options,
             workers=self._workers,
-            md5=md5,
+            # Packs of earlier releases know their sources by the md5 alone.
+            md5=any(each.get("xxh128") is None for each in recorded),
             ignore_space=True,
         )
 
-    # Rebuilding shards
-
     @contextmanager
     def _rebuilt(self) -> Iterator[list[_Replacement]]:
-        """What can replace damaged shards, in a working folder that goes with the block."""
-        if not self._wanted:
-            yield []
-            return
-        with working_folder(self._root) as folder:
-            made = self._rebuild(folder)
-            interrupts.check()
-            yield made
+        """What can replace damaged shards, in a working folder that goes with the block.
 
-    def _rebuild(self, folder: Path) -> list[_Replacement]:
-        """Rebuild what is wanted; what turns out to be unusable is left."""
+        What turns out to be unusable is left.
+        """
+        usable: list[_Replacement] = []
+        if not self._wanted:
+            yield usable
+            return
         damage, packed_by = self._damage, versions_in_force()
-        sources = [self._sources[name] for name in self._wanted]
-        state = _Rebuilding(damage, self._wanted, folder)
-        recorded = [state.sources[name] for name in self._wanted if name in state.sources]
-        # Packs of earlier releases know their sources by the md5 alone.
-        request = self._request(sources, md5=any(each.get("xxh128") is None for each in recorded))
-        warm_up(damage.options)
-        progress = Progress(sum(source.nbytes for source in sources), show=self._show_progress)
-        parts = {name: set(parts) for name, parts in self._wanted.items()}
-        try:
-            failed = pack_sources(PackRun(state, request, progress, packed_by), sources, parts)
-        finally:
-            progress.close()
-        self.result.notes += progress.notes
-        usable = []
-        for source, wanted in self._wanted.items():
-            for part, name in wanted.items():
-                if source in failed:
-                    made = str(failed[source])
-                elif (shard := state.shards.get((source, part))) is None:
-                    made = "the source has no image for it"
-                else:
-                    made = _replacement(shard, folder / name, damage)
-                if isinstance(made, _Replacement):
-                    usable.append(made)
-                else:
-                    self.result.left[name] = made
-        return usable
+        request = self._request([self._sources[name] for name in self._wanted])
+        with working_folder(self._root) as folder:
+            state = _Rebuilding(self._root, damage.options, NOT_LOCKED)
+            state.shards_dir = folder
+            state.shards, state.sources = self._sound_shards(self._wanted), dict(self._records)
+            warm_up(damage.options)
+            total = sum(source.nbytes for source in request.sources)
+            progress = Progress(total, show=self._show_progress)
+            parts = {name: set(parts) for name, parts in self._wanted.items()}
+            run = PackRun(state, request, progress, packed_by)
+            try:
+                failed = pack_sources(run, request.sources, parts)
+            finally:
+                progress.close()
+            self.result.notes += progress.notes
+            for source, wanted in self._wanted.items():
+                for part, name in wanted.items():
+                    if source in failed:
+                        made = str(failed[source])
+                    elif (shard := state.shards.get((source, part))) is None:
+                        made = "the source has no image for it"
+                    else:
+                        made = _replacement(shard, folder / name, damage)
+                    if isinstance(made, _Replacement):
+                        usable.append(made)
+                    else:
+                        self.result.left[name] = made
+            interrupts.check()
+            yield usable
 
     # Putting them in place
 

@@ -1,8 +1,8 @@
 """`pack` and `pack_part`: complete runs, from the arguments to the published pack or part."""
 
 import resource
-from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+import shutil
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -11,17 +11,18 @@ from typing import Unpack
 from sa1bpack import __version__, interrupts
 from sa1bpack.arguments import checks_options, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import OptionError, OutputRefused, SourceError
+from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
+from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request
 from sa1bpack.packing.pack_state import PackState, Totals, sources_to_pack, totals_of
 from sa1bpack.packing.parts import PartState, Plan
-from sa1bpack.packing.progress import Progress, recorded_run
+from sa1bpack.packing.progress import Progress, log_run
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import PackRun, SourcePacker, pack_inline
 from sa1bpack.source.find import Source, look_at
-from sa1bpack.urls import STORE_SCHEMES, is_url, scheme_of, shown
+from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown
 
 # Files that a run may have open, where the system lets it. More than any needs.
 OPEN_FILES = 1 << 16
@@ -135,27 +136,34 @@ def pack(
         >>> result.images, result.masks
         (3, 203)
     """
-    url, output = upload_to(output, staging)
-    request = checked_request(sources, output, options)
+    url = output if is_url(output) and is_pack_url(output) else None  # of an object store
+    if url is not None and staging is None:
+        raise OptionError(
+            f"output is {shown(url)!r}: a pack is made on a local disk, shard by shard, and "
+            "uploaded; name a folder as `staging`"
+        )
+    if url is None and staging is not None:
+        raise OptionError(f"staging is {str(staging)!r}, but output is no URL of an object store")
+    request = checked_request(sources, output if url is None else staging, options)
     warm_up(request.options)
     interrupts.check()
     is_new = not request.output.exists()
-    if url is None:
-        state = PackState(request.output, request.options)
-    else:
-        state = scheme_of(url).upload_state(url, request.output, request.options)
     try:
-        result = pack_into(state, request, progress)
-        if url is not None:
-            state.finish(result.complete)
-            result = replace(result, url=shown(url), root=request.output)
-        return result
-    except OutputRefused:
-        if is_new:
-            state.remove_empty()
+        if url is None:
+            opened = PackState(request.output, request.options)
+        else:
+            opened = scheme_of(url).upload_state(url, request.output, request.options)
+        with opened as state:
+            result = pack_into(state, request, progress)
+            if url is not None:
+                state.finish(result.complete)
+                result = replace(result, url=shown(url), root=request.output)
+            return result
+    except OutputRefused as error:
+        locked = isinstance(error, OutputLocked)  # another process came meanwhile
+        if is_new and not locked and not any(request.output.rglob(f"{SHARDS_NAME}/[!.]*/")):
+            shutil.rmtree(request.output, ignore_errors=True)
         raise
-    finally:
-        state.release()
 
 
 @checks_options(out="output", select="mask_select")
@@ -210,23 +218,6 @@ def pack_part(
     return run_part(replace(request, sources=mine, ignore_space=True), plan, progress)[0]
 
 
-def upload_to(output: str | Path, staging: str | Path | None) -> tuple[str | None, str | Path]:
-    """The URL that a pack is uploaded to, if `output` is one, and the local folder it is made in.
-
-    Raises OptionError for a URL without a staging folder, and for the reverse.
-    """
-    if is_url(output) and output.partition("://")[0].lower() in STORE_SCHEMES:
-        if staging is None:
-            raise OptionError(
-                f"output is {shown(output)!r}: a pack is made on a local disk, shard by shard, and "
-                "uploaded; name a folder as `staging`"
-            )
-        return output, staging
-    if staging is not None:
-        raise OptionError(f"staging is {str(staging)!r}, but output is no URL of an object store")
-    return None, output
-
-
 def run_part(
     request: Request, plan: Plan, progress: bool | None
 ) -> tuple[PackResult, list[dict[str, str]]]:
@@ -234,11 +225,8 @@ def run_part(
     warm_up(request.options)
     interrupts.check()
     names = [source.name for source in request.sources]
-    state = PartState(request.output, request.options, plan, names)
-    try:
+    with PartState(request.output, request.options, plan, names) as state:
         return pack_into(state, request, progress), state.rejects()
-    finally:
-        state.release()
 
 
 def pack_into(state: PackState, request: Request, show_progress: bool | None) -> PackResult:
@@ -248,20 +236,25 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
     check_room(request, new, state.shards_at_once)
     total = sum(source.nbytes for source in todo)
     progress = Progress(total, request.max_rejects, state.rejects(), show_progress)
-    run = PackRun(state, request, progress, versions_in_force())
-    note_other_decoders(run)
+    packed_by = versions_in_force()
+    before = [shard.attributes["packed_by"] for shard in state.shards.values()]
+    for other in sorted({versions_text(each) for each in before if each != packed_by}):
+        progress.note(f"part of this pack was made with {other}; pixels may differ by rounding")
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was
-    with recorded_run(state.root, progress, request.workers):
+    outcome = "finished"
+    try:
+        run = PackRun(state, request, progress, packed_by)
+        failed = unreadable | pack_sources(run, todo)
+    except BaseException as error:
+        outcome = f"stopped by {type(error).__name__}"
         try:
-            failed = unreadable | pack_sources(run, todo)
-        except BaseException as error:
-            try:
-                state.publish(complete=False)
-            except OSError as second:  # on a failing disk; the next run brings it up to date
-                error.add_note(f"the manifest could not be written either: {second}")
-            raise
-        finally:
-            progress.close()
+            state.publish(complete=False)
+        except OSError as second:  # on a failing disk; the next run brings it up to date
+            error.add_note(f"the manifest could not be written either: {second}")
+        raise
+    finally:
+        progress.close()
+        log_run(state.root, progress, request.workers, outcome)
     state.fail(failed)
     interrupts.check()
     state.publish(complete=not failed)
@@ -287,31 +280,18 @@ def pack_sources(
         Name of a source → the parts to pack. Default: all that are not published.
     """
     packers = [SourcePacker(run, source, wanted and wanted[source.name]) for source in todo]
-    with _many_open_files():
+    # A shard that is built has some twenty files open, and the soft limit is usually 1024.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    try:
         if run.request.workers == 1:
             pack_inline(run, packers)
         elif packers:
             pack_with_processes(run, packers)
-    return {packer.source.name: packer.error for packer in packers if packer.error is not None}
-
-
-@contextmanager
-def _many_open_files() -> Iterator[None]:
-    """Raise the soft limit on open files within the block, as far as this process may.
-
-    It is usually 1024. A shard that is built has some twenty files open, and a run with many
-    workers builds many.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft == resource.RLIM_INFINITY or soft >= most:
-        yield
-        return
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    try:
-        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return {packer.source.name: packer.error for packer in packers if packer.error is not None}
 
 
 def versions_in_force() -> dict[str, str]:
@@ -326,15 +306,6 @@ def versions_in_force() -> dict[str, str]:
         pil.package: pil.version,
         "simplejpeg": version("simplejpeg"),
     }
-
-
-def note_other_decoders(run: PackRun) -> None:
-    """Report other versions than those in force that have made shards of the pack."""
-    found = [shard.attributes["packed_by"] for shard in run.state.shards.values()]
-    others = {tuple(sorted(each.items())) for each in found if each != run.packed_by}
-    for other in sorted(others):
-        was = versions_text(dict(other))
-        run.progress.note(f"part of this pack was made with {was}; pixels may differ by rounding")
 
 
 def versions_text(packed_by: dict[str, str]) -> str:

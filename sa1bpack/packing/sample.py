@@ -19,7 +19,7 @@ from sa1bpack.masks.rle import parse_counts, take_masks
 from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.header import stored_size
-from sa1bpack.source.annotations import Annotations, parse_annotations
+from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import size_text
 
@@ -107,7 +107,12 @@ def make_sample(
     which images are valid.
     """
     record = parse_annotations(record)
-    _check_name(record.file_name, file_name)
+    if record.file_name != file_name:
+        raise AnnotationError(
+            f"image.file_name is {record.file_name!r}, but the record lies beside {file_name!r}; "
+            "it belongs to another image, or a file was renamed",
+            code="name-mismatch",
+        )
     image_pixels = record.height * record.width
     kept = select_masks(
         options,
@@ -117,18 +122,28 @@ def make_sample(
         image_pixels,
         record.image_id,
     )
-    _check_bits(options.layout, record, len(kept))
+    layout, side = options.layout, options.mask_size
+    nbytes = len(kept) * side * side // 8 if layout.bits else 0
+    if nbytes > MAX_BITS:
+        raise AnnotationError(
+            f"image {record.image_id} has {len(kept):,} masks, whose bits on a grid of "
+            f"{side} x {side} take {size_text(nbytes)}, and the limit is {size_text(MAX_BITS)}; "
+            "use a smaller --mask-size, a cap (--max-masks) or --masks runs",
+            code="too-many-masks",
+        )
     try:
         run_ends, run_offset, noncanonical = parse_counts(
             record.counts_text, record.counts_offset, image_pixels
         )
-    except MaskError as error:
-        raise _name_the_mask(error, record) from error
+    except MaskError as error:  # kernels know the index of a mask only
+        if (mask := getattr(error, "mask", None)) is None:
+            raise
+        named = f"annotation id {record.annotation_id[mask]}: {error}"
+        raise MaskError(named, error.code) from error
     if len(kept) < len(noncanonical):
         run_ends, run_offset = take_masks(run_ends, run_offset, kept)
     if options.empty == "drop" and len(kept) == 0:
         return None
-    layout = options.layout
     size = stored_size(record.height, record.width, options.image_size, options.fit)
     image = buffers.image(image_nbytes(layout, *size))
     whole = size if layout.flat else (options.image_size,) * 2
@@ -157,7 +172,7 @@ def make_sample(
             run_offset,
             record.height,
             record.width,
-            options.mask_size,
+            side,
             fit=options.fit,
             sampling=options.mask_sampling,
             out=buffers.bits(len(kept)),
@@ -204,35 +219,6 @@ def warm_up(options: PackOptions) -> None:
     make_sample("sa_1.jpg", jpeg, json.dumps(record).encode(), options, Buffers(options))
 
 
-def _check_bits(layout: Layout, record: Annotations, kept: int) -> None:
-    nbytes = layout.array("mask_bits").row_bytes * kept if layout.bits else 0
-    if nbytes > MAX_BITS:
-        side = layout.mask_size
-        raise AnnotationError(
-            f"image {record.image_id} has {kept:,} masks, whose bits on a grid of {side} x {side} "
-            f"take {size_text(nbytes)}, and the limit is {size_text(MAX_BITS)}; use a smaller "
-            "--mask-size, a cap (--max-masks) or --masks runs",
-            code="too-many-masks",
-        )
-
-
-def _check_name(recorded: str, found: str) -> None:
-    if recorded != found:
-        raise AnnotationError(
-            f"image.file_name is {recorded!r}, but the record lies beside {found!r}; "
-            "it belongs to another image, or a file was renamed",
-            code="name-mismatch",
-        )
-
-
-def _name_the_mask(error: MaskError, record: Annotations) -> MaskError:
-    """Name the annotation's id as well as its index; kernels know only the index."""
-    mask = getattr(error, "mask", None)
-    if mask is None:
-        return error
-    return MaskError(f"annotation id {record.annotation_id[mask]}: {error}", error.code)
-
-
 def attempt(file_name: str, jpeg, json, options: PackOptions, buffers: Buffers) -> Outcome:
     """Make a sample; what goes wrong with it becomes a Reject.
 
@@ -247,9 +233,8 @@ def attempt(file_name: str, jpeg, json, options: PackOptions, buffers: Buffers) 
         return Reject(record, error.code, str(error))
     except SampleError as error:
         return Reject(file_name, error.code, str(error))
-    except MemoryError:
-        raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        of_system = isinstance(error, OSError) and error.errno is not None
+        if of_system or isinstance(error, MemoryError):
             raise
         return Reject(file_name, "unexpected", f"{type(error).__name__}: {error}")

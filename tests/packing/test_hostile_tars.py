@@ -18,7 +18,7 @@ from small_tars import (
 
 import sa1bpack
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.packing.pack_state import check_shard_record
+from sa1bpack.packing.pack_state import ShardRecord, check_record
 from sa1bpack.pixels.header import MAX_SCANS
 
 
@@ -94,4 +94,4 @@ def test_what_is_sound_is_packed_and_every_trap_has_its_reason(tmp_path, workers
     assert sa1bpack.verify(tmp_path / "pack").ok
     shard = open_shard(tmp_path / "pack" / "shards" / "sa_000000-000")
     assert names_of(shard) == ["sa_1.jpg", "sa_2.jpg"]
-    check_shard_record(shard.attributes, shard.folder)
+    check_record(shard.attributes, ShardRecord, str(shard.folder))

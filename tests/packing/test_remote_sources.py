@@ -295,9 +295,9 @@ def test_an_object_store_with_faults_makes_the_same_pack(
     assert ranges[-1].startswith("bytes=") and ranges[-1] != "bytes=0-"
 
 
-@pytest.mark.parametrize("part", [None, (1, 2)])
+@pytest.mark.parametrize("engine", ["one run", "part", "ray"])
 def test_tars_at_urls_that_the_disk_has_no_room_for_are_refused_before_a_folder_is_made(
-    web, long_tars, tmp_path, monkeypatch, part
+    web, long_tars, tmp_path, monkeypatch, engine
 ):
     """Their sizes are asked for first."""
     for tar in long_tars:
@@ -305,7 +305,10 @@ def test_tars_at_urls_that_the_disk_has_no_room_for_are_refused_before_a_folder_
     urls = [f"{web.url}/t/{tar.name}" for tar in long_tars]
     usage = namedtuple("usage", "total used free")(10**15, 0, 1000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    call = sa1bpack.pack if part is None else partial(sa1bpack.pack_part, part=part)
+    call = sa1bpack.pack if engine == "one run" else partial(sa1bpack.pack_part, part=(1, 2))
+    if engine == "ray":
+        pytest.importorskip("ray", reason="ray is not installed: make ray")
+        from sa1bpack.cluster.pack import pack_on_ray as call
     with pytest.raises(OutputRefused, match="continue with --ignore-space"):
         call(urls, tmp_path / "pack", workers=1, **SMALL)
     assert not (tmp_path / "pack").exists()

@@ -285,6 +285,7 @@ def test_a_folder_of_something_else_is_refused(proxy, sample_tar, tmp_path):
     stores.s3_client().put_object(Bucket="packs", Key="other/readme.txt", Body=b"x")
     with pytest.raises(OutputRefused, match=r"holds readme\.txt"):
         upload(sample_tar, tmp_path, "other")
+    assert not (tmp_path / "staging").exists()
 
 
 def test_a_url_needs_a_staging_folder_and_a_folder_in_the_bucket(proxy, sample_tar, tmp_path):
@@ -310,6 +311,7 @@ def test_a_staging_folder_without_room_for_four_shards_is_refused_with_both_numb
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**15, 0, free // 3))
     with pytest.raises(OutputRefused, match=r"staging takes about .* 4 shards, and .* are free"):
         sa1bpack.pack(sample_tar, "s3://room/pack", staging=tmp_path / "staging", **options)
+    assert not (tmp_path / "staging").exists()
     options |= {"ignore_space": True}
     assert sa1bpack.pack(
         sample_tar, "s3://room/pack", staging=tmp_path / "staging", **options
