@@ -149,7 +149,9 @@ class Prompts:
     def _points(self, batch: Mapping, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 (..., k, 2) and bool (...): points, and whether the mask has any cell."""
         leading, grid = batch["masks"].shape[:-2], batch["masks"].shape[-2:]
-        masks = batch["masks"].reshape(-1, *grid) > 0
+        masks = batch["masks"].reshape(-1, *grid)
+        if masks.dtype != torch.bool:
+            masks = masks > 0
         size = batch["images"].shape[-2:]
         if self.where == "interior":
             cells, depth = interior_cells(masks)

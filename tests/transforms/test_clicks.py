@@ -7,6 +7,7 @@ from scipy.ndimage import distance_transform_edt
 from scipy.stats import chisquare
 
 from sa1bpack.transforms import backends, correction_clicks
+from sa1bpack.transforms.masks.clicks import row_counts
 
 KEY = {"seed": 3, "epoch": 1}
 
@@ -88,3 +89,11 @@ def test_points_are_in_pixels_of_the_canvas():
     masks[0, 1, 6] = True
     points, _ = correction_clicks(~masks & masks, masks, torch.tensor([1]), size=(16, 64), **KEY)
     assert points.tolist() == [[[52.0, 6.0]]]
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 256, 1020, 1024, 2040, 2048])
+def test_the_cells_of_rows_are_counted_exactly_at_any_width(width):
+    drawn = torch.rand(2, 3, width, generator=torch.Generator().manual_seed(width)) < 0.5
+    full, none = torch.ones(1, 3, width, dtype=torch.bool), torch.zeros(0, 3, width).bool()
+    for masks in (drawn, full, none, drawn.flip(0), drawn.transpose(0, 1)):
+        assert torch.equal(row_counts(masks), masks.sum(2))

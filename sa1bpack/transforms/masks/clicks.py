@@ -109,7 +109,7 @@ def uniform_cells(masks: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Ten
     Returns int64 (T, k, 2), x and y, 0, 0 for a mask without cells; and bool (T,), whether it has
     any.
     """
-    upto = masks.sum(2).cumsum(1)  # int64 (T, h): cells in the rows up to and with this one
+    upto = row_counts(masks).cumsum(1)  # int64 (T, h): cells in the rows up to and with this one
     count = upto[:, -1]
     nth = (numbers * count[:, None]).long().clamp(max=(count[:, None] - 1).clamp(min=0))
     row = torch.searchsorted(upto, nth, right=True).clamp(max=masks.shape[1] - 1)
@@ -119,6 +119,19 @@ def uniform_cells(masks: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Ten
     column = reached.to(torch.uint8).argmax(2)  # the first one
     valid = count > 0
     return torch.where(valid[:, None, None], torch.stack([column, row], 2), 0), valid
+
+
+def row_counts(masks: torch.Tensor) -> torch.Tensor:
+    """int64 (T, h): the cells in each row of bool (T, h, w).
+
+    On a CPU the bytes of eight cells are added as one number, in a hundredth of the time of a sum
+    of bools; none of the eight sums reaches 256.
+    """
+    count, height, width = masks.shape
+    if masks.device.type != "cpu" or width % 8 or width > 8 * 255 or not masks.numel():
+        return masks.sum(2)
+    sums = masks.contiguous().view(torch.int64).sum(2)
+    return sums.view(torch.uint8).view(count, height, 8).sum(2)
 
 
 def interior_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
