@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.dataset.shards import CACHE, wrong_span
+from sa1bpack.dataset.shards import CACHE
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.arrays import check_offsets_rise, map_array
 from sa1bpack.format.files import REMEDY
 from sa1bpack.format.index import check_index, open_manifest_and_index
 from sa1bpack.format.layout import image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest, completeness_of
-from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard
 from sa1bpack.format.side.spec import ShardIdentity, shard_identities
 from sa1bpack.urls import Lease, ShardSource
 from sa1bpack.wording import brief
@@ -129,7 +129,12 @@ class PackFolder:
             # A difference of two int64 may wrap round, but not if all are right: the first is 0.
             if len(wrong := np.flatnonzero(np.diff(edges) != expected)):
                 row = int(wrong[0])
-                raise wrong_span(shard, row, edges[row], edges[row + 1], expected[row])
+                height, width = size[row, 2:].tolist()
+                raise FormatError(
+                    f"{folder / 'image_offset'}: the pixels of sample {row} are bytes {edges[row]} "
+                    f"to {edges[row + 1]} of {shard.extent.image_bytes}, but its {height} x "
+                    f"{width} take {expected[row]}; {REPAIR}"
+                )
         return shard, leases
 
     def _compare_with_index(self, shard: Shard, number: int) -> None:

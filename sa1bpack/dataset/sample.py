@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,9 @@ YUV_ON_CANVAS = 2  # native yuv420, planes stay planes
 RGB_OF_YUV = 3  # yuv420, native or on a canvas, converted
 
 COORDINATES = ("source", "stored")
+
+# Options that decide which masks a sample has.
+_OF_MASKS = ("mask_format", "mask_size", "mask_sampling")
 
 # Key of a sample, and the array that has it: a row of its own, and those of its masks.
 _ROWS = [
@@ -124,6 +128,34 @@ class MaskSpec:
     sampling: str
     fit: str
 
+    @classmethod
+    def of(cls, layout: Layout, own: str, options: SampleOptions) -> "MaskSpec":
+        """The masks that options ask for, of packs with this layout whose own sampling is `own`.
+
+        Size and sampling default to the pack's. Masks that are not stored are drawn from the runs.
+
+        Raises OptionError if the pack has no runs to draw from.
+        """
+        form, size = options.mask_format, options.mask_size or layout.mask_size
+        sampling = options.mask_sampling or own
+        if form == "runs":
+            source = "runs" if options.mask_size is None else "drawn"
+        else:
+            stored = layout.bits and (size, sampling) == (layout.mask_size, own)
+            source = "bits" if stored else "drawn"
+        # Stored bits can be read whatever the sampling, also one that a later release has added.
+        if source != "bits":
+            choice("mask_sampling", sampling, kernels.SAMPLINGS)
+        if source != "bits" and not layout.runs:
+            named = [(key, getattr(options, key)) for key in _OF_MASKS]
+            asked = " with ".join(f"{key}={value!r}" for key, value in named if value is not None)
+            raise OptionError(
+                f"{asked} needs the exact runs, but this pack was made without them: it has bits "
+                f"of mask_size {layout.mask_size}, mask_sampling {own!r}; use mask_format='bits' "
+                "or 'bool' without other options, or pack again with --masks bits+runs"
+            )
+        return cls(source, size, form != "bits", sampling, layout.fit)
+
     def draw(
         self, run_ends: np.ndarray, run_offset: np.ndarray, size: np.ndarray, out=None
     ) -> np.ndarray:
@@ -139,42 +171,6 @@ class MaskSpec:
         return kernels.rasterize(
             run_ends, run_offset, height, width, self.size, self.fit, self.sampling, out
         )
-
-
-def mask_spec(
-    layout: Layout, own: str, mask_format: str, size: Any, sampling: str | None
-) -> MaskSpec:
-    """The masks that options ask for, of packs with this layout whose own sampling is `own`.
-
-    Size and sampling default to the pack's. Masks that are not stored are drawn from the runs.
-
-    Raises OptionError if the pack has no runs to draw from.
-    """
-    cells = layout.mask_size if size is None else size
-    used = own if sampling is None else sampling
-    if mask_format == "runs" and size is None:
-        source = "runs"
-    elif mask_format == "runs" or not layout.bits or (cells, used) != (layout.mask_size, own):
-        source = "drawn"
-    else:
-        source = "bits"
-    # Stored bits can be read whatever the sampling, also one that a later release has added.
-    if source != "bits":
-        choice("mask_sampling", used, kernels.SAMPLINGS)
-    if source != "bits" and not layout.runs:
-        raise OptionError(
-            f"{_asked(mask_format, size, sampling)} needs the exact runs, but this pack was made "
-            f"without them: it has bits of mask_size {layout.mask_size}, "
-            f"mask_sampling {own!r}; use mask_format='bits' or 'bool' without other options, or "
-            "pack again with --masks bits+runs"
-        )
-    return MaskSpec(source, cells, mask_format != "bits", used, layout.fit)
-
-
-def _asked(mask_format: str, size: Any, sampling: str | None) -> str:
-    """The options for masks that were given, as text."""
-    options = {"mask_format": mask_format, "mask_size": size, "mask_sampling": sampling}
-    return " with ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
 
 
 @dataclass(frozen=True)
@@ -194,6 +190,11 @@ class ImageSpec:
     def side(self) -> int:
         """Pixels per side of the canvas."""
         return self.shape[1]
+
+    @property
+    def pixels(self) -> str:
+        """Of the canvas: "rgb" or "yuv420"."""
+        return "rgb" if len(self.shape) == 3 else "yuv420"
 
 
 def image_spec(layout: Layout, pixels: str) -> ImageSpec:
@@ -236,22 +237,25 @@ class SampleSpec:
 
         Raises OptionError if such a pack cannot provide it.
         """
-        masks = mask_spec(
-            layout, sampling, options.mask_format, options.mask_size, options.mask_sampling
-        )
+        masks = MaskSpec.of(layout, sampling, options)
         return cls(image_spec(layout, options.pixels), masks, options.coordinates, features)
+
+    @property
+    def _features(self) -> str:
+        return "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
 
     def summary(self) -> str:
         """The form in the words of a repr: "1024 × 1024 rgb, masks 256 bits, boxes in image
         pixels"."""
         side, masks = self.image.side, self.masks
-        pixels = "rgb" if len(self.image.shape) == 3 else "yuv420"
         most = "up to " if self.image.flat else ""
         kind = f"{masks.size} {'bool' if masks.as_bool else 'bits'}"
         kind = "as runs" if masks.source == "runs" else kind
         boxes = "image" if self.coordinates == "stored" else self.coordinates
-        features = "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
-        return f"{most}{side} × {side} {pixels}, masks {kind}, boxes in {boxes} pixels{features}"
+        return (
+            f"{most}{side} × {side} {self.image.pixels}, masks {kind}, boxes in {boxes} pixels"
+            f"{self._features}"
+        )
 
     def as_text(self) -> str:
         """One line, such as "pad 1024 rgb, masks 256 area, stored coordinates".
@@ -260,12 +264,10 @@ class SampleSpec:
         or stored; canvases and native images, which a batch puts on canvases.
         """
         fit = "squash" if self.masks.fit == "squash" else "pad"
-        pixels = "rgb" if len(self.image.shape) == 3 else "yuv420"
         kind = "runs" if self.masks.source == "runs" else "masks"
-        features = "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
         return (
-            f"{fit} {self.image.side} {pixels}, {kind} {self.masks.size} {self.masks.sampling}, "
-            f"{self.coordinates} coordinates{features}"
+            f"{fit} {self.image.side} {self.image.pixels}, {kind} {self.masks.size} "
+            f"{self.masks.sampling}, {self.coordinates} coordinates{self._features}"
         )
 
 
@@ -278,12 +280,13 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     number, local, first, stop = pack.locate(row)
     try:
         if options.verify_checksums:
-            rows = pack.read_rows(row)
-            stored = pack.read_features(row)
-            features = {each.name: each.read(stored[each.name]) for each in spec.features}
-            sample = sample_of_rows(rows, pack.layout, spec) | features
+            rows, stored = pack.read_rows(row), pack.read_features(row)
         else:
-            sample = _sample_views(pack.open(number), local, first, stop, spec)
+            opened = pack.open(number)
+            rows = _views(opened, local, first, stop, spec)
+            stored = {part.spec.name: part.rows(local, first, stop) for part in opened.features}
+        sample = sample_of_rows(rows, pack.layout, spec)
+        sample |= {each.name: each.read(stored[each.name]) for each in spec.features}
         convert(sample, pack.layout, options.rule, spec)
     except ResourceShortage:
         raise
@@ -334,38 +337,26 @@ def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions)
         raise
 
 
-def _sample_views(opened: OpenShard, row: int, first: int, stop: int, spec: SampleSpec) -> Sample:
-    """The stored rows of a sample as views; `first` to `stop` are its masks."""
-    arrays = opened.arrays
-    sample = {key: arrays[name][row] for key, name in _ROWS}
-    for key, name in _MASK_ROWS:
-        if name in arrays:
-            sample[key] = arrays[name][first:stop]
-    if spec.image.flat:
-        start, nbytes = opened.image_span(row)
-        sample["image"] = arrays["image"][start : start + nbytes]
-    else:
-        sample["image"] = arrays["image"][row]
+def _views(
+    opened: OpenShard, row: int, first: int, stop: int, spec: SampleSpec
+) -> dict[str, np.ndarray]:
+    """The rows that a sample uses, by array name, as views; `first` to `stop` are its masks."""
+    arrays, shard = opened.arrays, opened.shard
+    rows = {name: arrays[name][row : row + 1] for _, name in _ROWS}
+    rows |= {name: arrays[name][first:stop] for _, name in _MASK_ROWS if name in arrays}
+    pixels = arrays["image_offset"][row : row + 2].tolist() if spec.image.flat else (row, row + 1)
+    rows["image"] = arrays["image"][slice(*pixels)]
     if spec.masks.source != "bits":
-        sample |= _runs(opened, first, stop)
-    for part in opened.features:
-        rows = part.values
-        rows = rows[row] if part.spec.axis == "sample" else rows[first:stop]
-        sample[part.spec.name] = part.spec.read(rows)
-    return sample
-
-
-def _runs(opened: OpenShard, first: int, stop: int) -> Sample:
-    """The runs of masks `first` to `stop` of a shard."""
-    shard, offset = opened.shard, opened.run_offset[first : stop + 1]
-    begin, end = int(offset[0]), int(offset[-1])
-    # Compared, not subtracted: a difference of two int64 may wrap round.
-    if begin < 0 or end > shard.extent.runs or (offset[1:] < offset[:-1]).any():
-        raise FormatError(
-            f"{shard.folder / 'run_offset'}: runs of masks {first} to {stop} are not "
-            f"non-decreasing from 0 to {shard.extent.runs}; {REPAIR}"
-        )
-    return {"run_ends": opened.arrays["run_ends"][begin:end], "run_offset": offset - begin}
+        rows["run_offset"] = offset = arrays["run_offset"][first : stop + 1]
+        begin, end = int(offset[0]), int(offset[-1])
+        # Compared, not subtracted: a difference of two int64 may wrap round.
+        if begin < 0 or end > shard.extent.runs or (offset[1:] < offset[:-1]).any():
+            raise FormatError(
+                f"{shard.folder / 'run_offset'}: runs of masks {first} to {stop} are not "
+                f"non-decreasing from 0 to {shard.extent.runs}; {REPAIR}"
+            )
+        rows["run_ends"] = arrays["run_ends"][begin:end]
+    return rows
 
 
 def sample_of_rows(rows: dict[str, np.ndarray], layout: Layout, spec: SampleSpec) -> Sample:
@@ -442,23 +433,17 @@ def _scale(sample: Sample) -> None:
 def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:
     """The ReadError of a row of the pack, which is row `local` of shard `number`."""
     folder, own = pack.places[number]
-    shard, image_id = pack.manifest.shards[number].name, pack.image_id(row)
-    name = _name_if_readable(pack, number, local)
+    entry, image_id = pack.manifest.shards[number], pack.image_id(row)
+    name = None
+    with suppress(FormatError, OSError, UnicodeDecodeError):  # whatever else is wrong there
+        names = pack.layout.array("file_name")
+        name = _file_name(map_array(pack.folder(number), names, entry.samples)[local])
     called = f"image_id {image_id}" if name is None else f"{name}, image_id {image_id}"
     return ReadError(
-        f"row {folder.first_row[own] + local} of {folder.root} ({called}, shard {shard}): {cause}",
-        shard,
+        f"row {folder.first_row[own] + local} of {folder.root} ({called}, shard {entry.name}): "
+        f"{cause}",
+        entry.name,
         row,
         image_id,
         name,
     )
-
-
-def _name_if_readable(pack: Pack, number: int, local: int) -> str | None:
-    """The file name directly from its own file, whatever else is wrong with the shard."""
-    samples = pack.manifest.shards[number].samples
-    try:
-        names = map_array(pack.folder(number), pack.layout.array("file_name"), samples)
-        return _file_name(names[local])
-    except (FormatError, OSError, UnicodeDecodeError):
-        return None

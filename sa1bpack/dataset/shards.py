@@ -9,19 +9,16 @@ import gc
 import os
 import resource
 import threading
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from sa1bpack.errors import FormatError, ResourceShortage
-from sa1bpack.format.layout import image_nbytes
-from sa1bpack.format.shard_reader import REPAIR, Shard
+from sa1bpack.errors import ResourceShortage
+from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.side.spec import SidePart
 from sa1bpack.urls import Lease
 
@@ -46,17 +43,17 @@ FIRST_ADDRESS = 6
 class OpenShard:
     """A shard that was found sound, and its maps, which live as long as this or a view of them.
 
-    shard        the format's Shard
-    arrays       name → read-only memory map, all rows
-    table        int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that
-                 of the first byte of an array in this process, 0 if it is not mapped
-    sizes        int32 (N, 4): source height and width, stored height and width
-    image_edges  int64 (N + 1,): where images without a canvas begin in `image`; None with canvases
-    run_offset   int64 (M + 1,): where the runs of each mask begin; None if there are no runs
-    mappings     memory maps that the shard has once all its arrays are in use
-    features     parts of the features of the dataset, each found to be that of this shard
-    leases       what keeps files in place that were brought here, see `urls.ShardSource`
+    shard     the format's Shard
+    arrays    name → read-only memory map, all rows
+    table     int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that of
+              the first byte of an array in this process, 0 if it is not mapped
+    mappings  memory maps that the shard has once all its arrays are in use
+    features  parts of the features of the dataset, each found to be that of this shard
+    leases    what keeps files in place that were brought here, see `urls.ShardSource`
+    used      grows with every use of the cache
     """
+
+    used = 0
 
     def __init__(
         self, shard: Shard, features: Sequence[SidePart] = (), leases: Sequence[Lease] = ()
@@ -69,27 +66,7 @@ class OpenShard:
         at = {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
         addresses = [at.get(name, 0) for name in ("size", "image_offset", "run_offset", *names)]
         self.table = np.array([extent.masks, extent.runs, extent.image_bytes, *addresses], np.int64)
-        self.sizes = arrays["size"]
-        self.image_edges = arrays.get("image_offset")
-        self.run_offset = arrays.get("run_offset")
         self.mappings = sum(map(bool, rows.values())) + sum(len(p.values) > 0 for p in features)
-
-    def image_span(self, row: int) -> tuple[int, int]:
-        """First byte in the chunk file of `image`, and number of bytes, of one sample's image.
-
-        Raises FormatError if the span is not within the file or does not fit the sample's size.
-        """
-        layout = self.shard.layout
-        if self.image_edges is None:
-            nbytes = layout.array("image").row_bytes
-            return row * nbytes, nbytes
-        start, stop = self.image_edges[row : row + 2].tolist()
-        height, width = self.sizes[row, 2:].tolist()
-        expected = image_nbytes(layout, height, width)
-        # The files were checked when the shard was opened, and may have changed since.
-        if stop - start != expected or start < 0 or stop > self.shard.extent.image_bytes:
-            raise wrong_span(self.shard, row, start, stop, expected)
-        return start, expected
 
     def path(self, name: str) -> str:
         """The chunk file of an array."""
@@ -100,17 +77,20 @@ class ShardCache:
     """The open shards of all packs of the process, within one budget of memory maps.
 
     Each is opened once, for all who ask; those that were used least recently are dropped. What is
-    dropped is unmapped once no view of it is in use. Nothing is opened, unmapped or collected while
-    the lock is held.
+    dropped is unmapped once no view of it is in use. The only locks are those of the shards that
+    are being opened: every change of the dict is one step of the interpreter.
 
     limit  memory maps that all of them may have together
     """
 
     def __init__(self):
-        self._lock = threading.Lock()
-        self._open: OrderedDict[_Key, OpenShard] = OrderedDict()  # the one that was used last, last
-        self._opening: dict[_Key, Future[OpenShard]] = {}
-        self._gone: deque[object] = deque()  # owners whose shards are still among the open ones
+        self._open: dict[_Key, OpenShard] = {}
+        self._uses = count()
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a child: other threads are gone, with the locks that they had."""
+        self._opening: dict[_Key, threading.Lock] = {}
 
     @cached_property
     def limit(self) -> int:
@@ -125,60 +105,38 @@ class ShardCache:
         """The shard, if it is open, noted as used. Takes no lock."""
         opened = self._open.get(key)
         if opened is not None:
-            try:
-                self._open.move_to_end(key)
-            except KeyError:  # dropped meanwhile; the caller has hold of it
-                return opened
+            opened.used = next(self._uses)
             for lease in opened.leases:
                 lease.touch()
         return opened
 
     def open(self, key: "_Key", work: Callable[[], OpenShard]) -> OpenShard:
-        """The shard, opened by `work` if it is not open.
+        """The shard, opened by `work` if it is not open; who asks meanwhile waits for that.
 
-        Threads that ask for the same one wait for the first, and get its error; but if that was
-        interrupted, as by Ctrl-C, the next one tries.
+        An error, or Ctrl-C, is that of the thread it happened in: the next one tries.
         """
-        while (found := self.get(key)) is None:
-            mine: Future[OpenShard] = Future()
+        with self._opening.setdefault(key, threading.Lock()):
             try:
-                future = self._opening.setdefault(key, mine)  # one step of the interpreter
-                if future is mine:  # another thread may have ended just before
-                    mine.set_result(self.get(key) or self._keep(key, self.with_resources(work)))
-            except Exception as error:
-                mine.set_exception(error)
+                if (opened := self.get(key)) is None:
+                    opened = self.with_resources(work)
+                    opened.used = next(self._uses)
+                    self._open[key] = opened
+                    self._shrink(self.limit)
+                return opened
             finally:
-                if self._opening.get(key) is mine:
-                    del self._opening[key]
-                mine.cancel()  # of no effect on one that has an outcome
-            with suppress(CancelledError):
-                return future.result()
-        return found
-
-    def _keep(self, key: "_Key", opened: OpenShard) -> OpenShard:
-        limit = self.limit
-        with self._lock:
-            self._open[key] = opened
-            dropped = self._least_recent(limit)
-        del dropped  # here, where the lock is free
-        return opened
+                self._opening.pop(key, None)
 
     def drop(self, chosen: Callable[[OpenShard], bool]) -> None:
         """Let go of those shards that are chosen; who reads one keeps it until then."""
-        with self._lock:
-            keys = [key for key, opened in list(self._open.items()) if chosen(opened)]
-            dropped = [self._open.pop(key) for key in keys]
-        del dropped
+        for key, opened in self._open.copy().items():
+            if chosen(opened):
+                self._open.pop(key, None)
 
     def leave(self, owner: object) -> None:
-        """Let go of the shards of an owner that is gone. Never waits: finalizers call it."""
-        self._gone.append(owner)
-        if self._lock.acquire(blocking=False):
-            try:
-                dropped = self._of_those_gone()
-            finally:
-                self._lock.release()
-            del dropped
+        """Let go of the shards of an owner that is gone."""
+        for key in list(self._open):
+            if key[0] is owner:
+                self._open.pop(key, None)
 
     def with_resources(self, work: Callable[[], _T]) -> _T:
         """The result of `work`; if the system refuses it a map or a file, free some and try again.
@@ -193,9 +151,7 @@ class ShardCache:
         except OSError as error:
             if not is_shortage(error):
                 raise
-        with self._lock:  # here, where the error no longer has hold of maps
-            dropped = self._least_recent(self.mappings // 2)
-        del dropped
+        self._shrink(self.mappings // 2)  # here, where the error no longer has hold of maps
         gc.collect()
         try:
             return work()
@@ -204,26 +160,16 @@ class ShardCache:
                 raise
             raise _shortage(error) from error
 
-    # Both return what they took out, for the caller to let go of when it has let go of the lock,
-    # which it holds.
-
-    def _least_recent(self, limit: int) -> list[OpenShard]:
-        """Take out shards until the others keep within a limit, all but the last."""
-        dropped = self._of_those_gone()
+    def _shrink(self, limit: int) -> None:
+        """Let go of shards until the others keep within a limit, all but the last."""
         mappings = self.mappings
-        while mappings > limit and len(self._open) > 1:
-            dropped.append(self._open.popitem(last=False)[1])
-            mappings -= dropped[-1].mappings
-        return dropped
-
-    def _of_those_gone(self) -> list[OpenShard]:
-        gone = {self._gone.popleft() for _ in range(len(self._gone))}
-        return [self._open.pop(key) for key in list(self._open) if key[0] in gone] if gone else []
-
-    def after_fork(self) -> None:
-        """In a child: other threads are gone, with the lock and the claims that they had."""
-        self._lock = threading.Lock()
-        self._opening = {}
+        if mappings <= limit:
+            return
+        for key, opened in sorted(self._open.copy().items(), key=lambda each: each[1].used)[:-1]:
+            self._open.pop(key, None)
+            mappings -= opened.mappings
+            if mappings <= limit:
+                return
 
 
 # What keeps a shard apart from all others: its owner, and its number there.
@@ -232,15 +178,6 @@ _Key = tuple[object, int]
 # Shared by all packs of the process.
 CACHE = ShardCache()
 os.register_at_fork(after_in_child=CACHE.after_fork)
-
-
-def wrong_span(shard: Shard, row: int, start: int, stop: int, expected: int) -> FormatError:
-    """The error for an image that takes bytes `start` to `stop`, but not as many as its size."""
-    height, width = shard["size"][row, 2:].tolist()
-    return FormatError(
-        f"{shard.folder / 'image_offset'}: the pixels of sample {row} are bytes {start} to {stop} "
-        f"of {shard.extent.image_bytes}, but its {height} x {width} take {expected}; {REPAIR}"
-    )
 
 
 def mapping_limit() -> int:

@@ -90,16 +90,18 @@ def test_every_layout_is_looked_up_as_its_memory_maps_say(layout_packs, fit, pix
     look_up(table, local, first, stop, stored, sizes, spans, status)
     assert status.tolist() == [FINE] * 7
     for k, shard in enumerate(shards):
-        assert sizes[k].tolist() == shard.sizes[local[k]].tolist()
-        assert tuple(spans[k].tolist()) == shard.image_span(int(local[k]))
-        assert spans[k, 1] == image_nbytes(layout, *sizes[k, 2:].tolist())
+        assert sizes[k].tolist() == shard.arrays["size"][local[k]].tolist()
+        nbytes = image_nbytes(layout, *sizes[k, 2:].tolist())
+        start = shard.arrays["image_offset"][local[k]] if layout.flat else local[k] * nbytes
+        assert spans[k].tolist() == [start, nbytes]
     if layout.runs:
         offsets = np.concatenate([[0], np.cumsum(stop - first)])
         mask_rows = np.concatenate([np.arange(a, b) for a, b in zip(first, stop, strict=True)])
         found = np.zeros((len(mask_rows), 2), np.int64)
         run_spans(table, offsets, mask_rows, found)
         edges = [
-            shard.run_offset[a : b + 1] for shard, a, b in zip(shards, first, stop, strict=True)
+            shard.arrays["run_offset"][a : b + 1]
+            for shard, a, b in zip(shards, first, stop, strict=True)
         ]
         assert found[:, 0].tolist() == np.concatenate([one[:-1] for one in edges]).tolist()
         assert found[:, 1].tolist() == np.concatenate([one[1:] for one in edges]).tolist()

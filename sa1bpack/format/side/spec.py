@@ -439,6 +439,10 @@ class SidePart:
         """The chunk file of the rows."""
         return f"{self.folder}/{self.spec.values.chunk_path}"
 
+    def rows(self, row: int, first: int, stop: int) -> np.ndarray:
+        """The stored rows of one sample, or of its masks `first` to `stop`: views."""
+        return self.values[row] if self.spec.axis == "sample" else self.values[first:stop]
+
     def read(
         self,
         sample: int,
