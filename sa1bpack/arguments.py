@@ -134,19 +134,16 @@ def share_of(items: Sequence[Item], part: Share) -> Sequence[Item]:
     return items[number - 1 :: count]
 
 
-def seconds(name: str, value: Any, unit: str = "seconds") -> float:
-    """Return a time as a float, in seconds.
-
-    unit  of the value: "seconds" or "minutes"
+def seconds(name: str, value: Any) -> float:
+    """Return a time in seconds as a float.
 
     Raises OptionError unless it is a finite number above 0 that every kind of wait can take.
     """
-    each = {"seconds": 1, "minutes": 60}[unit]
-    if not is_number(value) or not 0 < value <= MAX_SECONDS // each:
+    if not is_number(value) or not 0 < value <= MAX_SECONDS:
         raise OptionError(
-            f"{name} is {value!r}: choose a number of {unit} above 0, at most {MAX_SECONDS // each}"
+            f"{name} is {value!r}: choose a number of seconds above 0, at most {MAX_SECONDS}"
         )
-    return float(value) * each
+    return float(value)
 
 
 _UNITS = {f"{prefix}B": 1000**n for n, prefix in enumerate(("", "k", "M", "G", "T", "P"))}
@@ -168,6 +165,9 @@ def bytes_of(name: str, value: Any) -> int:
     return whole_number(name, value, 1)
 
 
+_SUBSET = ("torch.utils.data.dataset", "Subset")
+
+
 def torch_subset(value: Any) -> tuple[Any, list[Any]]:
     """The dataset that a `torch.utils.data.Subset` selects from, and its indices.
 
@@ -175,7 +175,7 @@ def torch_subset(value: Any) -> tuple[Any, list[Any]]:
     returned as it is, without indices. torch need not be loaded to tell.
     """
     found = []
-    while _is_torch_subset(value):
+    while (type(value).__module__, type(value).__qualname__) == _SUBSET:
         found.append(value.indices)
         value = value.dataset
     return value, found
@@ -193,11 +193,6 @@ def select_nested(dataset: Any, selections: list[Any]) -> Any:
             raise OptionError(f"the indices of a torch Subset are {indices!r}: choose a list")
         dataset = dataset[found]
     return dataset
-
-
-def _is_torch_subset(value: Any) -> bool:
-    kind = type(value)
-    return (kind.__module__, kind.__qualname__) == ("torch.utils.data.dataset", "Subset")
 
 
 def local_path(name: str, value: str | os.PathLike[str]) -> Path:
@@ -238,8 +233,7 @@ def paths_of(name: str, value: Any) -> list[Path]:
     nothing, an empty list, and a path that is given twice.
     """
     refuse_dataset(name, value)
-    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
-    paths = [found for each in (value if several else [value]) for found in _matches(name, each)]
+    paths = [found for each in listed(value) for found in _matches(name, each)]
     if not paths:
         raise OptionError(f"{name} is an empty list: name at least one")
     if len(paths) > 1:
@@ -250,16 +244,21 @@ def paths_of(name: str, value: Any) -> list[Path]:
     return paths
 
 
+def listed(value: Any) -> list[Any]:
+    """What an iterable gives, as a list; a path, a URL and anything else alone."""
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
+    return list(value) if several else [value]
+
+
 def patterns_of(name: str, value: Any) -> list[str | Path]:
     """Return a path, a pattern, a URL, or a list of them as a list, not yet expanded.
 
     Raises OptionError for anything else, such as a Dataset, which would be iterated over.
     """
-    one = isinstance(value, str | os.PathLike)
-    several = isinstance(value, Iterable) and not isinstance(value, bytes)
-    if not (one or several) or hasattr(value, "spec"):
+    usable = isinstance(value, os.PathLike | Iterable) and not isinstance(value, bytes)
+    if not usable or hasattr(value, "spec"):
         raise OptionError(f"{name} is {_short(value)}: give a path, a pattern, or a list of them")
-    patterns = [value] if one else list(value)
+    patterns = listed(value)
     for each in patterns:
         if not isinstance(each, str | os.PathLike) or isinstance(os.fspath(each), bytes):
             raise OptionError(f"{name} has {_short(each)}: give paths and patterns")
@@ -340,15 +339,12 @@ def _checks_options(elsewhere: Mapping[str, str], call: Any) -> Any:
 
 
 def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Callable:
-    code = call.__code__
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    known = {*names[code.co_posonlyargcount + method :]}
-    positional = inf if code.co_flags & inspect.CO_VARARGS else code.co_argcount
-    keywords: Any = None
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        several = bool(code.co_flags & inspect.CO_VARARGS)
-        (keywords,) = get_args(call.__annotations__[code.co_varnames[len(names) + several]])
-        known |= keywords.__annotations__.keys()
+    signature = _signature(call)
+    own = [*signature.parameters.values()][method:]
+    alone = {each.name for each in own if each.kind is each.KEYWORD_ONLY}
+    known = alone | {each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD}
+    several = any(each.kind is each.VAR_POSITIONAL for each in own)
+    positional = inf if several else method + len(own) - len(alone)
 
     @functools.wraps(call)
     def checked(*args, **options):
@@ -359,10 +355,9 @@ def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Call
             cls = args[0] if isinstance(args[0], type) else type(args[0])
             owner = cls.__name__ if owner == "__init__" else f"{cls.__name__}.{owner}"
         if len(args) > positional:
-            named = ", ".join(sorted(known - {*names[: code.co_argcount]})) or "it has none"
             raise OptionError(
                 f"{owner} has no place for {_short(args[positional])}: give options by their "
-                f"names: {named}"
+                f"names: {', '.join(sorted(alone)) or 'it has none'}"
             )
         name = min(options.keys() - known)
         near = get_close_matches(name, known, 1)
@@ -374,22 +369,22 @@ def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Call
             hint = f": use {meant}"
         raise OptionError(f"{owner} has no option {name!r}{hint}")
 
-    if keywords is not None:
-        checked.__signature__ = _signature(call, keywords)
+    checked.__signature__ = signature
     return checked
 
 
-def _signature(call: Callable, keywords: type) -> inspect.Signature:
-    """The signature of a call with each of its keywords in place of `**options`."""
-    signature, defaults = inspect.signature(call), _DEFAULTS[keywords]
-    *own, _ = signature.parameters.values()
-    named = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation
-        )
-        for name, annotation in keywords.__annotations__.items()
-    ]
-    return signature.replace(parameters=[*own, *named])
+def _signature(call: Callable) -> inspect.Signature:
+    """The signature of a call, with each of its keywords in place of `**options`."""
+    signature = inspect.signature(call)
+    own = [*signature.parameters.values()]
+    if not own or own[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+        return signature
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    (keywords,) = get_args(own.pop().annotation)
+    for name, kind in keywords.__annotations__.items():
+        default = _DEFAULTS[keywords][name]
+        own.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
+    return signature.replace(parameters=own)
 
 
 def refuse_dataset(name: str, value: Any) -> None:

@@ -58,9 +58,7 @@ class PilRecord(PilInForce):
 
 def available_cpus() -> int:
     """Number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def memory_bytes() -> int:
@@ -78,12 +76,8 @@ def pil_in_force() -> PilInForce | None:
     """Find out which PIL is active; None if there is none or its core is missing."""
     importlib.invalidate_caches()
     spec = importlib.util.find_spec("PIL")
-    cores = [
-        core
-        for folder in (spec.submodule_search_locations or () if spec else ())
-        for core in Path(folder).glob("_imaging.*")
-        if core.suffix in (".so", ".pyd")
-    ]
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    cores = [core for folder in folders for core in Path(folder).glob("_imaging.*so")]
     if not cores:
         return None
     # Read, not imported: set-up asks again after replacing the package.
@@ -121,13 +115,7 @@ def write_pil_record(record: PilRecord) -> None:
 
 
 def cpu_flags() -> set[str]:
-    """Instruction-set flags of the CPU as named in /proc/cpuinfo; empty if that is missing."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return set()
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return set(value.split())
-    return set()
+    """Instruction-set flags of the CPU as named in /proc/cpuinfo."""
+    text = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
+    return set(found[1].split()) if found else set()

@@ -1,14 +1,13 @@
 """The features of a dataset: which folder has the part of each shard."""
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sa1bpack.arguments import local_path
+from sa1bpack.arguments import listed, local_path
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.errors import FormatError, NotAPack, OptionError
@@ -65,9 +64,8 @@ class Feature:
 
 def feature_paths(value: Any) -> tuple[str, ...]:
     """The option `features` as names, absolute paths and URLs. Raises OptionError otherwise."""
-    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
     found = []
-    for each in value if several else [value]:
+    for each in listed(value):
         if is_pack_url(each):
             found.append(pack_url("features", each))
             continue

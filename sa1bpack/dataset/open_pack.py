@@ -12,6 +12,7 @@ from sa1bpack.arguments import (
     check_can_be_folder,
     checks_options,
     choice,
+    listed,
     local_path,
     paths_of,
     refuse_dataset,
@@ -162,8 +163,7 @@ def open(
 def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | ShardSource]:
     """The places of the packs: folders, and sources of what is named by URL."""
     refuse_dataset("path", path)
-    several = isinstance(path, Iterable) and not isinstance(path, str | bytes | os.PathLike)
-    named = list(path) if several else [path]
+    named = listed(path)
     if not any(map(is_pack_url, named)):
         return paths_of("path", named)
     found: list[Path | ShardSource] = []

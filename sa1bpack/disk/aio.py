@@ -12,7 +12,6 @@ size (docs/decisions/0008-direct-reading.md).
 import errno as errno_numbers
 import os
 import platform
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +33,6 @@ REQUEST_COLUMNS = 5
 # io_setup, io_destroy, io_submit, io_getevents; by the kernel's tables of system calls.
 _NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4), "riscv64": (0, 1, 2, 4)}
 _SETUP, _DESTROY, _SUBMIT, GET_EVENTS = _NUMBERS.get(platform.machine(), (0, 0, 0, 0))
-_LINUX = sys.platform.startswith("linux")
-SUPPORTED = _LINUX and platform.machine() in _NUMBERS
 
 EINTR, EBADF, _EAGAIN, _EIO = 4, 9, 11, 5
 # A read transfers at most 2 GiB - 4 KiB.
@@ -45,7 +42,7 @@ _word = types.uintp
 _syscall = types.ExternalFunction(
     "syscall", types.intp(types.intp, _word, _word, _word, _word, _word)
 )
-_errno_at = types.ExternalFunction("__errno_location" if _LINUX else "__error", _word())
+_errno_at = types.ExternalFunction("__errno_location", _word())
 
 
 @njit
@@ -158,9 +155,8 @@ class Context:
     def __init__(self):
         """Raises ResourceShortage if all that the system allows are in use, OSError if it forbids
         them."""
-        if not SUPPORTED:
-            reason = f"it is not used on {sys.platform} {platform.machine()}"
-            raise OSError(errno_numbers.ENOSYS, reason)
+        if platform.machine() not in _NUMBERS:
+            raise OSError(errno_numbers.ENOSYS, f"it is not used on {platform.machine()}")
         found = set_up(DEPTH)
         if found == -errno_numbers.EAGAIN:
             limit = Path("/proc/sys/fs/aio-max-nr").read_text().strip()

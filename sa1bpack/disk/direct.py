@@ -1,9 +1,10 @@
-"""Files opened past the page cache, and memory that they can be read into or written from."""
+"""Files read past the page cache: opening, memory to read into, and streams of whole files."""
 
 import errno
 import logging
 import mmap
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,9 +35,8 @@ def aligned(nbytes: int) -> np.ndarray:
             memory = mmap.mmap(-1, nbytes + 2 * HUGE_PAGE, flags=flags)
         except OSError as error:
             raise MemoryError(f"cannot allocate {nbytes:,} bytes: {error.strerror}") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
         data, step = np.frombuffer(memory, np.uint8), HUGE_PAGE
     start = -data.__array_interface__["data"][0] % step
     return data[start : start + nbytes]
@@ -45,10 +45,8 @@ def aligned(nbytes: int) -> np.ndarray:
 def open_direct(path: str) -> int:
     """Open a file for reading past the page cache.
 
-    Raises OSError; with EINVAL if its file system or the operating system cannot do that.
+    Raises OSError; with EINVAL if its file system cannot do that.
     """
-    if not hasattr(os, "O_DIRECT"):
-        raise OSError(errno.EINVAL, "this operating system has no O_DIRECT", path)
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
 
 
@@ -92,3 +90,88 @@ def read_direct(file: int, out: np.ndarray, position: int) -> int:
     if not in_place:
         out[:found] = blocks[position - first :][:found]
     return found
+
+
+# ------------------------------------------------------------------------ files read front to back
+
+# Large enough that a disk is as fast as it can be, small enough for three streams of each process.
+BLOCK_BYTES = 4 << 20
+
+
+class FileStream:
+    """One file, read from its start.
+
+    While the caller uses one block, a thread of `helper` reads the next. It touches nothing but the
+    file and memory of this stream, and `close` waits for it.
+    """
+
+    def __init__(self, path: str, nbytes: int, direct: bool, helper: ThreadPoolExecutor):
+        """Open it.
+
+        nbytes  its length, as far as the caller knows
+        direct  read past the page cache, if its file system can do that
+
+        Raises OSError.
+        """
+        file = open_direct_if_possible(path) if direct else None
+        self._direct = file is not None
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if file is None else file
+        self._block = min(BLOCK_BYTES, -(-max(nbytes, 1) // BLOCK) * BLOCK)
+        self._helper = helper if nbytes > self._block else None
+        self._memory = [aligned(self._block) for _ in range(1 if self._helper is None else 2)]
+        self._joined = np.empty(0, np.uint8)
+        self._position = 0  # of the next block in the file
+        self._data, self._used = self._memory[0][:0], 0
+        self._ended = False
+        self._next: Future | None = None
+
+    def read(self, nbytes: int) -> np.ndarray:
+        """The next bytes, uint8 (nbytes,), or fewer if the file ends; valid until the next call.
+
+        Raises OSError.
+        """
+        if self._used == self._data.size:
+            self._advance()
+        if nbytes <= self._data.size - self._used:
+            self._used += nbytes
+            return self._data[self._used - nbytes : self._used]
+        if self._joined.size < nbytes:
+            self._joined = np.empty(nbytes, np.uint8)
+        done = 0
+        while done < nbytes and (self._used < self._data.size or self._advance()):
+            part = self._data[self._used : self._used + nbytes - done]
+            self._joined[done : done + part.size] = part
+            self._used += part.size
+            done += part.size
+        return self._joined[:done]
+
+    def _advance(self) -> bool:
+        """Go to the next block; False at the end of the file."""
+        pending, self._next = self._next, None
+        if self._ended:
+            return False
+        count = self._read_block() if pending is None else pending.result()
+        self._data, self._used = self._memory[0][:count], 0
+        self._position += self._block
+        self._ended = count < self._block
+        if self._helper is not None and not self._ended:
+            self._memory.reverse()
+            self._next = self._helper.submit(self._read_block)
+        return count > 0
+
+    def _read_block(self) -> int:
+        """Read into the first of the memories; the bytes that were found."""
+        memory, done = self._memory[0], 0
+        while done < self._block:
+            count = os.preadv(self._file, [memory[done:]], self._position + done)
+            done += count
+            if count == 0 or (self._direct and count % BLOCK):  # the end of the file
+                break
+        return done
+
+    def close(self) -> None:
+        """Close the file."""
+        pending, self._next = self._next, None
+        if pending is not None and not pending.cancel():
+            pending.exception()  # waits
+        os.close(self._file)

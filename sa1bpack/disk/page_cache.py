@@ -4,8 +4,6 @@ Both answers of `in_memory` and `map_in_memory` may be out of date as soon as th
 once, and act on that answer.
 """
 
-import sys
-
 import numpy as np
 
 from sa1bpack.disk.direct import BLOCK
@@ -14,67 +12,57 @@ from sa1bpack.kernels import njit, types
 # Declared as symbols, not through ctypes, so that numba can keep the compiled code on disk.
 _word = types.uintp
 
-if sys.platform.startswith("linux"):
-    _fadvise = types.ExternalFunction(
-        "posix_fadvise", types.intc(types.intc, types.int64, types.int64, types.intc)
-    )
-    _madvise = types.ExternalFunction("madvise", types.intc(_word, _word, types.intc))
-    _mincore = types.ExternalFunction("mincore", types.intc(_word, _word, _word))
-    _lseek = types.ExternalFunction("lseek", types.int64(types.intc, types.int64, types.intc))
-    _preadv2 = types.ExternalFunction(
-        "preadv2", types.intp(types.intc, _word, types.intc, types.int64, types.intc)
-    )
-    _SEEK_END = 2
-    _RWF_NOWAIT = 8
-    _WILL_NEED = 3  # of both kinds of advice
-    # Of a longer span the system reads only the beginning: as much as its read-ahead, 128 kB unless
-    # someone raised it.
-    _READ_AHEAD = 1 << 17
+_fadvise = types.ExternalFunction(
+    "posix_fadvise", types.intc(types.intc, types.int64, types.int64, types.intc)
+)
+_madvise = types.ExternalFunction("madvise", types.intc(_word, _word, types.intc))
+_mincore = types.ExternalFunction("mincore", types.intc(_word, _word, _word))
+_lseek = types.ExternalFunction("lseek", types.int64(types.intc, types.int64, types.intc))
+_preadv2 = types.ExternalFunction(
+    "preadv2", types.intp(types.intc, _word, types.intc, types.int64, types.intc)
+)
+_SEEK_END = 2
+_RWF_NOWAIT = 8
+_WILL_NEED = 3  # of both kinds of advice
+# Of a longer span the system reads only the beginning: as much as its read-ahead, 128 kB unless
+# someone raised it.
+_READ_AHEAD = 1 << 17
 
-    @njit
-    def read_ahead(file, position, count):
-        """Begin to read a span of a file into the page cache."""
-        for begin in range(position, position + count, _READ_AHEAD):
-            _fadvise(file, begin, min(_READ_AHEAD, position + count - begin), _WILL_NEED)
 
-    @njit
-    def read_ahead_map(address, count):
-        """Begin to read a span of a memory map into the page cache."""
-        for begin in range(address // BLOCK * BLOCK, address + count, _READ_AHEAD):
-            _madvise(begin, min(_READ_AHEAD, address + count - begin), _WILL_NEED)
+@njit
+def read_ahead(file, position, count):
+    """Begin to read a span of a file into the page cache."""
+    for begin in range(position, position + count, _READ_AHEAD):
+        _fadvise(file, begin, min(_READ_AHEAD, position + count - begin), _WILL_NEED)
 
-    @njit
-    def in_memory(file, position):
-        """Whether the byte at this position of an open file can be had without waiting.
 
-        A file that was cut short before it does not have it.
-        """
-        byte = np.empty(1, np.uint8)
-        vector = np.empty(2, np.uint64)
-        vector[0], vector[1] = byte.ctypes.data, 1
-        return _preadv2(file, vector.ctypes.data, 1, position, _RWF_NOWAIT) == 1
+@njit
+def read_ahead_map(address, count):
+    """Begin to read a span of a memory map into the page cache."""
+    for begin in range(address // BLOCK * BLOCK, address + count, _READ_AHEAD):
+        _madvise(begin, min(_READ_AHEAD, address + count - begin), _WILL_NEED)
 
-    @njit
-    def map_in_memory(address, file, position):
-        """Whether a byte of a memory map, at `position` of its file, is in memory; reads nothing.
 
-        Of a file that was cut short, the rest of the last page is in memory, but zero.
-        """
-        page = np.zeros(1, np.uint8)
-        failed = _mincore(address // BLOCK * BLOCK, 1, page.ctypes.data)
-        if failed or page[0] & 1 == 0:
-            return False
-        return _lseek(file, 0, _SEEK_END) > position
+@njit
+def in_memory(file, position):
+    """Whether the byte at this position of an open file can be had without waiting.
 
-else:
+    A file that was cut short before it does not have it.
+    """
+    byte = np.empty(1, np.uint8)
+    vector = np.empty(2, np.uint64)
+    vector[0], vector[1] = byte.ctypes.data, 1
+    return _preadv2(file, vector.ctypes.data, 1, position, _RWF_NOWAIT) == 1
 
-    @njit
-    def read_ahead(*span):
-        """Nothing, where the system cannot be told."""
 
-    @njit
-    def in_memory(*place):
-        """False: nobody knows."""
+@njit
+def map_in_memory(address, file, position):
+    """Whether a byte of a memory map, at `position` of its file, is in memory; reads nothing.
+
+    Of a file that was cut short, the rest of the last page is in memory, but zero.
+    """
+    page = np.zeros(1, np.uint8)
+    failed = _mincore(address // BLOCK * BLOCK, 1, page.ctypes.data)
+    if failed or page[0] & 1 == 0:
         return False
-
-    read_ahead_map, map_in_memory = read_ahead, in_memory
+    return _lseek(file, 0, _SEEK_END) > position

@@ -240,10 +240,8 @@ def put_in_place(folder: Path, final: Path) -> None:
 def exchange(one: Path, other: Path) -> bool:
     """Let two entries of a file system exchange their names, atomically.
 
-    Returns False where the system or the file system cannot. Raises OSError if it fails.
+    Returns False where the file system cannot. Raises OSError if it fails.
     """
-    if not hasattr(_libc, "renameat2"):
-        return False
     if _libc.renameat2(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
@@ -318,8 +316,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-if hasattr(_libc, "renameat2"):  # of Linux
-    _libc.renameat2.argtypes = (*[ctypes.c_int, ctypes.c_char_p] * 2, ctypes.c_uint)
+_libc.renameat2.argtypes = (*[ctypes.c_int, ctypes.c_char_p] * 2, ctypes.c_uint)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _MAP_FAILED = ctypes.c_void_p(-1).value

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from sa1bpack.disk.direct import FileStream
 from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
-from sa1bpack.disk.stream import FileStream
 from sa1bpack.errors import FormatError
 from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest
 from sa1bpack.format.manifest import MANIFEST_NAME

@@ -170,7 +170,7 @@ class AppendFile:
     def _let_go(self, nbytes: int) -> None:
         """Have the page cache flush and drop the file's pages, once there are many."""
         self._cached += nbytes
-        if self._cached >= CACHED_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
+        if self._cached >= CACHED_BYTES:
             self._cached = 0
             with naming(self.path):
                 os.fdatasync(self._fd)
@@ -197,13 +197,12 @@ class AppendFile:
 
 def set_direct(fd: int, on: bool) -> bool:
     """Turn direct writes on or off; returns whether they are on, which the file system decides."""
-    flag = getattr(os, "O_DIRECT", 0)  # 0 on macOS
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~flag
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT
     try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | flag if on else flags)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | (os.O_DIRECT if on else 0))
     except OSError:
         return False
-    return on and flag != 0
+    return on
 
 
 def complete_group(

@@ -83,14 +83,12 @@ def test_spans_are_read_as_pread_reads_them(context, file, path, spans):
 
 
 def test_more_requests_than_fit_in_the_queue_are_all_read(context, file, path):
+    """The cover of the last bytes may exceed the file."""
     rng = np.random.default_rng(1)
     begins = rng.integers(0, SIZE - 1, 5 * DEPTH + 3)
     ends = np.minimum(begins + rng.integers(1, 3 * BLOCK, len(begins)), SIZE)
-    check(context, file, path, list(zip(begins.tolist(), ends.tolist(), strict=True)))
-
-
-def test_the_cover_of_the_last_bytes_may_exceed_the_file(context, file, path):
-    check(context, file, path, [(SIZE - 1, SIZE), (0, SIZE), (SIZE - BLOCK, SIZE)])
+    edges = [(SIZE - 1, SIZE), (0, SIZE), (SIZE - BLOCK, SIZE)]
+    check(context, file, path, [*zip(begins.tolist(), ends.tolist(), strict=True), *edges])
 
 
 @pytest.mark.parametrize("left", [0, 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 5])
@@ -186,13 +184,6 @@ def test_when_all_contexts_of_the_system_are_taken_the_error_names_limit_and_rem
     monkeypatch.setattr(aio, "set_up", lambda depth: -errno.EAGAIN)
     with pytest.raises(ResourceShortage, match=r"fs\.aio-max-nr = \d+\. .*io='cached'.*sysctl -w"):
         aio.Contexts().take()
-
-
-def test_a_system_without_direct_files_is_an_error_that_names_the_file(monkeypatch, tmp_path):
-    monkeypatch.delattr(os, "O_DIRECT")
-    with pytest.raises(OSError, match="no O_DIRECT") as found:
-        open_direct(str(tmp_path / "file"))
-    assert found.value.errno == errno.EINVAL and found.value.filename == str(tmp_path / "file")
 
 
 @given(st.integers(0, 3 * BLOCK) | st.integers(HUGE_PAGE - 9, 2 * HUGE_PAGE + 9))

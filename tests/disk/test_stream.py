@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from page_cache import drop, resident
 
-from sa1bpack.disk import stream
-from sa1bpack.disk.direct import BLOCK
-from sa1bpack.disk.stream import FileStream
+from sa1bpack.disk import direct as disk
+from sa1bpack.disk.direct import BLOCK, FileStream
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def helper():
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(stream, "BLOCK_BYTES", 2 * BLOCK)
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 2 * BLOCK)
 
 
 def written(path, nbytes):
