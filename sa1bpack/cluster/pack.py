@@ -18,8 +18,7 @@ from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, OutputLocked, SourceError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import Problem, Report, joined
-from sa1bpack.format.side.check import side_folders
-from sa1bpack.format.side.spec import is_side, part_names
+from sa1bpack.format.side.spec import is_side, part_names, side_folders
 from sa1bpack.format.verify import verify
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes

@@ -31,7 +31,6 @@ from sa1bpack.format.manifest import (
     identity_text,
 )
 from sa1bpack.format.shard_reader import Shard, open_shard
-from sa1bpack.format.side.check import side_folders
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
     coverage,
@@ -39,6 +38,7 @@ from sa1bpack.format.side.spec import (
     part_names,
     read_side_manifest,
     shard_identities,
+    side_folders,
 )
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.wording import brief, counted, printable, size_text

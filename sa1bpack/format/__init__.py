@@ -15,7 +15,7 @@ memory-mapped as they are.
                     publication of index, manifest and checksums
     duplicates      what a pack holds twice: sources and image ids
     problems        a check under way: the files that it reads, and what it finds
-    verify_shard    every byte of a shard
+    verify_shard    every byte of a shard, or of a part of a feature
     verify          every byte of a pack, and every rule of the format
     selection       the file of a selection
     side            arrays that were computed after packing

@@ -8,7 +8,7 @@ quick   structure, exact sizes, shard indexes, and the digests of all files exce
         HEAVY_ARRAYS, which hold more than 99% of the bytes
 """
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sa1bpack.arguments import ALL, Share, checks_options, choice, local_path, part_of_job, share_of
 from sa1bpack.disk.reading_mode import IO
-from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format.arrays import (
     METADATA_NAME,
     check_metadata,
@@ -47,10 +47,21 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.side.check import check_side, side_folders
-from sa1bpack.format.side.spec import SIDES_NAME, is_side, part_names, shard_identities
-from sa1bpack.format.verify_shard import check_shard, compare_files
+from sa1bpack.format.side.spec import (
+    AGAIN,
+    SIDES_NAME,
+    ShardIdentity,
+    coverage,
+    is_side,
+    part_names,
+    read_side_manifest,
+    shard_identities,
+    side_folders,
+    side_root_metadata,
+)
+from sa1bpack.format.verify_shard import check_listed, check_part, check_shard, compare_files
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
+from sa1bpack.wording import counted
 
 __all__ = ["Problem", "Report", "verify"]
 
@@ -143,22 +154,17 @@ def check_files(
                 raise
             check.add(str(error))
             return Report(check.problems)
-        index = _checked_index(check, manifest, scope)
-        if not check.problems or not _is_republished(root, manifest):
+        index, latest = _checked_index(check, manifest, scope), manifest
+        if check.problems:  # a packer may have replaced manifest and index
+            with suppress(FormatError):
+                latest = read_manifest(root)
+        if latest == manifest:
             return _check_shards(check, manifest, index, scope)
 
 
 def check_pack(check: Check, manifest: Manifest, scope: Scope) -> Report:
     """Check a pack against a manifest, which may differ from the one on disk; see `verify`."""
     return _check_shards(check, manifest, _checked_index(check, manifest, scope), scope)
-
-
-def _is_republished(root: Path, manifest: Manifest) -> bool:
-    """Whether a packer has replaced the manifest, and removed the index that it named."""
-    try:
-        return read_manifest(root) != manifest
-    except FormatError:
-        return False
 
 
 def _checked_index(check: Check, manifest: Manifest, scope: Scope) -> Index | None:
@@ -178,8 +184,63 @@ def _verify_side(check: Check, quick: bool, share: Share) -> Report:
     folder = check.files.root
     check.files.choose_mode(_side_bytes(folder))
     check.total = _side_bytes(folder, share)
-    parts = check_side(check, folder, quick=quick, share=share)
+    parts = _check_side(check, folder, quick, share)
     return check.report({"parts": parts, "bytes": check.total})
+
+
+def _check_side(
+    check: Check,
+    folder: Path,
+    quick: bool,
+    share: Share,
+    shards: Sequence[ShardIdentity] | None = None,
+    index: Index | None = None,
+) -> int:
+    """Check a feature; returns the number of parts that were checked.
+
+    share   (K, N): every N-th part, from the K-th on; the first also what is not in parts
+    shards  of the pack that it belongs to: what is missing and what is stale is noted
+    index   of that pack: needed to name damaged samples of arrays with a row per mask
+    """
+    names: Sequence[str] = ()
+    with check.collecting(feature=folder.name):
+        try:
+            spec = read_side_manifest(folder).spec
+        except NotAPack as error:
+            check.add(f"{error}, or remove it", feature=folder.name, extra=True)
+            return 0
+        names = part_names(folder)
+        if share[0] == 1:
+            with check.collecting(feature=spec.name):
+                listed = read_checksums(folder / CHECKSUMS_NAME)
+                with check.collecting(feature=spec.name):
+                    check_listed(folder, {MANIFEST_NAME, METADATA_NAME}, listed)
+                for path, digest in listed.items():
+                    check.digest(folder / path, digest, feature=spec.name)
+                check_metadata(folder / METADATA_NAME, side_root_metadata())
+            if shards is not None:
+                _note_coverage(check, folder, names, shards)
+        numbers = {shard.part: number for number, shard in enumerate(shards or ())}
+        names = share_of(names, share)
+        for name in names:
+            with check.collecting(feature=spec.name, shard=name):
+                check_part(check, folder / name, spec, quick, index, numbers.get(name))
+    return len(names)
+
+
+def _note_coverage(
+    check: Check, folder: Path, names: Sequence[str], shards: Sequence[ShardIdentity]
+) -> None:
+    found = coverage(names, shards)
+    if found.missing:
+        check.notes.append(f"{folder}: {found}; to make them, {AGAIN}")
+    if found.others:
+        verb = "belongs" if len(found.others) == 1 else "belong"
+        check.notes.append(
+            f"{folder}: {counted(len(found.others), 'part')} {verb} to no shard of this pack, such "
+            f"as {found.others[0]}; another pack may have the shard; otherwise remove what belongs "
+            "to none"
+        )
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
@@ -216,7 +277,7 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
         with suppress(FormatError, OSError):  # reported with the pack
             identities = shard_identities(root, manifest)
     for folder in sides:
-        check_side(check, folder, quick=scope.quick, shards=identities, index=index, share=share)
+        _check_side(check, folder, scope.quick, share, identities, index)
     if scope.own_files:
         check.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
     counts = {
@@ -245,10 +306,7 @@ def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
     Returns the index, mapped before anything else: a packer may replace it during a long check.
     """
     root, index = check.files.root, None
-    index_is_lost = manifest.index is not None and not (root / manifest.index).is_dir()
-    if index_is_lost:
-        check.add(f"{root / manifest.index}: missing")
-    elif manifest.shards or manifest.index is not None:
+    if manifest.shards or manifest.index is not None:
         with check.collecting():
             index = open_index(root, manifest)
     is_newer = manifest.version > FORMAT_VERSION  # it may have more files and keys
@@ -275,7 +333,7 @@ def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
         if not is_newer:
             check_metadata(root / METADATA_NAME, root_metadata())
         check_metadata(root / SHARDS_NAME / METADATA_NAME, group_metadata())
-    if manifest.index is not None and not index_is_lost:
+    if manifest.index is not None and (root / manifest.index).is_dir():
         with check.collecting():
             compare_files(check, root / manifest.index, group_files(index_arrays(manifest)))
     return index

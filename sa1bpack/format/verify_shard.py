@@ -1,4 +1,4 @@
-"""Checking a group: its files, their digests and, sample by sample, the contents of a shard.
+"""Checking a shard, or a part of a feature: its files, their digests and, sample by sample, it all.
 
 A full check reads every file once, front to back, and computes the digest of the file and the
 checksums of samples from the same bytes. It reads with `preadv`, not through a memory map: a disk
@@ -8,18 +8,22 @@ error is then a problem to report, not a signal that kills the process.
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.arrays import chunk_file, first_fall, group_files
+from sa1bpack.format.arrays import METADATA_NAME, chunk_file, first_fall, group_files, read_metadata
 from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, naming, read_checksums
-from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes, is_zero_beyond
-from sa1bpack.format.manifest import ShardEntry
+from sa1bpack.format.index import Index
+from sa1bpack.format.layout import ArraySpec, Extent, Layout, image_nbytes, is_zero_beyond
+from sa1bpack.format.manifest import Count, ShardEntry
 from sa1bpack.format.problems import Check, PackFiles, Stream
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
+from sa1bpack.format.side.spec import REMAKE, ShardIdentity, SideSpec, open_part
 from sa1bpack.wording import counted
 
 # Nine tenths and more of a pack: a quick check skips their digests.
@@ -29,9 +33,6 @@ HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
 _THREADS = 3
 
 _NOTHING = np.empty(0, np.uint8)
-
-# The digests of a checksum file by path; None if it cannot be read.
-Listed = dict[str, str] | None
 
 
 class ArrayStream:
@@ -89,44 +90,6 @@ class ArrayStream:
             self._stream.close()
 
 
-@contextmanager
-def open_streams(
-    files: PackFiles, folder: Path, arrays: Mapping[ArraySpec, int]
-) -> Iterator[dict[str, ArrayStream]]:
-    """Arrays of a folder, by name, that are read side by side, and closed at the end.
-
-    arrays  number of rows of each
-
-    A thread for each large one reads its next block. Raises OSError.
-    """
-    with ExitStack() as stack:
-        helper = stack.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
-        yield {
-            spec.name: stack.enter_context(closing(ArrayStream(files, folder, spec, rows, helper)))
-            for spec, rows in arrays.items()
-        }
-
-
-def finish_streams(
-    check: Check, streams: Mapping[str, ArrayStream], listed: Listed, **place
-) -> None:
-    """Read arrays to their ends, and compare the digests of their files with the listed ones."""
-    for name, stream in streams.items():
-        if stream.file.rows:
-            with check.collecting(array=name, **place):
-                found = stream.finish()
-                if listed is not None:
-                    expected = listed[stream.spec.chunk_path]
-                    check.same_digest(stream.path, found, expected, array=name, **place)
-
-
-def check_tail(files: PackFiles, folder: Path, spec: ArraySpec, rows: int) -> None:
-    """Check the zero rows and the shard index after an array's data."""
-    path, file = folder / spec.chunk_path, chunk_file(spec, rows)
-    if rows:
-        _compare_tail(path, files.rest(path, file.data_bytes), file.tail())
-
-
 def _compare_tail(path: Path, found: bytes, expected: bytes) -> None:
     """Raise FormatError unless what follows an array's data is what must follow it."""
     if found != expected:
@@ -136,63 +99,70 @@ def _compare_tail(path: Path, found: bytes, expected: bytes) -> None:
         )
 
 
-def check_group(
+# Arrays that are read side by side, by name.
+_Streams = Mapping[str, ArrayStream]
+
+
+@contextmanager
+def _open_streams(
+    files: PackFiles, folder: Path, arrays: Mapping[ArraySpec, int]
+) -> Iterator[_Streams]:
+    """Streams of arrays, by their number of rows; a thread for each large one reads ahead."""
+    with ExitStack() as stack:
+        helper = stack.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
+        yield {
+            spec.name: stack.enter_context(closing(ArrayStream(files, folder, spec, rows, helper)))
+            for spec, rows in arrays.items()
+        }
+
+
+def _check_group(
     check: Check,
     folder: Path,
-    read: Callable[[Listed], Set[str]],
-    *,
-    heavy: Set[str],
+    open_group: Callable[[], tuple[Mapping[ArraySpec, int], Callable[[_Streams], None] | None]],
+    streamed: Set[ArraySpec],
+    quick: bool,
     known: Set[str] = frozenset(),
     **place,
 ) -> None:
-    """Check the files of a shard, or of a part of a feature.
+    """Check the files of a group and what is in them.
 
-    read   checks what is in them, given what the checksum file lists; returns the paths of those
-           whose digest need not be compared any more
-    heavy  files whose digest is not compared either if `read` fails
-    known  files that are not reported as foreign if the checksum file does not list them
+    open_group  checks what it can without reading data; returns the number of rows of each array,
+                and what reads and checks the samples; None: nobody knows which rows are whose
+    streamed    arrays that samples are read from; a quick check does not read them
+    known       files that are not reported as foreign if the checksum file does not list them
     """
-    listed, done = None, heavy
+    listed = None
+    paths = {spec.chunk_path for spec in streamed}
+    done = paths if quick else set()  # files whose digest is not compared any more
     with check.collecting(**place):
         listed = read_checksums(folder / CHECKSUMS_NAME)
         compare_files(check, folder, {*listed, CHECKSUMS_NAME}, known, **place)
     with check.collecting(**place):
-        done = read(listed)
+        arrays, read_samples = open_group()
+        if listed is not None:  # otherwise it was reported; samples have checksums of their own
+            check_listed(folder, group_files(arrays), listed)
+        if quick or read_samples is None:
+            for spec, rows in arrays.items():
+                if rows:
+                    with check.collecting(array=spec.name, **place):
+                        path, file = folder / spec.chunk_path, chunk_file(spec, rows)
+                        _compare_tail(path, check.files.rest(path, file.data_bytes), file.tail())
+        else:
+            chosen = {spec: rows for spec, rows in arrays.items() if spec in streamed}
+            with _open_streams(check.files, folder, chosen) as streams:
+                read_samples(streams)
+                for name, stream in streams.items():
+                    if stream.file.rows:
+                        with check.collecting(array=name, **place):
+                            found = stream.finish()
+                            if listed is not None:
+                                expected = listed[stream.spec.chunk_path]
+                                check.same_digest(stream.path, found, expected, array=name, **place)
+            done = paths
     for path, expected in (listed or {}).items():
         if path not in done:
             check.digest(folder / path, expected, array=_array_of(path), **place)
-
-
-def check_shard(
-    check: Check, folder: Path, entry: ShardEntry, layout: Layout, *, quick: bool
-) -> None:
-    """Check a shard against its manifest entry.
-
-    quick  skip what HEAVY_ARRAYS hold
-    """
-    chunks = {spec.name: spec.chunk_path for spec in layout.arrays}
-    heavy = {chunks[name] for name in HEAVY_ARRAYS if name in chunks} if quick else set()
-
-    def read(listed: Listed) -> Set[str]:
-        shard = open_shard(folder, layout)
-        _check_against_entry(shard, entry)
-        arrays = layout.array_rows(shard.extent)
-        if listed is not None:  # otherwise it was reported; samples have checksums of their own
-            check_listed(folder, group_files(arrays), listed)
-        if _check_offsets(check, shard) and not quick:
-            _check_samples(check, shard, listed)
-            return set(chunks.values())
-        for spec, rows in arrays.items():
-            with check.collecting(shard=entry.name, array=spec.name):
-                check_tail(check.files, folder, spec, rows)
-        return heavy
-
-    # If a damaged checksum file does not list a file that the layout has, that is the problem, and
-    # the user must not be told to remove the file.
-    known = group_files(layout.array_rows(entry.extent))
-    done = check.done
-    check_group(check, folder, read, heavy=heavy, known=known, shard=entry.name)
-    check.advance(done + entry.bytes - check.done)
 
 
 def check_listed(folder: Path, files: Set[str], listed: dict[str, str]) -> None:
@@ -217,9 +187,7 @@ def compare_files(
     inner = {path.rpartition("/")[0] for path in expected | known} - {""}
     found, links = set(), []
     for inside in ("", *sorted(inner)):
-        if not (folder / inside).is_dir():
-            continue
-        for path in (folder / inside).iterdir():
+        for path in (folder / inside).iterdir() if (folder / inside).is_dir() else ():
             name = path.relative_to(folder).as_posix()
             if path.is_symlink() and name in expected | inner:
                 links.append(name)
@@ -243,14 +211,38 @@ def _array_of(path: str) -> str | None:
     return array if slash else None
 
 
-def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
-    for key in entry.__struct_fields__:
-        found, expected = getattr(shard.entry, key), getattr(entry, key)
-        if found != expected:
-            raise FormatError(
-                f"{shard.folder}: {key} is {found!r}, but the manifest says {expected!r}; repeat "
-                "the pack command"
-            )
+# ------------------------------------------------------------------------------------------ shards
+
+
+def check_shard(
+    check: Check, folder: Path, entry: ShardEntry, layout: Layout, *, quick: bool
+) -> None:
+    """Check a shard against its manifest entry.
+
+    quick  skip what HEAVY_ARRAYS hold
+    """
+
+    def open_group():
+        shard = open_shard(folder, layout)
+        for key in entry.__struct_fields__:
+            found, expected = getattr(shard.entry, key), getattr(entry, key)
+            if found != expected:
+                raise FormatError(
+                    f"{folder}: {key} is {found!r}, but the manifest says {expected!r}; repeat the "
+                    "pack command"
+                )
+        arrays = layout.array_rows(shard.extent)
+        if _check_offsets(check, shard):
+            return arrays, partial(_check_samples, check, shard)
+        return arrays, None
+
+    streamed = {spec for spec in layout.arrays if not quick or spec.name in HEAVY_ARRAYS}
+    # If a damaged checksum file does not list a file that the layout has, that is the problem, and
+    # the user must not be told to remove the file.
+    known = group_files(layout.array_rows(entry.extent))
+    done = check.done
+    _check_group(check, folder, open_group, streamed, quick, known, shard=entry.name)
+    check.advance(done + entry.bytes - check.done)
 
 
 def _check_offsets(check: Check, shard: Shard) -> bool:
@@ -278,23 +270,17 @@ def _place(shard: Shard, sample: int, row: Mapping[str, np.ndarray]) -> dict:
     }
 
 
-def _check_samples(check: Check, shard: Shard, listed: Listed) -> None:
-    """Read the shard once: check the checksum of each sample, then the digest of each chunk file.
-
-    Offsets were checked before, and `listed` covers every file, or is None.
-    """
-    arrays = shard.layout.array_rows(shard.extent)
-    with open_streams(check.files, shard.folder, arrays) as streams:
-        before, total = check.done, shard.entry.bytes
-        for row in range(len(shard)):
-            rows = rows_of_sample(
-                shard, row, lambda spec, first, stop: streams[spec.name].read(first, stop)
-            )
-            if what := _fault(shard.layout, rows):
-                one = {name: rows[name][0] for name in ("image_id", "file_name")}
-                check.add(what, **_place(shard, row, one))
-            check.advance(before + total * (row + 1) // len(shard) - check.done)
-        finish_streams(check, streams, listed, shard=shard.entry.name)
+def _check_samples(check: Check, shard: Shard, streams: _Streams) -> None:
+    """Check each sample of a shard whose offsets were checked."""
+    before, total = check.done, shard.entry.bytes
+    for row in range(len(shard)):
+        rows = rows_of_sample(
+            shard, row, lambda spec, first, stop: streams[spec.name].read(first, stop)
+        )
+        if what := _fault(shard.layout, rows):
+            one = {name: rows[name][0] for name in ("image_id", "file_name")}
+            check.add(what, **_place(shard, row, one))
+        check.advance(before + total * (row + 1) // len(shard) - check.done)
 
 
 def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
@@ -311,3 +297,73 @@ def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
     if not layout.flat and not is_zero_beyond(layout, image, height, width):
         return f"the canvas is not zero beyond the stored {height} x {width} pixels"
     return None
+
+
+# ------------------------------------------------------------------------------ parts of features
+
+
+class _PartAttributes(msgspec.Struct, kw_only=True):
+    """The attributes of a part that say which shard it is bound to."""
+
+    shard: str
+    digest: str
+    samples: Count
+    masks: Count
+
+
+def check_part(
+    check: Check, part: Path, spec: SideSpec, quick: bool, index: Index | None, number: int | None
+) -> None:
+    """Check a part of a feature.
+
+    index, number  of the pack, and of its shard there: needed to name damaged samples of arrays
+                   with a row per mask
+    """
+    place = {"feature": spec.name, "shard": part.name}
+    if not part.is_dir():
+        check.add(f"{part}: not a part of the feature; remove it", extra=True, **place)
+        return
+
+    def open_group():
+        identity = _read_identity(part)
+        opened = open_part(part.parent, spec, identity, deep=True)
+        arrays = spec.arrays(identity.extent)
+        check.advance(sum(chunk_file(*each).file_bytes for each in arrays.items()))
+        counts = None
+        if spec.axis == "sample":
+            counts = np.ones(opened.samples, np.int64)
+        elif number is not None and index is not None:
+            first, stop = index.shard_offset[number : number + 2].tolist()
+            counts = np.diff(index.mask_offset[first : stop + 1])
+        if counts is None or int(counts.sum()) != len(opened.values):
+            return arrays, None
+
+        def read_samples(streams: _Streams) -> None:
+            stored, stream, first = opened.checksum, streams[spec.values.name], 0
+            for sample, stop in enumerate(np.cumsum(counts).tolist()):
+                found = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))
+                first = stop
+                if found != int(stored[sample]):
+                    check.add(
+                        f"checksum of sample {sample} is {found:016x}, but "
+                        f"{int(stored[sample]):016x} is stored; {REMAKE}",
+                        **place,
+                    )
+
+        return arrays, read_samples
+
+    _check_group(check, part, open_group, {spec.values}, quick, **place)
+
+
+def _read_identity(part: Path) -> ShardIdentity:
+    """The shard that a part says it is bound to. Raises FormatError, OSError."""
+    path = part / METADATA_NAME
+    try:
+        found = msgspec.convert(read_metadata(path)["attributes"]["sa1bpack"], _PartAttributes)
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise FormatError(f"{path}: not the attributes of a part ({error}); {REMAKE}") from None
+    extent = Extent(samples=found.samples, masks=found.masks)
+    identity = ShardIdentity(found.shard, found.digest, extent)
+    if identity.part != part.name:
+        raise FormatError(f"{path}: it is the part {identity.part}, not {part.name}; {REMAKE}")
+    return identity

@@ -28,7 +28,7 @@ def test_what_is_missing_is_one_problem(pack, name, array, quick):
     path = next(pack.glob("index-*")) if name == "INDEX" else pack / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     (problem,) = verify(pack, quick=quick).problems
-    assert problem.what == f"{path}: missing"
+    assert problem.what.startswith(str(path)) and ": missing" in problem.what
     assert (problem.shard is None) == (SHARD not in name) and problem.array == array
 
 

@@ -7,5 +7,4 @@ shard; a part is bound to its shard by the digest of the shard's checksum file.
                 memory maps, checked before the first view
     scaled      rows of floats as int8 with scales
     writer      rows into a working folder, published by one rename
-    check       every byte of a feature
 """

@@ -373,6 +373,14 @@ class Coverage:
         return f"{missing}: {self.missing[0]}{' and others' if len(self.missing) > 1 else ''}"
 
 
+def side_folders(root: Path) -> list[Path]:
+    """The features in a pack's own folder, sorted by name."""
+    folder = Path(root) / SIDES_NAME
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
 def part_names(folder: Path) -> list[str]:
     """Names of the published parts of a feature, sorted. Raises OSError."""
     own = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
