@@ -1,0 +1,1 @@
+raise ImportError("what imports models does not run")
