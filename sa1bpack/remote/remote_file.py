@@ -17,14 +17,14 @@ import re
 import socket
 import ssl
 import threading
+import urllib.error
 import urllib.request
-from base64 import b64encode
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, urlsplit
 
 import xxhash
 
@@ -245,25 +245,76 @@ def seconds_to_wait(failures: int, asked: float | None) -> float:
     return wait if asked is None else min(max(wait, asked), LONGEST_ASKED)
 
 
+class _Connections(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    """Calls a function with each socket that is connected."""
+
+    def __init__(self, connected: Callable[[socket.socket], None]):
+        super().__init__()
+        self._connected = connected
+
+    def do_open(self, kind, request, **options):
+        """See urllib."""
+
+        def made(*args, **more):
+            connection = kind(*args, **more)
+            connect = connection.connect
+            connection.connect = lambda: (connect(), self._connected(connection.sock))
+            return connection
+
+        return super().do_open(made, request, **options)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a few redirects; others are an answer of this status."""
+
+    max_repeats = max_redirections = MAX_REDIRECTS
+
+    def redirect_request(self, request, answer, code, message, headers, url):
+        """See urllib."""
+        answer.close()  # what it says is not read
+        schemes = urlsplit(request.full_url).scheme.lower(), urlsplit(url).scheme.lower()
+        if schemes[1] not in WEB_SCHEMES or schemes == ("https", "http"):
+            return None
+        found = super().redirect_request(request, answer, code, message, headers, url)
+        found.remove_header("Proxy-authorization")  # that of the proxy for this one is added
+        return found
+
+
 class WebBody(Body):
     """One request over http or https."""
 
-    _connection: http.client.HTTPConnection | None = None
     _socket: socket.socket | None = None
-    _answer: http.client.HTTPResponse | None = None
+    _answer: Any = None
     _left = 0
 
     def open(self) -> None:
         """Send the request, follow redirects, and read the head of the answer."""
-        url = self._address.url
-        for _ in range(MAX_REDIRECTS + 1):
-            self._answer = self._request(url)
-            if self._answer.status not in _REDIRECTS:
-                self._take_head()
-                return
-            url = self._redirected(url, self._answer.getheader("Location", ""))
-            self.close()
-        raise SourceError(f"{self._address}: more than {MAX_REDIRECTS} redirects")
+        address = self._address
+        opener = urllib.request.build_opener(_Connections(self._connected), _Redirects())
+        try:
+            url = quote(address.url, safe=_UNQUOTED)
+            request = urllib.request.Request(url, headers=self._headers())
+            self._answer = opener.open(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            self._answer = error
+            self._refuse(error.code)
+        except ValueError:  # of names that no host can have, and of redirects to what is no URL
+            raise SourceError(f"{address}: the URL cannot be used; check it") from None
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
+                error = error.reason
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise SourceError(
+                    f"{address}: its certificate cannot be trusted ({error.verify_message}); "
+                    "check the host, and the clock of this machine"
+                ) from None
+            raise Broken(failure_text(error)) from None
+        self._take_head()
+
+    def _connected(self, opened: socket.socket) -> None:
+        self._socket = opened
+        if self._cancelled:
+            raise Broken("cancelled")
 
     def read(self, count: int) -> bytes:
         """At most `count` more bytes, b"" at the end of the file or of the part asked for."""
@@ -288,36 +339,10 @@ class WebBody(Body):
 
     def close(self) -> None:
         """Close the connection."""
-        for closed in (self._answer, self._connection):
-            if closed is not None:
-                with suppress(OSError):
-                    closed.close()
+        if self._answer is not None:
+            with suppress(OSError):
+                self._answer.close()
         self._socket = None
-
-    def _request(self, url: str) -> http.client.HTTPResponse:
-        try:
-            parts = urlsplit(quote(url, safe=_UNQUOTED))
-            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            self._connection = _connection(parts)
-            headers = self._headers()
-            if parts.scheme == "http" and (proxy := _proxy(parts)):
-                target = f"http://{parts.netloc}{target}"
-                headers |= _authorization(urlsplit(proxy))
-            self._connection.connect()
-            self._socket = self._connection.sock
-            if self._cancelled:
-                raise Broken("cancelled")
-            self._connection.request("GET", target, headers=headers)
-            return self._connection.getresponse()
-        except ssl.SSLCertVerificationError as error:
-            raise SourceError(
-                f"{self._address}: its certificate cannot be trusted ({error.verify_message}); "
-                "check the host, and the clock of this machine"
-            ) from None
-        except ValueError:  # InvalidURL, and names that no host can have; their texts show the URL
-            raise SourceError(f"{self._address}: the URL cannot be used; check it") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise Broken(failure_text(error)) from None
 
     def _headers(self) -> dict[str, str]:
         start, stop = self._wanted
@@ -329,27 +354,13 @@ class WebBody(Body):
             headers["If-Match"] = self._address.version
         return headers
 
-    def _redirected(self, url: str, location: str) -> str:
-        try:
-            target = urljoin(url, location)
-            ways = urlsplit(url).scheme.lower(), urlsplit(target).scheme.lower()
-        except ValueError:  # it is no URL
-            ways = "", ""
-        if ways[1] not in WEB_SCHEMES or ways == ("https", "http"):
-            raise SourceError(
-                f"{self._address}: the server redirects from https to http, or to what is no "
-                "address of the web, which is not followed"
-            )
-        return target
-
     def _take_head(self) -> None:
-        answer, address = self._answer, self._address
-        status = answer.status
+        headers, address, status = self._answer.headers, self._address, self._answer.status
         if status not in (200, 206):
             self._refuse(status)
-        self.version = answer.getheader("ETag") or answer.getheader("Last-Modified")
+        self.version = headers.get("ETag") or headers.get("Last-Modified")
         if status == 206:
-            found = _RANGE.fullmatch(answer.getheader("Content-Range", ""))
+            found = _RANGE.fullmatch(headers.get("Content-Range", ""))
             first, last, self.nbytes = map(int, found.groups()) if found else (-1, -1, -1)
             if first != self._wanted[0] or not first <= last < self.nbytes:
                 raise SourceError(
@@ -358,7 +369,7 @@ class WebBody(Body):
                 )
             self.start, self._left = first, last + 1 - first
             return
-        length = answer.getheader("Content-Length", "")
+        length = headers.get("Content-Length", "")
         if not _NUMBER.fullmatch(length):
             raise SourceError(
                 f"{address}: the server does not send the size of the file (Content-Length), so "
@@ -371,11 +382,16 @@ class WebBody(Body):
         """Raise what a status other than success means."""
         what = f"{status} {http.client.responses.get(status, '')}".strip()
         if status in REPEATED or status >= 500:
-            asked = self._answer.getheader("Retry-After", "")
+            asked = self._answer.headers.get("Retry-After", "")
             wait = float(asked) if _NUMBER.fullmatch(asked) else None
             raise Broken(f"the server answers {what}", wait)
         if status == 412:
             raise changed(self._address)
+        if status in _REDIRECTS:
+            raise SourceError(
+                f"{self._address}: the server redirects more than {MAX_REDIRECTS} times, from "
+                "https to http, or to what is no address of the web, which is not followed"
+            )
         if status in _EXPIRED:
             raise SourceError(
                 f"{self._address}: the server answers {what}: a signed link has expired, or was "
@@ -383,36 +399,6 @@ class WebBody(Body):
                 "already packed are not downloaded again)"
             )
         raise SourceError(f"{self._address}: the server answers {what}; check the URL")
-
-
-def _proxy(parts: SplitResult) -> str | None:
-    """URL of the proxy that the environment names for a URL."""
-    if urllib.request.proxy_bypass(parts.hostname or ""):
-        return None
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
-
-
-def _authorization(proxy: SplitResult) -> dict[str, str]:
-    """The header with the user and password that the URL of a proxy has, if it does."""
-    if proxy.username is None:
-        return {}
-    secret = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return {"Proxy-Authorization": f"Basic {b64encode(secret.encode()).decode()}"}
-
-
-def _connection(parts: SplitResult) -> http.client.HTTPConnection:
-    """An unopened connection to the host of a URL, or to the proxy in between."""
-    secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-    port = parts.port or kind.default_port  # without one, it would be looked for in the host
-    if (proxy := _proxy(parts)) is None:
-        return kind(parts.hostname, port, timeout=TIMEOUT)
-    through = urlsplit(proxy)
-    connection = kind(through.hostname, through.port or 80, timeout=TIMEOUT)
-    if secure:
-        connection.set_tunnel(parts.hostname, port, _authorization(through))
-    return connection
 
 
 def failure_text(error: BaseException) -> str:

@@ -503,13 +503,12 @@ class Bucket(Origin):
             async with room:
                 await self._tried(path, lambda key: self._written(key, data, digest))
 
-        tasks = [asyncio.create_task(put(path, *each)) for path, each in objects.items()]
         try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.TaskGroup() as tasks:
+                for path, each in objects.items():
+                    tasks.create_task(put(path, *each))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
 
     async def _written(self, key: str, data: bytes | Path, digest: str) -> None:
         await self.library.put_async(

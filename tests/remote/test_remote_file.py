@@ -185,7 +185,7 @@ def test_redirects_are_followed_with_the_range_and_no_further_than_five(served):
     assert server.requests_of("/a") == ["", "bytes=1000000-"]
     assert server.requests_of("/t/sa_0.tar") == ["", "bytes=1000000-"]
     server.faults["/loop"] = [status(307, {"Location": "/loop?SECRET"})] * 20
-    with pytest.raises(SourceError, match=r"more than 5 redirects$"):
+    with pytest.raises(SourceError, match=r"redirects more than 5 times"):
         read_all(parse_address("source", f"{server.url}/loop"))
     server.faults["/loop"] = [status(301, {"Location": "ftp://host/SECRET?SECRET"})]
     with pytest.raises(SourceError, match="what is no address of the web, which is not fol"):
@@ -257,7 +257,7 @@ def test_https_is_continued_as_http_is(secure, monkeypatch):
     assert server.requests_of("/sa_0.tar")[-1] == "bytes=1000005-"
     server.files["/away.tar"] = b""
     server.faults["/away.tar"] = [status(302, {"Location": "http://127.0.0.1/a.tar?SECRET"})]
-    with pytest.raises(SourceError, match="redirects from https to http") as e:
+    with pytest.raises(SourceError, match=r"redirects .*from https to http") as e:
         read_all(parse_address("source", f"{server.url}/away.tar"))
     assert "SECRET" not in str(e.value)
 
@@ -285,7 +285,6 @@ MALFORMED = {
         {"Content-Range": f"bytes 0-{DIGITS}/{DIGITS}", "Content-Length": "4"},
         "the server sends others",
     ),
-    "a place that is no URL": ("302 Found", {"Location": "http://[x"}, "which is not followed"),
     "a wait of 5,000 digits": ("503 Busy", {"Retry-After": DIGITS}, None),
     "a wait that is no number": ("503 Busy", {"Retry-After": "soon"}, None),
     "a negative chunk": (
