@@ -10,7 +10,6 @@ from commands import COMMAND, SMALL_FLAGS
 from edited_packs import flip
 from small_tars import SMALL, contents, members, rejects_of, write_tar
 
-import sa1bpack
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
@@ -77,16 +76,6 @@ def test_a_complete_pack_is_reported_as_such(command, tar, root, tmp_path):
     assert (code, out) == (0, "the source is in the pack already; nothing to do\n")
 
 
-def test_masks_that_options_leave_out_are_counted_with_the_options(command, tar, root, tmp_path):
-    code, out, _ = command(*pack_command(tar, root, "--max-masks", 3, "--min-area", 1))
-    text = "3 of 15 left out by --min-area 1, --max-masks 3"
-    assert code == 0 and f"\nmasks: {text}\n" in out
-    assert f"  masks      12; {text}\n" in command("info", root)[1]
-    code, out, _ = command(*pack_command(tar, tmp_path / "all"))  # the default keeps every mask
-    assert code == 0 and "6 images, 15 of 15 masks; " in out and "left out" not in out
-    assert "  masks      15; none left out\n" in command("info", tmp_path / "all")[1]
-
-
 def test_rejects_and_dropped_images_are_reported(command, root, tmp_path):
     found = members(range(5), masks=lambda number: number)
     found["./sa_3.json"] = b"{ not json"
@@ -107,12 +96,6 @@ def test_too_many_rejects_fail(command, root, tmp_path):
         f"shards stay:\n  {tar}: sa_1.json: "
     )
     assert "rejects.jsonl" in error and error.endswith("repeat with a higher limit\n")
-
-
-def test_a_run_that_packs_no_image_fails_and_says_where_to_look(command, root, tmp_path):
-    tar = write_tar(tmp_path / "a.tar", {"./sa_1.json": b"x"})
-    code, _, error = command(*pack_command(tar, root))
-    assert code == 1 and f"no image was packed; see {root}/rejects.jsonl\n" in error
 
 
 def test_a_run_that_packs_no_image_names_rejects_only_if_there_are_any(command, tmp_path):
@@ -138,21 +121,6 @@ def test_a_run_that_packs_no_image_names_rejects_only_if_there_are_any(command, 
     code, _, error = command(*pack_command(broken, tmp_path / "pack_c"))
     assert code == 1 and "c was given up" in error
     assert error.endswith("sa1bpack: no image was packed\n")
-
-
-def test_a_source_that_is_given_up_fails_and_is_named(command, tar, root, tmp_path):
-    bad = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
-    bad.write_bytes(bad.read_bytes()[:-2000])
-    code, out, error = command("pack", tar, bad, "--output", root, "--workers", 1, *SMALL_FLAGS)
-    assert code == 1 and "6 images" in out
-    assert f"sa_000001 was given up: {bad}" in error
-
-
-def test_a_wrong_md5_fails(command, tar, root, tmp_path):
-    (tmp_path / "sums").write_text("0" * 32 + "  sa_000000.tar\n")
-    code, _, error = command(*pack_command(tar, root, "--md5sums", tmp_path / "sums"))
-    assert code == 1 and "the list says 000" in error
-    assert "withdrawn with it: " in error
 
 
 @pytest.mark.parametrize(
@@ -274,19 +242,6 @@ def test_verify_names_the_sample_of_one_flipped_byte(command, packed):
     assert (code, error) == (1, "")
     assert "shard sa_000000-000" in out and f"image_id {number}, sa_{number}.jpg" in out
     assert "DAMAGED: 2 problems;" in out.splitlines()[-1]  # the file, and the sample
-
-
-def test_verify_says_that_a_sound_pack_is_not_complete(command, tar, root, tmp_path):
-    bad = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
-    bad.write_bytes(bad.read_bytes()[:-2000])
-    assert command("pack", tar, bad, "--output", root, "--workers", 1, *SMALL_FLAGS)[0] == 1
-    (root / "shards" / ".tmp-sa_000001-000-0").mkdir()
-    code, out, error = command("verify", root)
-    assert (code, error) == (5, "")
-    *notes, advice, last = out.splitlines()
-    assert advice == "NOT COMPLETE: repeat the pack command"
-    assert last == f"{root}: sound, NOT COMPLETE; 6 images in 2 shards, every byte read"
-    assert notes == list(sa1bpack.verify(root).notes)
 
 
 def test_a_reader_that_stops_early_is_not_a_disk_error(packed):

@@ -100,27 +100,6 @@ def test_a_pipeline_is_made_of_the_dataset_by_a_function_that_is_named(pack, in_
         assert code == 2 and "--pipeline is " in error and message in error
 
 
-def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa: F811
-    pack = layout_packs("pad", "rgb", "bits+runs")
-    code, printed, _ = in_folder(
-        "derive", pack, "extents", "--axis", "mask", "--fn", "sa1bpack.transforms:relation",
-        "--option", "name=mask_boxes", "--mask-format", "runs", "-o", "extents",
-    )  # fmt: skip
-    assert code == 0 and printed == "extents: 2 parts made, 0 present, complete\n"
-    ds = sa1bpack.open(pack, mask_format="runs", features="./extents")
-    for sample in ds:
-        np.testing.assert_array_equal(sample["extents"], sa1bpack.masks.relate(sample).mask_boxes)
-    assert ds.mask_column("extents").max() > ds.layout.mask_size / 2  # pixels of images, not cells
-
-
-def test_parts_of_a_job_array_complete_the_array(pack, in_folder):
-    command = ("derive", pack, "ids", "--fn", "made:ids", "--part")
-    code, printed, _ = in_folder(*command, "1/2")
-    assert code == 0 and printed.endswith(": 2 parts made, 0 present, 2 shards missing\n")
-    code, printed, _ = in_folder(*command, "2/2")
-    assert code == 0 and printed.endswith(": 2 parts made, 2 present, complete\n")
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_a_killed_command_keeps_complete_parts_and_batches_and_resumes_after_them(
     pack, tmp_path, in_folder, number, code

@@ -64,18 +64,6 @@ def test_a_locale_without_utf8_suffices_where_only_a_folder_needs_it(ascii_local
     assert sa1bpack.verify(root).ok
 
 
-def test_the_posix_locale_packs_any_name(monkeypatch, tmp_path):
-    monkeypatch.setenv("LC_ALL", "POSIX")
-    tar = write_tar(tmp_path / "sä ü.tar", members(range(2)))
-    assert run("pack", tar, "--output", tmp_path / "päck", "--workers", 1, *SMALL_FLAGS)[::2] == (
-        0,
-        "",
-    )
-    code, out, error = run("verify", tmp_path / "päck")
-    assert (code, error) == (0, "") and "päck: sound" in out
-    assert sa1bpack.verify(tmp_path / "päck").ok
-
-
 def test_output_escapes_what_its_encoding_lacks(monkeypatch, tmp_path):
     pack(write_tar(tmp_path / "sä.tar", members(range(2))), tmp_path / "päck")
     monkeypatch.setenv("PYTHONIOENCODING", "ascii:strict")

@@ -1,12 +1,10 @@
 """What `sa1bpack info` says about the machine, against the system's own tools."""
 
 import os
-import resource
-import subprocess
 
 import pytest
 
-from sa1bpack.cli.machine import cuda_devices, describe_machine, direct_state, file_system
+from sa1bpack.cli.machine import cuda_devices, direct_state
 
 
 @pytest.mark.parametrize(
@@ -25,11 +23,6 @@ def test_devices_are_those_that_the_driver_names(tmp_path, monkeypatch, program,
     assert cuda_devices() == said
 
 
-def test_the_file_system_is_the_one_that_df_names(tmp_path):
-    done = subprocess.run(["df", "--output=fstype", tmp_path], capture_output=True, text=True)
-    assert file_system(tmp_path) == done.stdout.split()[-1]
-
-
 def test_a_folder_is_read_past_the_page_cache_or_it_says_why_not(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(bytes(4096))
     try:
@@ -43,16 +36,6 @@ def test_a_folder_is_read_past_the_page_cache_or_it_says_why_not(tmp_path, monke
     obstacle = "sa1bpack.cli.machine.direct_obstacle"
     monkeypatch.setattr(obstacle, lambda path: "it is opened with nothing")
     assert direct_state(tmp_path) == "no: it is opened with nothing"
-
-
-@pytest.mark.parametrize(
-    ("soft", "text"), [(512, "512 open files"), (resource.RLIM_INFINITY, "open files: no limit")]
-)
-def test_limits_are_those_of_this_process(soft, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, soft))
-    found = describe_machine(tmp_path)
-    assert found["limits"].startswith(text + ", ") and "memory maps" in found["limits"]
-    assert found["memory"].endswith(" for this process")
 
 
 def test_info_without_a_pack_describes_the_machine(command):

@@ -176,12 +176,6 @@ def test_a_pack_that_cannot_be_is_named_as_on_the_command_line(command, packs, t
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_without_a_name_is_not_the_current_folder(command, packs, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    code, _, error = command("subset", packs[0], "-o", "")
-    assert code == 2 and error.startswith("sa1bpack: --output is '': give a path")
-
-
 def test_merge_refuses_with_the_exit_codes_of_packing(command, packs, tmp_path):
     assert command("merge", packs[1], "-o", packs[0])[0] == 3  # a pack with other shards
     assert command("merge", *packs, "-o", packs[0])[0] == 2  # into one of the packs
@@ -209,25 +203,6 @@ def test_an_export_of_several_packs_is_that_of_the_merged_one(
     for name, given in (("merged", [tmp_path / "one"]), ("several", packs[::-1])):
         out = tmp_path / f"{name}.json"
         code, _, error = command("export", *given, "-o", out, "--format", form, *options)
-        assert (code, error) == (0, ""), error
-        written.append(contents(out) if form == "sa1b" else out.read_bytes())
-    assert written[0] == written[1] and written[0]
-
-
-@pytest.mark.parametrize("form", ["sa1b", "coco"])
-def test_an_export_of_a_selection_has_its_images_once(command, packs, tmp_path, form):
-    selection = tmp_path / "some.sel"
-    ds = open_pack(packs)
-    ds[ds.index_of([9, 2, 4, 9])].save_selection(selection)
-    written = []
-    for name, given in (
-        ("ids", (*packs, "--image-id", 2, "--image-id", 4, "--image-id", 9)),
-        ("file", (selection,)),
-    ):
-        out, paths = tmp_path / f"{name}.json", [each for each in given if isinstance(each, Path)]
-        code, _, error = command(
-            "export", *paths, "-o", out, "--format", form, *given[len(paths) :]
-        )
         assert (code, error) == (0, ""), error
         written.append(contents(out) if form == "sa1b" else out.read_bytes())
     assert written[0] == written[1] and written[0]
@@ -265,18 +240,6 @@ def test_info_of_several_packs_is_that_of_the_merged_one(command, packs, tmp_pat
     same = [line for line in one.splitlines() if line[2:8] in ("images", "masks ", "pixels")]
     assert len(same) == 5 and set(same) <= set(text.splitlines())
     assert one.partition("masks per image")[2] == text.partition("masks per image")[2]
-
-
-def test_info_names_what_packs_share_and_where_they_differ(command, packs, tmp_path):
-    tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
-    third = tmp_path / "packs" / "third"
-    assert command("pack", tar, "--output", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
-    code, text, _ = command("info", *packs, third)
-    assert code == 0 and "4 image ids occur more than once: 4 in sa_000000 and" in text
-    assert command("pack", tar, "--output", tmp_path / "other", "--workers", 1,
-                   "--image-size", 32, "--mask-size", 16)[0] == 0  # fmt: skip
-    code, _, error = command("info", packs[0], tmp_path / "other")
-    assert code == 2 and "different layouts" in error and "image_size is 64 in" in error
 
 
 def test_verify_checks_one_after_the_other_and_ends_with_the_worst(command, packs, tmp_path):

@@ -1,7 +1,6 @@
 """`export_sa1b` writes the records of the tars, byte for byte."""
 
 import json
-import os
 import shutil
 
 import numpy as np
@@ -116,23 +115,6 @@ def test_an_interrupted_export_resumes_and_leaves_no_temporary_files(pack, tmp_p
     assert (result.files, result.unchanged, result.images) == (2, 9, 11)
     assert contents(out) == before
     assert (out / "sa_000000" / "sa_2.json").stat().st_mtime_ns == kept.st_mtime_ns
-
-
-def test_a_failed_export_leaves_complete_files_only(pack, tmp_path, monkeypatch):
-    rename, left = os.rename, iter(range(4))
-
-    def failing(*arguments):
-        if next(left, None) is None:
-            raise OSError(28, "No space left on device")
-        rename(*arguments)
-
-    monkeypatch.setattr(os, "rename", failing)
-    with pytest.raises(OSError, match="No space"):
-        sa1bpack.export_sa1b(pack, tmp_path / "out")
-    monkeypatch.undo()
-    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert len(written) == 4 and all(json.loads(path.read_text()) for path in written)
-    assert sa1bpack.export_sa1b(pack, tmp_path / "out").unchanged == 4
 
 
 def test_a_file_with_other_contents_is_never_overwritten(pack, tmp_path):

@@ -1,18 +1,15 @@
 """`info` says what a pack holds."""
 
 import itertools
-import json
 import os
 import shutil
-from collections import Counter
 
 import pytest
 from feature_arrays import write_side
-from scenarios import Case, Stage
 from small_tars import SMALL, changed, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, NotAPack, TooManyRejects
+from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.packing.options import PackOptions
 
@@ -111,41 +108,6 @@ def test_a_pack_that_is_not_complete_says_so(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("scenario", "expected"),
-    [("fresh", {"not a pack", "nothing", "published"})],
-)
-def test_info_and_open_agree_wherever_a_run_is_killed(
-    tmp_path_factory, tmp_path, scenario, expected
-):
-    """Before and after the first shard is published, and until an index lists it."""
-    stage = Stage(tmp_path_factory.mktemp("stage"))
-    states = Counter()
-    for at in itertools.count():
-        case = Case(stage, tmp_path / "case", scenario)
-        plan = case.plan("kill", at=at, calls=("rename",))
-        case.run(plan.apply)
-        if not case.hits():
-            break
-        try:
-            info = sa1bpack.info(case.root)
-        except NotAPack:
-            with pytest.raises(NotAPack):
-                sa1bpack.open(case.root)
-            states["not a pack"] += 1
-            continue
-        assert info.manifest.samples == info.completeness.images == len(info.mask_counts)
-        if info.manifest.samples:
-            assert len(sa1bpack.open(case.root)) == info.manifest.samples
-            states[info.manifest.samples] += 1
-        else:
-            with pytest.raises(FormatError, match="shard"):
-                sa1bpack.open(case.root)
-            assert " ".join(_lines_of(info, "state")) == str(info.completeness)
-            states["published" if info.completeness.unindexed else "nothing"] += 1
-    assert expected <= states.keys(), states
-
-
 def _lines_of(info, label):
     """The text of a summary beside a label, by lines."""
     lines = info.as_text().splitlines()
@@ -178,17 +140,6 @@ def test_a_pack_without_a_sample_has_a_summary_too(tmp_path):
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     info = sa1bpack.info(tmp_path / "pack")
     assert info.histogram()[0].sum() == 0 and "0 in 0 shards" in info.as_text()
-
-
-def test_records_of_the_packer_may_be_missing_but_not_wrong(pack, tmp_path):
-    root = shutil.copytree(pack, tmp_path / "pack")
-    manifest = json.loads((root / "manifest.json").read_text())
-    (root / "manifest.json").write_text(json.dumps(manifest | {"counts": {}}))
-    assert "10 of 289 left out by " in sa1bpack.info(root).as_text()
-    counts = {"annotations": 3, "dropped_images": -1, "rejects": 0}
-    (root / "manifest.json").write_text(json.dumps(manifest | {"counts": counts}))
-    with pytest.raises(FormatError, match=r"manifest\.json: counts"):
-        sa1bpack.info(root)
 
 
 def test_features_are_listed_with_what_is_missing(pack, tmp_path, monkeypatch):

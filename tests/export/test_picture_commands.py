@@ -121,16 +121,3 @@ def test_wrong_usage_is_refused(small_pack, tmp_path, monkeypatch, capsys, argum
     assert main(arguments) == 2
     assert said.replace("PACK", str(small_pack)) in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_show_draws_the_masks_that_pass_the_thresholds(small_pack, tmp_path, capsys):
-    ds = sa1bpack.open(small_pack)
-    area = int(np.median(ds.mask_column("area")))
-    out, given = tmp_path / "few.png", ["--row", "5", "--min-area", str(area + 1)]
-    assert main(["show", str(small_pack), "-o", str(out), *given]) == 0
-    few = np.asarray(Image.open(out))
-    expected = sa1bpack.show(ds.with_options(min_area=area + 1), rows=[5])
-    np.testing.assert_array_equal(few, np.asarray(expected))
-    assert not np.array_equal(few, np.asarray(sa1bpack.show(ds, rows=[5])))
-    assert main(["show", str(small_pack), "-o", str(out), "--min-iou", "90"]) == 2
-    assert "--min-iou is 90.0: choose a number of at most 2" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image
 from small_tars import SMALL, members, write_tar
 from torch.utils.data import Subset
 
@@ -159,30 +159,6 @@ def test_a_sheet_of_damaged_samples_only_is_drawn_and_a_large_picture_is_not(dam
     assert [sample.index for sample in shown.unreadable] == [4, 6, 7]
     with pytest.raises(FormatError, match=r"size/c\.0\.0"):
         sa1bpack.show(damaged_pack, rows=[4], large=True)
-
-
-def test_a_large_picture_says_what_its_masks_are(tmp_path, monkeypatch):
-    written = []
-    text = ImageDraw.ImageDraw.text
-
-    def listen(self, place, words, *more, **options):
-        written.append(words)
-        return text(self, place, words, *more, **options)
-
-    monkeypatch.setattr(ImageDraw.ImageDraw, "text", listen)
-    tar = write_tar(tmp_path / "a.tar", members(range(2), masks=lambda number: number))
-    for masks, said in (
-        ("runs", ("fit pad, no masks", "1 mask drawn from exact runs")),
-        ("bits", ("fit pad, no masks", "1 mask on a grid of 16 x 16 cells")),
-    ):
-        sa1bpack.pack(tar, tmp_path / masks, workers=1, **SMALL, masks=masks)
-        ds = sa1bpack.open(tmp_path / masks)
-        for image_id in ds.column("image_id").tolist():
-            written.clear()
-            sample = ds.by_id(image_id)
-            sa1bpack.show(ds, image_ids=[image_id], large=True)
-            (facts,) = [line for line in written if line.startswith("id ")]
-            assert facts.endswith(said[len(sample["areas"])])
 
 
 def test_text_is_printable_ascii_and_is_shortened_in_the_middle():

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -126,36 +125,11 @@ def test_a_full_disk_makes_room_or_is_an_error_that_says_so(pack, tmp_path, monk
     assert same_samples(ds[4], own[4])
 
 
-def test_a_pack_is_no_place_for_a_cache(layout_packs):
-    pack = layout_packs()
-    before = sorted(path.name for path in pack.iterdir())
-    for where in (pack, pack / "cache"):
-        with pytest.raises(OptionError, match=f"in the pack {re.escape(str(pack))}, which must"):
-            open_cached(pack, where)
-    assert sorted(path.name for path in pack.iterdir()) == before
-
-
 def test_caches_of_another_release_are_refused(layout_packs, tmp_path):
     shutil.os.makedirs(tmp_path / "cache")
     (tmp_path / "cache/cache.json").write_text('{"version": 9, "limit": 5}')
     with pytest.raises(OptionError, match="version 9"):
         open_cached(layout_packs(), tmp_path / "cache")
-
-
-def test_a_path_with_percent_signs_is_that_folder_and_no_other(tmp_path, with_features):
-    """`a b` and `a%20b` beside each other: neither is taken for the other."""
-    roots = [tmp_path / "a b", tmp_path / "a%20b"]
-    shutil.copytree(with_features.root, roots[0])
-    with unflushed():
-        write_pack(roots[1], dict.fromkeys(NAMES[:1], (3,)))
-    shutil.copytree(roots[0] / "side/features", tmp_path / "c%20d")
-    for root in roots:
-        ds = open_cached(root, tmp_path / f"cache of {root.name}")
-        assert ds.fingerprint == sa1bpack.open(root).fingerprint
-        assert len([ds[k] for k in range(len(ds))]) == len(sa1bpack.open(root))
-    own = sa1bpack.open(roots[0], features=[tmp_path / "c%20d"])
-    ds = open_cached(roots[0], tmp_path / "cache", features=[(tmp_path / "c%20d").as_uri()])
-    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "shards/sa_000000-000/bbox/c.0.0"])

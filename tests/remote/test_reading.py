@@ -153,23 +153,6 @@ def test_worker_processes_share_the_cache(layout_packs, tmp_path, context, drive
     assert ds.pack.fetched().requests == used
 
 
-def test_a_loader_resumes_and_columns_and_subsets_are_those_of_the_pack(layout_packs, tmp_path):
-    own, ds = sa1bpack.open(layout_packs()), open_cached(layout_packs(), tmp_path)
-    with (
-        sa1bpack.Loader(own, 2, shuffle=True) as one,
-        sa1bpack.Loader(ds, 2, shuffle=True) as other,
-    ):
-        next(iter(one))
-        state = one.state_dict()
-        one.load_state_dict(state)
-        other.load_state_dict(state)
-        assert [same_batches(a, b) for a, b in zip(one, other, strict=True)] == [True] * 2
-    for name in ("size", "file_name", "mask_count"):
-        assert np.array_equal(ds.column(name), own.column(name))
-    chosen = ds.where("mask_count > 1")
-    assert [s["image_id"] for s in chosen] == [s["image_id"] for s in own.where("mask_count > 1")]
-
-
 def test_samples_stay_as_they_are_when_the_cache_removes_them(layout_packs, tmp_path):
     ds = open_cached(layout_packs(), tmp_path)
     sample = ds[2]

@@ -262,29 +262,6 @@ def test_a_manifest_in_a_bucket_has_a_limit_and_is_not_read_before(web, monkeypa
         sa1bpack.open(f"s3:/{path.removesuffix('/manifest.json')}", cache_dir=tmp_path)
 
 
-def test_a_date_that_python_does_not_have_is_an_error_of_the_source_or_the_store(
-    web, monkeypatch, tmp_path
-):
-    def answer(handler, data):
-        handler.send_response(200)
-        late = "Fri, 31 Dec 99999 23:59:59 GMT"
-        for name, value in {"Content-Length": "2", "ETag": '"a"', "Last-Modified": late}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(b"{}")
-
-    use_s3(web.url, monkeypatch)
-    monkeypatch.setattr(stores, "PAUSE", 0.001)
-    bucket = f"late-{web.url[-5:]}"
-    for key in ("pack/manifest.json", "sa_0.tar"):
-        web.files[f"/{bucket}/{key}"], web.faults[f"/{bucket}/{key}"] = b"", [answer] * 30
-    with pytest.raises(StoreError, match=f"s3://{bucket}/pack/manifest.json: .* requests failed"):
-        sa1bpack.open(f"s3://{bucket}/pack", cache_dir=tmp_path)
-    file = RemoteFile(parse_address("source", f"s3://{bucket}/sa_0.tar"), attempts=1)
-    with pytest.raises(SourceError, match=f"s3://{bucket}/sa_0.tar"):
-        file.read(1)
-
-
 # Ends while requests are on their way, to a server in a thread of its own.
 ENDS = """
 import asyncio, http.server, os, sys, threading, time

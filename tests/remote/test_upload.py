@@ -22,7 +22,6 @@ from sa1bpack.errors import NotAPack, OptionError, OutputRefused, StoreError
 pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
 
-import botocore.session
 
 from sa1bpack.remote import stores
 
@@ -183,23 +182,6 @@ def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy):
     assert parts == {"1", "2", "3"}
     assert set(proxy.faults) == {"flip", "refuse", "slow down"}
     assert proxy.requests.count(("GET", "/packs/large/key")) == 2 * 11  # written, and read, twice
-
-
-def test_an_object_that_came_back_longer_is_written_again(proxy, monkeypatch):
-    monkeypatch.setattr(stores, "RANGE_BYTES", 1 << 10)
-    folder, data = stores.Bucket("s3://packs/longer"), bytes(3 << 10)
-    beside = botocore.session.Session().create_client(
-        "s3", region_name="us-east-1", endpoint_url=proxy.target.geturl()
-    )
-
-    def meddle(method, path, number):
-        if method == "GET" and number == 0:
-            beside.put_object(Bucket="packs", Key="longer/key", Body=data + b"x")
-
-    proxy.rule = meddle
-    folder.put({"key": (data, xxhash.xxh3_128_hexdigest(data))})
-    methods = [method for method, _ in proxy.requests]
-    assert methods == ["PUT", "GET", "GET", "GET"] * 2
 
 
 # A process that uploads in parts of 4 KiB, of which objects of a small pack have several.
