@@ -42,18 +42,6 @@ def test_pillow_simd_is_chosen_if_it_can_run(machine, flags, package, simd):
     assert ("-mavx2" in choice.compiler_flag) == (simd == "AVX2")
 
 
-def test_the_build_keeps_optimisation_whatever_the_caller_set():
-    """CFLAGS replaces Python's -O3, so the flag goes into CC and a lone CFLAGS gets -O3 back."""
-    build = setup_pillow.build_environment
-    assert build({}, "-mavx2") == {"CC": "cc -mavx2"}
-    assert build({"CC": "ccache gcc"}, "-mavx2")["CC"] == "ccache gcc -mavx2"
-    assert build({"CFLAGS": "-g"}, "")["CFLAGS"] == "-g -O3"
-    assert build({"CFLAGS": "-march=core2 -O2"}, "")["CFLAGS"] == "-march=core2 -O2"
-    caller = {"CC": "gcc"}
-    build(caller, "-mavx2")
-    assert caller == {"CC": "gcc"}
-
-
 @pytest.mark.parametrize(
     ("log", "meaning"),
     [

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import re
 import sys
-import tomllib
 import typing
 from pathlib import Path
 
@@ -33,14 +32,6 @@ def test_every_page_is_in_the_navigation():
     generated = {"first_steps.md", "reference/cli.md", "repository/CHANGELOG.md"}
     assert pages - named == set(), "name them under nav in mkdocs.yml"
     assert named - pages == generated
-
-
-def test_search_from_the_disk_needs_no_script_of_another_host():
-    """Material's plugin `offline` adds one, unless a script of that name is given."""
-    settings = (ROOT / "mkdocs.yml").read_text()
-    scripts = re.search(r"^  polyfills: \[(.+)\]", settings, re.M)[1].split(", ")
-    assert "\n  - offline\n" in settings and [s for s in scripts if "iframe-worker" in s]
-    assert [script for script in scripts if not (DOCS / script).is_file()] == []
 
 
 def test_a_notebook_becomes_a_page_with_its_code_and_outputs(site):
@@ -170,14 +161,3 @@ def test_the_repository_has_the_address_of_the_remote_without_its_password(
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "remote.origin.url")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", remote)
     assert repository.repository_url() == address
-
-
-def test_a_chosen_address_of_the_repository_that_is_none_is_an_error(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    repository = importlib.import_module("repository")
-    monkeypatch.setenv("REPOSITORY_URL", "name")
-    with pytest.raises(ValueError, match="REPOSITORY_URL='name'"):
-        repository.repository_url()
-    monkeypatch.setenv("REPOSITORY_URL", "https://forge.org/owner/name")
-    table = tomllib.loads(repository.project_urls(repository.repository_url()))
-    assert table["project"]["urls"]["Issues"] == "https://forge.org/owner/name/issues"

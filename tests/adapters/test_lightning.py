@@ -69,18 +69,6 @@ def test_ranks_take_parts_of_the_batches_of_one(photos, complete):
     assert all(len(images) == 1 for rank in ranks for _, images in rank)
 
 
-def test_a_trainer_that_asks_again_gets_the_same_training_loader(photos):
-    data = made(photos)
-    data.setup("fit")
-    assert data.train_dataloader() is data.train_dataloader()
-    assert data.train_dataloader().batches.order.seed == 1
-    loader = data.train_dataloader()
-    data.teardown("fit")
-    with pytest.raises(sa1bpack.LoaderError, match="closed"):
-        next(iter(loader))
-    assert data.train_dataloader() is not loader
-
-
 def test_validation_has_options_of_its_own_and_any_images(photos):
     ds = sa1bpack.open(photos.root)
     data = DataModule(

@@ -219,20 +219,6 @@ def test_transforms_move_image_masks_and_boxes_together(photos, as_tv_tensors, n
     assert found >= 4
 
 
-def test_sanitizing_removes_masks_with_their_boxes(photos, as_tv_tensors):
-    need_torchvision()
-    from torchvision.transforms import v2
-
-    sample = next(iter(open_photos(photos).where("mask_count >= 5")))
-    crop = v2.Compose([
-        v2.CenterCrop((12, 12)),
-        v2.SanitizeBoundingBoxes(min_size=2, labels_getter=lambda made: (made["areas"],)),
-    ])  # fmt: skip
-    made = crop(as_tv_tensors(sample))
-    assert 0 < len(made["boxes"]) < 5
-    assert len(made["masks"]) == len(made["areas"]) == len(made["boxes"])
-
-
 def test_points_move_with_the_image_where_torchvision_has_points(photos, as_tv_tensors):
     made = as_tv_tensors(open_photos(photos)[0])
     tensors = sys.modules["torchvision.tv_tensors"]

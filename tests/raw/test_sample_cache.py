@@ -97,22 +97,6 @@ def test_a_file_of_a_folder_that_changed_is_decoded_again(tmp_path, decoded):
     assert not same_samples(again[0], first[0])
 
 
-def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(tar, tmp_path, monkeypatch):
-    """As in a folder that has become read-only, or whose files are another user's."""
-    more = {"options": OPTIONS, "cache_dir": tmp_path, "cache_dir_size": 1 << 24}
-    first = sa1bpack.TarDataset(tar, **more)[0]
-    [path] = tmp_path.glob("*.sample")
-
-    def refused(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    for target, name in ((os, "utime"), (Path, "unlink"), (Path, "replace")):
-        monkeypatch.setattr(target, name, refused)
-    assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)  # of the cache
-    path.write_bytes(b"damaged")
-    assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
-
-
 def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(tar, tmp_path, caplog):
     """In the list of arrays too, which says how the bytes are read."""
     folder = tmp_path / "cache"

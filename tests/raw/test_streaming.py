@@ -4,7 +4,6 @@ import logging
 import pickle
 
 import pytest
-import torch
 from same_samples import same_samples
 from small_tars import SMALL, members, photo, write_tar
 from torch.utils.data import DataLoader
@@ -103,14 +102,6 @@ def test_pairs_that_cannot_be_used_are_left_out_and_counted(tmp_path, caplog):
     assert sorted(loaded) == [0, 1, 4, 5] and ds.rejected == 3
     with pytest.raises(ReadError, match=r"sa_[23]\.js?\w+: "):
         list(IterableTarDataset(tar, options=OPTIONS, on_error="raise"))
-
-
-def test_images_without_masks_are_dropped_if_the_options_say_so(tmp_path):
-    found = members(range(4), masks=lambda number: number % 2)
-    tar = write_tar(tmp_path / "sa_000000.tar", found)
-    options = sa1bpack.PackOptions(**SMALL, empty="drop")
-    ds = IterableTarDataset(tar, options=options)
-    assert sorted(ids(ds)) == [1, 3] and ds.rejected == 0
 
 
 def test_a_tar_that_is_cut_short_gives_what_is_before_that_and_raises(tmp_path):
@@ -240,10 +231,3 @@ def test_rank_and_world_size_go_with_it_to_a_spawned_worker(tars, monkeypatch):
 def test_options_that_cannot_be_used_are_refused(tars, options, message):
     with pytest.raises(OptionError, match=message):
         IterableTarDataset(tars, **options)
-
-
-def test_batches_are_those_of_collate(tars):
-    ds = IterableTarDataset(tars, options=OPTIONS)
-    loader = DataLoader(ds, 4, collate_fn=sa1bpack.Collate(sample_spec=ds.spec))
-    batch = next(iter(loader))
-    assert batch["images"].shape == (4, 64, 64, 3) and batch["masks"].dtype == torch.bool

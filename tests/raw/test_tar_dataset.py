@@ -131,16 +131,6 @@ def test_several_tars_are_one_dataset_and_parts_of_it_are_datasets(tmp_path):
             ds[wrong]
 
 
-def test_a_transform_gets_the_sample_and_its_error_names_it(source):
-    path = source("folder")
-    ds = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: sample["image_id"])
-    assert ds[_good(ds)[0]] == ds.metadata(_good(ds)[0]).image_id
-    broken = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: 1 / 0)
-    with pytest.raises(ZeroDivisionError) as raised:
-        broken[0]
-    assert "sa_1.jpg" in raised.value.__notes__[0]
-
-
 @pytest.mark.parametrize("kind", ["gzip-tar", "folder"])
 def test_it_pickles_small_and_works_in_other_processes(source, kind):
     ds = sa1bpack.TarDataset(source(kind), options=OPTIONS)[::2]
@@ -180,19 +170,6 @@ def test_nothing_to_read_is_refused_whatever_the_kind_of_tar(tmp_path, make, com
     for tar in (empty, halves):
         with pytest.raises(SourceError, match=rf"{tar.name}: (has no image with|begins with zer)"):
             list(make(tar))
-
-
-def test_images_that_several_tars_have_are_named_in_the_log(tmp_path, caplog):
-    for number, first in enumerate((1, 2, 8)):
-        found = members(range(first, first + 3))
-        write_tar(tmp_path / f"sa_00000{number}.tar", found, compress=False)
-    ds = sa1bpack.TarDataset(f"{tmp_path}/*.tar", options=OPTIONS)
-    assert "2 images are in more than one of these tars, e.g. sa_2.jpg in " in caplog.text
-    assert "sa_000000.tar and " in caplog.text and "sa_000001.tar: their" in caplog.text
-    caplog.clear()
-    pickle.loads(pickle.dumps(ds))
-    sa1bpack.TarDataset([tmp_path / "sa_000000.tar", tmp_path / "sa_000002.tar"])
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("part", [slice(None), [7, 0, 5, 3], slice(None, None, -2)])
