@@ -9,8 +9,8 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
     host        what the host knows of a batch on a device, and small arrays sent there
     geometry/   maps, the place of an image on the canvas, the steps that move it, and its boxes
     images/     images under these maps, pixels, colours, mixup
-    masks/      masks under these maps, from runs or a grid; prompts, clicks and relations
-    prompts     a prompt for each mask of what a pipeline made
+    masks/      masks under these maps, from runs or a grid; relations; prompts from runs
+    prompts     a prompt for each mask of what a pipeline made, and clicks that correct a prediction
     triton/     images and masks on CUDA
     backends    what makes images and masks on a device; threads for compiled kernels
     random      random numbers as a function of (seed, epoch, id)
@@ -40,7 +40,7 @@ _MODULES = {
     "Relate": "sa1bpack.transforms.masks.relations",
     "RunBatch": "sa1bpack.transforms.masks.run_batch",
     "ScaleJitter": "sa1bpack.transforms.geometry.steps",
-    "correction_clicks": "sa1bpack.transforms.masks.clicks",
+    "correction_clicks": "sa1bpack.transforms.prompts",
     "count_pixels": "sa1bpack.transforms.masks.prompts",
     "describe_kernels": "sa1bpack.transforms.backends",
     "draw_points": "sa1bpack.transforms.masks.prompts",
