@@ -349,13 +349,7 @@ def prompt_draw(kind: str, draw: int) -> int:
 
 @checks_options
 def jitter_boxes(
-    boxes: np.ndarray,
-    extent: np.ndarray,
-    ids: np.ndarray,
-    *,
-    seed: int,
-    epoch: int,
-    draw: int = 0,
+    boxes: np.ndarray, extent: np.ndarray, ids: np.ndarray, *, seed: int, epoch: int, draw: int = 0
 ) -> np.ndarray:
     """Move the edges of boxes at random, as SAM does for training.
 

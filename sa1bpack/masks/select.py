@@ -51,11 +51,7 @@ class Thresholds(Options):
         metavar="X",
     )
     min_stability: float | None = option(
-        None,
-        "leave out masks with a lower stability score",
-        high=1,
-        why=_FRACTION,
-        metavar="X",
+        None, "leave out masks with a lower stability score", high=1, why=_FRACTION, metavar="X"
     )
 
     @property

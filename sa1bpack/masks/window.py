@@ -24,14 +24,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
 from sa1bpack.masks.arrays import bits_for, check_image_runs
 from sa1bpack.masks.cells import FRACTION
-from sa1bpack.masks.raster import (
-    MAX_MASK_SIZE,
-    SAMPLINGS,
-    Axis,
-    check_image,
-    draw_grid,
-    make_axis,
-)
+from sa1bpack.masks.raster import MAX_MASK_SIZE, SAMPLINGS, Axis, check_image, draw_grid, make_axis
 from sa1bpack.masks.rle import bounds
 
 UNIT = 1024  # edges of the output lie at multiples of 1/UNIT source pixel

@@ -11,20 +11,9 @@ import torch
 from sa1bpack.arguments import MAX_WORD, checks_options, number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.prompts import prompt_draw
+from sa1bpack.transforms import checks
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch
-from sa1bpack.transforms.checks import (
-    check_dataset,
-    check_epoch,
-    check_grids,
-    check_images,
-    check_relations,
-    check_runs,
-    check_sizes,
-    check_spatial,
-    check_spec,
-    check_tensors,
-)
 from sa1bpack.transforms.geometry.frame import (
     Frame,
     box_edges,
@@ -188,7 +177,7 @@ class Pipeline:
         Raises:
             OptionError: an invalid value.
         """
-        ds = check_dataset(ds)
+        ds = checks.check_dataset(ds)
         self.image_size, self.cells = ds.layout.image_size, ds.mask_size  # sides in the batch
         self.fit, self.coordinates = ds.layout.fit, ds.options.coordinates
         self.spec = getattr(ds, "spec_text", None)
@@ -211,7 +200,7 @@ class Pipeline:
         self.max_valid = None if max_valid is None else whole_number("max_valid", max_valid, 1)
         self._relate = Relate.of(relations)
         if self._relate is not None:
-            check_relations(self._relate.names, features)
+            checks.check_relations(self._relate.names, features)
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self.steps = _checked_steps(steps)
         moving = [step for step in self.steps if isinstance(step, GeometricStep)]
@@ -260,7 +249,7 @@ class Pipeline:
         small = self._checked(batch)
         changes = self._sizes.change_by("epoch")
         draws = bool(self.steps) or self.max_valid is not None
-        epoch = check_epoch(batch, epoch, needed=draws or changes)
+        epoch = checks.check_epoch(batch, epoch, needed=draws or changes)
         sizes = self._sizes.at(epoch, self._sizes.step_of(batch))
         with full_precision(batch["images"].device):
             return self._made(batch, small, epoch, *sizes)
@@ -327,22 +316,22 @@ class Pipeline:
         needed = ("images", "sizes", "image_ids") if self.steps else ("images", "sizes")
         if self.max_valid is not None:
             needed += ("annotation_ids",)
-        check_tensors(batch, needed, MASK_KEYS)
-        check_spec(batch, self.spec)
-        check_images(batch["images"], self.image_size)
+        checks.check_tensors(batch, needed, MASK_KEYS)
+        checks.check_spec(batch, self.spec)
+        checks.check_images(batch["images"], self.image_size)
         small = {key: batch[key] for key in _SMALL if key in batch}
         if "runs" in batch:
             runs = batch["runs"]
             small |= {"mask_offset": runs.mask_offset, "source_sizes": runs.sizes}
         small = all_on_host(small)
-        check_sizes(small["sizes"], len(batch["images"]), self.image_size, self.fit)
+        checks.check_sizes(small["sizes"], len(batch["images"]), self.image_size, self.fit)
         if self._relate is not None and not {"masks", "runs"} & batch.keys():
             raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
         if "masks" in batch and "runs" not in batch:
-            check_grids(batch["masks"], self.cells)
+            checks.check_grids(batch["masks"], self.cells)
         for name, shape in self._spatial.items():
             if name in batch:
-                check_spatial(batch[name], name, len(batch["images"]), shape)
+                checks.check_spatial(batch[name], name, len(batch["images"]), shape)
         return small
 
     def _put_masks(
@@ -351,7 +340,7 @@ class Pipeline:
         """Move masks and relate them. Returns bool (T,), which of them are large enough and not
         covered; None without masks."""
         if "runs" in batch:
-            check_runs(batch["runs"], small, rows.shape)
+            checks.check_runs(batch["runs"], small, rows.shape)
             masks, areas = self._masks.draw(batch["runs"], small, rows, frame, grid)
         elif "masks" in batch:
             masks, areas = self._masks.take(batch["masks"], small, rows, frame, grid)

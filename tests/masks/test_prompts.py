@@ -6,13 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.masks import (
-    REGIONS,
-    count_pixels,
-    draw_points,
-    jitter_boxes,
-    nth_pixels,
-)
+from sa1bpack.masks import REGIONS, count_pixels, draw_points, jitter_boxes, nth_pixels
 from sa1bpack.masks.random import normal_quantiles
 
 

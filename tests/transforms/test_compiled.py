@@ -5,11 +5,7 @@ import torch
 from made_batches import STEPS, dataset, noisy_batch
 
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import (
-    Pipeline,
-    RandomHorizontalFlip,
-    backends,
-)
+from sa1bpack.transforms import Pipeline, RandomHorizontalFlip, backends
 from sa1bpack.transforms.backends import run_jobs
 from sa1bpack.transforms.images import make as made_images
 from sa1bpack.transforms.masks import make as made_masks

@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from sa1bpack.transforms.geometry.frame import fit_frame
-from sa1bpack.transforms.geometry.steps import (
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    ScaleJitter,
-)
+from sa1bpack.transforms.geometry.steps import RandomHorizontalFlip, RandomResizedCrop, ScaleJitter
 from sa1bpack.transforms.random import uniform
 
 CANVAS = (80, 120)

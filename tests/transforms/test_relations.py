@@ -95,12 +95,7 @@ def test_relations_on_a_device_take_no_more_memory_than_stated(names, layout):
     """On meta tensors, as torch counts those of CUDA; and the bound is not far above, where masks
     are many or large."""
     relate = Relate(names)
-    for samples, most, side in (
-        (8, 100, 1024),
-        (2, 3, 16),
-        (1, 400, 64),
-        (2, 8, 512),
-    ):
+    for samples, most, side in ((8, 100, 1024), (2, 3, 16), (1, 400, 64), (2, 8, 512)):
         padded, packed = layout.startswith("padded"), layout.endswith("bits")
         total = samples * most - 1
         leading = (samples, most) if padded else (total,)

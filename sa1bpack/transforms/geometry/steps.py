@@ -5,11 +5,12 @@ masks, boxes and points with the map of the last frame, each exactly once.
 """
 
 from collections.abc import Callable
-from math import radians, sqrt, tan
+from math import inf, radians, sqrt, tan
+from typing import Any
 
 import torch
 
-from sa1bpack.arguments import checks_options, is_number
+from sa1bpack.arguments import checks_options, is_number, number
 from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, Frame
@@ -61,9 +62,7 @@ class RandomHorizontalFlip(GeometricStep):
 
     def __init__(self, p: float = 0.5):
         """p: probability per image. Raises OptionError unless it is from 0 to 1."""
-        if not is_number(p) or not 0 <= p <= 1:
-            raise OptionError(f"p is {p!r}: choose a probability from 0 to 1")
-        self.p = p
+        self.p = number("p", p, 0, 1)
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
         """The frame with some images mirrored."""
@@ -112,6 +111,16 @@ class ScaleJitter(GeometricStep):
         return frame.step(maps, torch.minimum(extent, frame.sides))
 
 
+def _range_above_0(name: str, value: Any, most: float) -> tuple[float, float]:
+    """The two numbers of a range. Raises OptionError unless 0 < low <= high <= most."""
+    given = as_numbers(value)
+    if len(given) != 2 or not 0 < given[0] <= given[1] <= most:
+        raise OptionError(
+            f"{name} is {value!r}: choose a range with 0 < low <= high <= {most}, both finite"
+        )
+    return given
+
+
 @checks_options(area="scale, as in torchvision")
 class RandomResizedCrop(GeometricStep):
     """Cut out a rectangle and stretch it over the full canvas.
@@ -132,9 +141,7 @@ class RandomResizedCrop(GeometricStep):
     """
 
     def __init__(
-        self,
-        scale: tuple[float, float] = (0.08, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        self, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3)
     ):
         """
         Args:
@@ -144,14 +151,8 @@ class RandomResizedCrop(GeometricStep):
         Raises:
             OptionError: an invalid range.
         """
-        scales, ratios = as_numbers(scale), as_numbers(ratio)
-        if len(scales) != 2 or not 0 < scales[0] <= scales[1] <= 1:
-            raise OptionError(f"scale is {scale!r}: choose a range with 0 < low <= high <= 1")
-        if len(ratios) != 2 or not 0 < ratios[0] <= ratios[1]:
-            raise OptionError(
-                f"ratio is {ratio!r}: choose a range with 0 < low <= high, both finite"
-            )
-        self.scale, self.ratio = scales, ratios
+        self.scale = _range_above_0("scale", scale, 1)
+        self.ratio = _range_above_0("ratio", ratio, inf)
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
         """The frame of the rectangles."""
@@ -228,9 +229,7 @@ class RandomAffine(GeometricStep):
     """
 
     def __init__(
-        self,
-        degrees: float | tuple[float, float] = 0.0,
-        shear: float | tuple[float, float] = 0.0,
+        self, degrees: float | tuple[float, float] = 0.0, shear: float | tuple[float, float] = 0.0
     ):
         """
         Args:

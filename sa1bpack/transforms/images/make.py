@@ -28,12 +28,7 @@ from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.host import on_device, sent
 from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.pixels import normalize, yuv420_to_rgb
-from sa1bpack.transforms.images.resample import (
-    Sampling,
-    channels_first,
-    resample,
-    resample_affine,
-)
+from sa1bpack.transforms.images.resample import Sampling, channels_first, resample, resample_affine
 from sa1bpack.transforms.memory import Memory, Table
 
 _UNCHANGED = Table(np.array([[0.0] * 3, [1.0] * 3], np.float32))  # a mean and std

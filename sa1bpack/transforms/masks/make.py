@@ -215,10 +215,7 @@ def _take_compiled(taking: Taking, memory: Memory) -> Masks:
 
 @checks_options
 def draw_runs(
-    runs: RunBatch,
-    maps: AxisMaps | torch.Tensor,
-    size: tuple[int, int],
-    sampling: str = "area",
+    runs: RunBatch, maps: AxisMaps | torch.Tensor, size: tuple[int, int], sampling: str = "area"
 ) -> torch.Tensor:
     """Draw the masks of a batch on the device that their runs are on.
 

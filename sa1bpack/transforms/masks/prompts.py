@@ -237,10 +237,7 @@ def count_pixels(
 
 @checks_options
 def nth_pixels(
-    runs: RunBatch,
-    numbers: torch.Tensor,
-    region: str = "inside",
-    boxes: torch.Tensor | None = None,
+    runs: RunBatch, numbers: torch.Tensor, region: str = "inside", boxes: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Pixels of a region of every mask by their number, 0 to count - 1, column by column.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from sa1bpack.arguments import checks_options, choice
 from sa1bpack.errors import OptionError
@@ -31,7 +32,7 @@ from sa1bpack.masks.relations import (
 from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
 from sa1bpack.transforms.host import on_host
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
-from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
+from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples, padded_rows
 from sa1bpack.transforms.memory import on_device
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
@@ -258,10 +259,7 @@ class Relate:
         cells = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
         places = None
         if not padded:
-            samples = torch.arange(len(counts), device=cells.device)
-            owner = samples.repeat_interleave(counts, output_size=len(cells))
-            places = torch.arange(len(cells), device=cells.device)
-            places += owner * most - (counts.cumsum(0) - counts)[owner]
+            places = padded_rows(pad(counts.cumsum(0), (1, 0)), len(cells), most)
             wide = cells.new_zeros((len(counts) * most, *cells.shape[1:]))
             cells = wide.index_copy_(0, places, cells).unflatten(0, (len(counts), most))
         out = {}

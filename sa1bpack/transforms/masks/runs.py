@@ -16,8 +16,6 @@ differences, and sums along both axes yield the covered areas. For a mirrored ax
 the other side: the same with the opposite sign.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from sa1bpack.masks.window import FRACTION, LEVELS, REACH, UNIT
@@ -25,23 +23,8 @@ from sa1bpack.transforms.geometry.frame import fixed_steps
 from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch
 from sa1bpack.transforms.memory import chunk_bytes
 
-
-class _Edges(NamedTuple):
-    """Where R of source edges changes: by `first` in `cell` and by `second` in the next cell.
-
-    All int64 (n,); `second` is None if it is always 0.
-    """
-
-    cell: torch.Tensor
-    first: torch.Tensor
-    second: torch.Tensor | None
-
-    def jumps(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(cell, change) of each place."""
-        jumps = [(self.cell, self.first)]
-        if self.second is not None:
-            jumps.append((self.cell + 1, self.second))
-        return jumps
+# Where R of source edges changes, and by how much; all int64 (n,).
+Jumps = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class UprightAxis:
@@ -59,7 +42,7 @@ class UprightAxis:
         self.start = torch.minimum(first, last) * cells  # O
         self.mirrored = last < first
 
-    def edges(self, edge: torch.Tensor, sample: torch.Tensor) -> _Edges:
+    def jumps(self, edge: torch.Tensor, sample: torch.Tensor) -> Jumps:
         """R of source edges int64 (n,), with the sample of each, int64 (n,)."""
         cell, mirrored = self.cell[sample], self.mirrored[sample]
         position = edge * (self.cells * UNIT) - self.start[sample]
@@ -68,13 +51,13 @@ class UprightAxis:
             before = (2 * position + cell - 1).div(2 * cell, rounding_mode="floor")
             before = before.clamp(0, self.cells)
             before = torch.where(mirrored, self.cells - before, before)
-            return _Edges(before, torch.ones_like(before), None)
+            return [(before, torch.ones_like(before))]
         end = self.cells * cell
         position = torch.minimum(position.clamp(min=0), end)
         position = torch.where(mirrored, end - position, position)
         at = position.div(cell, rounding_mode="floor")
         above = position - at * cell
-        return _Edges(at, cell - above, above)
+        return [(at, cell - above), (at + 1, above)]
 
 
 class UprightDrawer:
@@ -107,9 +90,9 @@ class UprightDrawer:
         sign = (1 - 2 * (number & 1)) * paired * self.sign[sample]
 
         grid = torch.zeros((runs.masks, height + 2, width + 2), dtype=self.dtype, device=x.device)
-        left, right = self.x.edges(x, sample), self.x.edges(x + 1, sample)
+        left, right = self.x.jumps(x, sample), self.x.jumps(x + 1, sample)
         place = mask * (height + 2)
-        for row, below in self.y.edges(y, sample).jumps():
+        for row, below in self.y.jumps(y, sample):
             weight = sign * below
             _add(grid, place + row, left, weight)
             _add(grid, place + row, right, -weight)
@@ -124,14 +107,14 @@ class UprightDrawer:
         for edge, across, ends in zip(edges, (right, left), (sign, -sign), strict=True):
             line = torch.zeros_like(grid[:, 0])
             _add(line, mask, across, ends)
-            for row, below in self.y.edges(edge, owner).jumps():
+            for row, below in self.y.jumps(edge, owner):
                 grid[masks, row] += line * below[:, None].to(line.dtype)
 
 
-def _add(grid: torch.Tensor, row: torch.Tensor, across: _Edges, weight: torch.Tensor) -> None:
+def _add(grid: torch.Tensor, row: torch.Tensor, across: Jumps, weight: torch.Tensor) -> None:
     """Add weight · R to rows of a grid (..., w + 2). row, weight: int64 (n,)."""
     width = grid.shape[-1]
-    for column, part in across.jumps():
+    for column, part in across:
         grid.view(-1).index_add_(0, row * width + column, (weight * part).to(grid.dtype))
 
 

@@ -140,6 +140,14 @@ def _store_channel(target, value, on_canvas, inside, normal):
 
 
 @triton.jit
+def _store(target, plane, red, green, blue, on_canvas, inside, normal):
+    """Write the three channels, `plane` apart."""
+    _store_channel(target, red, on_canvas, inside, normal)
+    _store_channel(target + plane, green, on_canvas, inside, normal + 1)
+    _store_channel(target + 2 * plane, blue, on_canvas, inside, normal + 2)
+
+
+@triton.jit
 def _weight(at, pixel, high, support):
     """The weights of a pixel for each output position, before normalisation. All float64."""
     weight = 1 - tl.abs(pixel.to(tl.float64) + 0.5 - at) / support
@@ -226,9 +234,7 @@ def _sample(images, numbers, filters, out, side, width, height, taps):
         blue += a * b
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
-    _store_channel(target, red, on_canvas, inside, of + NORMAL)
-    _store_channel(target + plane, green, on_canvas, inside, of + NORMAL + 1)
-    _store_channel(target + 2 * plane, blue, on_canvas, inside, of + NORMAL + 2)
+    _store(target, plane, red, green, blue, on_canvas, inside, of + NORMAL)
 
 
 @triton.jit
@@ -336,9 +342,7 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
         blue += a * b
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
-    _store_channel(target, red, on_canvas, inside, of + AFFINE_NORMAL)
-    _store_channel(target + plane, green, on_canvas, inside, of + AFFINE_NORMAL + 1)
-    _store_channel(target + 2 * plane, blue, on_canvas, inside, of + AFFINE_NORMAL + 2)
+    _store(target, plane, red, green, blue, on_canvas, inside, of + AFFINE_NORMAL)
 
 
 def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
@@ -454,9 +458,7 @@ def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexp
         red, green = _hued(base, value, chroma, 5), _hued(base, value, chroma, 3)
         blue = _hued(base, value, chroma, 1)
     target, on_canvas = out + sample * 3 * plane + at, at < plane
-    _store_channel(target, red, on_canvas, shown, normal)
-    _store_channel(target + plane, green, on_canvas, shown, normal + 1)
-    _store_channel(target + 2 * plane, blue, on_canvas, shown, normal + 2)
+    _store(target, plane, red, green, blue, on_canvas, shown, normal)
 
 
 def adjust_colors(

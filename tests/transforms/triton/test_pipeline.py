@@ -2,22 +2,10 @@
 
 import pytest
 import torch
-from made_batches import (
-    LAYOUT,
-    STEPS,
-    dataset,
-    moved,
-    noisy_batch,
-    ragged,
-)
+from made_batches import LAYOUT, STEPS, dataset, moved, noisy_batch, ragged
 
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import (
-    Pipeline,
-    RandomHorizontalFlip,
-    ScaleJitter,
-    backends,
-)
+from sa1bpack.transforms import Pipeline, RandomHorizontalFlip, ScaleJitter, backends
 
 
 def by_compiled(made: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
