@@ -28,7 +28,8 @@ from sa1bpack.masks.arrays import (
     read_only,
 )
 
-MAX_GROUPS = 12  # 60 bits, which cannot overflow int64; COCO writes at most 7 groups
+MAX_GROUPS = 12  # 60 bits, which cannot overflow int64
+MOST_GROUPS = 7  # that are written: a difference of two counts has at most 33 bits and a sign
 
 
 @njit
@@ -185,42 +186,22 @@ def parse_counts(
 
 
 @njit
-def _delta(run_ends, first, k):
-    """Return the number that COCO writes for run k of a mask whose runs start at `first`."""
-    count = np.int64(run_ends[k]) - (run_ends[k - 1] if k > first else 0)
-    if k > first + 2:
-        count -= np.int64(run_ends[k - 2]) - run_ends[k - 3]
-    return count
-
-
-@njit
-def _text_offsets(run_ends, run_offset, text_offset):
-    """Fill `text_offset` (n + 1) with the start and end of each mask's text."""
-    text_offset[0] = 0
+def _encode_text(run_ends, run_offset, text, text_offset):
+    """Write the concatenated texts of all masks, and where each begins and ends, (n + 1,)."""
+    p = text_offset[0] = 0
     for m in range(len(run_offset) - 1):
-        length = 0
+        end = before = before2 = np.int64(0)  # of the last run; its count and the one before
         for k in range(run_offset[m], run_offset[m + 1]):
-            value = _delta(run_ends, run_offset[m], k)
-            length += 1
+            count = np.int64(run_ends[k]) - end
+            value = count - before2 if k > run_offset[m] + 2 else count
+            end, before2, before = np.int64(run_ends[k]), before, count
             while value < -16 or value > 15:  # more than the 4 bits and sign of one group
-                value >>= 5
-                length += 1
-        text_offset[m + 1] = text_offset[m] + length
-
-
-@njit
-def _encode_text(run_ends, run_offset, text):
-    """Write the concatenated texts of all masks."""
-    p = 0
-    for m in range(len(run_offset) - 1):
-        for k in range(run_offset[m], run_offset[m + 1]):
-            value = _delta(run_ends, run_offset[m], k)
-            while value < -16 or value > 15:
                 text[p] = 48 + ((value & 31) | 32)
                 value >>= 5
                 p += 1
             text[p] = 48 + (value & 31)
             p += 1
+        text_offset[m + 1] = p
 
 
 @checks_options
@@ -248,10 +229,9 @@ def encode_counts(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndar
     """
     run_ends, run_offset = checked_runs(run_ends, run_offset)
     text_offset = np.empty(len(run_offset), np.int64)
-    _text_offsets(run_ends, run_offset, text_offset)
-    text = np.empty(text_offset[-1], np.uint8)
-    _encode_text(run_ends, run_offset, text)
-    return text, text_offset
+    text = np.empty(MOST_GROUPS * int(run_offset[-1] - run_offset[0]), np.uint8)
+    _encode_text(run_ends, run_offset, text, text_offset)
+    return text[: text_offset[-1]].copy(), text_offset
 
 
 def take_masks(
@@ -335,8 +315,8 @@ def bounds(ends, height):
 @njit
 def _boxes(run_ends, run_offset, height, boxes):
     for m in range(len(boxes)):
-        x0, y0, x1, y1 = bounds(run_ends[run_offset[m] : run_offset[m + 1]], height)
-        boxes[m, 0], boxes[m, 1], boxes[m, 2], boxes[m, 3] = x0, y0, x1 - x0, y1 - y0
+        box = bounds(run_ends[run_offset[m] : run_offset[m + 1]], height)
+        boxes[m, 0], boxes[m, 1], boxes[m, 2], boxes[m, 3] = box
 
 
 @checks_options
@@ -366,5 +346,4 @@ def mask_boxes(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width:
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
     boxes = np.empty((len(run_offset) - 1, 4), np.int64)
     _boxes(run_ends, run_offset, np.int64(height), boxes)
-    boxes[:, 2:] += boxes[:, :2]
     return boxes
