@@ -312,7 +312,7 @@ def uniform_cells(masks: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Ten
     Returns int64 (T, k, 2), x and y, 0, 0 for a mask without cells; and bool (T,), whether it has
     any.
     """
-    upto = count_along(masks, -1).cumsum(1)  # int64 (T, h): cells in the rows up to and with this one
+    upto = count_along(masks, -1).cumsum(1)  # (T, h): cells in the rows up to and with this one
     count = upto[:, -1]
     nth = (numbers * count[:, None]).long().clamp(max=(count[:, None] - 1).clamp(min=0))
     row = torch.searchsorted(upto, nth, right=True).clamp(max=masks.shape[1] - 1)

@@ -1,7 +1,11 @@
-"""Mask grids from full-size masks, in whole numbers: the reference for stored bits."""
+"""Slow, exact, full-size masks made without sa1bpack, and their grids in whole numbers: the
+reference for kernels and for stored bits."""
 
+import json
+import tarfile
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 from pycocotools import mask as coco
@@ -52,3 +56,33 @@ def runs_of(masks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         ends.append(np.concatenate([[0] if line[0] else [], changes, [line.size]]))
         offset.append(offset[-1] + len(ends[-1]))
     return np.concatenate(ends).astype(np.int32), np.array(offset)
+
+
+def mask_of(ends: list[int], height: int, width: int) -> np.ndarray:
+    """Return bool (height, width) of column-major run ends, background first."""
+    lengths = np.diff(ends, prepend=0)
+    flat = np.repeat(np.arange(len(ends)) % 2 == 1, lengths)
+    return flat.reshape(width, height).T
+
+
+def coco_mask(text: bytes, height: int, width: int) -> np.ndarray:
+    """Return bool (height, width), as pycocotools decodes a counts text."""
+    return decode({"size": [height, width], "counts": text})
+
+
+def records(tar: Path) -> list[tuple[int, int, list[bytes]]]:
+    """Return (height, width, counts texts) of every image of a tar in SA-1B's layout."""
+    found = []
+    with tarfile.open(tar) as members:
+        for member in members:
+            if member.name.endswith(".json"):
+                record = json.load(members.extractfile(member))
+                texts = [a["segmentation"]["counts"].encode() for a in record["annotations"]]
+                found.append((record["image"]["height"], record["image"]["width"], texts))
+    return found
+
+
+def joined(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the texts as one uint8 array, and their int64 offsets."""
+    offset = np.cumsum([0] + [len(text) for text in texts])
+    return np.frombuffer(b"".join(texts), np.uint8), offset.astype(np.int64)

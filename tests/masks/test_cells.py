@@ -1,11 +1,15 @@
-"""Bits unpacked into place, and grids looked up, compared with numpy."""
+"""Bits ↔ bool, unpacked into place; grids looked up; distances: compared with numpy and SciPy."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.ndimage import distance_transform_edt
 
-from sa1bpack.masks.cells import fill_cells, take_cells
+from sa1bpack.errors import OptionError
+from sa1bpack.masks import pack_bits, unpack_bits
+from sa1bpack.masks.cells import fill_cells, squared_distances, take_cells
 
 SIDES = st.integers(1, 40)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -77,3 +81,36 @@ def test_nothing_is_written_outside_the_array():
         with pytest.raises(ValueError, match="cannot place masks"):
             take_cells(bits, np.array([0]), np.array(rows), np.array(columns), (4, 8), out, counts)
     assert not out.any()
+
+
+def test_column_8k_plus_b_is_bit_b_of_byte_k():
+    masks = np.zeros((2, 16, 16), bool)
+    masks[1, 5, 11] = True
+    bits = pack_bits(masks)
+    assert bits.shape == (2, 16, 2) and bits.dtype == np.uint8
+    assert bits[1, 5, 1] == 1 << 3 and bits.sum() == 8
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (2, 0, 24, 24), (2, 3, 8, 8)])
+def test_unpacking_inverts_packing(shape):
+    masks = np.random.default_rng(0).random(shape) < 0.5
+    np.testing.assert_array_equal(unpack_bits(pack_bits(masks)), masks, strict=True)
+
+
+def test_rows_of_other_widths_unpack_to_that_many_cells():
+    bits = np.array([[0b0000_0001, 0b0000_0110]], np.uint8)
+    np.testing.assert_array_equal(np.flatnonzero(unpack_bits(bits, 11)[0]), [0, 9, 10])
+    assert unpack_bits(bits, 10).shape == (1, 10)
+    for width in (8, 17):
+        with pytest.raises(OptionError, match=f"rows of 2 bytes do not match width={width} cells"):
+            unpack_bits(bits, width)
+
+
+GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12))
+
+
+@settings(max_examples=50)
+@given(GRIDS.flatmap(lambda shape: arrays(np.bool_, shape)))
+def test_distances_are_those_of_scipy_with_everything_outside_the_border(masks):
+    expected = [distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1] ** 2 for mask in masks]
+    assert (squared_distances(masks) == np.round(expected)).all()

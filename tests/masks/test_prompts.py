@@ -5,6 +5,8 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_runs import flat_runs
+from mask_oracle import runs_of
 
 from sa1bpack.masks import REGIONS, count_pixels, draw_points, jitter_boxes, nth_pixels
 from sa1bpack.masks.random import normal_quantiles
@@ -53,13 +55,11 @@ def scenes(draw):
 
 @settings(max_examples=40, deadline=None)
 @given(scenes(), st.sampled_from(REGIONS), st.booleans(), st.booleans())
-def test_the_numbers_of_a_region_are_its_pixels_once_each(
-    reference, scene, region, in_boxes, empty_runs
-):
+def test_the_numbers_of_a_region_are_its_pixels_once_each(scene, region, in_boxes, empty_runs):
     """In order, column by column; so a uniform number is a uniform pixel."""
     masks, boxes, random = scene
     height, width = masks[0].shape
-    runs = reference.runs_of(masks)
+    runs = runs_of(masks)
     if empty_runs:
         runs = with_empty_runs(runs, random)
     expected = [region_of(mask, region) for mask in masks]
@@ -76,9 +76,9 @@ def test_the_numbers_of_a_region_are_its_pixels_once_each(
         assert (found[m, 0] == -1).all() and (found[m, 1 + count[m] :] == -1).all()
 
 
-def test_the_largest_image_does_not_overflow(reference):
+def test_the_largest_image_does_not_overflow():
     height, width = 65_535, 32_767
-    runs = reference.flat([[0, height * width]])
+    runs = flat_runs([[0, height * width]])
     rim = 2 * height + 2 * width - 4
     for region, count in zip(REGIONS, (height * width, rim, 0), strict=True):
         assert count_pixels(*runs, height, width, region).tolist() == [count]
@@ -86,10 +86,10 @@ def test_the_largest_image_does_not_overflow(reference):
     assert nth_pixels(*runs, height, width, last, "boundary").tolist() == [[[32_766, 65_534]]]
 
 
-def test_points_depend_only_on_seed_epoch_id_draw_and_region(reference):
+def test_points_depend_only_on_seed_epoch_id_draw_and_region():
     random = np.random.default_rng(0)
     masks = [random.random((300, 300)) < 0.5 for _ in range(3)]
-    runs = reference.runs_of(masks)
+    runs = runs_of(masks)
     ids = np.array([10, 11, 12])
 
     def drawn(runs=runs, ids=ids, k=4, region="inside", **key):
@@ -98,14 +98,14 @@ def test_points_depend_only_on_seed_epoch_id_draw_and_region(reference):
     first = drawn()
     np.testing.assert_array_equal(drawn(), first)
     np.testing.assert_array_equal(drawn(k=9)[:, :4], first)
-    reverse = drawn(reference.runs_of(masks[::-1]), ids[::-1].copy())
+    reverse = drawn(runs_of(masks[::-1]), ids[::-1].copy())
     np.testing.assert_array_equal(reverse[::-1], first)
     others = [drawn(seed=2), drawn(epoch=3), drawn(draw=1), drawn(ids=ids + 3)]
     assert all((other != first).any(axis=(1, 2)).all() for other in others)
 
 
-def test_points_do_not_change_from_release_to_release(reference):
-    runs = reference.flat([[100_000, 400_000, 1_000_000]])
+def test_points_do_not_change_from_release_to_release():
+    runs = flat_runs([[100_000, 400_000, 1_000_000]])
     found = [
         draw_points(*runs, 1000, 1000, np.array([7]), 1, region, seed=1, epoch=2)[0].tolist()
         for region in REGIONS
@@ -113,9 +113,9 @@ def test_points_do_not_change_from_release_to_release(reference):
     assert found == [[[[311.5, 404.5]]], [[[399.5, 910.5]]], [[[467.5, 137.5]]]]
 
 
-def test_a_region_without_pixels_is_not_valid(reference):
+def test_a_region_without_pixels_is_not_valid():
     empty, full = np.zeros((5, 6), bool), np.ones((5, 6), bool)
-    runs = reference.runs_of([empty, full])
+    runs = runs_of([empty, full])
     key = {"seed": 0, "epoch": 0}
     expected = {"inside": [False, True], "boundary": [False, True], "outside": [True, False]}
     for region in REGIONS:

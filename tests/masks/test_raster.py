@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_runs import flat_runs
+from mask_oracle import coco_mask, grid, joined, mask_of, records
 
 from sa1bpack.masks import parse_counts, rasterize, unpack_bits
 
@@ -11,17 +13,17 @@ FITS = ("pad", "native", "squash")
 SAMPLINGS = ("area", "center")
 
 
-def check(reference, ends: list[list[int]], height: int, width: int, mask_size: int) -> None:
+def check(ends: list[list[int]], height: int, width: int, mask_size: int) -> None:
     """Compare every fit and sampling with the reference."""
-    runs = reference.flat(ends)
-    masks = [reference.mask_of(e, height, width) for e in ends]
+    runs = flat_runs(ends)
+    masks = [mask_of(e, height, width) for e in ends]
     for fit in FITS:
         for sampling in SAMPLINGS:
             cells = unpack_bits(rasterize(*runs, height, width, mask_size, fit, sampling))
             for m, mask in enumerate(masks):
                 np.testing.assert_array_equal(
                     cells[m],
-                    reference.grid(mask, mask_size, fit, sampling),
+                    grid(mask, mask_size, fit, sampling),
                     err_msg=f"mask {m}, {height}x{width} to {mask_size}, {fit}, {sampling}",
                 )
 
@@ -55,63 +57,63 @@ def images(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(images(), st.sampled_from([8, 16, 40, 64, 128]))
-def test_any_mask_equals_the_exact_reference(reference, image, mask_size):
+def test_any_mask_equals_the_exact_reference(image, mask_size):
     height, width, ends = image
-    check(reference, ends, height, width, mask_size)
+    check(ends, height, width, mask_size)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 2), (500, 1), (8, 8), (65, 63), (200, 301)])
-def test_edge_cases_at_every_aspect_ratio(reference, size):
+def test_edge_cases_at_every_aspect_ratio(size):
     height, width = size
     pixels = height * width
     some = [pixels // 3, 2 * pixels // 3]
     ends = [[], [0], [0, 0, 0], [0, 1], [pixels - 1], [pixels] * 2, [0, *some], [some[0]] * 2]
     ends = [[*each, pixels] for each in ends]
     for mask_size in (8, 64):
-        check(reference, ends, height, width, mask_size)
+        check(ends, height, width, mask_size)
 
 
-def test_a_cell_that_is_exactly_half_covered_is_set(reference):
+def test_a_cell_that_is_exactly_half_covered_is_set():
     # Cells of 2x2 pixels; the masks cover 2 and 1 pixels of the first cell.
     two, one = [0, 2, 256], [0, 1, 256]
-    cells = unpack_bits(rasterize(*reference.flat([two, one]), 16, 16, 8, "pad", "area"))
+    cells = unpack_bits(rasterize(*flat_runs([two, one]), 16, 16, 8, "pad", "area"))
     assert cells[0].sum() == 1 and cells[0, 0, 0]
     assert not cells[1].any()
 
 
-def test_cells_of_more_than_2_to_the_31_units_do_not_overflow(reference):
+def test_cells_of_more_than_2_to_the_31_units_do_not_overflow():
     height, width, foreground = 50_000, 40_000, 30_000  # cells of 50,000 x 50,000 units
     ends = [[0, height * foreground, height * width]]
     for mask_size in (8, 64):
-        bits = rasterize(*reference.flat(ends), height, width, mask_size, "pad", "area")
+        bits = rasterize(*flat_runs(ends), height, width, mask_size, "pad", "area")
         cells = unpack_bits(bits)[0]
         columns = int(foreground * mask_size / height + 0.5)
         assert cells[:, :columns].all() and not cells[:, columns:].any()
 
 
 @pytest.mark.parametrize("size", [(1, 65_535), (65_535, 1), (2, 50_000)])
-def test_the_longest_sides_equal_the_reference(reference, size):
+def test_the_longest_sides_equal_the_reference(size):
     height, width = size
     pixels = height * width
-    check(reference, [[0, pixels], [pixels // 5, pixels // 2, pixels]], height, width, 8)
+    check([[0, pixels], [pixels // 5, pixels // 2, pixels]], height, width, 8)
     rows = np.arange(0, pixels, 7).tolist()
-    check(reference, [[*rows, pixels]], height, width, 16)
+    check([[*rows, pixels]], height, width, 16)
 
 
-def test_masks_of_the_sample_tar_equal_the_reference(reference, sample_tar):
-    for height, width, texts in reference.records(sample_tar):
-        run_ends, run_offset, _ = parse_counts(*reference.joined(texts), height * width)
-        masks = [reference.coco_mask(text, height, width) for text in texts]
+def test_masks_of_the_sample_tar_equal_the_reference(sample_tar):
+    for height, width, texts in records(sample_tar):
+        run_ends, run_offset, _ = parse_counts(*joined(texts), height * width)
+        masks = [coco_mask(text, height, width) for text in texts]
         for sampling, fit in (("area", "pad"), ("center", "squash")):
             bits = rasterize(run_ends, run_offset, height, width, 256, fit, sampling)
             for m, mask in list(enumerate(masks))[::3]:
-                expected = reference.grid(mask, 256, fit, sampling)
+                expected = grid(mask, 256, fit, sampling)
                 assert np.array_equal(unpack_bits(bits[m]), expected), (fit, sampling, m)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_reused_buffer_is_overwritten_completely(reference, sampling):
-    runs = reference.flat([[30, 40, 20 * 24], [20 * 24]])
+def test_a_reused_buffer_is_overwritten_completely(sampling):
+    runs = flat_runs([[30, 40, 20 * 24], [20 * 24]])
     fresh = rasterize(*runs, 20, 24, 16, "pad", sampling)
     used = np.full(fresh.shape, 255, np.uint8)
     assert rasterize(*runs, 20, 24, 16, "pad", sampling, out=used) is used

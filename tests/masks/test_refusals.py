@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from made_runs import flat_runs
 
 from sa1bpack import masks
 from sa1bpack.errors import MaskError, OptionError
@@ -79,8 +80,8 @@ def test_a_wrong_argument_is_refused_by_name(name, option, value, message):
 
 @pytest.mark.parametrize("ends", [[], [479], [481], [5, 4, 480], [-1, 480], [480, 7, 480]])
 @pytest.mark.parametrize("name", OF_DRAWN_RUNS)
-def test_damaged_runs_are_refused_with_the_index_of_the_mask(reference, name, ends):
-    run_ends, run_offset = reference.flat([[480], ends])
+def test_damaged_runs_are_refused_with_the_index_of_the_mask(name, ends):
+    run_ends, run_offset = flat_runs([[480], ends])
     given = CALLS[name] | {"run_ends": run_ends, "run_offset": run_offset}
     if name == "draw_points":
         given["ids"] = np.arange(2)

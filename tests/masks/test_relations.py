@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from mask_oracle import runs_of
+from mask_oracle import joined, records, runs_of
 from pycocotools import mask as coco
 
 from sa1bpack import masks
@@ -117,10 +117,10 @@ def test_rectangles_that_nest_touch_and_coincide(corners, neighbors):
         check(given, found, 0.9, neighbors)
 
 
-def test_iou_and_containment_of_photographs_are_those_of_pycocotools(sample_tar, reference):
-    for height, width, texts in reference.records(sample_tar):
+def test_iou_and_containment_of_photographs_are_those_of_pycocotools(sample_tar):
+    for height, width, texts in records(sample_tar):
         objects = [{"size": [height, width], "counts": text} for text in texts]
-        run_ends, run_offset, _ = masks.parse_counts(*reference.joined(texts), height * width)
+        run_ends, run_offset, _ = masks.parse_counts(*joined(texts), height * width)
         found = masks.relate_runs(run_ends, run_offset, height, width)
         single, crowd = [0] * len(objects), [1] * len(objects)
         np.testing.assert_array_equal(found.ious, coco.iou(objects, objects, single))

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_runs import flat_runs
+from mask_oracle import coco_mask, joined, mask_of, records, runs_of
 from pycocotools import mask as coco
 
 from sa1bpack.errors import MaskError
@@ -38,26 +40,26 @@ def images(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(images())
-def test_the_text_of_any_mask_equals_pycocotools_and_round_trips(reference, image):
+def test_the_text_of_any_mask_equals_pycocotools_and_round_trips(image):
     """Also with runs of length 0, which pycocotools never writes, but reads."""
     height, width, ends = image
-    masks = [reference.mask_of(each, height, width) for each in ends]
-    for runs in (reference.runs_of(masks), reference.flat(ends)):
+    masks = [mask_of(each, height, width) for each in ends]
+    for runs in (runs_of(masks), flat_runs(ends)):
         text, text_offset = encode_counts(*runs)
         texts = [text[a:b].tobytes() for a, b in pairwise(text_offset)]
         for counts, mask in zip(texts, masks, strict=True):
-            np.testing.assert_array_equal(reference.coco_mask(counts, height, width), mask)
+            np.testing.assert_array_equal(coco_mask(counts, height, width), mask)
         *parsed, noncanonical = parse_counts(text, text_offset, height * width)
         for found, expected in zip(parsed, runs, strict=True):
             assert found.dtype == expected.dtype and np.array_equal(found, expected)
         assert not noncanonical.any()
-    canonical, offsets = encode_counts(*reference.runs_of(masks))
+    canonical, offsets = encode_counts(*runs_of(masks))
     assert [canonical[a:b].tobytes() for a, b in pairwise(offsets)] == [*map(coco_text, masks)]
 
 
-def test_every_mask_of_the_sample_tar_round_trips(reference, sample_tar):
-    for height, width, texts in reference.records(sample_tar):
-        text, text_offset = reference.joined(texts)
+def test_every_mask_of_the_sample_tar_round_trips(sample_tar):
+    for height, width, texts in records(sample_tar):
+        text, text_offset = joined(texts)
         run_ends, run_offset, noncanonical = parse_counts(text, text_offset, height * width)
         assert not noncanonical.any()
         assert encode_counts(run_ends, run_offset)[0].tobytes() == b"".join(texts)
@@ -66,8 +68,8 @@ def test_every_mask_of_the_sample_tar_round_trips(reference, sample_tar):
 
 
 @pytest.mark.parametrize("pixels", [65_536, 3_375_000, 2**31 - 1])
-def test_runs_of_more_than_65535_pixels_parse(reference, pixels):
-    text, text_offset = reference.joined([number(0) + number(pixels), number(pixels)])
+def test_runs_of_more_than_65535_pixels_parse(pixels):
+    text, text_offset = joined([number(0) + number(pixels), number(pixels)])
     run_ends, run_offset, _ = parse_counts(text, text_offset, pixels)
     np.testing.assert_array_equal(run_ends, [0, pixels, pixels])
     np.testing.assert_array_equal(mask_area(run_ends, run_offset), [pixels, 0])
@@ -76,14 +78,14 @@ def test_runs_of_more_than_65535_pixels_parse(reference, pixels):
 
 @pytest.mark.parametrize("padding", [1, 2, 9])
 @pytest.mark.parametrize("value", [5, 20])
-def test_redundant_groups_are_read_and_flagged(reference, value, padding):
+def test_redundant_groups_are_read_and_flagged(value, padding):
     rest = 64 - 2 * value
     texts = [
         number(value) + number(rest) + number(value),
         number(value, padding) + number(rest) + number(value),
         number(value) + number(rest) + number(value, padding),
     ]
-    run_ends, run_offset, noncanonical = parse_counts(*reference.joined(texts), 64)
+    run_ends, run_offset, noncanonical = parse_counts(*joined(texts), 64)
     np.testing.assert_array_equal(noncanonical, [False, True, True])
     np.testing.assert_array_equal(run_ends.reshape(3, 3), [[value, 64 - value, 64]] * 3)
     assert encode_counts(run_ends, run_offset)[0].tobytes() == texts[0] * 3
@@ -110,15 +112,14 @@ MALFORMED = {
         "cover 18446744073709551628 pixels",
     ),
     "13 groups": (number(0, 12) + number(12), "number 0 of the counts text has 13 groups"),
-    "overflow of 64 bits": (b"o" * 40 + b"0", "number 0 of the counts text has 41 groups"),
     "overflow in a later number": (number(3) + b"o" * 13 + b"0", "number 1 .* has 14 groups"),
 }
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_text_is_refused_with_its_index(reference, name):
+def test_a_malformed_text_is_refused_with_its_index(name):
     bad, message = MALFORMED[name]
-    text, text_offset = reference.joined([GOOD, bad, GOOD])
+    text, text_offset = joined([GOOD, bad, GOOD])
     with pytest.raises(MaskError, match=f"^mask 1 of 3: .*{message}") as caught:
         parse_counts(text, text_offset, 12)
     assert caught.value.mask == 1
@@ -127,9 +128,9 @@ def test_a_malformed_text_is_refused_with_its_index(reference, name):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.binary(max_size=12), min_size=1, max_size=3))
-def test_any_bytes_parse_to_valid_runs_or_are_refused(reference, texts):
+def test_any_bytes_parse_to_valid_runs_or_are_refused(texts):
     try:
-        run_ends, run_offset, noncanonical = parse_counts(*reference.joined(texts), 12)
+        run_ends, run_offset, noncanonical = parse_counts(*joined(texts), 12)
     except MaskError as error:
         assert f"mask {error.mask} of {len(texts)}" in str(error)
         return
@@ -142,7 +143,7 @@ def test_any_bytes_parse_to_valid_runs_or_are_refused(reference, texts):
 
 
 @pytest.mark.parametrize("keep", [[], [2], [0, 1, 2], [2, 0, 0]])
-def test_take_masks_gathers_runs_in_the_given_order(reference, keep):
+def test_take_masks_gathers_runs_in_the_given_order(keep):
     ends = [[3, 7, 12], [12], [0, 12]]
-    taken, taken_offset = take_masks(*reference.flat(ends), np.array(keep, np.int64))
+    taken, taken_offset = take_masks(*flat_runs(ends), np.array(keep, np.int64))
     assert [taken[a:b].tolist() for a, b in pairwise(taken_offset)] == [ends[m] for m in keep]

@@ -7,6 +7,8 @@ from math import ceil, floor
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_runs import flat_runs
+from mask_oracle import joined, records, runs_of
 
 from sa1bpack.masks import draw_window, parse_counts, rasterize, unpack_bits, window_map
 from sa1bpack.masks.window import check_maps
@@ -88,13 +90,13 @@ SIDE = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(scenes(), st.tuples(SIDE, SIDE, SIDE, SIDE))
-def test_any_window_of_any_mask_equals_the_exact_reference(reference, scene, window):
+def test_any_window_of_any_mask_equals_the_exact_reference(scene, window):
     """Also if it is mirrored, a single pixel, larger than the image or outside it."""
     masks, size = scene
     height, width = masks[0].shape
     affine = window_map(*window, size)
     for sampling in SAMPLINGS:
-        bits = draw_window(*reference.runs_of(masks), height, width, affine, size, sampling)
+        bits = draw_window(*runs_of(masks), height, width, affine, size, sampling)
         assert bits.shape == (len(masks), size[0], ceil(size[1] / 8))
         assert not np.unpackbits(bits, axis=-1, bitorder="little")[..., size[1] :].any()
         cells = unpack_bits(bits, size[1])
@@ -104,21 +106,21 @@ def test_any_window_of_any_mask_equals_the_exact_reference(reference, scene, win
 
 @settings(max_examples=30, deadline=None)
 @given(scenes(), st.lists(st.floats(-3, 3), min_size=4, max_size=4), SIDE, SIDE)
-def test_any_rotation_and_shear_equals_the_sampled_reference(reference, scene, turn, x, y):
+def test_any_rotation_and_shear_equals_the_sampled_reference(scene, turn, x, y):
     masks, size = scene
     height, width = masks[0].shape
     affine = np.array([[turn[0], turn[1] + 1 / 64, x], [turn[2], turn[3], y]])
     if check_maps(affine[None], size)[0]:  # upright after all
         affine[0, 1] += 1
     for sampling, points in (("area", 4), ("center", 1)):
-        bits = draw_window(*reference.runs_of(masks), height, width, affine, size, sampling)
+        bits = draw_window(*runs_of(masks), height, width, affine, size, sampling)
         for mask, found in zip(masks, unpack_bits(bits, size[1]), strict=True):
             np.testing.assert_array_equal(found, sampled(mask, affine, size, points), sampling)
 
 
-def test_the_maps_of_stored_grids_draw_the_stored_bits(reference, sample_tar):
-    for height, width, texts in reference.records(sample_tar):
-        runs = parse_counts(*reference.joined(texts), height * width)[:2]
+def test_the_maps_of_stored_grids_draw_the_stored_bits(sample_tar):
+    for height, width, texts in records(sample_tar):
+        runs = parse_counts(*joined(texts), height * width)[:2]
         longest = max(height, width)
         for cells in (8, 104, 256, 1024):
             size = (cells, cells)
@@ -130,9 +132,9 @@ def test_the_maps_of_stored_grids_draw_the_stored_bits(reference, sample_tar):
                     assert np.array_equal(drawn, stored), (cells, fit, sampling)
 
 
-def test_the_largest_numbers_do_not_overflow(reference):
+def test_the_largest_numbers_do_not_overflow():
     """Cells of the maximum size in units: the area of one is nearly 2**62."""
-    ends = reference.flat([[0, 65_535 * 32_767]])
+    ends = flat_runs([[0, 65_535 * 32_767]])
     reach = 2.0**20 - 1
     affine = window_map(-reach, -reach, reach, reach, (1, 1))
     assert not draw_window(*ends, 65_535, 32_767, affine, (1, 1)).any()

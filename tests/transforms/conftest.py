@@ -54,21 +54,6 @@ def operations(request, monkeypatch) -> torch.device:
     return _take_way(request.param, monkeypatch)
 
 
-@pytest.fixture(
-    params=[
-        "torch operations on a cpu",
-        CUDA,
-        pytest.param("torch operations on cuda", marks=CUDA.marks),
-    ]
-)
-def any_operations(request, monkeypatch) -> torch.device:
-    """A device, with Triton kernels and with torch operations; with none, a CPU that runs these."""
-    if request.param == "torch operations on cuda":
-        monkeypatch.setenv(backends.VARIABLE, "0")
-        return torch.device("cuda")
-    return _take_way(request.param, monkeypatch)
-
-
 @pytest.fixture(params=[INTERPRETED, CUDA])
 def triton_device(request, monkeypatch) -> torch.device:
     """A device that runs Triton kernels; with none, a CPU on which they are interpreted."""

@@ -1,0 +1,270 @@
+"""Pixels: resampled as by PIL, converted as by numpy, colours as by PIL and colorsys, mixed."""
+
+import colorsys
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance
+
+from sa1bpack.pixels import yuv420
+from sa1bpack.transforms import CutMix, Mixup
+from sa1bpack.transforms.geometry.frame import AxisMaps
+from sa1bpack.transforms.images.color import (
+    ColorJitter,
+    adjust_brightness,
+    adjust_contrast,
+    adjust_hue,
+    adjust_saturation,
+)
+from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
+from sa1bpack.transforms.images.resample import resample
+from sa1bpack.transforms.random import uniform
+
+S = 40
+# Rectangles x0, y0, x1, y1 of stored images, whether mirrored, and stored width and height.
+ANY = [
+    ((0, 0, 30, 20), False, (30, 20)),
+    ((3.3, 1.7, 12.1, 9.25), False, (40, 31)),
+    ((10, 0, 40, 7.5), True, (40, 8)),
+    ((0, 0, 40, 40), False, (40, 40)),
+    ((1.2, 0, 39.9, 33), True, (40, 33)),
+]
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 256, (count, S, S, 3), dtype=np.uint8)
+
+
+def maps_of(cases, canvas, device) -> tuple[AxisMaps, torch.Tensor]:
+    scale, offset = [], []
+    for (x0, y0, x1, y1), mirrored, _ in cases:
+        sx, sy = (x1 - x0) / canvas[1], (y1 - y0) / canvas[0]
+        scale.append((-sx if mirrored else sx, sy))
+        offset.append((x1 if mirrored else x0, y0))
+    stored = [size for *_, size in cases]
+    scale, offset, stored = (
+        torch.tensor(values, dtype=torch.float64, device=device)
+        for values in (scale, offset, stored)
+    )
+    return AxisMaps(scale, offset), stored
+
+
+def by_pil(image: np.ndarray, case, canvas) -> np.ndarray:
+    """One image in float, without rounding: float32 (3, h, w)."""
+    box, mirrored, (width, height) = case
+    planes = [
+        np.asarray(
+            Image.fromarray(image[:height, :width, c].astype(np.float32)).resize(
+                canvas[::-1], Image.Resampling.BILINEAR, box=box
+            )
+        )
+        for c in range(3)
+    ]
+    return np.stack(planes)[..., ::-1] if mirrored else np.stack(planes)
+
+
+@pytest.mark.parametrize("canvas", [(16, 24), (7, 5), (48, 64)])
+def test_any_map_matches_pil_for_each_image(canvas, device):
+    source = images(len(ANY))
+    maps, stored = maps_of(ANY, canvas, device)
+    found = resample(torch.from_numpy(source).to(device), maps, stored, canvas).cpu().numpy()
+    for k, case in enumerate(ANY):
+        np.testing.assert_allclose(found[k], by_pil(source[k], case, canvas), atol=2e-3)
+
+
+def test_padding_does_not_affect_the_image(device):
+    source = torch.from_numpy(images(3)).to(device)
+    maps, stored = maps_of(ANY[:3], (44, 52), device)
+    other = source.clone()
+    for k, (*_, (width, height)) in enumerate(ANY[:3]):
+        other[k, height:], other[k, :, width:] = 255, 255
+    found = resample(source, maps, stored, (44, 52))
+    assert torch.equal(found, resample(other, maps, stored, (44, 52)))
+
+
+def canvas_of(planes, side: int, filling: int) -> np.ndarray:
+    """uint8 (S * 3 / 2, S): I420 with `filling` outside the image."""
+    luma, *chroma = planes
+    canvas = np.full((side * 3 // 2, side), filling, np.uint8)
+    canvas[: luma.shape[0], : luma.shape[1]] = luma
+    halves = canvas[side:].reshape(2, side // 2, side // 2)
+    for place, plane in zip(halves, chroma, strict=True):
+        place[: plane.shape[0], : plane.shape[1]] = plane
+    return canvas
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=4),
+    st.integers(0, 2**32 - 1),
+)
+def test_planes_convert_to_the_bytes_of_the_reference_whatever_the_padding(sizes, seed):
+    rng = np.random.default_rng(seed)
+    planes = [
+        tuple(
+            rng.integers(0, 256, shape, dtype=np.uint8)
+            for shape in ((h, w), *2 * [((h + 1) // 2, (w + 1) // 2)])
+        )
+        for h, w in sizes
+    ]
+    canvases = np.stack([canvas_of(each, 12, int(rng.integers(256))) for each in planes])
+    found = yuv420_to_rgb(torch.from_numpy(canvases), torch.tensor(sizes, dtype=torch.int32))
+    assert found.shape == (len(sizes), 12, 12, 3) and found.dtype == torch.uint8
+    for k, (h, w) in enumerate(sizes):
+        assert np.array_equal(found[k, :h, :w].numpy(), yuv420.yuv420_to_rgb(*planes[k]))
+
+
+def test_normalising_matches_sam_and_padding_is_zero(device):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (2, 3, 4, 5), dtype=np.uint8)
+    inside = np.ones((2, 1, 4, 5), bool)
+    inside[1, :, 2:] = False
+    mean, std = torch.tensor(SAM_MEAN).to(device), torch.tensor(SAM_STD).to(device)
+    images = torch.from_numpy(pixels).to(device)
+    found = normalize(images, mean, std, torch.from_numpy(inside).to(device)).cpu().numpy()
+    expected = (pixels - np.reshape(SAM_MEAN, (3, 1, 1))) / np.reshape(SAM_STD, (3, 1, 1)) * inside
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.array_equal(images.cpu().numpy(), pixels)
+
+
+ALL = torch.ones((1, 1, 6, 7), dtype=torch.bool)
+
+
+def image(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (6, 7, 3), dtype=np.uint8)
+
+
+def planes(pixels: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
+
+
+def number(value: float) -> torch.Tensor:
+    return torch.full((1, 1, 1, 1), value)
+
+
+# torchvision uses these enhancers for PIL images.
+@pytest.mark.parametrize("factor", [0.0, 0.4, 1.0, 1.7])
+@pytest.mark.parametrize(
+    ("adjust", "enhancer"),
+    [
+        (adjust_brightness, ImageEnhance.Brightness),
+        (lambda x, f: adjust_contrast(x, f, ALL), ImageEnhance.Contrast),
+        (adjust_saturation, ImageEnhance.Color),
+    ],
+    ids=["brightness", "contrast", "saturation"],
+)
+def test_factors_match_the_enhancers_of_pil(adjust, enhancer, factor):
+    pixels = image()
+    expected = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor)).astype(float)
+    found = adjust(planes(pixels), number(factor))[0].permute(1, 2, 0).numpy()
+    assert np.abs(found - expected).max() <= 1.5  # PIL rounds grey and the result
+
+
+@pytest.mark.parametrize("turn", [-0.5, -0.21, 0.0, 1e-3, 0.3, 0.5])
+def test_the_shift_of_hue_matches_colorsys(turn):
+    pixels = image()
+    pixels[0] = [[0, 0, 0], [255] * 3, [9, 9, 9], [255, 0, 0], [0, 7, 7], [7, 0, 7], [7, 7, 0]]
+    expected = np.empty(pixels.shape)
+    for at in np.ndindex(pixels.shape[:2]):
+        hue, saturation, value = colorsys.rgb_to_hsv(*(pixels[at] / 255))
+        expected[at] = np.multiply(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value), 255)
+    found = adjust_hue(planes(pixels), number(turn))[0].permute(1, 2, 0).numpy()
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+def test_padding_does_not_affect_contrast():
+    pixels = image()
+    inside = ALL.clone()
+    inside[..., 4:, :] = False
+    other = pixels.copy()
+    other[4:] = 255
+    found = [
+        adjust_contrast(planes(each), number(0.3), inside)[..., :4, :] for each in (pixels, other)
+    ]
+    assert torch.equal(*found)
+    expected = adjust_contrast(planes(pixels[:4]), number(0.3), ALL[..., :4, :])
+    torch.testing.assert_close(found[0], expected)
+
+
+def test_factors_are_drawn_per_image_and_applied_in_order(device):
+    """An image in a batch is changed as by the four functions alone."""
+    batch = torch.cat([planes(image(k)) for k in range(4)]).to(device)
+    drawn = uniform(0, 0, torch.arange(4, device=device), 0, 4)
+    inside = ALL.to(device).expand(4, -1, -1, -1)
+    jitter = ColorJitter(0.4, 1.5, 0.2, 0.1)
+    found = jitter(batch.clone(), inside, jitter.factors(lambda n: drawn[:, :n]))
+    for k in range(4):
+        b, c, s, h = drawn[k].tolist()
+        x = adjust_brightness(batch[k : k + 1].clone(), number(0.6 + 0.8 * b).to(device))
+        x = adjust_contrast(x, number(2.5 * c).to(device), ALL.to(device))
+        x = adjust_saturation(x, number(0.8 + 0.4 * s).to(device))
+        x = adjust_hue(x, number(0.2 * h - 0.1).to(device))
+        torch.testing.assert_close(found[k : k + 1], x, atol=5e-3, rtol=0)
+
+
+def test_a_number_is_short_for_the_range_around_its_neutral_value():
+    """As in torchvision."""
+    spread, ranges = ColorJitter(0.5, 1.5, 0.25, 0.1), ((0.5, 1.5), (0, 2.5), (0.75, 1.25))
+    assert (spread.brightness, spread.contrast, spread.saturation) == ranges
+    assert spread.hue == (-0.1, 0.1) and ColorJitter(*ranges).contrast == (0, 2.5)
+    assert ColorJitter((1, 1), hue=(0, 0)).used == (False,) * 4
+
+
+def beta_cdf(x: float, alpha: float) -> float:
+    """The distribution function of Beta(alpha, alpha) at x <= 1/2, by its power series."""
+    total, term = 0.0, 1.0
+    for k in range(400):
+        total += term / (alpha + k)
+        term *= (k + 1 - alpha) / (k + 1) * x
+    log_beta = 2 * math.lgamma(alpha) - math.lgamma(2 * alpha)
+    return total * math.exp(alpha * math.log(x) - log_beta)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.4, 1.0, 2.0, 8.0])
+def test_weights_are_quantiles_of_the_beta_distribution(alpha):
+    probabilities = np.linspace(0.001, 0.4999, 50)
+    found = Mixup(alpha).draw(torch.from_numpy(probabilities)).double()
+    for p, lam in zip(probabilities, found.tolist(), strict=True):
+        if lam > 1e-30:  # float32 ends at 1e-45
+            assert beta_cdf(lam, alpha) == pytest.approx(p, abs=2e-4)
+    upper = Mixup(alpha).draw(torch.from_numpy(1 - probabilities)).double()
+    torch.testing.assert_close(upper, 1 - found, atol=1e-7, rtol=0)
+
+
+def test_images_are_mixed_with_the_next_one_of_the_batch(device):
+    images = torch.rand(3, 3, 4, 5).to(device)
+    numbers = torch.tensor([[0.1], [0.5], [0.8]], dtype=torch.float64, device=device)
+    mixed, lam, partner = Mixup(1.0)(images, lambda n: numbers).values()
+    assert partner.tolist() == [1, 2, 0]
+    torch.testing.assert_close(lam, numbers[:, 0].float())
+    for b, (weight, other) in enumerate(zip(lam.tolist(), partner.tolist(), strict=True)):
+        torch.testing.assert_close(mixed[b], weight * images[b] + (1 - weight) * images[other])
+
+
+def test_a_rectangle_of_the_next_image_is_pasted(device):
+    """Compared with the rectangle from its definition, in Python."""
+    images = torch.rand(64, 3, 20, 30).to(device)
+    numbers = uniform(0, 0, torch.arange(64, device=device), 0, 3)
+    done = CutMix(1.0)(images, lambda n: numbers[:, :n])
+    assert done["mix_partner"].tolist() == [*range(1, 64), 0]
+    weights = CutMix(1.0).draw(numbers[:, 0]).tolist()
+    before, after = images.cpu(), done["images"].cpu()
+    for b, (lam, (_, u, v)) in enumerate(zip(weights, numbers.tolist(), strict=True)):
+        reach = math.sqrt(1 - lam) / 2
+        x0, x1, y0, y1 = (
+            min(max(math.floor(side * (middle + sign * reach) + 0.5), 0), side)
+            for side, middle in ((30, u), (20, v))
+            for sign in (-1, 1)
+        )
+        assert done["mix_box"][b].tolist() == [x0, y0, x1, y1]
+        expected = before[b].clone()
+        expected[:, y0:y1, x0:x1] = before[(b + 1) % 64, :, y0:y1, x0:x1]
+        assert torch.equal(after[b], expected)
+        left = 1 - (x1 - x0) * (y1 - y0) / 600
+        assert done["mix_lambda"][b].item() == pytest.approx(left, abs=1e-6)
+    assert 0 < done["mix_lambda"].min() < 0.4 and done["mix_lambda"].max() > 0.9
