@@ -152,12 +152,11 @@ def check_runs(runs: RunBatch, small: Mapping[str, torch.Tensor], shape: tuple[i
     """
     remedy = "a transform that drops masks must drop their runs as well"
     counts, padded, total = small["mask_counts"], len(shape) != 1, int(np.prod(shape))
-    if (runs.masks > total) if padded else (runs.masks != total):
-        rows = f"arrays of {shape[0]} x {shape[1]} masks" if padded else f"{total} masks"
-        raise OptionError(f"the runs have {runs.masks} masks, but the batch has {rows}: {remedy}")
-    if len(runs.sizes) != len(counts):
+    fit = runs.masks <= total if padded else runs.masks == total
+    if len(runs.sizes) != len(counts) or not fit:
         raise OptionError(
-            f"the runs have {len(runs.sizes)} samples, but the batch has {len(counts)}: {_REMEDY}"
+            f"the runs have {runs.masks} masks of {len(runs.sizes)} samples, but the batch has "
+            f"{total} rows of masks of {len(counts)}: {remedy}"
         )
     if counts.device.type != "cpu":
         return

@@ -55,20 +55,19 @@ def sent(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Te
     given = [tensor.contiguous() for tensor in tensors if tensor.device != device]
     if not given:
         return list(tensors)
-    starts, total = [], 0
-    for tensor in given:
-        starts.append(total)
-        total += -(-tensor.nbytes // 8) * 8  # a multiple of the size of every dtype
-    packed = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda", device="cpu")
-    for tensor, start in zip(given, starts, strict=True):
-        part = packed[start : start + tensor.nbytes]
-        part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    # Each begins at a multiple of the size of every dtype.
+    sizes = [-(-tensor.nbytes // 8) * 8 for tensor in given]
+    pinned = device.type == "cuda"
+    packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned, device="cpu")
+    parts = packed.split(sizes)
+    for tensor, part in zip(given, parts, strict=True):
+        part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
     memory = packed.to(device, non_blocking=True).untyped_storage()
     moved = (
         torch.empty(0, dtype=tensor.dtype, device=device).set_(
-            memory, start // tensor.itemsize, tensor.shape, tensor.stride()
+            memory, part.storage_offset() // tensor.itemsize, tensor.shape, tensor.stride()
         )
-        for tensor, start in zip(given, starts, strict=True)
+        for tensor, part in zip(given, parts, strict=True)
     )
     return [tensor if tensor.device == device else next(moved) for tensor in tensors]
 

@@ -69,11 +69,11 @@ def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
     for counts, match in (
         (
             (2, 0, 2),
-            r"runs have 4 masks, but the batch has 3 masks|sample 2 .* has 1 masks, but runs of 2:",
+            r"runs have 4 masks .* has 3 rows of masks|sample 2 .* has 1 masks, but runs of 2:",
         ),
         ((0, 2, 1), "sample 0 of the batch has 2 masks, but runs of 0: a transform that"),
-        ((2, 0, 5), "the runs have 7 masks, but"),
-        ((2, 1), "the runs have 2 samples, but the batch has 3"),
+        ((2, 0, 5), "the runs have 7 masks of 3 samples, but"),
+        ((2, 1), "the runs have 3 masks of 2 samples, but .* of 3: a transform"),
     ):
         with pytest.raises(OptionError, match=match):
             pipeline({**batch, "runs": runs(*counts)}, 0)

@@ -70,17 +70,17 @@ class ColorJitter:
         inside   bool (B, 1, H, W), false for padding
         factors  float32 (B, 4), see `factors`
         """
-        factors = factors[:, :, None, None, None]  # (B, 4, 1, 1, 1)
         brightness, contrast, saturation, hue = self.used
-        if brightness:
-            images = adjust_brightness(images, factors[:, 0])
-        if contrast:
-            images = adjust_contrast(images, factors[:, 1], inside)
-        if saturation:
-            images = adjust_saturation(images, factors[:, 2])
-        if hue:
-            images = adjust_hue(images, factors[:, 3])
-        return images
+        factors = factors[:, :, None, None, None]  # (B, 4, 1, 1, 1)
+        if brightness:  # mix with black
+            images = images.mul_(factors[:, 0]).clamp_(0, 255)
+        if contrast:  # with the mean grey of the image without its padding
+            grey = (gray(images) * inside).sum((2, 3), keepdim=True)
+            cells = count_cells(inside[:, 0]).clamp(min=1).view(-1, 1, 1, 1)
+            images = _blend(images, grey / cells, factors[:, 1])
+        if saturation:  # with the greyscale image
+            images = _blend(images, gray(images), factors[:, 2])
+        return _turn_hue(images, factors[:, 3]) if hue else images
 
     @property
     def used(self) -> tuple[bool, bool, bool, bool]:
@@ -97,31 +97,8 @@ class ColorJitter:
         )
 
 
-# ------------------------------------------------------------------------- one image, one factor
-# images: float32 (B, 3, H, W), 0 to 255; may be overwritten. factor: float32 (B, 1, 1, 1).
-
-
-def adjust_brightness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Mix with black: factor * image."""
-    return images.mul_(factor).clamp_(0, 255)
-
-
-def adjust_contrast(
-    images: torch.Tensor, factor: torch.Tensor, inside: torch.Tensor
-) -> torch.Tensor:
-    """Mix with the mean grey of the image without its padding. inside: bool (B, 1, H, W)."""
-    grey = (gray(images) * inside).sum((2, 3), keepdim=True)
-    mean = grey / count_cells(inside[:, 0]).clamp(min=1).view(-1, 1, 1, 1)
-    return _blend(images, mean, factor)
-
-
-def adjust_saturation(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Mix with the greyscale image."""
-    return _blend(images, gray(images), factor)
-
-
-def adjust_hue(images: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """Shift the hue by a fraction of a full turn, keeping saturation and value of HSV."""
+def _turn_hue(images: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Shift hues by fractions of a full turn, (B, 1, 1, 1), keeping saturation and value of HSV."""
     value, largest = images.max(1, keepdim=True)
     chroma = value - images.amin(1, keepdim=True)
     red, green, blue = images.split(1, 1)

@@ -6,7 +6,7 @@ that it can hold. On a CPU compiled kernels do it, sample by sample, in as many 
 use. Whole numbers are the same; of the others, the last bit may differ.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from math import prod
@@ -188,16 +188,15 @@ class Relate:
             most = fullest(counts)
         if not uses_compiled(masks.device):
             return self._with_torch(masks, counts, padded, most)
-        found = masks.flatten(0, 1).numpy() if padded else masks.numpy()
-
-        def samples() -> Iterator[tuple[np.ndarray, tuple]]:
-            first = 0
-            for k, count in enumerate(counts.tolist()):
-                first = k * most if padded else first
-                yield np.arange(first, first + count), (found[first : first + count],)
-                first += count
-
-        return self._compiled(relate_bits, samples(), masks.shape[: 1 + padded], most)
+        found, ends = masks.numpy(), counts.cumsum(0)
+        if padded:
+            found = masks.flatten(0, 1).numpy()
+            ends = torch.arange(len(counts), device="cpu") * most + counts
+        samples = (
+            (np.arange(end - count, end), (found[end - count : end],))
+            for end, count in zip(ends.tolist(), counts.tolist(), strict=True)
+        )
+        return self._compiled(relate_bits, samples, masks.shape[: 1 + padded], most)
 
     def _of_runs(
         self, runs: RunBatch, counts: torch.Tensor, padded: bool, most: int | None
