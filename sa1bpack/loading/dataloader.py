@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
@@ -28,12 +28,13 @@ from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
+from sa1bpack.loading.iteration import BatchReader, Taken
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.batches import DealtBatches, OfBatch, OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import order_seed
-from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, figures_of
+from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, plan_of
+from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.batch import Batch, make_known
 from sa1bpack.transforms.masks.run_batch import RunBatch
@@ -132,23 +133,16 @@ class PackDataLoader(BatchReader, DataLoader):
         # padding. torch reads it only for iterable datasets, and its __setattr__ refuses it.
         self.__dict__["drop_last"] = batches.current.drop_last
 
-    def __len__(self) -> int:
-        """Batches of the complete latest epoch, or of the one to come before any began."""
-        return len(self.batches)
+    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> "_TorchRun":
+        return _TorchRun(self, batches)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return Iteration(self)
-
-    def _start(self, batches: EpochBatches, iteration: Iteration) -> "_TorchRun":
+    def iterate(self, batches: EpochBatches) -> Iterator[_SentBatch]:
+        """An epoch of torch's."""
         if self._iterator is None:
             self._pid = os.getpid()
             _loaders.add(self)
-        try:
-            with self.batch_sampler.yielding(batches):
-                return _TorchRun(DataLoader.__iter__(self), self.end_workers)
-        except BaseException:
-            self.end_workers()
-            raise
+        with self.batch_sampler.yielding(batches):
+            return DataLoader.__iter__(self)
 
     def end_workers(self) -> None:
         """End the workers; the next iteration starts others. After an error, such as Ctrl-C,
@@ -164,36 +158,47 @@ class PackDataLoader(BatchReader, DataLoader):
         """The memory that its batches take, not counting transforms. Allocates nothing."""
         ds, masks = self._dataset, self.collate_fn.masks
         spec = BatchSpec.of(ds, self._options.layout, to_device=False)
-        largest = LargestBatch.of(ds, spec, self.batches, masks)
+        largest = largest_batch(ds, spec, self.batches, masks)
         workers, pinned = self.num_workers, 0
         ahead = workers * ((self.prefetch_factor or 0) + 1)
         shared = (ahead + 1) * largest.nbytes if workers else 0
         if self.pin_memory:
             sizes = (region.nbytes for region in largest.regions.values())
             pinned = 2 * sum(1 << max(nbytes - 1, 0).bit_length() for nbytes in sizes)
-        return LoadingPlan(
+        return plan_of(
+            largest,
+            ds,
+            spec,
+            self.batches,
+            masks,
             batches=ahead + (2 if self.pin_memory else 1),
             host_bytes=shared + pinned or largest.nbytes,
             pinned_bytes=pinned,
             shared_bytes=shared,
             workers=workers,
-            **figures_of(largest, ds, spec, self.batches, masks),
         )
 
 
 class _TorchRun:
-    """An epoch iterated by torch."""
+    """An epoch iterated by torch. An error, raised in a worker or here, ends the workers."""
 
-    def __init__(self, batches: Iterator[_SentBatch], failed: Callable[[], None]):
-        """failed: called when an error, raised in a worker or here, ends the epoch."""
-        self._batches, self._failed = batches, failed
+    def __init__(self, loader: PackDataLoader, batches: EpochBatches):
+        self._loader, self._of_epoch = loader, batches
+
+    def start(self) -> None:
+        """Begin the epoch, and the workers if there are none."""
+        try:
+            self._batches = self._loader.iterate(self._of_epoch)
+        except BaseException:
+            self._loader.end_workers()
+            raise
 
     def take(self) -> Taken:
         """The next batch."""
         try:
             sent = next(self._batches)
         except BaseException:
-            self._failed()
+            self._loader.end_workers()
             raise
         nbytes = sum(_nbytes(value) for value in sent.values())
         return Taken(Batch(sent) or None, list(sent.errors), nbytes, None)

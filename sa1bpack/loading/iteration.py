@@ -42,11 +42,19 @@ class Taken(NamedTuple):
 class Run(Protocol):
     """An epoch in progress."""
 
+    def start(self) -> None:
+        """Begin the work. If that fails, or is interrupted, `end` ends what has begun."""
+
     def take(self) -> Taken | None:
         """The next batch; None if the epoch was ended."""
 
     def end(self, wait: float) -> None:
         """End the epoch; wait at most `wait` seconds for reads in progress."""
+
+
+# How long ending an iteration waits for copies in progress. Nothing depends on it: a thread that is
+# still reading ends by itself, and cannot affect a later epoch.
+END_SECONDS = 1.0
 
 
 def most_dropped(share: float, samples: int) -> int:
@@ -63,35 +71,47 @@ class BatchReader:
     """Reads batches of a dataset in an order: the base of Loader and PackDataLoader.
 
     Attributes:
+        batches: the order, cut into batches.
         dropped: with on_error="drop", the errors of samples dropped from the batches so far.
     """
 
-    _batches: OrderedBatches
+    batches: OrderedBatches
+    dropped: list[ReadError]
     _options: ReadingOptions
     _dataset: Dataset
     _counts: EpochCounts | None = None  # of the latest epoch
+    _end_run: weakref.finalize | None = None  # ends the latest epoch, once
 
     def _set_up(self, ds: Dataset, batches: OrderedBatches, options: ReadingOptions) -> None:
         """Begin an object. Raises OptionError as `check_order` does."""
         if ds.pack.sources:
             check_order(ds, batches.order)
-        self._dataset, self._batches, self._options = ds, batches, options
-        self._dropped: list[ReadError] = []  # in all epochs
+        self._dataset, self.batches, self._options = ds, batches, options
+        self.dropped = []  # in all epochs
         self._warned: set[str] = set()  # shards with dropped samples
 
-    def _start(self, batches: EpochBatches, iteration: "Iteration") -> Run:
-        """Begin an epoch for this iteration, which is now the only one."""
+    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Run:
+        """What makes these batches, not yet started."""
         raise NotImplementedError
 
-    @property
-    def batches(self) -> OrderedBatches:
-        """The order, cut into batches."""
-        return self._batches
+    def _end_epoch(self) -> None:
+        """End the current iteration, if any."""
+        if self._end_run is not None:
+            self._end_run()
+            self._end_run = None
 
-    @property
-    def dropped(self) -> list[ReadError]:
-        """With on_error="drop": the errors of samples dropped from the batches so far."""
-        return self._dropped
+    def __len__(self) -> int:
+        """Batches of the complete latest epoch, or of the one to come before any began."""
+        return len(self.batches)
+
+    def __iter__(self) -> "Iteration":
+        """An epoch: the next one, or the one that `set_epoch` or `load_state_dict` set.
+
+        It begins, and ends the previous iteration, when its first batch is requested. After an
+        error, every further `next` raises LoaderError; an epoch that yielded no batch is restarted
+        by the next iteration.
+        """
+        return Iteration(self)
 
     def stats(self) -> LoadingStats:
         """What the latest epoch waited for, up to now; `print` it for one line with a verdict.
@@ -99,33 +119,35 @@ class BatchReader:
         Raises LoaderError if no epoch has begun in this process.
         """
         counts = self._counts
-        if counts is None or not counts.here:
+        if counts is None or counts.pid != os.getpid():
             raise LoaderError("no epoch has begun here: take a batch first")
         return counts.stats()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_counts": None}
+        return self.__dict__ | {"_counts": None, "_end_run": None}
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next iteration; ends one in progress.
 
         If it is already the next one, the position in it that `load_state_dict` set is kept.
         """
-        self._batches.set_epoch(epoch)
+        self.batches.set_epoch(epoch)
+        self._end_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch that was taken last: a few numbers and strings.
 
         It is the same on every rank, and can be loaded on any number of ranks.
         """
-        return self._batches.state_dict()
+        return self.batches.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iteration begin after the batch of the state; ends one in progress.
 
         Raises OptionError if it is not a state of the same order of the same dataset.
         """
-        self._batches.load_state_dict(state)
+        self.batches.load_state_dict(state)
+        self._end_epoch()
 
     def _described(self, own: str) -> str:
         """For `repr`: the dataset, the batches, the position in the order, and `own`."""
@@ -146,6 +168,7 @@ class Iteration:
         self._lock = threading.Lock()  # one thread at a time begins, takes, or ends
         self._holder: int | None = None  # that thread
         self._run: Run | None = None
+        self._end_run: weakref.finalize | None = None
         self._pid: int | None = None  # process in which it began
         self._done = self._dropped = 0  # batches and samples
         self._yielded = False  # any batch
@@ -188,27 +211,24 @@ class Iteration:
         raise StopIteration
 
     def _begin(self, now: float) -> None:
-        self._generation, self._batches = self._reader._batches.begin()
+        reader = self._reader
+        self._generation, self._batches = reader.batches.begin()
+        reader._end_epoch()  # the loop over the one before was left
         self._pid, self._total = os.getpid(), len(self._batches)
-        before, self.counts = self._reader._counts, EpochCounts(self._batches.epoch, now)
-        if before is not None and before.here:  # the loop over it was left
-            before.leave()
-            before.add_up()
-        self._reader._counts = self.counts
-        weakref.finalize(self, self.counts.leave).atexit = False
-        self._run = self._reader._start(self._batches, self)
-        try:
-            self._reader._batches.check(self._generation)
-        except LoaderError:  # ended meanwhile, before there was a run to end
-            self._run.end(0.0)
-            raise
+        self.counts = reader._counts = EpochCounts(self._batches.epoch, now)
+        self._run = reader._begin(self._batches, self.counts)
+        # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
+        self._end_run = weakref.finalize(self, _end_run, self._run, self.counts)
+        reader._end_run = self._end_run
+        reader.batches.check(self._generation)  # ended meanwhile, when there was no run to end
+        self._run.start()
 
     def _next(self) -> Batch | None:
         """The next batch; None if all have been taken."""
         begin = perf_counter()
         if self._run is None:
             self._begin(begin)
-        reader, cursor = self._reader, self._reader._batches
+        reader, cursor = self._reader, self._reader.batches
         while self._done < self._total:
             cursor.check(self._generation)
             taken = self._run.take()
@@ -280,9 +300,15 @@ class Iteration:
         """Keep only the reason. Ends the epoch, unless a later iteration is running."""
         if self._run is not None:
             self.counts.end()
-            self._reader._batches.end(self._generation)
+            self._reader.batches.end(self._generation)
+            self._end_run()
         self._over = self._over or why
         self._run = None
+
+
+def _end_run(run: Run, counts: EpochCounts) -> None:
+    run.end(END_SECONDS)
+    counts.leave()
 
 
 def rows_of(errors: list[ReadError], device: torch.device) -> torch.Tensor:

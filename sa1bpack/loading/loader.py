@@ -8,8 +8,6 @@ over (`devices`), and the consumer receives the batches in order (`BatchQueue`).
 
 import logging
 import os
-import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
@@ -28,14 +26,22 @@ from sa1bpack.loading.devices import (
     float_bytes,
     open_device,
 )
-from sa1bpack.loading.iteration import BatchReader, Iteration
+from sa1bpack.loading.iteration import BatchReader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import order_seed
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.plans import LargestBatch, LoadingPlan, cores, figures_of, reading_mode
+from sa1bpack.loading.plans import (
+    LargestBatch,
+    LoadingPlan,
+    cores,
+    largest_batch,
+    plan_of,
+    reading_mode,
+)
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.reading import most_open_shards
+from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.memory import on_device
 from sa1bpack.wording import counted
@@ -54,10 +60,6 @@ MAX_THREADS = MAX_PREFETCH = 1024
 
 # The workspace that cuBLAS takes for the products of relations: this on an H100, 8 MiB on others.
 CUBLAS_BYTES = 32 << 20
-
-# How long ending an iteration, and closing the loader, wait for copies in progress. Nothing depends
-# on it: a thread that is still reading ends by itself, and cannot affect a later epoch.
-END_SECONDS, CLOSE_SECONDS = 1.0, 5.0
 
 # Options of other loaders, and their names here.
 _OTHER_NAMES = OF_OTHER_LOADERS | {
@@ -173,10 +175,8 @@ class Loader(BatchReader):
             ds, chosen.layout, to_device=self._device.pinned, relate=chosen.relations or None
         )
         self._pool: BufferPool | None = None
-        self._end_threads: weakref.finalize | None = None
         self._pid = os.getpid()
         self._closed = False
-        self._batches.on_end = _ends_epoch_of(self)
 
     @property
     def dataset(self) -> Dataset:
@@ -189,7 +189,7 @@ class Loader(BatchReader):
     def plan(self) -> LoadingPlan:
         """The memory that iterating takes. Allocates nothing."""
         ds, spec, pinned = self._dataset, self._spec, self._device.pinned
-        largest = LargestBatch.of(ds, spec, self.batches, self._masks)
+        largest = largest_batch(ds, spec, self.batches, self._masks)
         samples, capacity = largest.samples, largest.capacity
         total, count = samples * largest.most_masks, self._prefetch + 2
         host_bytes, device_bytes, related = count * largest.nbytes, 0, 0
@@ -214,7 +214,12 @@ class Loader(BatchReader):
         if not ds.options.verify_checksums:
             files = 2 * most_open_shards() + per_shard * self._threads * OPEN_SAMPLES
             files = min(files, per_shard * len(ds.manifest.shards))
-        return LoadingPlan(
+        return plan_of(
+            largest,
+            ds,
+            spec,
+            self.batches,
+            self._masks,
             batches=count,
             host_bytes=host_bytes,
             pinned_bytes=host_bytes if pinned else 0,
@@ -223,7 +228,6 @@ class Loader(BatchReader):
             threads=self._threads,
             files=files,
             io=str(self._mode),
-            **figures_of(largest, ds, spec, self.batches, self._masks),
         )
 
     def _scratch_bytes(self, largest: LargestBatch) -> int:
@@ -245,43 +249,25 @@ class Loader(BatchReader):
         outside &= largest.regions.keys()
         return int(self._threads * part * sum(largest.regions[key].nbytes for key in outside))
 
-    # ----------------------------------------------------------------------------------- batches
+    # ------------------------------------------------------------------------------------ epochs
 
-    def __len__(self) -> int:
-        """Batches of the complete latest epoch, or of the one to come before any began."""
-        return len(self.batches)
-
-    def __iter__(self) -> Iteration:
-        """An epoch: the next one, or the one that `set_epoch` or `load_state_dict` set.
-
-        It begins, and ends the previous iteration, when its first batch is requested. After an
-        error, every further `next` raises LoaderError; an epoch that yielded no batch is restarted
-        by the next iteration. Raises LoaderError if the loader is closed.
-        """
-        self._check_open()
-        return Iteration(self)
-
-    def _check_open(self) -> None:
+    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> ReaderThreads:
         if self._closed:
             raise LoaderError("this loader is closed; make a new one")
-
-    def _start(self, batches: EpochBatches, iteration: Iteration) -> ReaderThreads:
-        """Start the threads of an iteration."""
-        self._check_open()
         device = self._device.begin()
         if self._pid != os.getpid():
-            self._pid, self._pool, self._end_threads = os.getpid(), None, None
+            self._pid, self._pool = os.getpid(), None
         if self._pool is None:
             plan = self.plan()
-            allocate = partial(_allocated, device, plan)
-            self._pool = BufferPool(allocate, plan.batches, self._threads)
+            self._pool = BufferPool(partial(_allocated, device, plan), plan.batches, self._threads)
         self._pool.refill()
         source = BatchSource(self._dataset, self._spec, self._masks, self._mode.direct)
-        planner, counts = Planner(source), iteration.counts
+        planner = Planner(source)
         counts.reads_known = not source.checked
         counts.count_store(self._dataset.pack.fetched)
         planner.prepare()  # here: threads that did it would seem to wait for the disk
-        threads = ReaderThreads(
+        _log.info("epoch %d begins: %r", batches.epoch, self)
+        return ReaderThreads(
             self._pool,
             device,
             planner,
@@ -291,33 +277,12 @@ class Loader(BatchReader):
             count=self._threads,
             prefetch=self._prefetch,
         )
-        # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
-        self._end_threads = weakref.finalize(iteration, threads.end, END_SECONDS)
-        try:
-            threads.start()
-        except BaseException:  # the system refuses one, or Ctrl-C: the others have buffers
-            self._end_epoch()
-            raise
-        _log.info("epoch %d begins: %r", batches.epoch, self)
-        return threads
-
-    def _end_epoch(self) -> None:
-        """End the threads of the current iteration, if any."""
-        found = self._end_threads.detach() if self._end_threads is not None else None
-        self._end_threads = None
-        if found is not None:
-            found[1](CLOSE_SECONDS if self._closed else END_SECONDS)
-
-    # ------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
         """End the threads and release the buffers. Batches already yielded stay valid."""
         self._closed = True
-        self._batches.end()
+        self.batches.end()
         self._end_epoch()
-        if self._counts is not None and self._counts.here:
-            self._counts.leave()
-            self._counts.add_up()
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
         self._pool = None
@@ -332,11 +297,7 @@ class Loader(BatchReader):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_pool": None, "_end_threads": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._batches.on_end = _ends_epoch_of(self)
+        return super().__getstate__() | {"_pool": None}
 
     def __enter__(self) -> "Loader":
         return self
@@ -367,14 +328,3 @@ def _direct_prefetch(threads: int, samples: int) -> int:
     A disk is faster the more is asked for at once, and smaller parts wait more often.
     """
     return max(PREFETCH, -(-threads // max(1, samples // OPEN_SAMPLES)))
-
-
-def _ends_epoch_of(loader: Loader) -> Callable[[], None]:
-    """The function that the batches call when an iteration ends; it must not keep the loader."""
-    found = weakref.ref(loader)
-
-    def end() -> None:
-        if (loader := found()) is not None:
-            loader._end_epoch()
-
-    return end

@@ -191,7 +191,7 @@ class ReadingOptions:
     @cached_property
     def choices(self) -> MaskSchedule:
         """The choice of masks, for any dataset."""
-        return MaskSchedule.of(self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max)
+        return MaskSchedule(self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max)
 
     def batches(self, ds: Ordered, batch_size: WholeNumbers | None) -> OrderedBatches:
         """The batches of a dataset, of so many samples on each rank.

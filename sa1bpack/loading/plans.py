@@ -2,8 +2,9 @@
 
 import os
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,10 +53,6 @@ class LoadingPlan:
                   takes of SA-1B's images with 400 masks, and with a cap
     schedules     what changes from epoch to epoch or from step to step; the figures are those of
                   the batch that takes the most bytes, of all epochs
-    padding       with buckets: the part of mask rows, or of pixels, that is padding, 0 to 1, in the
-                  first windows of this epoch, on this rank
-    padding_without  the same without buckets
-    padded        what `padding` is a part of
     """
 
     samples: int
@@ -73,9 +70,6 @@ class LoadingPlan:
     io: str = ""
     uncapped: str = ""
     schedules: str = ""
-    padding: float | None = None
-    padding_without: float | None = None
-    padded: str = ""
 
     def __str__(self) -> str:
         text = (
@@ -97,91 +91,80 @@ class LoadingPlan:
         text += f"; {self.io}" if self.io else ""
         text += f"; {self.uncapped}" if self.uncapped else ""
         text += f"; the largest batch with {self.schedules}" if self.schedules else ""
-        if self.padding is not None:
-            text += (
-                f"; {self.padding:.0%} of {self.padded} are padding, without buckets "
-                f"{self.padding_without:.0%}"
-            )
         return text
 
 
-@dataclass(frozen=True)
-class LargestBatch:
+class LargestBatch(NamedTuple):
     """The largest possible batch, in a buffer.
 
     samples, most_masks, nbytes  see LoadingPlan
-    regions   of the buffer, one per array
     capacity  masks per sample in padded arrays
+    regions   of the buffer, one per array
     """
 
     samples: int
     most_masks: int
-    nbytes: int
-    regions: Regions
     capacity: int
-
-    @classmethod
-    def of(
-        cls, ds: Dataset, spec: BatchSpec, batches: OrderedBatches, masks: MaskSchedule
-    ) -> "LargestBatch":
-        """Of the batches of a dataset, in any epoch."""
-        stored = np.array(ds.most_masks)
-        of_sizes = (
-            cls.of_masks(
-                ds, spec, batches.part_of(size), int(choice.counts(stored)), choice.capacity
-            )
-            for size, choice in masks.with_sizes(batches.sizes)
-        )
-        return max(of_sizes, key=lambda found: found.nbytes)
-
-    @classmethod
-    def of_masks(
-        cls, ds: Dataset, spec: BatchSpec, samples: int, most: int, capacity: int | None = None
-    ) -> "LargestBatch":
-        """Of that many samples with `most` masks each, in arrays of `capacity`, or of as many."""
-        capacity = most if capacity is None else capacity
-        total = samples * most
-        regions, nbytes = spec.regions(samples, capacity, total, expected_runs(ds, total))
-        return cls(samples, most, nbytes, regions, capacity)
+    regions: Regions
+    nbytes: int
 
 
-def figures_of(
+def batch_of(
+    ds: Dataset, spec: BatchSpec, samples: int, most: int, capacity: int | None = None
+) -> LargestBatch:
+    """A batch of so many samples with `most` masks each, in arrays of `capacity`, or of as many."""
+    capacity = most if capacity is None else capacity
+    total = samples * most
+    return LargestBatch(
+        samples,
+        most,
+        capacity,
+        *spec.regions(samples, capacity, total, expected_runs(ds, total)),
+    )
+
+
+def largest_batch(
+    ds: Dataset, spec: BatchSpec, batches: OrderedBatches, masks: MaskSchedule
+) -> LargestBatch:
+    """The largest of the batches of a dataset, in any epoch."""
+    stored, current, found = ds.most_masks, batches.current, []
+    for size, cap in masks.with_sizes(current.cut.sizes):
+        most = stored if cap is None else min(stored, cap)
+        capacity = cap if masks.pads else most
+        found.append(batch_of(ds, spec, current.part_of(size), most, capacity))
+    return max(found, key=attrgetter("nbytes"))
+
+
+def plan_of(
     largest: LargestBatch,
     ds: Dataset,
     spec: BatchSpec,
-    batches: OrderedBatches,
+    ordered: OrderedBatches,
     masks: MaskSchedule,
-) -> dict[str, Any]:
-    """What the LoadingPlan of any loader says of its batches."""
-    schedules = [*masks.schedules]
-    if not batches.sizes.constant:
-        schedules.insert(0, ("batch_size", batches.sizes))
-    found: dict[str, Any] = {
-        "samples": largest.samples,
-        "most_masks": largest.most_masks,
-        "batch_bytes": largest.nbytes,
-        "schedules": ", ".join(f"{name}={each}" for name, each in schedules),
-    }
+    **resources: Any,
+) -> LoadingPlan:
+    """The LoadingPlan of any loader: what it says of its batches, and its `resources`."""
+    schedules, sizes, uncapped = [*masks.schedules], ordered.current.cut.sizes, ""
+    if not sizes.constant:
+        schedules.insert(0, ("batch_size", sizes))
     if masks.unlimited:
         most = largest.most_masks
         capped, many = (
-            size_text(LargestBatch.of_masks(ds, spec, largest.samples, each).nbytes)
+            size_text(batch_of(ds, spec, largest.samples, each).nbytes)
             for each in (USUAL_CAP, MANY_MASKS)
         )
-        text = f"without max_masks the image with the most masks, {most:,}, decides"
+        uncapped = f"without max_masks the image with the most masks, {most:,}, decides"
         if most < MANY_MASKS and ds.manifest.options.get("max_masks") is None:
-            text += f" (some of SA-1B have {MANY_MASKS}, with which a batch takes {many})"
-        found["uncapped"] = f"{text}: max_masks={USUAL_CAP} takes {capped} each"
-    buckets = batches.buckets
-    if buckets is not None and (spec.layout.padded or not buckets.of_masks):
-
-        def kept(step: int) -> tuple[int | None, int | None]:
-            choice = masks.at(batches.epoch, step)
-            return choice.max_masks, choice.capacity
-
-        found["padding"], found["padding_without"] = batches.padding(kept)
-        found["padded"] = buckets.wasted
-    return found
+            uncapped += f" (some of SA-1B have {MANY_MASKS}, with which a batch takes {many})"
+        uncapped += f": max_masks={USUAL_CAP} takes {capped} each"
+    return LoadingPlan(
+        samples=largest.samples,
+        most_masks=largest.most_masks,
+        batch_bytes=largest.nbytes,
+        schedules=", ".join(f"{name}={each}" for name, each in schedules),
+        uncapped=uncapped,
+        **resources,
+    )
 
 
 def cores() -> int:

@@ -308,7 +308,7 @@ class EpochCounts:
 
     def __init__(self, epoch: int, begun: float, clock: Callable[[], float] = time.perf_counter):
         """`begun`: when the consumer asked for the first batch, by the clock."""
-        self.clock, self._epoch, self._pid = clock, epoch, os.getpid()
+        self.clock, self._epoch, self.pid = clock, epoch, os.getpid()
         self._begun = self._last = begun  # `_last`: the end of the last wait
         self._ended: float | None = None
         # (kind, begin, end, reads), and of a wait what `took` is given: plain tuples, as making a
@@ -333,11 +333,6 @@ class EpochCounts:
         if self._store is not None and (self._ended is None or self._store_found is None):
             self._store_found = self._store() - self._store_before
         return self._store_found
-
-    @property
-    def here(self) -> bool:
-        """Whether the epoch belongs to this process."""
-        return self._pid == os.getpid()
 
     def worked(self, kind: str, begin: float, reads: Sequence[Read] = ()) -> None:
         """Note a piece of work that ends now.

@@ -4,20 +4,17 @@ They are in neither the API reference nor tests/public_api.txt, and may change i
 """
 
 INTERNAL = {
-    "Buckets": ("arranged", "as_text", "of_masks", "order", "rows", "wasted"),
+    "Buckets": ("arranged", "as_text", "order"),
     "ColorJitter": ("factors", "used"),
     "CutMix": ("draw",),
     "Dataset": ("locate", "locate_many", "rows_at", "shard_bounds"),
     "Frame": ("covered", "kept", "steps", "visible"),
     "Mixup": ("draw",),
     "OrderedBatches": (
-        "batches",
         "begin",
         "check",
         "end",
         "most_samples",
-        "part_of",
-        "sizes",
         "took",
     ),
     "PackOptions": ("as_text", "check_same", "from_json", "keeps_all", "layout", "to_json"),

@@ -8,11 +8,10 @@ from s3_server import s3, s3_process  # noqa: F401 - fixtures
 from several_packs import several  # noqa: F401 - a fixture
 from simulated_loading import cuda  # noqa: F401 - a fixture
 
-from sa1bpack.loading import loader
+from sa1bpack.loading import iteration
 
 
 @pytest.fixture(autouse=True)
 def threads_are_waited_for(monkeypatch):
-    """Where an epoch or a Loader ends, its threads have, however slow the machine is."""
-    monkeypatch.setattr(loader, "END_SECONDS", 100.0)
-    monkeypatch.setattr(loader, "CLOSE_SECONDS", 100.0)
+    """Where an epoch ends, its threads have, however slow the machine is."""
+    monkeypatch.setattr(iteration, "END_SECONDS", 100.0)

@@ -170,14 +170,7 @@ def test_buckets_yield_the_same_samples_with_less_padding(ds, make):
         used = sum(int(batch["mask_counts"].sum()) for batch in batches)
         rows = sum(batch["areas"].numel() for batch in batches)
         shares[buckets] = 1 - used / rows
-        plan = make(ds, 3, bucket_by=buckets, shuffle=True, seed=2).plan()
-        if buckets:
-            assert plan.padding == shares[buckets]
-            planned = plan.padding_without
-    assert planned == shares[None] > 1.5 * shares["mask_count"]
-    assert f"{planned:.0%}" in str(make(ds, 3, bucket_by="mask_count", shuffle=True, seed=2).plan())
-    assert make(ds, 3, bucket_by="mask_count", mask_layout="concat").plan().padding is None
-    assert make(ds, 3).plan().padding is None
+    assert shares[None] > 1.5 * shares["mask_count"]
 
 
 @BOTH

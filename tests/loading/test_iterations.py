@@ -8,9 +8,8 @@ import pytest
 from batches import BOTH, readers, rows_of
 
 from sa1bpack.errors import LoaderError, OptionError, ReadError
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.order.cursor import EpochCursor
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
 
 
@@ -134,7 +133,7 @@ def test_next_within_next_of_the_same_iteration_is_an_error_not_a_deadlock(ds, m
     """A finalizer that runs in the middle of it may call anything."""
     loader = make(ds, 4)
     batches, found = iter(loader), []
-    check = EpochCursor.check
+    check = OrderedBatches.check
 
     def checked(self, generation):
         with pytest.raises(LoaderError, match="within next"):
@@ -142,7 +141,7 @@ def test_next_within_next_of_the_same_iteration_is_an_error_not_a_deadlock(ds, m
         found.append(generation)
         check(self, generation)
 
-    monkeypatch.setattr(EpochCursor, "check", checked)
+    monkeypatch.setattr(OrderedBatches, "check", checked)
     assert len(next(batches)["indices"]) == 4 and found
     monkeypatch.undo()
     assert len(list(batches)) == 2
@@ -150,16 +149,15 @@ def test_next_within_next_of_the_same_iteration_is_an_error_not_a_deadlock(ds, m
 
 @BOTH
 def test_an_iteration_that_is_ended_as_it_begins_leaves_no_threads(ds, make, monkeypatch):
-    loader = make(ds, 1)  # more batches than buffers: no reader thread can have ended yet
-    check = EpochCursor.check
+    loader = make(ds, 1)
+    check = OrderedBatches.check
 
-    def checked(self, generation):  # the first time: as soon as there are threads
+    def checked(self, generation):  # the first time: before there are threads
         monkeypatch.undo()
-        assert make is make_dataloader or readers()
         loader.set_epoch(5)
         check(self, generation)
 
-    monkeypatch.setattr(EpochCursor, "check", checked)
+    monkeypatch.setattr(OrderedBatches, "check", checked)
     with pytest.raises(LoaderError, match="ended by"):
         next(iter(loader))
     assert not readers()

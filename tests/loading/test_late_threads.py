@@ -48,7 +48,7 @@ def slow_copies(monkeypatch):
         gate.pass_through()
         copy(self, *arguments)
 
-    monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.0)
+    monkeypatch.setattr("sa1bpack.loading.iteration.END_SECONDS", 0.0)
     monkeypatch.setattr(BatchCopy, "copy", slow)
     try:
         yield gate

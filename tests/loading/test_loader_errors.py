@@ -178,7 +178,7 @@ def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed
         assert begun.wait(60)
         return take(self, 0.01, doing)
 
-    monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.0)
+    monkeypatch.setattr("sa1bpack.loading.iteration.END_SECONDS", 0.0)
     ds = open_pack(packed.root)
     loader = Loader(ds, 3, threads=1)
     ids = ds.column("image_id")[:3].tolist()

@@ -97,7 +97,7 @@ def test_a_closed_loader_reports_it(ds):
     loader.close()
     loader.close()
     with pytest.raises(LoaderError, match="closed"):
-        iter(loader)
+        next(iter(loader))
 
 
 def test_batches_that_are_kept_never_change_however_many_they_are(ds, caplog):

@@ -1,9 +1,8 @@
 """Which masks of a sample are kept in a batch that takes fewer, at any time of a training."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,34 +25,20 @@ CHOICES = {
 }
 _DRAWN = ("random", "balanced")
 
-_FIELDS = {field.array: field for field in NUMBER_FIELDS}
-_KEYS = {field.sample: field for field in NUMBER_FIELDS}
 
-
-class MaskColumns:
+class MaskColumns(dict):
     """Columns of the masks of one sample, for a function that weights them.
 
     columns["area"], columns["bbox"], ...  (m, ...): one row per mask, the names of
                                            `Dataset.mask_column`, in the dataset's coordinates
     columns["image_id"], columns["epoch"]  int
+
+    Another name raises UnknownName, which names the columns that exist.
     """
 
-    def __init__(self, sample: Mapping[str, Any], masks: int, epoch: int):
-        self._sample, self._masks, self._epoch = sample, masks, epoch
-
-    def __len__(self) -> int:
-        return self._masks
-
-    def __getitem__(self, name: str) -> Any:
-        """The column of that name. Raises UnknownName naming the columns that exist."""
-        if name == "epoch":
-            return self._epoch
-        key = _FIELDS[name].sample if name in _FIELDS else name
-        if key not in self._sample or (key != "image_id" and name not in _FIELDS):
-            raise UnknownName(
-                f"no column {name!r}; the columns are image_id, epoch, {', '.join(_FIELDS)}"
-            )
-        return self._sample[key]
+    def __missing__(self, name: str) -> None:
+        known = ", ".join(field.array for field in NUMBER_FIELDS)
+        raise UnknownName(f"no column {name!r}; the columns are image_id, epoch, {known}")
 
 
 class MaskWeights:
@@ -69,9 +54,9 @@ class MaskWeights:
         """(m,): the weights of a sample's masks."""
         index = int(self._ids.positions(np.array([columns["image_id"]]))[0])
         first, stop = self._offsets[index : index + 2].tolist() if index >= 0 else (0, 0)
-        if stop - first != len(columns):
+        if stop - first != (masks := len(columns["area"])):
             raise LoaderError(
-                f"the sample has {len(columns)} masks, but the array that weights them has "
+                f"the sample has {masks} masks, but the array that weights them has "
                 f"{stop - first} for it; a transform that drops masks needs a function of columns"
             )
         return self._weights[first:stop]
@@ -144,7 +129,10 @@ class MaskChoice:
             found = np.asarray(sample[CHOICES[self.mask_select]])
             return np.sort(ranked(found)[: self.max_masks])
         image_id = int(sample["image_id"])
-        words = self._words(image_id, masks, epoch)
+        # Raw output and stable sorts: numpy guarantees that these never change, unlike
+        # `permutation`. SeedSequence does not accept negative numbers.
+        entropy = np.random.SeedSequence([self.seed, epoch, image_id % 2**64])
+        words = np.random.PCG64(entropy).random_raw(masks)
         if self.mask_select == "random":
             order = np.argsort(words, kind="stable")
         elif self.mask_select == "balanced":
@@ -167,28 +155,23 @@ class MaskChoice:
         if self.max_masks is None or len(rows) <= self.max_masks:
             return rows
         sample: dict[str, Any] = {"image_id": image_id}
-        for key in (
-            _KEYS if callable(self.mask_select) else {CHOICES[self.mask_select]} & _KEYS.keys()
-        ):
-            field = _KEYS[key]
-            sample[key] = arrays[field.array][rows]
-            if field.scaled and (scale != 1).any():
-                with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
-                    sample[key] = sample[key] * np.tile(scale, field.columns // 2)
+        for field in NUMBER_FIELDS:
+            if callable(self.mask_select) or field.sample == CHOICES[self.mask_select]:
+                sample[field.sample] = arrays[field.array][rows]
+                if field.scaled and (scale != 1).any():
+                    with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
+                        scales = np.tile(scale, field.columns // 2)
+                        sample[field.sample] = sample[field.sample] * scales
         return rows[self.rows(sample, len(rows), epoch)]
-
-    def _words(self, image_id: int, masks: int, epoch: int) -> np.ndarray:
-        """uint64 (masks,): random numbers of a sample."""
-        # Raw output and stable sorts: numpy guarantees that these never change, unlike
-        # `permutation`. SeedSequence does not accept negative numbers.
-        entropy = np.random.SeedSequence([self.seed, epoch, image_id % 2**64])
-        return np.random.PCG64(entropy).random_raw(masks)
 
     def _weights(self, sample: Mapping, image_id: int, masks: int, epoch: int) -> np.ndarray:
         """float64 (masks,): the weights that the function returns."""
-        assert callable(self.mask_select)
+        columns = MaskColumns(image_id=image_id, epoch=epoch)
+        for field in NUMBER_FIELDS:
+            if field.sample in sample:
+                columns[field.array] = sample[field.sample]
         try:
-            found = np.asarray(self.mask_select(MaskColumns(sample, masks, epoch)))
+            found = np.asarray(self.mask_select(columns))
         except Exception as error:
             error.add_note(f"raised by mask_select for the masks of image_id {image_id}")
             raise
@@ -239,25 +222,18 @@ _log = logging.getLogger(__name__)
 ScheduledSelect = MaskSelect | np.ndarray | Schedule | list[Any]
 
 
-@dataclass(frozen=True)
 class MaskSchedule:
     """The MaskChoice of any epoch and step.
 
     max_masks    Schedule of the most masks that are kept of a sample; None keeps all
     mask_select  Schedule of which masks are kept
     seed, pads   as in MaskChoice
+    schedules    the options that change, by name
+    unlimited    all masks are kept, always
     """
 
-    max_masks: Schedule
-    mask_select: Schedule
-    seed: int = 0
-    pads: bool = False
-
-    @classmethod
-    def of(
-        cls, max_masks: Any, mask_select: ScheduledSelect, seed: int, pads: bool
-    ) -> "MaskSchedule":
-        """The schedule of options of a loader, numbers or schedules.
+    def __init__(self, max_masks: Any, mask_select: ScheduledSelect, seed: int, pads: bool):
+        """The same options of a loader: values, or schedules of them.
 
         Raises OptionError for values that cannot be used, with the epoch or step of one of several.
         """
@@ -267,10 +243,14 @@ class MaskSchedule:
             MaskChoice(None, known, seed)
 
         counts = as_schedule("max_masks", max_masks)
-        counts = counts.map(lambda most: MaskChoice(most, pads=pads).max_masks)
-        select = as_schedule("mask_select", mask_select, functions=False)
-        select.map(check)
-        return cls(counts, select, seed, pads)
+        self.max_masks = counts.map(lambda most: MaskChoice(most, pads=pads).max_masks)
+        self.mask_select = as_schedule("mask_select", mask_select, functions=False)
+        self.mask_select.map(check)
+        self.seed, self.pads = seed, pads
+        options = (("max_masks", self.max_masks), ("mask_select", self.mask_select))
+        self.schedules = tuple(option for option in options if not option[1].constant)
+        self.unlimited = self.max_masks.constant and self.max_masks.values[0] is None
+        self._only: MaskChoice | None = None  # if none of them changes
 
     def over(self, ds: Dataset, seed: int) -> "MaskSchedule":
         """The same for the masks of a dataset, to which arrays of weights belong, and a seed.
@@ -283,48 +263,24 @@ class MaskSchedule:
         def weigh(value: Any) -> MaskSelect:
             return MaskWeights(ds, value) if isinstance(value, np.ndarray) else value
 
-        return replace(self, mask_select=self.mask_select.map(weigh), seed=seed)
+        return MaskSchedule(self.max_masks, self.mask_select.map(weigh), seed, self.pads)
 
     def at(self, epoch: int, step: int | None) -> MaskChoice:
         """The choice in an epoch, at a step of it."""
-        return self._first if self.constant else self._at(epoch, step)
-
-    def _at(self, epoch: int, step: int | None) -> MaskChoice:
+        if self._only is not None:
+            return self._only
         most, select = self.max_masks.at(epoch, step), self.mask_select.at(epoch, step)
-        return MaskChoice(most, select, self.seed, self.pads)
+        found = MaskChoice(most, select, self.seed, self.pads)
+        self._only = None if self.schedules else found
+        return found
 
-    @cached_property
-    def _first(self) -> MaskChoice:
-        return self._at(0, 0)
-
-    @property
-    def unlimited(self) -> bool:
-        """Whether all masks are kept, always."""
-        return self.max_masks.constant and self.max_masks.values[0] is None
-
-    @property
-    def constant(self) -> bool:
-        """Whether the choice is always the same."""
-        return self.max_masks.constant and self.mask_select.constant
-
-    @property
-    def schedules(self) -> tuple[tuple[str, Schedule], ...]:
-        """The options that change, by name."""
-        found = (("max_masks", self.max_masks), ("mask_select", self.mask_select))
-        return tuple((name, each) for name, each in found if not each.constant)
-
-    def with_sizes(self, sizes: Schedule) -> Iterator[tuple[int, MaskChoice]]:
-        """Batch sizes and choices, one of which makes the largest batch.
+    def with_sizes(self, sizes: Schedule) -> list[tuple[int, int | None]]:
+        """Batch sizes, and most masks per sample, one pair of which makes the largest batch.
 
         Those that come together, if that is known: one may grow while the other shrinks.
         """
         changing = [each for each in (self.max_masks, sizes) if not each.constant]
         if len({each.by for each in changing}) > 1:
-            yield sizes.largest, MaskChoice(self.max_masks.largest, pads=self.pads)
-            return
-        largest: dict[int | None, int] = {}
-        for start in sorted({start for each in changing for start in each.starts} | {0}):
-            most, size = self.max_masks.at(start, start), sizes.at(start, start)
-            largest[most] = max(size, largest.get(most, 0))
-        for most, size in largest.items():
-            yield size, MaskChoice(most, pads=self.pads)
+            return [(sizes.largest, self.max_masks.largest)]
+        starts = {start for each in changing for start in each.starts} | {0}
+        return [(sizes.at(at, at), self.max_masks.at(at, at)) for at in sorted(starts)]

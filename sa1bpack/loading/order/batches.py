@@ -9,29 +9,63 @@
         ...
         checkpoint = batches.state_after(done)         # a few numbers and strings
 
-`EpochBatches` describes the batches of one epoch and has no state; an `EpochCursor` keeps the place
-in the order; `OrderedBatches` is a cursor that is a batch sampler for one rank, and `DealtBatches`
-one for libraries that deal batches out to the ranks themselves.
+`EpochBatches` describes the batches of one epoch and has no state; `OrderedBatches` keeps the place
+of a run in its order, and is a batch sampler for one rank; `DealtBatches` is one for libraries that
+deal batches out to the ranks themselves.
 """
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.order.buckets import Buckets
-from sa1bpack.loading.order.cursor import EpochCursor
-from sa1bpack.loading.order.epoch import EpochBatches, Kept
+from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches
 from sa1bpack.loading.order.orders import Order
 from sa1bpack.schedules import Schedule, WholeNumbers
 
+_SCHEDULES = ("global_batch_size", "max_masks", "mask_select")
+_STATE_KEYS = {"version", "order", "epoch", "samples"}
+
+ENDED = (
+    "this iteration was ended by a new one of the same loader, by set_epoch(), load_state_dict() "
+    "or close(); make a second loader for two at once"
+)
+
+# Of all cursors: it is held for moments. Reentrant: a signal handler or a finalizer may close a
+# loader in the middle of a method. In a forked child a new one: a thread may have held it.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Replaced as one object, so that a signal handler or a forked child never finds half of it.
+
+    batches     of the latest iteration, or of the one to come
+    done        how many of them came out; None if a library took some and only it knows how many
+    generation  number of the iteration; another one, once that iteration has ended
+    """
+
+    batches: EpochBatches
+    done: int | None = 0
+    generation: int = 0
+
 
 @checks_options(buckets="bucket_by", last="drop_last=True or pad_last=True")
-class OrderedBatches(EpochCursor):
+class OrderedBatches:
     """Yields one rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
 
     Every iteration is an epoch. The first is epoch 0; once an iteration has yielded anything,
@@ -44,7 +78,11 @@ class OrderedBatches(EpochCursor):
     the same.
 
     One iteration at a time: a new one, `set_epoch` and `load_state_dict` end the one before, which
-    then raises LoaderError. An iteration begins with its first `next`.
+    then raises LoaderError. An iteration begins with its first `next`. If none of its batches came
+    out, the same epoch begins again, from the same batch.
+
+    Threads may share this object. A pickle or copy has the place in the order, and no iteration; a
+    forked child has its own, as the parent's was.
 
     Args:
         order: the order of the samples.
@@ -92,30 +130,31 @@ class OrderedBatches(EpochCursor):
     ):
         if bucket_by is not None and not isinstance(bucket_by, Buckets):
             raise OptionError(f"bucket_by is {bucket_by!r}: pass Buckets(ds, {bucket_by!r})")
-        by_group = rank is None and world_size is None
+        self._by_group = rank is None and world_size is None
         batches = EpochBatches(
             order,
             batch_size,
-            0 if by_group else rank,
-            1 if by_group else world_size,
+            0 if self._by_group else rank,
+            1 if self._by_group else world_size,
             drop_last=drop_last,
             pad_last=pad_last,
             buckets=bucket_by,
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
-        ).check_epochs()
-        super().__init__(batches, _of_this_process if by_group else None)
+        )
+        self._position = _Position(batches.check_epochs())
         self.current  # noqa: B018 - raises where they cannot be cut
 
     @property
     def order(self) -> Order:
         """The order of the samples."""
-        return self.batches.order
+        return self._position.batches.order
 
     @property
     def batch_size(self) -> int | Schedule:
         """Samples per batch of each rank: a number, or a schedule by epoch or step."""
-        sizes, ranks = self.sizes, self.world_size
+        current = self.current
+        sizes, ranks = current.cut.sizes, current.world_size
         if sizes.constant:
             return sizes.values[0] // ranks
         return Schedule(sizes.by, sizes.starts, [size // ranks for size in sizes.values])
@@ -154,43 +193,10 @@ class OrderedBatches(EpochCursor):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
-    def sizes(self) -> Schedule:
-        """Samples per batch by epoch or step, all ranks together."""
-        return self.current.cut.sizes
-
-    @property
-    def buckets(self) -> Buckets | None:
-        """The buckets that sort samples within a window of batches; None: there are none."""
-        return self.batches.buckets
-
-    def padding(self, kept: Kept | None = None) -> tuple[float, float]:
-        """Return the part of mask rows that is padding, 0 to 1, with buckets and without them; for
-        buckets by aspect, the part of the pixels of images that are cropped to their batch.
-
-        Of this rank's first batches of the epoch, of up to 65,536 samples.
-
-        Args:
-            kept: see `EpochBatches.padding`; None: all masks are kept.
-
-        Raises:
-            OptionError: there are no buckets.
-        """
-        if self.buckets is None:
-            raise OptionError("the batches have no buckets: pass bucket_by=Buckets(ds)")
-        current = self.current
-        plain = replace(current, buckets=None)
-        return current.padding(self.buckets, kept), plain.padding(self.buckets, kept)
-
-    @property
     def most_samples(self) -> int:
         """Samples of a rank's largest batch, in any epoch."""
-        return self.part_of(self.sizes.largest)
-
-    def part_of(self, size: int) -> int:
-        """The most samples that a rank has of a batch of this size."""
-        if not self.current.pad_last:
-            size = min(size, len(self.order))
-        return -(-size // self.world_size)
+        current = self.current
+        return current.part_of(current.cut.sizes.largest)
 
     def first_step(self, epoch: int) -> int:
         """The number of batches of all epochs before this one.
@@ -203,7 +209,8 @@ class OrderedBatches(EpochCursor):
     def current(self) -> EpochBatches:
         """The batches of the latest iteration, of the rank that this process has now; before it has
         begun, of the one to come."""
-        return self.batches if self._join is None else _with_rank(self.batches)
+        batches = self._position.batches
+        return _with_rank(batches) if self._by_group else batches
 
     def __len__(self) -> int:
         """Return the batches of the complete epoch of `current`, also if the rest of it is yielded.
@@ -229,6 +236,158 @@ class OrderedBatches(EpochCursor):
             OptionError: the iteration has fewer than k batches.
         """
         return self.current.state_after(k)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration; before it has begun, of the one to come."""
+        return self._position.batches.epoch
+
+    def begin(self) -> tuple[int, EpochBatches]:
+        """Begin an iteration and return its generation number and its batches.
+
+        The iteration before ends. Until a batch came out, the next iteration is this one again.
+
+        Raises:
+            LoaderError, OptionError: this process has no rank, or there is no cut for it; then
+                nothing has changed.
+        """
+        with _lock:
+            before = self._position
+            batches = before.batches
+            if before.done != 0:
+                batches = batches.after(len(batches))
+            if self._by_group:
+                batches = _of_this_process(batches)
+            self._position = _Position(batches, 0, before.generation + 1)
+            return before.generation + 1, batches
+
+    def check(self, generation: int) -> None:
+        """Raise LoaderError if the iteration of this number has ended."""
+        if generation != self._position.generation:
+            raise LoaderError(ENDED)
+
+    def took(self, generation: int, done: int | None) -> None:
+        """Note that batch number `done` - 1 of an iteration came out: `done` are done.
+
+        None: a library took a batch and may have fetched it ahead, so only it can count them.
+
+        Raises:
+            LoaderError: the iteration has ended. The place is then that of its successor, and
+                stays so.
+        """
+        with _lock:
+            self.check(generation)
+            self._position = replace(self._position, done=done)
+
+    def end(self, generation: int | None = None) -> None:
+        """End the running iteration, if there is one; with a number, only that iteration."""
+        with _lock:
+            before = self._position
+            if generation in (None, before.generation):
+                self._position = replace(before, generation=before.generation + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration this epoch, from its first batch; end the running iteration.
+
+        If it is the epoch that comes next anyway, because `load_state_dict` chose it or no batch of
+        it came out, the place within it stays: a loop that calls `set_epoch` every time resumes in
+        mid-epoch after `load_state_dict`.
+
+        Raises:
+            OptionError: epoch is not a whole number of 0 or more.
+        """
+        epoch = whole_number("epoch", epoch, 0, MAX_WORD)
+        with _lock:
+            before = self._position
+            batches = before.batches
+            if before.done != 0 or batches.epoch != epoch:
+                batches = replace(batches, epoch=epoch, start=0)
+            self._position = _Position(batches, 0, before.generation + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the batch that came out last, equal on all ranks.
+
+        Right where batches are used as they come out: by hand or with `num_workers=0`. With
+        workers, which fetch ahead, use `OrderedBatches.state_after`.
+
+        Raises:
+            LoaderError: another library takes the batches, so only it knows how many were used.
+        """
+        position = self._position
+        if position.done is None:
+            raise LoaderError(
+                "the batches of this epoch are taken by another library through batch_sampler, so "
+                "only it knows how many were used: save its count, and resume with set_epoch() and "
+                "its own way of skipping batches (Accelerate: skip_first_batches)"
+            )
+        return position.batches.state_after(position.done)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next iteration begin after the last batch of the state; end the running one.
+
+        Raises:
+            OptionError: the state is damaged, has another version, or belongs to another order.
+                Nothing has changed then.
+        """
+        with _lock:
+            before = self._position
+            self._position = _Position(_restored(before.batches, state), 0, before.generation + 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        position = self._position
+        return vars(self) | {"_position": _Position(position.batches, position.done)}
+
+
+def _restored(batches: EpochBatches, state: Any) -> EpochBatches:
+    """The batches that remain after a state, cut as these are.
+
+    Raises:
+        OptionError: the state is damaged, has another version, or belongs to another order; the
+            message names every difference.
+    """
+    epoch, start = _checked_state(state, batches.identity(), len(batches.order))
+    rest = replace(batches, epoch=epoch, start=start)
+    # With drop_last and a larger batch_size than before, too few samples may remain.
+    return rest if len(rest) else rest.after(0)
+
+
+def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
+    """Return epoch and samples of a state of the order that `own` identifies.
+
+    size  samples of an epoch
+    """
+    if not isinstance(state, dict) or set(state) != _STATE_KEYS:
+        found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+        raise OptionError(f"a state has the keys {sorted(_STATE_KEYS)}, this one has {found}")
+    if state["version"] != STATE_VERSION:
+        raise OptionError(
+            f"the state has version {state['version']!r}; this release reads {STATE_VERSION}"
+        )
+    if not isinstance(state["order"], dict):
+        raise OptionError(f"a state's order is a dict, this one is {state['order']!r}")
+    differences = _differences(state["order"], own)
+    if differences:
+        remedy = "Open the same data with the same options, or start a new run"
+        if differences.keys() <= {*_SCHEDULES, "bucket_by", "drop_last", "pad_last"}:
+            remedy += "; to continue with other ones, begin an epoch with set_epoch"
+        listed = "; ".join(differences.values())
+        raise OptionError(f"the state belongs to another order: {listed}. {remedy}")
+    epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
+    return epoch, whole_number("the state's samples", state["samples"], 0, size)
+
+
+def _differences(saved: dict, own: dict[str, int | str]) -> dict[str, str]:
+    """Option → what it was and is, of those in which a saved order differs."""
+    names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
+    return {name: f"{name} was {_shown(name, saved)}, is {_shown(name, own)}" for name in names}
+
+
+def _shown(name: str, order: dict) -> str:
+    """The value of an option in an order, for a message."""
+    if name not in order:
+        return "none"
+    value = str(order[name]).removeprefix("Steps(").removesuffix(")")
+    return value if name == "global_batch_size" and value.isdigit() else repr(order[name])
 
 
 def _of_this_process(batches: EpochBatches) -> EpochBatches:

@@ -69,7 +69,6 @@ class Buckets:
             )
         self.fingerprint = ds.fingerprint
         self.counts = ds.column("mask_count").astype(np.int32)
-        self._shapes = None
         if np.ndim(by) == 0:
             self.by = choice("bucket_by", by, BY)
             self.keys = self.counts if by == "mask_count" else self._ratios(ds)
@@ -84,8 +83,8 @@ class Buckets:
                 "bucket_by is 'aspect', but this pack's images are squashed into squares (fit "
                 "squash), all of one shape: use bucket_by='mask_count'"
             )
-        self._shapes = ds.column("size")[:, 2:].copy()  # int32 (n, 2): stored height and width
-        return (self._shapes[:, 0] / self._shapes[:, 1]).astype(np.float32)
+        size = ds.column("size")
+        return (size[:, 2] / size[:, 3]).astype(np.float32)
 
     def as_text(self) -> str:
         """The key and the window, which decide the batches: "mask_count, windows of 64 batches"."""
@@ -110,31 +109,6 @@ class Buckets:
         if count % 2:
             places = np.append(places, count // 2)
         return ranked[places]
-
-    def rows(self, samples: np.ndarray, most: int | None, capacity: int | None) -> tuple[int, int]:
-        """Mask rows, or pixels, of a batch of samples, int64 (k,): those used, and with padding.
-
-        most      masks that are kept per sample; None for all
-        capacity  masks per sample in padded arrays; None: those of the fullest one
-        """
-        if self._shapes is not None:
-            shapes = self._shapes[samples].astype(np.int64)
-            return int(shapes.prod(1).sum()), len(samples) * int(shapes.max(0).prod())
-        counts = self.counts[samples].astype(np.int64)
-        if most is not None:
-            counts = np.minimum(counts, most)
-        rows = int(counts.max(initial=0)) if capacity is None else capacity
-        return int(counts.sum()), len(samples) * rows
-
-    @property
-    def of_masks(self) -> bool:
-        """True if it is mask rows that are wasted, False if pixels."""
-        return self._shapes is None
-
-    @property
-    def wasted(self) -> str:
-        """The name of what padding takes."""
-        return "mask rows" if self.of_masks else "pixels of images cropped to their batch"
 
 
 def _spread(count: int) -> np.ndarray:

@@ -2,9 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
@@ -105,10 +103,6 @@ STATE_VERSION = 1
 MAX_RANKS = MAX_BATCH = 2**32 - 1
 # Epochs of a batch size by step that are cut beforehand, to find one that cannot be.
 _CHECKED_EPOCHS = 1000
-# Samples of an epoch for which padding is computed.
-_REPORTED_SAMPLES = 1 << 16
-# Step → masks that are kept per sample, and masks per sample in padded arrays.
-Kept = Callable[[int], tuple[int | None, int | None]]
 
 
 @dataclass(frozen=True)
@@ -128,7 +122,7 @@ class EpochBatches:
       differ by at most one sample, and there must be at least one sample per rank.
     - With `drop_last` they are dropped from this epoch. All batches are full.
     - With `pad_last` the epoch's first samples follow them until the batch is full. All batches are
-      full, and `padded` samples of the last global batch have come before, see `repeated`.
+      full, and `repeated` tells which samples have come before.
 
     In every case all ranks have the same number of batches, and none is empty.
 
@@ -167,34 +161,45 @@ class EpochBatches:
     def __post_init__(self):
         if not isinstance(self.order, Order):
             raise OptionError(f"order is {self.order!r}: give an Order, such as ShuffleOrder(ds)")
-        self._set_whole("world_size", 1, MAX_RANKS)
-        self._set_whole("rank", 0, self.world_size - 1)
-        self._set_whole("epoch", 0, MAX_WORD)
-        self._set_whole("start", 0, len(self.order))
+        samples, own = len(self.order), vars(self)  # of a frozen object; checked values replace its
+        own["world_size"] = whole_number("world_size", self.world_size, 1, MAX_RANKS)
+        own["rank"] = whole_number("rank", self.rank, 0, self.world_size - 1)
+        own["epoch"] = whole_number("epoch", self.epoch, 0, MAX_WORD)
+        own["start"] = whole_number("start", self.start, 0, samples)
         if flag("drop_last", self.drop_last) and flag("pad_last", self.pad_last):
             raise OptionError(
                 "drop_last and pad_last are True: choose one, or neither for a short last batch"
             )
         if self.cut is None:
-            self._set("cut", Cut(self._global_sizes(), len(self.order), self.drop_last))
-        if self.cut.divisor % self.world_size:
-            size = next(size for size in self.cut.sizes.values if size % self.world_size)
+            own["cut"] = Cut(self._global_sizes(), samples, self.drop_last)
+        cut, epoch = self.cut, self.epoch
+        if cut.divisor % self.world_size:
+            size = next(size for size in cut.sizes.values if size % self.world_size)
             raise OptionError(
                 f"global_batch_size {self._named(size)} counts the samples of all ranks together; "
                 f"it must be a multiple of world_size {self.world_size}"
             )
-        largest = self.cut.sizes.largest
-        if self.drop_last and largest > len(self.order):
+        largest = cut.sizes.largest
+        if self.drop_last and largest > samples:
             raise OptionError(
-                f"drop_last is True, but an epoch of {len(self.order)} samples has no full batch "
+                f"drop_last is True, but an epoch of {samples} samples has no full batch "
                 f"of {self._named(largest)}; choose a smaller batch size, or pad_last=True"
             )
-        self._find_first()
-        if not (self.drop_last or self.pad_last) and 0 < self._left_over < self.world_size:
-            when = "" if self.cut.sizes.constant else f" of epoch {self.epoch}"
+        # The numbers of the batches, and the samples that do not fill one. A start between two
+        # batches, after another batch size, moves the rest of them.
+        first = cut.number(epoch, self.start)
+        first += cut.position(epoch, first) < self.start
+        moved = cut.position(epoch, first) - self.start
+        last = cut.number(epoch, samples + moved)
+        left_over = samples + moved - cut.position(epoch, last)
+        own.update(_first=first, _moved=moved, _full=last - first)
+        own["_count"] = self._full + (left_over > 0 and not self.drop_last)
+        own["_first_step"] = cut.first_step(epoch)
+        if not (self.drop_last or self.pad_last) and 0 < left_over < self.world_size:
+            when = "" if cut.sizes.constant else f" of epoch {epoch}"
             raise OptionError(
                 f"the last batch{when} has "
-                f"{counted(self._left_over, 'sample')} for {self.world_size} ranks; choose "
+                f"{counted(left_over, 'sample')} for {self.world_size} ranks; choose "
                 "pad_last=True or drop_last=True, or another batch size"
             )
         if self.buckets is not None:
@@ -212,7 +217,7 @@ class EpochBatches:
             )
         ((name, value),) = given.items()
         sizes = whole_numbers(name, value, 1, MAX_BATCH)
-        self._set(name, sizes.values[0] if sizes.constant else sizes)
+        vars(self)[name] = sizes.values[0] if sizes.constant else sizes
         if name == "batch_size" and self.world_size > 1:
             return Schedule(sizes.by, sizes.starts, [n * self.world_size for n in sizes.values])
         return sizes
@@ -223,33 +228,12 @@ class EpochBatches:
             return self
         return replace(self, rank=rank, world_size=world_size, cut=None).check_epochs()
 
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _set_whole(self, name: str, low: int, high: int) -> None:
-        self._set(name, whole_number(name, getattr(self, name), low, high))
-
     def _named(self, size: int) -> str:
         """A batch size, and when it begins."""
         sizes = self.cut.sizes
         if sizes.constant:
             return str(size)
         return f"{size} (from {sizes.by} {sizes.starts[sizes.values.index(size)]} on)"
-
-    def _find_first(self) -> None:
-        """Find the numbers of the batches, and the samples that do not fill one.
-
-        A start between two batches, after another batch size, moves the rest of them.
-        """
-        cut, epoch, start = self.cut, self.epoch, self.start
-        first = cut.number(epoch, start)
-        first += cut.position(epoch, first) < start
-        self._set("_first", first)
-        self._set("_moved", cut.position(epoch, first) - start)
-        end = len(self.order) + self._moved
-        last = cut.number(epoch, end)
-        self._set("_full", last - first)
-        self._set("_left_over", end - cut.position(epoch, last))
 
     def _check_buckets(self) -> None:
         if self.order.arranges:
@@ -281,14 +265,7 @@ class EpochBatches:
 
     def __len__(self) -> int:
         """Return the number of batches from `start` to the end of the epoch."""
-        return self._full + (self._left_over > 0 and not self.drop_last)
-
-    @property
-    def padded(self) -> int:
-        """The number of samples at the end of the last global batch that have come before."""
-        if not self.pad_last or not self._left_over:
-            return 0
-        return self.cut.size(self.epoch, self._first + self._full) - self._left_over
+        return self._count
 
     def repeated(self, k: int) -> np.ndarray:
         """Return bool (n,): which samples of this rank's part of batch k fill up the last batch.
@@ -331,10 +308,6 @@ class EpochBatches:
         """
         return self._first_step + self.number(k)
 
-    @cached_property
-    def _first_step(self) -> int:
-        return self.cut.first_step(self.epoch)
-
     def __getitem__(self, k: int) -> np.ndarray:
         """Return int64 (n,), the samples of this rank's part of batch k.
 
@@ -353,6 +326,12 @@ class EpochBatches:
             length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size
         )
 
+    def part_of(self, size: int) -> int:
+        """Return the most samples that a rank has of a batch of this size."""
+        if not self.pad_last:
+            size = min(size, len(self.order))
+        return -(-size // self.world_size)
+
     def global_batch(self, k: int) -> np.ndarray:
         """Return int64 (n,), the samples of batch k of all ranks together, in order of rank.
 
@@ -363,7 +342,7 @@ class EpochBatches:
             return self._bucketed(k)
         first, stop = self.span(k)
         samples, own = self._take(first, stop), len(self.order) - first
-        # What has come before stays at the end, see `padded`.
+        # What has come before stays at the end, see `repeated`.
         return np.concatenate([self.order.arranged(samples[:own]), samples[own:]])
 
     def span(self, k: int) -> tuple[int, int]:
@@ -413,25 +392,6 @@ class EpochBatches:
             parts.append(self.order.take(self.epoch, low - lap, stop - lap))
             low = stop
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def padding(self, buckets: Buckets, kept: Kept | None = None) -> float:
-        """Return the part of the first batches, of up to 65,536 samples of this rank, that is
-        padding, 0 to 1.
-
-        Args:
-            buckets: of the dataset: what is padded, and the masks of its samples.
-            kept: step → the masks that are kept per sample, None for all; and the masks per sample
-                in padded arrays, None for those of the batch's fullest sample. None: all are kept.
-        """
-        used = total = samples = 0
-        for k in range(len(self)):
-            most, capacity = (None, None) if kept is None else kept(self.step(k))
-            batch = self[k]
-            found = buckets.rows(batch, most, capacity)
-            used, total, samples = used + found[0], total + found[1], samples + len(batch)
-            if samples >= _REPORTED_SAMPLES:
-                break
-        return 1 - used / total if total else 0.0
 
     def after(self, k: int) -> "EpochBatches":
         """Return what remains once the first k batches are done: the next epoch if k is all.

@@ -83,18 +83,6 @@ def waste(batches):
     return 1 - used / sum(len(batch) * COUNTS[batch].max() for batch in batches)
 
 
-def test_the_padding_saved_is_reported():
-    batches = OrderedBatches(ORDER, 24, bucket_by=Buckets(DS, batches=8))
-    batches.set_epoch(1)
-    expected = [waste(on_ranks(1, 24, b, epoch=1)[0]) for b in (Buckets(DS, batches=8), None)]
-    assert batches.padding() == pytest.approx(expected)
-    # With 50 masks of each sample that has more, in batches that all have 64 rows per sample.
-    kept = np.minimum(COUNTS, 50).sum() / (64 * SIZE)
-    assert batches.padding(lambda step: (50, 64)) == pytest.approx((1 - kept, 1 - kept))
-    with pytest.raises(OptionError, match="the batches have no buckets"):
-        OrderedBatches(ORDER, 24).padding()
-
-
 @each
 @pytest.mark.parametrize("last", [{}, {"drop_last": True}, {"pad_last": True}])
 def test_any_number_of_ranks_yields_the_same_batches_of_the_same_sizes(sizes, last):
@@ -173,10 +161,7 @@ def test_buckets_by_aspect_crop_batches_to_one_shape():
         batches, _ = on_ranks(1, 20, given_buckets)
         total = sum(len(batch) * sizes[batch].max(0).prod() for batch in batches)
         shares.append(1 - sizes.prod(1).sum() / total)
-        used, rows = np.sum([buckets.rows(np.array(b), None, None) for b in batches], axis=0)
-        assert 1 - used / rows == shares[-1]
     assert shares[0] < 0.3 * shares[1]
-    assert not buckets.of_masks
     squash = Samples()
     squash.layout = SimpleNamespace(fit="squash")
     with pytest.raises(OptionError, match="squashed into squares"):

@@ -12,16 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.loading.order.cursor import EpochCursor
+from sa1bpack.loading.order import batches as batches_module
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 
 ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
 ENDED = r"ended by a new one .*set_epoch\(\), load_state_dict\(\) or close\(\)"
-
-
-def new_cursor(**options) -> EpochCursor:
-    return EpochCursor(EpochBatches(ORDER, 8, **options))
 
 
 def place(cursor) -> tuple[int, int]:
@@ -67,11 +64,9 @@ STEPS = st.lists(
 @given(STEPS)
 @example([("load", 1, 8), ("begin",), ("take", 0), ("set_epoch", 1), ("begin",)])
 def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps):
-    cursor, model, ended = new_cursor(), Model(), []
-    cursor.on_end = lambda: ended.append(cursor.state_dict())
+    cursor, model = OrderedBatches(ORDER, 8), Model()
     begun: list[list] = []  # generation, batches, how many it has taken
     for name, *values in steps:
-        was_live, ends = model.live, len(ended)
         if name == "begin":
             if model.done:
                 model = Model(model.epoch + 1)
@@ -99,7 +94,6 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
                 ):
                     with pytest.raises(LoaderError, match=ENDED):
                         late()
-            was_live = 0  # ends nothing
         elif name == "set_epoch":
             cursor.set_epoch(values[0])
             if model.done or values[0] != model.epoch:
@@ -107,21 +101,20 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
             model = replace(model, live=0)
         elif name == "load":
             epoch, samples = values
-            cursor.load_state_dict(new_cursor(epoch=epoch, start=samples).state_dict())
+            cursor.load_state_dict(
+                EpochBatches(ORDER, 8, epoch=epoch, start=samples).state_after(0)
+            )
             model = Model(epoch + 1) if samples == 20 else Model(epoch, samples)
         elif values and len(begun) > values[0]:
             generation = begun[-1 - values[0]][0]
             cursor.end(generation)
-            if generation != model.live:
-                was_live = 0  # ends nothing
-            else:
+            if generation == model.live:
                 model = replace(model, live=0)
         else:
             cursor.end()
             model = replace(model, live=0)
         assert place(cursor) == model.state()
         assert cursor.epoch == model.epoch
-        assert len(ended) - ends == bool(was_live)
         other = pickle.loads(pickle.dumps(cursor))
         assert place(other) == model.state()
 
@@ -130,7 +123,7 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
 
 
 def test_a_refused_state_epoch_or_beginning_changes_nothing():
-    cursor = new_cursor()
+    cursor = OrderedBatches(ORDER, 8)
     generation, _ = cursor.begin()
     cursor.took(generation, 1)
     with pytest.raises(OptionError, match="a state has the keys"):
@@ -140,60 +133,53 @@ def test_a_refused_state_epoch_or_beginning_changes_nothing():
     cursor.took(generation, 2)
     assert place(cursor) == (0, 16)
 
-    def refused(batches):
+
+@pytest.fixture
+def joining(monkeypatch):
+    """Has a function called where an iteration that begins looks for its rank, under the lock."""
+
+    def of_call(call) -> OrderedBatches:
+        made = OrderedBatches(ORDER, 8, rank=None, world_size=None)
+        monkeypatch.setattr(batches_module, "process_group", call)
+        return made
+
+    return of_call
+
+
+def test_a_refused_beginning_changes_nothing(joining):
+    def refused():
         raise LoaderError("not here")
 
-    cursor = EpochCursor(EpochBatches(ORDER, 8, start=8), refused)
+    cursor = joining(refused)
     with pytest.raises(LoaderError, match="not here"):
         cursor.begin()
-    assert place(cursor) == (0, 8)
+    assert place(cursor) == (0, 0)
 
 
-def test_the_end_of_an_iteration_is_reported_once_and_outside_the_lock():
-    cursor, found = new_cursor(), []
-
-    def from_another_thread():
-        thread = threading.Thread(target=lambda: (cursor.end(), found.append(place(cursor))))
-        thread.start()
-        thread.join(60)
-        assert not thread.is_alive(), "the hook was called under the lock"
-
-    cursor.on_end = from_another_thread
-    cursor.begin()
-    assert found == []
-    cursor.set_epoch(4)
-    cursor.set_epoch(5)
-    assert found == [(4, 0)]
-
-
-def test_a_forked_child_has_a_cursor_even_if_a_thread_held_its_lock_at_the_fork():
+def test_a_forked_child_has_a_place_even_if_a_thread_held_the_lock_at_the_fork(joining):
     parent, begun, forked = os.getpid(), threading.Event(), threading.Event()
 
-    def join(batches):  # called under the lock
+    def join():  # called under the lock
         if os.getpid() == parent:
             begun.set()
             assert forked.wait(60)
-        return batches
 
-    cursor = EpochCursor(EpochBatches(ORDER, 8, epoch=4), join)
+    cursor = joining(join)
     thread = threading.Thread(target=cursor.begin)
     thread.start()
     assert begun.wait(60)
     with forked_child() as child:
         if child == 0:
-            assert cursor.begin()[1].epoch == 4
+            assert cursor.begin()[1].epoch == 0
         else:
             forked.set()
             thread.join(60)
-    assert place(cursor) == (4, 0)
+    assert place(cursor) == (0, 0)
 
 
-def test_a_signal_handler_may_close_a_loader_that_is_about_to_begin():
-    def join(batches):
-        signal.raise_signal(signal.SIGUSR1)
-        return batches
-
-    cursor, handled = EpochCursor(EpochBatches(ORDER, 8), join), []
+def test_a_signal_handler_may_close_a_loader_that_is_about_to_begin(joining):
+    handled = []
+    cursor = joining(lambda: signal.raise_signal(signal.SIGUSR1))
     before = signal.signal(signal.SIGUSR1, lambda *_: (cursor.end(), handled.append(1)))
     try:
         cursor.begin()
