@@ -7,10 +7,8 @@ sample's own rows.
 """
 
 import os
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,7 +38,7 @@ from sa1bpack.loading.batch.load_samples import (
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
-from sa1bpack.loading.reading import OPEN_FILES, SampleReader, ShardFiles
+from sa1bpack.loading.reading import OPEN_FILES, SampleReader
 from sa1bpack.masks import check_image_runs, passes
 
 _RUN_BYTES = 4
@@ -68,137 +66,140 @@ def without_frames(error: Exception) -> Exception:
     return error
 
 
-@dataclass(frozen=True)
-class BatchSource:
-    """A dataset, and how its batches are made.
-
-    spec   their layout in a buffer
-    masks  which masks are kept, at any time
-    direct  what is not in the page cache is read past it
-    """
-
-    ds: Dataset
-    spec: BatchSpec
-    masks: MaskSchedule
-    direct: bool = False
-
-    @property
-    def checked(self) -> bool:
-        """Whether samples are compared with their checksums as they are copied."""
-        return self.ds.options.verify_checksums
-
-    def error(self, where: np.ndarray, cause: Exception) -> ReadError:
-        """The error of a sample: int64 (8,), see PLACE, and its cause."""
-        row, number, local = where[[ROW, NUMBER, LOCAL]].tolist()
-        error = read_error(self.ds.pack, row, number, local, cause)
-        error.__cause__ = cause
-        return error
-
-
 # Rows of the table of samples that are looked up: place among the indices that were given, index in
 # the dataset, number of the shard, row in it, first mask and one past the last, row in the pack,
 # image id.
 PLACE, INDEX, NUMBER, LOCAL, FIRST, STOP, ROW, ID = range(8)
 
 
-class Lookup(NamedTuple):
-    """What was looked up of the samples of one or more batches: n samples."""
+class BatchSource:
+    """A dataset, and how its batches are made.
 
-    where: np.ndarray  # int64 (8, n), see PLACE
-    shards: list[OpenShard]  # n
-    counts: np.ndarray  # int64 (n,), kept masks
-    samples: Samples  # where they are; their files are entered while they are open
-    epoch: int
-    choice: MaskChoice  # of their masks
+    spec     their layout in a buffer
+    masks    which masks are kept, at any time
+    direct   what is not in the page cache is read past it
+    checked  samples are compared with their checksums as they are copied
+    """
+
+    def __init__(self, ds: Dataset, spec: BatchSpec, masks: MaskSchedule, direct: bool = False):
+        self.ds, self.spec, self.masks, self.direct = ds, spec, masks, direct
+        self.checked = ds.options.verify_checksums
+
+    def error(self, where: np.ndarray, cause: Exception) -> ReadError:
+        """The error of a sample: int64 (8,), see PLACE, and its cause."""
+        row, number, local = where[[ROW, NUMBER, LOCAL]].tolist()
+        error = read_error(self.ds.pack, row, number, local, cause)
+        error.__cause__ = without_frames(cause)
+        return error
 
 
 class BatchCopy:
-    """One batch to be copied: samples `low` to `high` of a lookup.
+    """One batch to be copied.
 
     `regions` and `nbytes` describe where its arrays go in the buffer.
     """
 
-    def __init__(self, source: BatchSource, lookup: Lookup, low: int, high: int):
-        self._source, self._lookup, self._low, self._high = source, lookup, low, high
-        self._spec, self._samples = source.spec, lookup.samples
-        offsets = lookup.samples.offsets
-        self._first_mask = int(offsets[low])
-        self.total = int(offsets[high]) - self._first_mask
-        counts = lookup.counts[low:high]
-        self.most = int(counts.max(initial=0))  # masks of the fullest sample
-        capacity = lookup.choice.capacity
-        self.capacity = self.most if capacity is None else capacity  # of padded arrays
+    def __init__(
+        self,
+        source: BatchSource,
+        where: np.ndarray,
+        shards: list[OpenShard],
+        samples: Samples,
+        epoch: int,
+        choice: MaskChoice,
+    ):
+        """
+        Args:
+            source: of the samples.
+            where: int64 (8, B), see PLACE.
+            shards: of each sample.
+            samples: where they are; their files are entered while they are open.
+            epoch: of the batch.
+            choice: of the masks that are kept.
+        """
+        self._source, self._spec, self._where, self._shards = source, source.spec, where, shards
+        self._samples, self._epoch, self._choice = samples, epoch, choice
+        self._counts = np.diff(samples.offsets)
+        self.total = int(samples.offsets[-1])
+        self.most = int(self._counts.max(initial=0))  # masks of the fullest sample
+        self.capacity = choice.capacity or self.most  # of padded arrays
         # int64 (T + 1,): where the runs of each mask begin in those of all masks, joined.
-        self.run_offset = self._run_offset(0, high - low)
+        self.run_offset = self._run_offset(0, len(shards))
         self.regions, self.nbytes = self._spec.regions(
-            high - low, self.capacity, self.total, int(self.run_offset[-1])
+            len(shards), self.capacity, self.total, int(self.run_offset[-1])
         )
-        self._arrays = self._array_table()
-        self._status = np.zeros((high - low, len(self._arrays)), np.int64)
         self._failed: dict[int, Exception] = {}
-        self._fields = FIELD_TABLE.copy()
-        self._fields[:, 0] = [self.regions[field.batch].start for field in COPIED_FIELDS]
-
-    def _array_table(self) -> np.ndarray:
-        """int64 (p, 6): `Place.arrays`."""
-        spec, regions = self._spec, self.regions
-        rows = self.capacity if spec.layout.padded else -1
-        images = regions["images"]
-        canvas = prod(images.shape[1:])
-        kind = AS_IT_IS if spec.image.how == AS_STORED else ON_CANVAS
-        table = [(images.start, canvas, canvas, False, -1, kind)]
-        if spec.masks.source == "bits":
-            width, start = spec.mask_bytes, regions["masks"].start
-            kind, out = (UNPACKED, 8 * width) if spec.as_bool else (AS_IT_IS, width)
-            capacity = self.capacity if spec.pads_masks else -1
-            table.append((start, width, out, True, capacity, kind))
-        else:
-            table.append((0, _RUN_BYTES, _RUN_BYTES, True, -1, RUNS))
-        for feature in spec.features:
-            start, width, per_mask = (
-                regions[feature.name].start,
-                feature.row_bytes,
-                feature.axis == "mask",
-            )
-            table.append((start, width, width, per_mask, rows if per_mask else -1, AS_IT_IS))
-        return np.array(table, np.int64)
 
     def __len__(self) -> int:
-        return self._high - self._low
+        return len(self._shards)
 
     @property
     def indices(self) -> np.ndarray:
         """int64 (B,): the samples, in the dataset."""
-        return self._lookup.where[INDEX, self._low : self._high]
+        return self._where[INDEX]
 
     def name(self) -> str:
         """The samples, for messages."""
-        ids = self._lookup.where[ID, self._low : self._high].tolist()
+        ids = self._where[ID].tolist()
         return f"samples with the image ids {ids[:8]}{' and more' if len(ids) > 8 else ''}"
 
-    def write_heads(self, buffer: np.ndarray) -> None:
-        """Write the arrays with one row per sample, and the offsets."""
-        low, high, found = self._low, self._high, self._lookup
-        counts = found.counts[low:high]
-        offsets = found.samples.offsets[low : high + 1] - self._first_mask
+    def begin(self, buffer: np.ndarray) -> None:
+        """Begin to fill a buffer, uint8 (n,) of at least `nbytes`: write the arrays with one row
+        per sample, and the offsets."""
+        assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
+        spec, samples, regions = self._spec, self._samples, self.regions
         heads = {
-            "mask_counts": counts,
-            "image_ids": found.where[ID, low:high],
-            "sizes": found.samples.sizes[low:high],
-            "indices": found.where[ROW, low:high],
-            "mask_offsets": offsets,
+            "mask_counts": self._counts,
+            "image_ids": self._where[ID],
+            "sizes": samples.sizes,
+            "indices": self._where[ROW],
+            "mask_offsets": samples.offsets,
             "run_offset": self.run_offset,
         }
-        if "mask_positions" in self.regions:
-            shift = np.arange(len(self)) * self.capacity - offsets[:-1]
-            heads["mask_positions"] = np.arange(self.total) + np.repeat(shift, counts)
-        for key in heads.keys() & self.regions.keys():
-            self.regions[key].view(buffer)[...] = heads[key]
+        if "mask_positions" in regions:
+            shift = np.arange(len(self)) * self.capacity - samples.offsets[:-1]
+            heads["mask_positions"] = np.arange(self.total) + np.repeat(shift, self._counts)
+        for key in heads.keys() & regions.keys():
+            regions[key].view(buffer)[...] = heads[key]
+        rows = self.capacity if spec.layout.padded else -1
+        images, canvas = regions["images"], prod(spec.image.shape)
+        kind = AS_IT_IS if spec.image.how == AS_STORED else ON_CANVAS
+        arrays = [(images.start, canvas, canvas, False, -1, kind)]
+        if spec.masks.source == "bits":
+            width = spec.masks.size**2 // 8
+            kind, out = (UNPACKED, 8 * width) if spec.as_bool else (AS_IT_IS, width)
+            own = self.capacity if spec.pads_masks else -1
+            arrays.append((regions["masks"].start, width, out, True, own, kind))
+        else:
+            arrays.append((0, _RUN_BYTES, _RUN_BYTES, True, -1, RUNS))
+        for feature in spec.features:
+            start, width = regions[feature.name].start, feature.row_bytes
+            per_mask = feature.axis == "mask"
+            arrays.append((start, width, width, per_mask, rows if per_mask else -1, AS_IT_IS))
+        fields = FIELD_TABLE.copy()
+        fields[:, 0] = [regions[field.batch].start for field in COPIED_FIELDS]
+        with_runs = spec.masks.source == "runs"
+        self._buffer, self._place = (
+            buffer,
+            Place(
+                buffer,
+                0,
+                spec.image.how,
+                spec.shards.image_size,
+                0 if spec.shards.flat else spec.shards.image_size,
+                np.array(arrays, np.int64),
+                fields,
+                rows,
+                regions["run_ends"].view(buffer) if with_runs else np.empty(0, np.int32),
+                np.zeros(1, np.int64),
+                np.zeros((len(self), len(arrays)), np.int64),
+            ),
+        )
 
     # ------------------------------------------------------------------------------------ the copy
 
-    def copy(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
-        """Copy samples `first` to `stop` of the batch into the buffer.
+    def copy(self, first: int, stop: int, reader: SampleReader) -> None:
+        """Copy samples `first` to `stop` of the batch into the buffer that it was begun in.
 
         reader  of this thread
 
@@ -207,19 +208,30 @@ class BatchCopy:
         """
         if self._source.checked:
             for k in range(first, stop):
-                self._announce(self._low + k, reader.direct)
+                self._announce(k, reader.direct)
             for k in range(first, stop):
-                self._copy_checked(k, buffer, reader)
+                self._copy_checked(k, reader)
             return
+        names = self._spec.arrays[:2]
         for start in range(first, stop, OPEN_SAMPLES):
-            end = min(start + OPEN_SAMPLES, stop)
-            held = self._open_files(start, end, reader.direct)
-            self._load(start, end, buffer, reader)
-            del held  # the descriptors in the lookup are not used again
+            end, held = min(start + OPEN_SAMPLES, stop), []
+            for k in range(start, end):
+                try:
+                    held.append(OPEN_FILES.get(self._shards[k], names, reader.direct))
+                    self._samples.files[k, :, OPEN:] = held[-1].table
+                except ResourceShortage:
+                    raise
+                except (FileNotFoundError, NotADirectoryError) as error:
+                    self._failed[k] = missing(Path(error.filename))
+                except OSError as error:
+                    self._failed[k] = without_frames(error)
+            self._load(start, end, reader)
+            del held  # the descriptors in `Samples.files` are not used again
 
     def compile(self) -> None:
         """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel."""
-        self._load(0, 0, np.empty(self.nbytes, np.uint8), SampleReader(direct=False))
+        self.begin(np.empty(self.nbytes, np.uint8))
+        self._load(0, 0, SampleReader(direct=False))
         if self._spec.masks.source != "bits":
             ends, offset = np.array([1], np.int32), np.array([0, 1])
             check_image_runs(ends, offset, 1)
@@ -227,111 +239,68 @@ class BatchCopy:
                 bits = self._spec.masks.draw(ends, offset, np.ones(4, np.int32))
                 unpack_into(bits, np.empty((*bits.shape[:2], 8 * bits.shape[2]), np.bool_))
 
-    def _load(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
-        """Load these samples, whose files are open."""
-        assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        spec, found = self._spec, self._samples
-        low = self._low
-        runs, masks = np.empty(0, np.int32), found.offsets[low + first : low + stop + 1]
-        run_offset = np.zeros(1, np.int64)
-        if spec.masks.source == "runs":
-            runs = self.regions["run_ends"].view(buffer)
-            run_offset = self.run_offset[masks[0] - self._first_mask :]
-        elif spec.masks.source == "drawn":
-            run_offset = self._run_offset(first, stop)
-            runs = np.empty(int(run_offset[-1]), np.int32)
-        place = Place(
-            buffer,
-            low,
-            spec.image.how,
-            spec.shards.image_size,
-            spec.stored_side,
-            self._arrays,
-            self._fields,
-            self.capacity if spec.layout.padded else -1,
-            runs,
-            run_offset,
-            self._status,
-        )
-        reader.load(found, place, first, stop)
-        if spec.masks.source == "bits":
-            return
-        masks = masks - masks[0]
-        for k in range(first, stop):
-            if not self._status[k, MASKS]:
-                begin, end = masks[k - first], masks[k - first + 1]
-                self._use_runs(k, runs, run_offset[begin : end + 1], buffer)
-
     def _run_offset(self, first: int, stop: int) -> np.ndarray:
         """int64 (m + 1,): where the runs of each mask of these samples begin in those of all of
         them, joined; zero where masks do not come from runs."""
-        low, found = self._low, self._samples
-        begin, end = found.offsets[[low + first, low + stop]].tolist()
+        begin, end = self._samples.offsets[[first, stop]].tolist()
         offset = np.zeros(end - begin + 1, np.int64)
         if self._spec.masks.source != "bits":
-            spans = found.mask_spans[begin:end]
+            spans = self._samples.mask_spans[begin:end]
             np.cumsum(spans[:, 1] - spans[:, 0], out=offset[1:])
         return offset
 
-    def _open_files(self, first: int, stop: int, direct: bool) -> list[ShardFiles]:
-        """Enter the files of samples into the lookup; they stay open as long as the list lives."""
-        found, held = self._lookup, []
-        for k in range(first, stop):
-            at = self._low + k
-            shard, files = found.shards[at], found.samples.files[at, :, OPEN:]
+    def _load(self, first: int, stop: int, reader: SampleReader) -> None:
+        """Load these samples, whose files are open; check the runs of each, or draw its masks of
+        them, and keep its error, if any."""
+        spec, place, samples = self._spec, self._place, self._samples
+        masks = samples.offsets[first : stop + 1]
+        if spec.masks.source == "runs":
+            place = place._replace(run_offset=self.run_offset[masks[0] :])
+        elif spec.masks.source == "drawn":
+            offset = self._run_offset(first, stop)
+            runs = np.empty(int(offset[-1]), np.int32)
+            place = place._replace(run_ends=runs, run_offset=offset)
+        reader.load(samples, place, first, stop)
+        if spec.masks.source == "bits":
+            return
+        for k in np.flatnonzero(place.status[first:stop, MASKS] == 0) + first:
+            begin, end = samples.offsets[k : k + 2] - masks[0]
+            offset = place.run_offset[begin : end + 1]
+            ends, offset = place.run_ends[offset[0] : offset[-1]], offset - offset[0]
+            size = samples.sizes[k]
             try:
-                held.append(OPEN_FILES.get(shard, self._spec.arrays[:2], direct))
-                files[:] = held[-1].table
-            except ResourceShortage:
-                raise
-            except (FileNotFoundError, NotADirectoryError) as error:
-                self._failed[k] = missing(Path(error.filename))
-            except OSError as error:
-                self._failed[k] = without_frames(error)
-        return held
+                if spec.masks.source == "runs":
+                    check_image_runs(ends, offset, int(size[0]) * int(size[1]))
+                else:
+                    self._draw(k, ends, offset, size)
+            except MaskError as error:
+                self._failed[int(k)] = without_frames(error)
 
-    def _use_runs(self, k: int, ends, offset: np.ndarray, buffer: np.ndarray) -> None:
-        """Check the runs of sample k, or draw its masks of them; keep its error, if any.
-
-        ends    int32 (r,), of several samples
-        offset  int64 (m + 1,): where those of each of its masks begin
-        """
-        ends, offset = ends[offset[0] : offset[-1]], offset - offset[0]
-        size = self._samples.sizes[self._low + k]
-        try:
-            if self._spec.masks.source == "runs":
-                check_image_runs(ends, offset, int(size[0]) * int(size[1]))
-            else:
-                self._draw(k, ends, offset, size, buffer)
-        except MaskError as error:
-            self._failed[k] = without_frames(error)
-
-    def _draw(self, k: int, ends, offset, size: np.ndarray, buffer: np.ndarray) -> None:
+    def _draw(self, k: int, ends: np.ndarray, offset: np.ndarray, size: np.ndarray) -> None:
         """Draw these runs of the masks of sample k into the buffer; see MaskSpec.draw."""
-        spec, masks = self._spec, self.regions["masks"].view(buffer)
+        spec, masks = self._spec, self.regions["masks"].view(self._buffer)
         count = len(offset) - 1
         if spec.pads_masks:
             masks[k, count:] = 0
             masks = masks[k, :count]
         else:
-            first = int(self._lookup.samples.offsets[self._low + k]) - self._first_mask
-            masks = masks[first : first + count]
+            masks = masks[slice(*self._samples.offsets[k : k + 2])]
         bits = spec.masks.draw(ends, offset, size, None if spec.as_bool else masks)
         if spec.as_bool:
             unpack_into(bits, masks)
 
     # --------------------------------------------------------------------------- checked reading
 
-    def _announce(self, at: int, direct: bool) -> None:
-        """Let the system begin to read a sample's rows into the page cache, all of them at once.
+    def _announce(self, k: int, direct: bool) -> None:
+        """Let the system begin to read the rows of sample k into the page cache, all of them at
+        once.
 
         Through their maps, so that nothing is opened for it; what is read there is never looked at.
 
-        at      its place in the lookup
         direct  all but the large ones, which are not read through the page cache
         """
-        shard = self._lookup.shards[at].shard
-        local, first, stop = self._lookup.where[LOCAL:ROW, at].tolist()
+        shard = self._shards[k].shard
+        local, first, stop = self._where[LOCAL:ROW, k].tolist()
         spans = {"sample": (local, local + 1), "mask": (first, stop)}
         for spec in shard.layout.arrays:
             if spec.axis in spans and not (direct and spec.name in _LARGE):
@@ -340,44 +309,55 @@ class BatchCopy:
                 if count:
                     read_ahead_map(address(shard[spec.name]) + low * spec.row_bytes, count)
 
-    def _copy_checked(self, k: int, buffer: np.ndarray, reader: SampleReader) -> None:
+    def _copy_checked(self, k: int, reader: SampleReader) -> None:
         """Read sample k and compare it with its checksum, then load it from there."""
         try:
-            rows = self._read_checked(k, buffer, reader.direct)
-            self._load(k, k + 1, buffer, reader)
-            del rows  # the addresses in the lookup are not used again
+            rows = self._read_checked(k, reader.direct)
+            self._load(k, k + 1, reader)
+            del rows  # the addresses in `Samples` are not used again
         except ResourceShortage:
             raise
         except (FormatError, MaskError, OSError) as error:
             self._failed[k] = without_frames(error)
 
-    def _read_checked(self, k: int, buffer: np.ndarray, direct: bool) -> list[np.ndarray]:
-        """Read all rows of sample k, compare them, and enter them into the lookup, whose addresses
+    def _read_checked(self, k: int, direct: bool) -> list[np.ndarray]:
+        """Read all rows of sample k, compare them, and enter them into `Samples`, whose addresses
         are of the arrays that are returned."""
-        pack, spec, found, at = self._source.ds.pack, self._spec, self._samples, self._low + k
-        local, _, _, row = self._lookup.where[LOCAL:ID, at].tolist()
+        ds, spec, samples = self._source.ds, self._spec, self._samples
+        local, _, _, row = self._where[LOCAL:ID, k].tolist()
         in_place = spec.image.how == AS_STORED  # pixels are read to their place
-        images = self.regions["images"].view(buffer)
-        rows = pack.read_rows(row, {"image": images[k : k + 1]} if in_place else None, direct)
+        images = self.regions["images"].view(self._buffer)
+        rows = ds.pack.read_rows(row, {"image": images[k : k + 1]} if in_place else None, direct)
         # Arrays, so that each has memory of its own: one row may be a number.
-        features = pack.read_features(row, direct)
+        features = ds.pack.read_features(row, direct)
         features = [np.ascontiguousarray(features[feature.name]) for feature in spec.features]
-        size = rows["size"][0]
-        self.regions["sizes"].view(buffer)[k] = found.sizes[at] = size
-        if self._source.ds.options.coordinates == "stored":
-            found.scales[at] = size[[3, 2]] / size[[1, 0]]
-        kept = self._kept(at, rows)
-        masks = slice(*found.offsets[at : at + 2])
-        found.mask_rows[masks] = kept  # of the sample's own, as all of the following
-        edges = np.arange(len(rows["area"]) + 1)
+        size, count = rows["size"][0], len(rows["area"])
+        self.regions["sizes"].view(self._buffer)[k] = samples.sizes[k] = size
+        if ds.options.coordinates == "stored":
+            samples.scales[k] = size[[3, 2]] / size[[1, 0]]
+        passing, rule = np.arange(count), ds.options.rule
+        if rule is not None:
+            scores = (rows[name] for name in SCORES)
+            passing = np.flatnonzero(passes(rule, *scores, int(size[0]) * int(size[1])))
+        image_id, scale = int(rows["image_id"][0]), samples.scales[k]
+        kept = self._choice.of_arrays(image_id, rows, passing, scale, self._epoch)
+        if len(kept) != self._counts[k]:
+            raise FormatError(
+                f"it has {count} masks, of which {len(kept)} are kept, but {self._counts[k]} were "
+                f"to be kept by what was read before; {REPAIR}"
+            )
+        masks = slice(*samples.offsets[k : k + 2])
+        samples.mask_rows[masks] = kept  # of the sample's own, as all of the following
+        edges = np.arange(count + 1)
         if spec.masks.source == "drawn":
             edges = rows["run_offset"] - rows["run_offset"][0]
-        found.mask_spans[masks] = np.stack([edges[kept], edges[kept + 1]], 1)
-        found.spans[at] = 0, rows["image"].nbytes
-        found.fields[at] = [address(rows[name]) for name in spec.arrays[2:]]
-        files = found.files[at]
+        samples.mask_spans[masks] = np.stack([edges[kept], edges[kept + 1]], 1)
+        samples.spans[k] = 0, rows["image"].nbytes
+        image, of_masks, *fields = (address(rows[name]) for name in spec.arrays)
+        samples.fields[k] = fields
+        files = samples.files[k]
         files[:, OPEN] = IN_MEMORY
-        files[:2, MAP] = [address(rows[name]) for name in spec.arrays[:2]]
+        files[:2, MAP] = image, of_masks
         if in_place:
             files[IMAGE, OPEN] = IN_PLACE
         for c, (feature, values) in enumerate(zip(spec.features, features, strict=True), 2):
@@ -385,44 +365,22 @@ class BatchCopy:
             files[c, MAP] = address(values) - skipped
         return [*rows.values(), *features]
 
-    def _kept(self, at: int, rows: dict[str, np.ndarray]) -> np.ndarray:
-        """The masks of a sample that are kept, exactly as many as were planned.
-
-        at  its place in the lookup
-        """
-        planned, masks = int(self._lookup.counts[at]), len(rows["area"])
-        passing, rule = np.arange(masks), self._source.ds.options.rule
-        if rule is not None:
-            height, width = rows["size"][0, :2].tolist()
-            passing = np.flatnonzero(passes(rule, *(rows[n] for n in SCORES), height * width))
-        kept = self._lookup.choice.of_arrays(
-            int(rows["image_id"][0]), rows, passing, self._samples.scales[at], self._lookup.epoch
-        )
-        if len(kept) != planned:
-            raise FormatError(
-                f"it has {masks} masks, of which {len(kept)} are kept, but {planned} were to be "
-                f"kept by what was read before; {REPAIR}"
-            )
-        return kept
-
     # -------------------------------------------------------------------------------------- errors
 
     def errors(self) -> list[tuple[int, ReadError]]:
         """(position in the batch, error) of every sample that could not be copied."""
-        causes = {k: self._cause(k) for k in np.flatnonzero(self._status.any(axis=1)).tolist()}
+        status = self._place.status
+        causes = {k: self._cause(k, status[k]) for k in np.flatnonzero(status.any(1)).tolist()}
         causes |= self._failed
-        where = self._lookup.where[:, self._low :]
-        return [(k, self._source.error(where[:, k], causes[k])) for k in sorted(causes)]
+        return [(k, self._source.error(self._where[:, k], causes[k])) for k in sorted(causes)]
 
-    def _cause(self, k: int) -> Exception:
+    def _cause(self, k: int, status: np.ndarray) -> Exception:
         """Why sample k was not copied, by its status."""
-        at = self._low + k
-        shard = self._lookup.shards[at]
-        c = int(np.flatnonzero(self._status[k])[0])
-        code = int(self._status[k, c])
+        shard, c = self._shards[k], int(np.flatnonzero(status)[0])
+        code = int(status[c])
         if code == BAD_SPANS:
             return FormatError(
-                f"{shard.path('run_offset')}: runs of sample {self._lookup.samples.local[at]} are "
+                f"{shard.path('run_offset')}: runs of sample {self._samples.local[k]} are "
                 f"not within 0 and {shard.shard.extent.runs}; {REPAIR}"
             )
         path = shard.path(self._spec.arrays[c]) if c < 2 else shard.features[c - 2].path

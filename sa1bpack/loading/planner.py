@@ -2,8 +2,8 @@
 
     planner = Planner(BatchSource(ds, spec, masks))
     for copy, errors in planner.plan([indices, ...], epoch, choice):
-        copy.write_heads(buffer)
-        copy.copy(0, len(copy), buffer, reader)   any part of the samples, in any thread
+        copy.begin(buffer)
+        copy.copy(0, len(copy), reader)   any part of the samples, in any thread
         errors = copy.errors()
 
 Values that the plan takes from a shard are copied out of its memory map once, compared with the
@@ -31,7 +31,7 @@ from sa1bpack.dataset.shards import (
 )
 from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, ReadError, ResourceShortage
-from sa1bpack.format.shard_reader import REPAIR, Shard, read_rows_unchecked
+from sa1bpack.format.shard_reader import REPAIR, read_rows_unchecked
 from sa1bpack.kernels import memcpy, njit
 from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.loading.batch.mask_choice import MaskChoice
@@ -46,9 +46,7 @@ from sa1bpack.loading.batch_copy import (
     STOP,
     BatchCopy,
     BatchSource,
-    Lookup,
     address,
-    without_frames,
 )
 from sa1bpack.masks import passes
 
@@ -204,11 +202,11 @@ class Planner:
     def __init__(self, source: BatchSource):
         """A planner of batches of this source."""
         self.source = source
-        layout, names = source.ds.layout, [spec.name for spec in source.ds.layout.arrays]
-        self._columns = np.array(
-            [*range(FIRST_ADDRESS), *(FIRST_ADDRESS + names.index(n) for n in source.spec.arrays)]
-        )
-        self._scores = FIRST_ADDRESS + np.array([source.spec.arrays.index(name) for name in SCORES])
+        layout, arrays = source.ds.layout, source.spec.arrays
+        names = [spec.name for spec in layout.arrays]
+        columns = [*range(FIRST_ADDRESS), *(FIRST_ADDRESS + names.index(n) for n in arrays)]
+        self._columns = np.array(columns)
+        self._scores = FIRST_ADDRESS + np.array([arrays.index(name) for name in SCORES])
         self._stored = Stored(
             image_bytes=0 if layout.flat else layout.array("image").row_bytes,
             channels=3 if layout.pixels == "rgb" else 0,
@@ -228,23 +226,28 @@ class Planner:
 
         Raises ResourceShortage if the system refuses mappings or files for the shards.
         """
-        indices, pack = np.concatenate(batches), self.source.ds.pack
-        place, rows = np.arange(len(indices)), self.source.ds.rows_at(indices)
+        source, indices = self.source, np.concatenate(batches)
+        pack, rows = source.ds.pack, source.ds.rows_at(indices)
+        place = np.arange(len(indices))
         where = np.stack([place, indices, *pack.locate_many(rows), rows, pack.image_ids(rows)])
-        numbers = where[NUMBER].tolist()
-        shards, failed = pack.open_many(numbers)
-        wrong = {k: without_frames(failed[n]) for k, n in enumerate(numbers) if n in failed}
-        look_up = self._count if self.source.checked else self._look_up
-        lookup = look_up(_without(where, wrong), shards, wrong, epoch, choice)
-        errors = {k: self.source.error(where[:, k], wrong[k]) for k in wrong}
-        # Positions in the lookup, which has only the samples that can be copied.
-        good = np.ones(len(indices), np.int64)
-        good[list(wrong)] = 0
-        kept = offsets_of(good)
+        shards, failed = pack.open_many(where[NUMBER].tolist())
+        wrong = {k: failed[n] for k, n in enumerate(where[NUMBER].tolist()) if n in failed}
+        look_up = self._count if source.checked else self._look_up
+        found, samples = look_up(_without(where, wrong), shards, wrong, epoch, choice)
+        errors = {k: source.error(where[:, k], wrong[k]) for k in wrong}
+        opened = [shards[n] for n in found[NUMBER].tolist()]
         plans, low = [], 0
         for batch in batches:
             high = low + len(batch)
-            copy = BatchCopy(self.source, lookup, int(kept[low]), int(kept[high]))
+            # Positions among those that can be copied.
+            own = slice(*np.searchsorted(found[PLACE], (low, high)).tolist())
+            masks = slice(samples.offsets[own.start], samples.offsets[own.stop])
+            part = Samples(*(array[own] for array in samples))._replace(
+                offsets=samples.offsets[own.start : own.stop + 1] - masks.start,
+                mask_rows=samples.mask_rows[masks],
+                mask_spans=samples.mask_spans[masks],
+            )
+            copy = BatchCopy(source, found[:, own], opened[own], part, epoch, choice)
             plans.append((copy, [errors[k] for k in range(low, high) if k in errors]))
             low = high
         return plans
@@ -268,10 +271,10 @@ class Planner:
         wrong: dict[int, Exception],
         epoch: int,
         choice: MaskChoice,
-    ) -> Lookup:
-        """The lookup of samples: int64 (8, n), see PLACE; those that are `wrong` are left out, and
-        their errors added there."""
-        found = [shards[number] for number in where[NUMBER].tolist()]
+    ) -> tuple[np.ndarray, Samples]:
+        """Where samples are: int64 (8, n), see PLACE, and `Samples`; those that are wrong are left
+        out, and their errors added to `wrong`."""
+        ds, found = self.source.ds, [shards[number] for number in where[NUMBER].tolist()]
         columns = [shard.table[self._columns] for shard in found]
         table = np.array(columns, np.int64).reshape(len(found), len(self._columns))
         sizes = np.zeros((len(table), 4), np.int32)
@@ -283,62 +286,45 @@ class Planner:
                 error = _error(int(status[k]), found[k], where[:, k], sizes[k])
                 wrong[int(where[PLACE, k])] = error
             fine = status == FINE
-            table, sizes, spans = table[fine], sizes[fine], spans[fine]
-            where = _without(where, wrong)
+            table, sizes, spans, where = table[fine], sizes[fine], spans[fine], where[:, fine]
             found = [shards[number] for number in where[NUMBER].tolist()]
-        candidates, passing = self._candidates(table, *where[FIRST:ROW], sizes)
-        counts = choice.counts(passing)
-        offsets = offsets_of(counts)
+        local, first, stop = where[LOCAL:ROW]
+        # What is planned from here on has these masks to choose from, and no other number of them:
+        # rows in their shards, int64 (C,), and how many each sample has, int64 (n,).
+        passing, rule = stop - first, ds.options.rule
+        if rule is None:
+            mask_rows = expanded(first, offsets_of(passing))
+        else:
+            mask_rows, passing = np.empty(int(passing.sum()), np.int64), np.empty_like(passing)
+            limits = (rule.min_area, rule.max_area_frac, rule.min_iou, rule.min_stability)
+            limits = np.array([np.nan if limit is None else limit for limit in limits])
+            passing_masks(table, first, stop, sizes, self._scores, limits, mask_rows, passing)
+            mask_rows = mask_rows[: int(passing.sum())]
         scales = np.ones((len(found), 2))
-        if self.source.ds.options.coordinates == "stored":
+        if ds.options.coordinates == "stored":
             scales = np.ascontiguousarray(sizes[:, [3, 2]] / sizes[:, [1, 0]])
-        mask_rows = self._mask_rows(found, where[ID], candidates, passing, scales, epoch, choice)
+        counts = choice.counts(passing)
+        if (counts != passing).any():
+            edges, chosen = offsets_of(passing), []
+            for k, shard in enumerate(found):
+                own, image_id = mask_rows[edges[k] : edges[k + 1]], int(where[ID, k])
+                chosen.append(choice.of_arrays(image_id, shard.arrays, own, scales[k], epoch))
+                assert len(chosen[-1]) == counts[k], (len(chosen[-1]), counts[k])
+            mask_rows = np.concatenate(chosen)
+        offsets = offsets_of(counts)
         if self._stored.with_runs:
             mask_spans = np.empty((len(mask_rows), 2), np.int64)
             run_spans(table, offsets, mask_rows, mask_spans)
         else:
             mask_spans = np.stack([mask_rows, mask_rows + 1], 1)
-        files = self._no_files(len(found))
+        files = np.full((len(found), 2 + len(self.source.spec.features), 4), NO_FILE)
         files[:, :2, MAP] = table[:, FIRST_ADDRESS : FIRST_ADDRESS + 2]
-        parts = [address(part.values) for shard in found for part in shard.features]
-        files[:, 2:, MAP] = np.array(parts, np.int64).reshape(files[:, 2:, MAP].shape)
+        for shard, own in zip(found, files, strict=True):
+            own[2:, MAP] = [address(part.values) for part in shard.features]
         fields = np.ascontiguousarray(table[:, FIRST_ADDRESS + 2 :])
-        local = where[LOCAL]
-        samples = Samples(
+        return where, Samples(
             local, spans, offsets, mask_rows, mask_spans, sizes, scales, fields, files
         )
-        return Lookup(where, found, counts, samples, epoch, choice)
-
-    def _no_files(self, samples: int) -> np.ndarray:
-        """`Samples.files` of which none is open yet."""
-        return np.full((samples, 2 + len(self.source.spec.features), 4), NO_FILE)
-
-    def _candidates(self, table, first, stop, sizes) -> tuple[np.ndarray, np.ndarray]:
-        """The masks to choose from: rows in their shards, int64 (C,), and how many each sample has,
-        int64 (n,). What is planned from here on has these masks, and no other number of them."""
-        rule, masks = self.source.ds.options.rule, stop - first
-        if rule is None:
-            return expanded(first, offsets_of(masks)), masks
-        rows, passing = np.empty(int(masks.sum()), np.int64), np.empty(len(first), np.int64)
-        limits = (rule.min_area, rule.max_area_frac, rule.min_iou, rule.min_stability)
-        limits = np.array([np.nan if limit is None else limit for limit in limits])
-        passing_masks(table, first, stop, sizes, self._scores, limits, rows, passing)
-        return rows[: int(passing.sum())], passing
-
-    def _mask_rows(self, shards, ids, candidates, passing, scales, epoch, choice) -> np.ndarray:
-        """int64 (T,): rows in their shards of the kept masks, sample by sample."""
-        edges = offsets_of(passing)
-        if choice.max_masks is None or not (passing > choice.max_masks).any():
-            return candidates
-        chosen = []
-        for k, shard in enumerate(shards):
-            rows = candidates[edges[k] : edges[k + 1]]
-            kept = choice.of_arrays(int(ids[k]), shard.arrays, rows, scales[k], epoch)
-            assert len(kept) == min(len(rows), choice.max_masks), (len(kept), len(rows))
-            chosen.append(kept)
-        return np.concatenate(chosen)
-
-    # -------------------------------------------------------------------------- checked reading
 
     def _count(
         self,
@@ -347,19 +333,39 @@ class Planner:
         wrong: dict[int, Exception],
         epoch: int,
         choice: MaskChoice,
-    ) -> Lookup:
-        """The lookup of samples as `_look_up`, with no more than their numbers of masks:
-        BatchCopy enters what it reads of each when it has been compared."""
-        for k, number in enumerate(where[NUMBER].tolist()):
-            if (error := masks_outside(shards[number], *where[FIRST:ROW, k].tolist())) is not None:
-                wrong[int(where[PLACE, k])] = error
-        where = _without(where, wrong)
-        passing = self._count_masks(where, shards, wrong)
+    ) -> tuple[np.ndarray, Samples]:
+        """As `_look_up`, with no more than the numbers of masks: BatchCopy enters what it reads of
+        each sample when it has been compared with its checksum.
+
+        With a rule, by scores that are not compared with anything yet: when they are, another count
+        is an error. They are read from their files: a file that is cut short is an error then.
+        """
+        rule, passing = self.source.ds.options.rule, where[STOP] - where[FIRST]
+        samples = where[[PLACE, NUMBER, *range(LOCAL, ROW)]].T.tolist()
+        for place, number, _, first, stop in samples:
+            if (error := _masks_outside(shards[number], first, stop)) is not None:
+                wrong[place] = error
+            elif rule is not None:  # all are announced before the first is waited for
+                for name in SCORES:
+                    start = address(shards[number].arrays[name]) + 8 * first
+                    read_ahead_map(start, 8 * (stop - first))
+        for k, (place, number, local, first, stop) in enumerate(samples):
+            if rule is None or place in wrong:
+                continue
+            shard = shards[number].shard
+            spans = {"size": (local, local + 1)} | dict.fromkeys(SCORES, (first, stop))
+            read = [partial(read_rows_unchecked, shard, name, *spans[name]) for name in spans]
+            try:
+                size, *scores = map(CACHE.with_resources, read)
+                passing[k] = np.count_nonzero(passes(rule, *scores, int(size[0, :2].prod())))
+            except ResourceShortage:
+                raise
+            except (FormatError, OSError) as error:
+                wrong[place] = error
         good = ~np.isin(where[PLACE], list(wrong))
-        where, counts = _without(where, wrong), choice.counts(passing[good])
-        offsets, n, fields = offsets_of(counts), len(counts), len(self.source.spec.arrays) - 2
-        total = int(offsets[-1])
-        samples = Samples(
+        where, offsets = where[:, good], offsets_of(choice.counts(passing[good]))
+        n, total, spec = where.shape[1], int(offsets[-1]), self.source.spec
+        return where, Samples(
             where[LOCAL],
             np.zeros((n, 2), np.int64),
             offsets,
@@ -367,47 +373,14 @@ class Planner:
             np.zeros((total, 2), np.int64),
             np.zeros((n, 4), np.int32),
             np.ones((n, 2)),
-            np.zeros((n, fields), np.int64),
-            self._no_files(n),
+            np.zeros((n, len(spec.arrays) - 2), np.int64),
+            np.full((n, 2 + len(spec.features), 4), NO_FILE),
         )
-        found = [shards[number] for number in where[NUMBER].tolist()]
-        return Lookup(where, found, counts, samples, epoch, choice)
-
-    def _count_masks(self, where, shards, wrong) -> np.ndarray:
-        """int64 (n,): how many masks of each sample pass the rule; of no meaning for those whose
-        errors are added to `wrong`.
-
-        By bytes that are not compared with anything yet: when they are, another count is an error.
-        """
-        rule, counts = self.source.ds.options.rule, where[STOP] - where[FIRST]
-        if rule is None:
-            return counts
-        samples = where[[NUMBER, LOCAL, FIRST, STOP]].T.tolist()
-        for number, _, first, stop in samples:
-            for name in SCORES:  # all of them are announced before the first is waited for
-                read_ahead_map(address(shards[number].arrays[name]) + 8 * first, 8 * (stop - first))
-        for k, (number, local, first, stop) in enumerate(samples):
-            try:
-                read = partial(_scores, shards[number].shard, local, first, stop)
-                scores, size = CACHE.with_resources(read)
-            except ResourceShortage:
-                raise
-            except (FormatError, OSError) as error:
-                wrong[int(where[PLACE, k])] = without_frames(error)
-                continue
-            counts[k] = np.count_nonzero(passes(rule, *scores, size[0] * size[1]))
-        return counts
 
 
 def _without(where: np.ndarray, wrong: dict[int, Exception]) -> np.ndarray:
     """The samples, int64 (8, n), see PLACE, whose places are not among those that are wrong."""
     return np.compress(~np.isin(where[PLACE], list(wrong)), where, axis=1) if wrong else where
-
-
-def _scores(shard: Shard, row: int, first: int, stop: int) -> tuple[list[np.ndarray], list[int]]:
-    """What a rule compares of some masks, and the size of their sample."""
-    found = [read_rows_unchecked(shard, name, first, stop) for name in SCORES]
-    return found, read_rows_unchecked(shard, "size", row, row + 1)[0].tolist()
 
 
 def _error(status: int, shard: OpenShard, where: np.ndarray, size: np.ndarray) -> FormatError:
@@ -418,7 +391,7 @@ def _error(status: int, shard: OpenShard, where: np.ndarray, size: np.ndarray) -
     """
     layout, (row, first, stop) = shard.shard.layout, where[LOCAL:ROW].tolist()
     if status == BAD_MASKS:
-        return masks_outside(shard, first, stop)
+        return _masks_outside(shard, first, stop)
     if status == BAD_SIZE:
         text = (
             f"{shard.path('size')}: sides of sample {row} are {size.tolist()}; they must be at "
@@ -438,7 +411,7 @@ def _error(status: int, shard: OpenShard, where: np.ndarray, size: np.ndarray) -
     return FormatError(f"{text}; {REPAIR}")
 
 
-def masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None:
+def _masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None:
     """The error if a sample's masks are not rows of its shard."""
     masks = shard.shard.extent.masks
     if 0 <= first <= stop <= masks:

@@ -104,7 +104,7 @@ class ReaderThreads:
                     scratch = self._pool.take_scratch()
                     reader = SampleReader(self._planner.source.direct, scratch)
                 if not self._queue.closed:
-                    batch.copy.copy(first, stop, batch.buffer.bytes, reader)
+                    batch.copy.copy(first, stop, reader)
             except BaseException as error:
                 batch.error = error
             reads = () if reader is None else reader.taken()
@@ -196,7 +196,7 @@ class ReaderThreads:
         buffer, copy = batch.buffer, batch.copy
         if copy.nbytes > len(buffer.bytes):
             self._device.grow(buffer, copy.nbytes)
-        copy.write_heads(buffer.bytes)
+        copy.begin(buffer.bytes)
         count = min(self._parts_per_batch, len(copy))
         edges = [len(copy) * n // count for n in range(count + 1)]
         batch.parts_left = count
@@ -236,8 +236,8 @@ class ReaderThreads:
             choice = self._choice_of(batch.number)
             [(batch.copy, more)] = self._planner.plan([rest], self._batches.epoch, choice)
             batch.dropped += more
-            batch.copy.write_heads(batch.buffer.bytes)
-            batch.copy.copy(0, len(batch.copy), batch.buffer.bytes, reader)
+            batch.copy.begin(batch.buffer.bytes)
+            batch.copy.copy(0, len(batch.copy), reader)
         return None
 
     # ------------------------------------------------------------------------------ in the consumer

@@ -160,8 +160,8 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(
     planner = Planner(BatchSource(ds, spec, masks))
     [(copy, errors)] = planner.plan([np.arange(len(ds))], 0, masks.at(0, 0))
     buffer = np.full(copy.nbytes, 255, np.uint8)
-    copy.write_heads(buffer)
-    copy.copy(0, len(copy), buffer, SampleReader(direct=False))
+    copy.begin(buffer)
+    copy.copy(0, len(copy), SampleReader(direct=False))
     assert not errors and not copy.errors()
     if pixels == "yuv420":  # half the bytes are sent
         assert copy.regions["images"].shape == (len(ds), SIDE * 3 // 2, SIDE)

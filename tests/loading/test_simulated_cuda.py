@@ -268,15 +268,15 @@ def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
     copies have ended lie idle."""
     cuda, filled = Lagging(), []
     monkeypatch.setattr(devices, "CUDA", cuda)
-    write_heads = BatchCopy.write_heads
+    begin = BatchCopy.begin
 
     def noted(self, data):
         address = data.ctypes.data
         assert not cuda.copying[address]
         filled.append(address)
-        write_heads(self, data)
+        begin(self, data)
 
-    monkeypatch.setattr(BatchCopy, "write_heads", noted)
+    monkeypatch.setattr(BatchCopy, "begin", noted)
     options = {"threads": 1, "prefetch": prefetch, "io": "cached", "mask_layout": "concat_bits"}
     with Loader(ds, 1, device="cuda", **options) as batches:
         for _ in range(2):
