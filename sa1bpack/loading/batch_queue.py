@@ -16,7 +16,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -51,12 +50,12 @@ class BufferPool:
     that ended long ago; until then it has no other owner. A consumer that keeps batches keeps their
     buffers; when it needs more than exist, `grow` adds some.
 
-    All methods are thread-safe. The lock is reentrant, and `lend`, `release` and `close` change one
-    thing at a time, so the garbage collector may call them at any point.
+    All methods are thread-safe. The lock is reentrant, and `release` and `close` change one thing
+    at a time, so the garbage collector may call them at any point.
 
     changed  the lock and condition for a free buffer. The queues of epochs wait on it as well, so
              that a thread that waits for a buffer is also woken when its epoch ends
-    lent     buffers that the consumer holds
+    lent     buffers that the consumer holds, until `release`
     scratch  scratch memory of threads that have ended, for the next ones to take; none once closed
     """
 
@@ -78,24 +77,13 @@ class BufferPool:
         return len(self._free)
 
     @property
-    def all_lent(self) -> bool:
-        """Whether the consumer holds every buffer: none will come back by itself."""
-        return len(self.lent) >= len(self._all)
+    def count(self) -> int:
+        """The number of buffers that exist."""
+        return len(self._all)
 
-    def take(self) -> Buffer | None:
-        """A free buffer, or None."""
-        with self.changed:
-            return self._free.popleft() if self._free else None
-
-    def take_scratch(self) -> np.ndarray | None:
-        """Scratch memory of a thread that has ended, or None."""
-        with suppress(IndexError):
-            return self.scratch.pop()
-        return None
-
-    def lend(self, buffer: Buffer) -> None:
-        """Note that the consumer holds this buffer, until `release`."""
-        self.lent.add(buffer)
+    def take(self) -> Buffer:
+        """A free buffer, of which there is one: call it with the lock held."""
+        return self._free.popleft()
 
     def release(self, buffer: Buffer) -> None:
         """Return a buffer that is no longer in use.
@@ -192,6 +180,7 @@ class BatchQueue:
     The garbage collector may call `close` at any point; see BufferPool.
 
     closed    the epoch has ended
+    ready     batches that are complete and not taken, by number
     total     batches of the epoch
     prefetch  batches that may be in progress or ready, besides the one that is taken next
     """
@@ -199,7 +188,7 @@ class BatchQueue:
     def __init__(self, pool: BufferPool, total: int, prefetch: int):
         self.total, self.prefetch = total, prefetch
         self._pool, self._changed = pool, pool.changed
-        self._ready: dict[int, QueuedBatch] = {}  # by number
+        self.ready: dict[int, QueuedBatch] = {}
         self._begun = self._taken = 0
         self._in_progress: set[int] = set()
         self.closed = False
@@ -213,8 +202,8 @@ class BatchQueue:
 
     def _discard(self) -> None:
         """Discard ready batches; tracebacks of their errors may reference the threads."""
-        while self._ready:
-            _, batch = self._ready.popitem()
+        while self.ready:
+            _, batch = self.ready.popitem()
             batch.error = None
             self._release(batch)
 
@@ -222,11 +211,6 @@ class BatchQueue:
         buffer, batch.buffer = batch.buffer, None
         if buffer is not None:
             self._pool.release(buffer)
-
-    @property
-    def ready(self) -> int:
-        """How many batches are complete and not taken."""
-        return len(self._ready)
 
     # ----------------------------------------------------------------------- threads that fill
 
@@ -242,10 +226,9 @@ class BatchQueue:
         """
         with self._changed:
             self._changed.wait_for(lambda: self.over or self._may_begin(), wait)
-            buffer = None if self.over or not self._may_begin() else self._pool.take()
-            if buffer is None:
+            if self.over or not self._may_begin():
                 return None
-            batch = QueuedBatch(self._begun, buffer)
+            batch = QueuedBatch(self._begun, self._pool.take())
             self._in_progress.add(batch.number)
             self._begun += 1
             return batch
@@ -257,7 +240,7 @@ class BatchQueue:
         """The batch is complete. `free`: its buffer is no longer needed."""
         with self._changed:
             self._in_progress.discard(batch.number)
-            self._ready[batch.number] = batch
+            self.ready[batch.number] = batch
             if free:
                 self._release(batch)
             if self.closed:
@@ -286,11 +269,19 @@ class BatchQueue:
         while True:
             left = max(0.0, limit - time.monotonic())
             with self._changed:
-                self._changed.wait_for(lambda: self._is_next() or self._starves(), left)
+                self._changed.wait_for(
+                    lambda: (
+                        self.closed
+                        or self._taken >= self.total
+                        or self._taken in self.ready
+                        or self._starves()
+                    ),
+                    left,
+                )
                 if self.closed or self._taken >= self.total:
                     return None
-                if self._taken in self._ready:
-                    batch = self._ready.pop(self._taken)
+                if self._taken in self.ready:
+                    batch = self.ready.pop(self._taken)
                     self._taken += 1
                     self._changed.notify_all()
                     return batch
@@ -304,9 +295,8 @@ class BatchQueue:
             if self._starves():
                 self._pool.grow()
 
-    def _is_next(self) -> bool:
-        return self.closed or self._taken >= self.total or self._taken in self._ready
-
     def _starves(self) -> bool:
         """Whether no batch can arrive because the consumer holds all buffers."""
-        return not (self._in_progress or self._ready or self._pool.free) and self._pool.all_lent
+        if self._in_progress or self.ready or self._pool.free:
+            return False
+        return len(self._pool.lent) >= self._pool.count  # none will come back by itself

@@ -1,18 +1,20 @@
 """Where batches go: the CPU, or a CUDA device, by a copy on a separate stream.
 
-Both have the same members, so the Loader has one code path:
+The Loader has one code path for both:
 
-    enter_thread  at the beginning of a reader thread
     allocate      memory for a buffer
     grow          more memory for one, for a batch that is larger than expected
-    wait          until the last copy out of a buffer is done
-    stage         start sending a filled buffer, without waiting for it
     deliver       make the batch that the consumer gets
 
-`finish` brings the arrays of a sent batch into the layout that the consumer requested.
+and, where `pinned`:
 
-`open_device` returns a choice; `begin`, in the thread that begins an iteration, turns it into one
-of them.
+    enter_thread  at the beginning of a reader thread
+    wait          until the last copy out of a buffer is done
+    stage         start sending a filled buffer, without waiting for it
+
+`finish` brings the arrays of a sent batch into the layout that the consumer requested.
+`open_device` checks a name; `device_here`, in the thread that begins an iteration, returns what is
+there.
 """
 
 import atexit
@@ -30,7 +32,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from sa1bpack.disk.direct import aligned
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.format.side.scaled import SCALE_BYTES
-from sa1bpack.loading.batch.spec import BatchSpec, Region, Regions, split_regions
+from sa1bpack.loading.batch.spec import BatchSpec, Regions, split_regions
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch
 from sa1bpack.loading.cuda_runtime import CUDA, CudaRuntime
@@ -60,7 +62,7 @@ def host_views(data: np.ndarray, regions: Regions) -> Batch:
     """
     views = {key: torch.from_numpy(region.view(data)) for key, region in regions.items()}
     for key, region in regions.items():
-        if region.dtype == np.uint16:  # bfloat16, see _TORCH
+        if region.dtype == np.uint16:  # bfloat16, see batch_views
             views[key] = views[key].view(torch.bfloat16)
     return views
 
@@ -73,30 +75,14 @@ def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
     The tensors are not views of one another: autograd, which follows changes of a tensor and of its
     views, does not take a change of one for a change of all.
     """
-    memory = data.untyped_storage()
-    return {key: _placed(memory, region, data.device) for key, region in regions.items()}
-
-
-def _placed(memory: torch.UntypedStorage, region: Region, device: torch.device) -> torch.Tensor:
-    strides = [1] * len(region.shape)
-    for axis in range(len(strides) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * region.shape[axis]
-    tensor = torch.empty(0, dtype=_TORCH[region.dtype], device=device)
-    return tensor.set_(memory, region.start // region.dtype.itemsize, region.shape, strides)
-
-
-_TORCH = {
-    np.dtype("u1"): torch.uint8,
-    np.dtype("?"): torch.bool,
-    np.dtype("i4"): torch.int32,
-    np.dtype("i8"): torch.int64,
-    np.dtype("f4"): torch.float32,
-    np.dtype("i1"): torch.int8,
-    np.dtype("i2"): torch.int16,
-    np.dtype("u2"): torch.bfloat16,  # of features alone: numpy has no such type
-    np.dtype("f2"): torch.float16,
-    np.dtype("f8"): torch.float64,
-}
+    memory, views = data.untyped_storage(), {}
+    for key, region in regions.items():
+        kind = torch.bfloat16  # of features alone: numpy has no such type
+        if region.dtype != np.uint16:
+            kind = torch.from_numpy(np.empty(0, region.dtype)).dtype
+        tensor = torch.empty(0, dtype=kind, device=data.device)
+        views[key] = tensor.set_(memory, region.start // region.dtype.itemsize, region.shape)
+    return views
 
 
 def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> tuple[int, int]:
@@ -148,11 +134,21 @@ def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
     if spec.to_rgb:
         batch["images"] = yuv420_to_rgb(batch["images"], batch["sizes"][:, 2:])
     if spec.masks.source == "runs":
-        batch["runs"] = _run_batch(batch, copy)
+        sizes = batch["sizes"][:, :2].long()
+        if (known := on_host(batch["sizes"])) is not None:
+            remember(sizes, known[:, :2].long())
+        ends, offset = batch.pop("run_ends"), batch.pop("run_offset")
+        known = torch.from_numpy(copy.run_offset)
+        batch["runs"] = RunBatch(ends, offset, batch["mask_offsets"], sizes, known)
         if spec.layout.padded:
             del batch["mask_offsets"]
-    elif spec.to_device:
-        finish_masks(batch, spec, len(copy), copy.capacity)
+    elif spec.to_device:  # concatenated bits, uint8 (T, Sm, Sm / 8)
+        masks = batch["masks"]
+        if spec.layout.padded:
+            rows = masks.new_zeros((len(copy) * copy.capacity, *masks.shape[1:]))
+            rows.index_copy_(0, batch.pop("mask_positions"), masks)
+            masks = rows.view(len(copy), copy.capacity, *masks.shape[1:])
+        batch["masks"] = masks if spec.layout.packed else unpack_bits(masks)
     for feature in spec.features:
         if feature.scaled:
             batch[feature.name] = floats_on_device(batch[feature.name], feature.row_shape)
@@ -172,35 +168,6 @@ def floats_on_device(stored: torch.Tensor, row_shape: tuple[int, ...]) -> torch.
     return rows.view(*values.shape[: values.ndim - 1 - len(channels)], *row_shape)
 
 
-def _run_batch(batch: Batch, copy: BatchCopy) -> RunBatch:
-    """The runs of a batch, from the three arrays that hold them."""
-    sizes = batch["sizes"][:, :2].long()
-    if (known := on_host(batch["sizes"])) is not None:
-        remember(sizes, known[:, :2].long())
-    return RunBatch(
-        batch.pop("run_ends"),
-        batch.pop("run_offset"),
-        batch["mask_offsets"],
-        sizes,
-        torch.from_numpy(copy.run_offset),
-    )
-
-
-def finish_masks(batch: Batch, spec: BatchSpec, samples: int, capacity: int) -> None:
-    """Bring concatenated mask bits into the layout that the consumer requested, on their device.
-
-    batch     `masks` uint8 (T, Sm, Sm / 8), and for the padded layouts `mask_positions` int64 (T,)
-    samples   B
-    capacity  M: masks per sample
-    """
-    places = batch.pop("mask_positions", None)
-    masks = batch["masks"]
-    if places is not None:
-        padded = masks.new_zeros((samples * capacity, *masks.shape[1:]))
-        masks = padded.index_copy_(0, places, masks).view(samples, capacity, *masks.shape[1:])
-    batch["masks"] = masks if spec.layout.packed else unpack_bits(masks)
-
-
 # ------------------------------------------------------------------------------------- devices
 
 
@@ -211,14 +178,8 @@ class Lease:
 
     def __init__(self, buffer: Buffer, nbytes: int, pool: BufferPool):
         self._buffer, self._pool, self._pid = buffer, pool, os.getpid()
-        pool.lend(buffer)
-        address = buffer.bytes.__array_interface__["data"][0]
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-        }
+        pool.lent.add(buffer)
+        self.__array_interface__ = buffer.bytes[:nbytes].__array_interface__
 
     def __del__(self):
         # In a forked child the pool belongs to the parent, and its lock may be held forever.
@@ -234,13 +195,6 @@ class Host:
     def __init__(self):
         self.device = torch.device("cpu")
 
-    def begin(self) -> "Host":
-        """This device, for an iteration."""
-        return self
-
-    def enter_thread(self) -> None:
-        """Nothing: all threads are alike."""
-
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of ordinary memory."""
         return Buffer(aligned(nbytes))
@@ -248,12 +202,6 @@ class Host:
     def grow(self, buffer: Buffer, nbytes: int) -> None:
         """Give more memory to an unused buffer. Batches that were lent keep the old memory."""
         buffer.bytes = self.allocate(nbytes).bytes
-
-    def wait(self, buffer: Buffer) -> None:
-        """Return at once: nothing copies out of the buffer."""
-
-    def stage(self, batch: QueuedBatch) -> None:
-        """Nothing: the batch is already where it will be used."""
 
     def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
@@ -274,9 +222,8 @@ class Cuda:
 
     def __init__(self, index: int):
         self.device, self._index = torch.device("cuda", index), index
-        self._stream = CUDA.stream(index)
+        self.stream = CUDA.stream(index)
         self._lock = threading.Lock()
-        in_use.add(self)
 
     def enter_thread(self) -> None:
         """Make this device the thread's: on another one, its calls would create a context."""
@@ -315,14 +262,14 @@ class Cuda:
     def send(self, batch: QueuedBatch) -> None:
         """A single copy of all bytes has begun; the buffer's event is recorded after it."""
         copy, buffer = batch.copy, batch.buffer
-        with self._lock, CUDA.queuing_on(self._stream):
+        with self._lock, CUDA.queuing_on(self.stream):
             data = CUDA.empty(copy.nbytes, self._index)
             _memory[data.untyped_storage()] = None
             event = CUDA.event()
-            buffer.streams[:] = [self._stream]  # of another device in an earlier epoch
+            buffer.streams[:] = [self.stream]  # of another device in an earlier epoch
             try:
                 CUDA.send(buffer.pinned[: copy.nbytes], data)
-                event.record(self._stream)
+                event.record(self.stream)
             except BaseException:
                 # A copy may be in progress whose end no event will show: the buffer gets new memory
                 # before it is filled again. The old one is pinned until the stream is done.
@@ -331,25 +278,6 @@ class Cuda:
         buffer.event = event
         _, _, span = split_regions(copy.regions)
         batch.data, batch.event, batch.small = data, event, buffer.bytes[span].copy()
-
-    def _send_late(self, batch: QueuedBatch, pool: BufferPool) -> None:
-        """Send a batch that is still in its buffer. Raises LoaderError."""
-        try:
-            return self.send(batch)
-        except torch.cuda.OutOfMemoryError as error:
-            reason = str(error)  # not its traceback, whose frames hold the buffer
-        finally:
-            pool.release(batch.buffer)
-        raise LoaderError(
-            f"{self.device} has no memory for a batch of {size_text(batch.copy.nbytes)}; lower "
-            "batch_size, max_masks or prefetch, or keep fewer batches; loader.plan() shows what it "
-            f"takes: {reason}"
-        )
-
-    def probe(self) -> None:
-        """Raise RuntimeError if the device has failed; does not wait for it."""
-        with CUDA.on(self._index):
-            CUDA.event().record(self._stream)
 
     def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors on the device, for use on the consumer's current stream.
@@ -364,8 +292,20 @@ class Cuda:
                     f"a batch cannot be taken while a CUDA graph is captured on {self.device}: "
                     "take it before, and copy it to the tensors that the graph reads"
                 )
-            if batch.data is None:
-                self._send_late(batch, pool)
+            if batch.data is None:  # there was no memory for it
+                reason = None
+                try:
+                    self.send(batch)
+                except torch.cuda.OutOfMemoryError as error:
+                    reason = str(error)  # not its traceback, whose frames hold the buffer
+                finally:
+                    pool.release(batch.buffer)
+                if reason is not None:
+                    raise LoaderError(
+                        f"{self.device} has no memory for a batch of "
+                        f"{size_text(batch.copy.nbytes)}; lower batch_size, max_masks or prefetch, "
+                        "or keep fewer batches; loader.plan() shows what it takes: " + reason
+                    )
             copy, data = batch.copy, batch.data
             stream = CUDA.current_stream(self._index)
             stream.wait_event(batch.event)
@@ -378,63 +318,49 @@ class Cuda:
             return finish(batch_views(data, large) | views, spec, copy)
 
 
-class CudaChoice:
-    """A CUDA device by its name.
-
-    "cuda" is the current device of the thread that begins an iteration: where the Loader is made,
-    it may not be set yet, and a Loader may be sent to processes with a device each.
-    """
-
-    pinned = True
-
-    def __init__(self, device: torch.device):
-        """Raises OptionError if there is no such device. Does not yet use CUDA itself."""
-        count = CUDA.count()
-        if not count:
-            raise OptionError(
-                f"device is {str(device)!r}, but torch {torch.__version__} finds no CUDA device; "
-                "use device='cpu', or install a torch with CUDA for this driver"
-            )
-        if device.index is not None and device.index >= count:
-            raise OptionError(f"device is {str(device)!r}, but there are {count} CUDA devices")
-        self.device = device
-        # By index: kept, because memory that was sent from one stream is used again by that stream.
-        self._begun: dict[int, Cuda] = {}
-
-    def __reduce__(self):
-        return CudaChoice, (self.device,)
-
-    def begin(self) -> Cuda:
-        """The device for an iteration that this thread begins.
-
-        Raises LoaderError in a forked child of a process that has used CUDA.
-        """
-        if CUDA.used_before_fork():
-            raise LoaderError(
-                f"device is {str(self.device)!r}, but this process was forked from one that had "
-                "used CUDA before, and cannot use it: start processes with the 'spawn' method, or "
-                "use device='cpu' here"
-            )
-        index = CUDA.current() if self.device.index is None else self.device.index
-        if index not in self._begun:
-            self._begun[index] = Cuda(index)
-        return self._begun[index]
-
-
-def open_device(name: str | torch.device) -> Host | CudaChoice:
-    """The device of that name. Raises OptionError if it cannot be used."""
+def open_device(name: str | torch.device) -> torch.device:
+    """The device of that name. Raises OptionError if it cannot be used; does not use CUDA yet."""
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise OptionError(f"device is {name!r}: choose 'cpu' or 'cuda' ({reason})") from None
+    if device.type not in ("cpu", "cuda"):
+        raise OptionError(
+            f"device is {str(device)!r}: choose 'cpu' or 'cuda', and move the batches from there"
+        )
+    if device.type == "cuda" and not (count := CUDA.count()):
+        raise OptionError(
+            f"device is {str(device)!r}, but torch {torch.__version__} finds no CUDA device; "
+            "use device='cpu', or install a torch with CUDA for this driver"
+        )
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise OptionError(f"device is {str(device)!r}, but there are {count} CUDA devices")
+    return device
+
+
+# By index: kept, because memory that was sent from one stream is used again by that stream.
+begun: dict[int, Cuda] = {}
+
+
+def device_here(device: torch.device) -> Host | Cuda:
+    """The device for an iteration that this thread begins.
+
+    "cuda" is the current device of this thread: where the Loader is made, it may not be set yet,
+    and a Loader may be sent to processes with a device each.
+
+    Raises LoaderError in a forked child of a process that has used CUDA.
+    """
     if device.type == "cpu":
         return Host()
-    if device.type == "cuda":
-        return CudaChoice(device)
-    raise OptionError(
-        f"device is {str(device)!r}: choose 'cpu' or 'cuda', and move the batches from there"
-    )
+    if CUDA.used_before_fork():
+        raise LoaderError(
+            f"device is {str(device)!r}, but this process was forked from one that had "
+            "used CUDA before, and cannot use it: start processes with the 'spawn' method, or "
+            "use device='cpu' here"
+        )
+    index = CUDA.current() if device.index is None else device.index
+    return begun.setdefault(index, begun.get(index) or Cuda(index))
 
 
 # ------------------------------------------------------------------------- memory that is not freed
@@ -444,11 +370,10 @@ def open_device(name: str | torch.device) -> Host | CudaChoice:
 
 # A plain weak reference does not own what it returns once only torch holds the storage.
 _memory = WeakIdKeyDictionary()
-in_use = weakref.WeakSet[Cuda]()
 
 
 def _keep_forever() -> None:
-    in_use.clear()
+    begun.clear()
     for storage in list(_memory):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(storage))
 
@@ -461,8 +386,9 @@ def keep_if_failed() -> None:
 
     To be called before batches are freed: when an epoch ends, also by an error."""
     try:
-        for device in list(in_use):
-            device.probe()
+        for index, device in list(begun.items()):
+            with CUDA.on(index):  # an error of the device shows here, without a wait for it
+                CUDA.event().record(device.stream)
     except RuntimeError:
         _keep_forever()
 

@@ -20,8 +20,8 @@ from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (
     Cuda,
-    CudaChoice,
     Host,
+    device_here,
     finishing_bytes,
     float_bytes,
     open_device,
@@ -170,10 +170,9 @@ class Loader(BatchReader):
             prefetch = _direct_prefetch(self._threads, samples) if direct else PREFETCH
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._masks = chosen.choices.over(ds, order_seed(self.batches.order, chosen.seed))
-        self._device: Host | CudaChoice = open_device(device)
-        self._spec = BatchSpec.of(
-            ds, chosen.layout, to_device=self._device.pinned, relate=chosen.relations or None
-        )
+        self._device = open_device(device)
+        on_cuda, relate = self._device.type == "cuda", chosen.relations or None
+        self._spec = BatchSpec.of(ds, chosen.layout, to_device=on_cuda, relate=relate)
         self._pool: BufferPool | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -184,11 +183,11 @@ class Loader(BatchReader):
         return self._dataset
 
     def __repr__(self) -> str:
-        return self._described(f"{self._device.device}, {counted(self._threads, 'thread')}")
+        return self._described(f"{self._device}, {counted(self._threads, 'thread')}")
 
     def plan(self) -> LoadingPlan:
         """The memory that iterating takes. Allocates nothing."""
-        ds, spec, pinned = self._dataset, self._spec, self._device.pinned
+        ds, spec, pinned = self._dataset, self._spec, self._spec.to_device
         largest = largest_batch(ds, spec, self.batches, self._masks)
         samples, capacity = largest.samples, largest.capacity
         total, count = samples * largest.most_masks, self._prefetch + 2
@@ -254,7 +253,7 @@ class Loader(BatchReader):
     def _begin(self, batches: EpochBatches, counts: EpochCounts) -> ReaderThreads:
         if self._closed:
             raise LoaderError("this loader is closed; make a new one")
-        device = self._device.begin()
+        device = device_here(self._device)
         if self._pid != os.getpid():
             self._pid, self._pool = os.getpid(), None
         if self._pool is None:

@@ -4,7 +4,8 @@ import os
 import threading
 import time
 from collections import deque
-from itertools import takewhile
+from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 
@@ -91,24 +92,26 @@ class ReaderThreads:
     def _run(self) -> None:
         name = threading.current_thread().name
         reader: SampleReader | None = None
-        try:
-            self._device.enter_thread()
-        except BaseException as error:
-            self._failed = error  # of the next batch
+        if self._device.pinned:
+            try:
+                self._device.enter_thread()
+            except BaseException as error:
+                self._failed = error  # of the next batch
         while (part := self._next_part(name)) is not None:
             batch, first, stop = part
             begin = self._counts.clock()
             self._doing[name] = (batch.copy, time.monotonic())
             try:
                 if reader is None:
-                    scratch = self._pool.take_scratch()
+                    with suppress(IndexError):
+                        scratch = None  # if there is no memory of a thread that has ended
+                        scratch = self._pool.scratch.pop()
                     reader = SampleReader(self._planner.source.direct, scratch)
                 if not self._queue.closed:
                     batch.copy.copy(first, stop, reader)
             except BaseException as error:
                 batch.error = error
-            reads = () if reader is None else reader.taken()
-            self._counts.worked("copy", begin, reads)
+            self._counts.worked("copy", begin, () if reader is None else reader.taken())
             with self._changed:
                 batch.parts_left -= 1
                 last = batch.parts_left == 0
@@ -123,7 +126,9 @@ class ReaderThreads:
         """The next samples to copy; plans a batch if none are left. None after the last."""
         while True:
             with self._changed:
-                self._changed.wait_for(self._may_continue, _IDLE_SECONDS)
+                self._changed.wait_for(
+                    lambda: self._parts or not self._planning or self._queue.over, _IDLE_SECONDS
+                )
                 if self._parts:
                     return self._parts.popleft()
                 if self._queue.over:
@@ -132,113 +137,102 @@ class ReaderThreads:
                     continue
                 self._planning = True
             try:
-                self._begin_batch(name)
+                if (batch := self._queue.begin(_IDLE_SECONDS)) is not None:
+                    self._begin_batch(batch, name)
             finally:
                 with self._changed:
                     self._planning = False
                     self._changed.notify_all()
 
-    def _may_continue(self) -> bool:
-        return bool(self._parts) or not self._planning or self._queue.over
-
-    def _begin_batch(self, name: str) -> None:
-        """Plan the next batch, and distribute its parts to the threads."""
-        batch = self._queue.begin(_IDLE_SECONDS)
-        if batch is None:
-            return
+    def _begin_batch(self, batch: QueuedBatch, name: str) -> None:
+        """Plan a batch, and distribute its parts to the threads."""
         self._doing[name] = ("planning a batch", time.monotonic())
         try:
             if self._failed is not None:
                 raise self._failed
             begin = self._counts.clock()
-            batch.copy, batch.dropped = self._plan(batch.number)
+            if not self._planned:
+                self._plan(batch.number)
+            batch.copy, batch.dropped = copy, dropped = self._planned.popleft()
             self._counts.worked("plan", begin)
-            if batch.dropped and not self._drops:
+            if dropped and not self._drops:
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
-                self._queue.abort(batch, batch.dropped[0])
-            elif len(batch.copy) == 0:
+                self._queue.abort(batch, dropped[0])
+                return
+            if len(copy) == 0:
                 self._queue.finish(batch, free=True)
-            else:
-                if batch.buffer.event is not None:
-                    text = f"waiting for the end of a copy to {self._device.device}"
-                    self._doing[name] = (text, time.monotonic())
-                    begin = self._counts.clock()
-                    self._device.wait(batch.buffer)
-                    self._counts.worked("stage", begin)
-                self._share_out(batch)
+                return
+            buffer = batch.buffer
+            if buffer.event is not None:
+                text = f"waiting for the end of a copy to {self._device.device}"
+                self._doing[name] = (text, time.monotonic())
+                begin = self._counts.clock()
+                self._device.wait(buffer)
+                self._counts.worked("stage", begin)
+            if copy.nbytes > len(buffer.bytes):
+                self._device.grow(buffer, copy.nbytes)
+            copy.begin(buffer.bytes)
+            batch.parts_left = count = min(self._parts_per_batch, len(copy))
+            edges = [len(copy) * n // count for n in range(count + 1)]
+            with self._changed:
+                self._parts.extend((batch, *edge) for edge in pairwise(edges))
+                self._changed.notify_all()
         except BaseException as error:
             self._queue.abort(batch, error)
         finally:
             self._doing.pop(name, None)
 
-    def _plan(self, number: int) -> tuple[BatchCopy, list[ReadError]]:
-        """The copy of a batch; when none is left, several batches are planned together."""
-        if not self._planned:
-            stop = min(number + self._plan_next, len(self._batches))
-            if self._asking is not None:
-                begun = time.monotonic()
-                stop = min(stop, self._asking.reach(number))
-                self._counts.fetch_seconds += time.monotonic() - begun
-            choice = self._choice_of(number)
-            alike = takewhile(lambda k: self._choice_of(k) == choice, range(number, stop))
-            together = [self._batches[k] for k in alike]
-            most = max(1, _PLANNED_SAMPLES // max(1, len(together[0])))
-            self._plan_next = min(2 * self._plan_next, most)
-            planned = self._planner.plan(together, self._batches.epoch, choice)
-            self._planned.extend(planned)
-        return self._planned.popleft()
+    def _plan(self, number: int) -> None:
+        """Plan several batches together, whose choice of masks is the same."""
+        stop = min(number + self._plan_next, len(self._batches))
+        if self._asking is not None:
+            begun = time.monotonic()
+            stop = min(stop, self._asking.reach(number))
+            self._counts.fetch_seconds += time.monotonic() - begun
+        choice, together = self._choice_of(number), [self._batches[number]]
+        for k in range(number + 1, stop):
+            if self._choice_of(k) != choice:
+                break
+            together.append(self._batches[k])
+        most = max(1, _PLANNED_SAMPLES // max(1, len(together[0])))
+        self._plan_next = min(2 * self._plan_next, most)
+        self._planned.extend(self._planner.plan(together, self._batches.epoch, choice))
 
     def _choice_of(self, number: int) -> MaskChoice:
         """The choice of the masks of a batch, by its epoch and step."""
         return self._planner.source.masks.at(self._batches.epoch, self._batches.step(number))
 
-    def _share_out(self, batch: QueuedBatch) -> None:
-        buffer, copy = batch.buffer, batch.copy
-        if copy.nbytes > len(buffer.bytes):
-            self._device.grow(buffer, copy.nbytes)
-        copy.begin(buffer.bytes)
-        count = min(self._parts_per_batch, len(copy))
-        edges = [len(copy) * n // count for n in range(count + 1)]
-        batch.parts_left = count
-        with self._changed:
-            self._parts.extend((batch, edges[n], edges[n + 1]) for n in range(count))
-            self._changed.notify_all()
-
     def _finish(self, batch: QueuedBatch, reader: SampleReader | None) -> None:
-        """All parts are done: pass on the batch, or the error in its place."""
+        """All parts are done: pass on the batch, remade without the samples that could not be
+        copied, or an error in its place."""
         failed, batch.error = batch.error, None  # its traceback references the batch
         if failed is None and self._queue.closed:
             failed = LoaderError("the epoch was ended before this batch was complete")
         begin = self._counts.clock()
         try:
-            failed = failed or self._settle(batch, reader)
+            while failed is None and (errors := batch.copy.errors()):
+                if not self._drops:
+                    failed = errors[0][1]
+                    break
+                batch.dropped += [error for _, error in errors]
+                rest = np.delete(batch.copy.indices, [k for k, _ in errors])
+                choice = self._choice_of(batch.number)
+                [(batch.copy, more)] = self._planner.plan([rest], self._batches.epoch, choice)
+                batch.dropped += more
+                batch.copy.begin(batch.buffer.bytes)
+                batch.copy.copy(0, len(batch.copy), reader)
             if reader is not None and (reads := reader.taken()):  # it was copied again
                 self._counts.worked("copy", begin, reads)
-            if failed is None and len(batch.copy):
+            if failed is None and len(batch.copy) and self._device.pinned:
                 begin = self._counts.clock()
                 self._device.stage(batch)
-                if self._device.pinned:
-                    self._counts.worked("stage", begin)
+                self._counts.worked("stage", begin)
         except BaseException as error:
             failed = error
         if failed is not None:
             self._queue.abort(batch, failed)
         else:
             self._queue.finish(batch, free=batch.data is not None or not len(batch.copy))
-
-    def _settle(self, batch: QueuedBatch, reader: SampleReader) -> BaseException | None:
-        """Return the error of a sample that could not be copied, or remake the batch without it."""
-        while errors := batch.copy.errors():
-            if not self._drops:
-                return errors[0][1]
-            batch.dropped += [error for _, error in errors]
-            rest = np.delete(batch.copy.indices, [k for k, _ in errors])
-            choice = self._choice_of(batch.number)
-            [(batch.copy, more)] = self._planner.plan([rest], self._batches.epoch, choice)
-            batch.dropped += more
-            batch.copy.begin(batch.buffer.bytes)
-            batch.copy.copy(0, len(batch.copy), reader)
-        return None
 
     # ------------------------------------------------------------------------------ in the consumer
 
@@ -248,7 +242,7 @@ class ReaderThreads:
         Raises the error that came instead of the batch, LoaderTimeout, or an error from allocating
         a buffer.
         """
-        ready = self._queue.ready
+        ready = len(self._queue.ready)
         found = self._queue.take(self._timeout, self._doing_text)
         if found is None:
             return None

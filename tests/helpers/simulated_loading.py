@@ -1,7 +1,6 @@
 """Loaders on simulated CUDA devices, and a consumer that checks what they yield."""
 
 import random
-import weakref
 
 import numpy as np
 import pytest
@@ -16,12 +15,17 @@ from sa1bpack.loading.batch.collate import Collate
 LATE = ("images", "masks")  # of concatenated bits: the tensors that are part of what was sent
 
 
+def simulate(monkeypatch, made: SimulatedCuda) -> None:
+    """Put simulated devices in the place of CUDA's."""
+    monkeypatch.setattr(devices, "CUDA", made)
+    monkeypatch.setattr(devices, "begun", {})  # none of an earlier test
+
+
 @pytest.fixture
 def cuda(monkeypatch) -> SimulatedCuda:
     """Two devices in place of CUDA's; they run when somebody waits."""
     made = SimulatedCuda(devices=2)
-    monkeypatch.setattr(devices, "CUDA", made)
-    monkeypatch.setattr(devices, "in_use", weakref.WeakSet())  # not of an earlier test
+    simulate(monkeypatch, made)
     return made
 
 
@@ -32,8 +36,7 @@ def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, 
     schedule.outside = made.pending, made.advance
     made.wait_until = lambda ready: schedule.block(ready) if schedule.task else made.synchronize()
     schedule.patch(monkeypatch, devices, batch_queue, iteration, reader_threads)
-    monkeypatch.setattr(devices, "CUDA", made)
-    monkeypatch.setattr(devices, "in_use", weakref.WeakSet())  # not of an earlier test
+    simulate(monkeypatch, made)
     return schedule, made
 
 

@@ -26,7 +26,7 @@ def lent(pool: BufferPool, queue: BatchQueue) -> Buffer:
     batch = queue.begin(1)
     queue.finish(batch)
     assert queue.take(1, doing) is batch
-    pool.lend(batch.buffer)
+    pool.lent.add(batch.buffer)
     return batch.buffer
 
 
@@ -46,7 +46,7 @@ def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(caplog):
     with caplog.at_level(logging.WARNING, "sa1bpack"):
         for _ in range(kept + 1):
             buffers.append(queue.take(30, doing).buffer)
-            pool.lend(buffers[-1])
+            pool.lent.add(buffers[-1])
     stop.set()
     queue.close()
     thread.join(30)
@@ -75,7 +75,7 @@ def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monke
     kept = []
     for _ in range(200):
         kept.append(queue.take(30, doing).buffer)
-        pool.lend(kept[-1])
+        pool.lent.add(kept[-1])
     thread.join(30)
     assert len(set(kept)) == 200 and 1 <= len(collections) <= 8
     while kept:
@@ -153,7 +153,7 @@ def test_the_garbage_collector_may_release_and_close_at_any_point():
     queue = BatchQueue(pool, total=5, prefetch=3)
     queue.finish(queue.begin(1))
     buffer = queue.begin(1).buffer
-    pool.lend(buffer)
+    pool.lent.add(buffer)
 
     def inside():
         with pool.changed:  # as if a collection began while this thread holds the lock
@@ -189,7 +189,7 @@ def test_buffers_are_neither_lost_nor_handed_out_twice(count, ahead, steps):
             batch = ready.pop(taken)
             assert queue.take(1, doing) is batch
             taken += 1
-            pool.lend(batch.buffer)
+            pool.lent.add(batch.buffer)
             held.append(batch.buffer)
         elif step == 3 and held:
             pool.release(held.pop())

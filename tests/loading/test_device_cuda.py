@@ -14,7 +14,7 @@ from sync_debug import waiting_is_an_error
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch.spec import LAYOUTS
-from sa1bpack.loading.devices import open_device
+from sa1bpack.loading.devices import device_here, open_device
 from sa1bpack.loading.loader import Loader
 
 pytestmark = [
@@ -52,7 +52,7 @@ def test_the_consumers_own_stream_may_be_any(packed):
 
 
 def test_a_buffer_is_not_reused_before_its_copy_is_done(packed):
-    device = open_device("cuda").begin()
+    device = device_here(open_device("cuda"))
     buffer = device.allocate(1 << 20)
     assert buffer.pinned.is_pinned()
     buffer.event = event = torch.cuda.Event(blocking=True)

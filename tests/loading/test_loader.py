@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from simulated_cuda import SimulatedCuda
+from simulated_loading import simulate
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.loading import devices
 from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.order.batches import OrderedBatches
@@ -51,7 +51,7 @@ def test_the_plan_says_what_a_batch_without_a_cap_takes(tmp_path):
 @pytest.mark.parametrize("layout, row", [("padded", 16), ("concat", 16), ("concat_bits", 2)])
 def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monkeypatch):
     """Those of two batches; of a device that is simulated."""
-    monkeypatch.setattr(devices, "CUDA", SimulatedCuda())
+    simulate(monkeypatch, SimulatedCuda())
     plan = Loader(ds, 4, mask_layout=layout, device="cuda").plan()
     made = 2 * 4 * 12 * 16 * row if layout != "concat_bits" else 0
     temporary = 4 * 12 * 32 if layout == "padded" else 0

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from simulated_cuda import SimulatedCuda, Stream
-from simulated_loading import Consumer, scheduled
+from simulated_loading import Consumer, scheduled, simulate
 
 from sa1bpack.errors import LoaderError, LoaderTimeout
-from sa1bpack.loading import devices, loader
+from sa1bpack.loading import loader
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BufferPool
@@ -267,13 +267,14 @@ def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
     """Newest first, a thread would wait for the copy that was queued last, while buffers whose
     copies have ended lie idle."""
     cuda, filled = Lagging(), []
-    monkeypatch.setattr(devices, "CUDA", cuda)
+    simulate(monkeypatch, cuda)
     begin = BatchCopy.begin
 
     def noted(self, data):
         address = data.ctypes.data
         assert not cuda.copying[address]
-        filled.append(address)
+        if len(self):  # else only the kernels are compiled
+            filled.append(address)
         begin(self, data)
 
     monkeypatch.setattr(BatchCopy, "begin", noted)

@@ -5,9 +5,9 @@ import os
 import pytest
 from forked_child import forked_child
 from simulated_cuda import SimulatedCuda
+from simulated_loading import simulate
 
 from sa1bpack.errors import LoaderError
-from sa1bpack.loading import devices
 from sa1bpack.loading.loader import Loader
 
 
@@ -46,7 +46,7 @@ def test_a_forked_child_is_told_that_it_cannot_use_cuda(ds, cuda):
 
 def test_a_loader_that_was_not_used_before_the_fork_works_in_the_child(ds, monkeypatch):
     made = SimulatedCuda(devices=1)
-    monkeypatch.setattr(devices, "CUDA", made)
+    simulate(monkeypatch, made)
     batches = Loader(ds, 2, device="cuda")
     with forked_child() as child:
         if child == 0:
