@@ -69,10 +69,6 @@ class CudaRuntime:
                 torch.zeros(1, device="cuda")
             raise RuntimeError(f"CUDA error: {cudart.cudaGetErrorString(code)}")
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        """Memory that torch pins, uint8 (nbytes,), to measure with."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-
     def unpin(self, address: int) -> None:
         """End that; nothing may copy out of the memory. A device that failed leaves it pinned."""
         torch.cuda.cudart().cudaHostUnregister(address)

@@ -17,7 +17,7 @@ from sa1bpack.disk.aio import REQUEST_COLUMNS, Context
 from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.loading.batch.put import stream_copy
 from sa1bpack.loading.cuda_runtime import CUDA
-from sa1bpack.loading.devices import open_device
+from sa1bpack.loading.devices import device_here, open_device
 
 # Of every sample: (file, first byte, number of bytes) of its pixels, and of its mask bits if the
 # pack stores them.
@@ -64,7 +64,7 @@ def memory_ceiling(threads: int, seconds: float) -> float:
 
 def device_ceiling(index: int, nbytes: int, seconds: float) -> float:
     """Bytes per second that a CUDA device gets from pinned memory, `nbytes` at a time."""
-    host = open_device(f"cuda:{index}").begin().allocate(nbytes).pinned
+    host = device_here(open_device(f"cuda:{index}")).allocate(nbytes).pinned
     with CUDA.on(index):
         stream, there = CUDA.stream(index), CUDA.empty(nbytes, index)
 

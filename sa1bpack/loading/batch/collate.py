@@ -13,7 +13,6 @@ from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
 from sa1bpack.display import Sample, call_text
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import MAX_IMAGE_SIZE, half
-from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout, warn_of_dropped
@@ -23,31 +22,6 @@ from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
-_BATCH_SAMPLE_FIELDS = tuple(field for field in SAMPLE_FIELDS if field.batch)
-_BATCH_MASK_FIELDS = tuple(field for field in MASK_FIELDS if field.batch)
-# Keys of a sample that become arrays of a batch, or that a batch does not have.
-_OWN_KEYS = {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS} | {"run_ends", "run_offset"}
-
-
-def _stacked(field: Field, samples: Sequence[Sample], canvas: int | None) -> torch.Tensor:
-    """One array of each sample, (B, ...); images on canvases of that side, unless it is None.
-
-    Raises OptionError for one that differs in shape or type from that of the first sample.
-    """
-    first = np.asarray(samples[0][field.sample])
-    on_canvas = field.batch == "images" and canvas is not None
-    shape = _canvas_shape(first, canvas) if on_canvas else first.shape
-    tensor = _new_tensor((len(samples), *shape), field.dtype or first.dtype)
-    out = tensor.numpy()
-    for k, sample in enumerate(samples):
-        value = np.asarray(sample[field.sample])
-        if on_canvas:
-            _put_on_canvas(sample, value, out[k])
-        else:
-            _check_fits(sample, field, value.shape, value.dtype, out)
-            out[k] = value
-    return tensor
-
 
 def _canvas_shape(image: np.ndarray, side: int) -> tuple[int, ...]:
     """Shape of the canvas for an image without one: (h, w, 3), or the bytes (n,) of its planes."""
@@ -56,21 +30,15 @@ def _canvas_shape(image: np.ndarray, side: int) -> tuple[int, ...]:
 
 def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> None:
     """Copy an image to the top left of a canvas, and zero the rest."""
-    planes = image.ndim == 1
+    planes, side = image.ndim == 1, canvas.shape[1]
     height, width = sample["size"][2:].tolist() if planes else image.shape[:2]
-    side = canvas.shape[1]
-    # What is put there is copied unchecked.
+    nbytes = height * width * 3
     if planes:
-        complete = image.size == height * width + 2 * half(height) * half(width)
-    else:
-        complete = image.shape[2:] == (3,)
-    fits = (
-        complete
-        and min(height, width) >= 1
-        and canvas.shape == _canvas_shape(image, side)
-        and image.dtype == canvas.dtype == np.uint8
-    )
-    if not fits or max(height, width) > side or (planes and side % 2):
+        nbytes = height * width + 2 * half(height) * half(width)
+    # What is put there is copied unchecked.
+    fits = image.dtype == canvas.dtype == np.uint8 and image.size == nbytes
+    fits = fits and canvas.shape == _canvas_shape(image, side) and not (planes and side % 2)
+    if not fits or not 1 <= min(height, width) <= max(height, width) <= side:
         raise OptionError(
             f"{_name(sample)}: image is {image.dtype} {image.shape}, which does not fit a canvas "
             f"of {canvas.dtype} {canvas.shape}; a transform must keep it uint8 and not enlarge it, "
@@ -106,39 +74,19 @@ def _mask_row(
 
     Raises OptionError for masks that this layout cannot hold.
     """
-    row, bits = value.shape[1:], layout.packed
-    if field.batch != "masks":
-        return row, value.dtype
-    if value.dtype == np.bool_ and not bits:
-        return row, value.dtype
-    if value.dtype == np.bool_ and len(row) == 2 and row[1] % 8 == 0:
+    row, dtype, bits = value.shape[1:], value.dtype, layout.packed
+    if field.batch != "masks" or (dtype == np.bool_ and not bits):
+        return row, dtype
+    if dtype == np.bool_ and len(row) == 2 and row[1] % 8 == 0:
         return (row[0], row[1] // 8), np.dtype(np.uint8)
-    if value.dtype == np.uint8 and len(row) == 2:
-        # A grid of bits has eight times as many rows as bytes per row.
-        if as_bool or row[0] == row[1]:
-            raise OptionError(
-                f"the masks of a sample are uint8 {value.shape}, which would be taken for packed "
-                "bits: a transform must return unpacked masks as bool, `masks.astype(bool)`"
-            )
-        return (row, value.dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
+    # A grid of bits has eight times as many rows as bytes per row.
+    if dtype == np.uint8 and len(row) == 2 and not as_bool and row[0] != row[1]:
+        return (row, dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
     raise OptionError(
-        f"the masks of a sample are {value.dtype} {value.shape}: mask_layout={layout.name!r} needs "
+        f"the masks of a sample are {dtype} {value.shape}: mask_layout={layout.name!r} needs "
         "bits, uint8 (m, Sm, Sm / 8), or bool (m, height, width)"
         + (" with a width that is a multiple of 8" if bits else "")
-    )
-
-
-def _present(fields: Sequence[Field], sample: Sample) -> list[Field]:
-    """The fields that a sample has; a transform may have removed some."""
-    return [field for field in fields if field.sample in sample]
-
-
-def _feature_fields(features: tuple[SideSpec, ...], axis: str) -> tuple[Field, ...]:
-    """The fields of features with a row per sample, or per mask."""
-    return tuple(
-        Field("", feature.name, feature.name, None, 0)
-        for feature in features
-        if feature.axis == axis
+        + "; a transform must return unpacked masks as bool, `masks.astype(bool)`"
     )
 
 
@@ -285,11 +233,15 @@ class Collate:
             canvas = sample_spec.image.side
         if canvas is not None:
             canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE)
-        self._canvas = canvas
-        self._relate = Relate.of(relations)
+        self._canvas, self._relate = canvas, Relate.of(relations)
         self._features = () if sample_spec is None else sample_spec.features
         if self._relate is not None:
             check_relations(self._relate.names, self._features)
+        self._of_samples = [field for field in SAMPLE_FIELDS if field.batch]
+        self._of_masks = [field for field in MASK_FIELDS if field.batch]
+        for feature in self._features:
+            fields = self._of_samples if feature.axis == "sample" else self._of_masks
+            fields.append(Field("", feature.name, feature.name, None, 0))
         self._as_bool, self._spec_text = False, None
         if sample_spec is not None:
             spec, self._spec_text = sample_spec.masks, sample_spec.as_text()
@@ -333,9 +285,16 @@ class Collate:
                 "for a batch of one, pass [sample]"
             )
         errors = [sample for sample in samples if isinstance(sample, ReadError)]
-        if errors:
-            samples = self._without(errors, samples)
-        batch = self._batch(samples, self.choice, self.epoch)
+        if errors and self.on_error == "raise":
+            raise errors[0]
+        warn_of_dropped(errors, self._warned)
+        self.dropped += errors
+        kept = [sample for sample in samples if not isinstance(sample, ReadError)]
+        if errors and not kept:
+            raise LoaderError(
+                f"none of the {len(errors)} samples of a batch could be read: {errors[0]}"
+            )
+        batch = self._batch(kept, self.choice, self.epoch)
         if self.on_error == "drop":
             batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         return batch
@@ -349,7 +308,7 @@ class Collate:
                 kind = type(sample).__name__
                 raise OptionError(f"transform returned {kind}: it must return a dict")
         first = samples[0]
-        of_masks = _present(_BATCH_MASK_FIELDS + _feature_fields(self._features, "mask"), first)
+        of_masks = [field for field in self._of_masks if field.sample in first]
         counts, chosen = np.empty(len(samples), np.int64), []
         for k, sample in enumerate(samples):
             counts[k] = _mask_count(sample, first, of_masks)
@@ -359,20 +318,27 @@ class Collate:
         batch = Batch(mask_counts=torch.from_numpy(counts))
         if not self.layout.padded:
             batch["mask_offsets"] = torch.from_numpy(offsets)
-        for field in _present(
-            _BATCH_SAMPLE_FIELDS + _feature_fields(self._features, "sample"), first
-        ):
-            batch[field.batch] = _stacked(field, samples, self._canvas)
+        for field in self._of_samples:
+            if field.sample in first:
+                batch[field.batch] = self._stacked(field, samples)
         capacity = choice.capacity or int(counts.max())
         for field in of_masks:
             batch[field.batch] = self._masks(field, samples, chosen, offsets, capacity)
+        own = {"run_ends", "run_offset"}
+        own.update(field.sample for field in SAMPLE_FIELDS + MASK_FIELDS)
         for feature in self._features:
+            own.add(feature.name)
             found = batch.get(feature.name)
             if feature.dtype == "bfloat16" and found is not None and found.dtype == torch.uint16:
                 batch[feature.name] = found.view(torch.bfloat16)
         if "run_ends" in first:
-            batch["runs"] = _joined_runs(samples, chosen)
-        for key in first.keys() - _OWN_KEYS - {feature.name for feature in self._features}:
+            runs = []
+            for sample, rows in zip(samples, chosen, strict=True):
+                found = sample["run_ends"], sample["run_offset"]
+                found = found if rows is None else take_masks(*found, rows)
+                runs.append((*found, *sample["size"][:2].tolist()))
+            batch["runs"] = RunBatch.collate(runs)
+        for key in first.keys() - own:
             batch[key] = [sample[key] for sample in samples]
         if self._relate is not None:
             if taken := set(self._relate.names) & batch.keys():
@@ -384,6 +350,25 @@ class Collate:
         if self._spec_text is not None:
             batch["spec"] = self._spec_text
         return batch
+
+    def _stacked(self, field: Field, samples: Sequence[Sample]) -> torch.Tensor:
+        """One array of each sample, (B, ...); images are put on canvases, if there are any.
+
+        Raises OptionError for one that differs in shape or type from that of the first sample.
+        """
+        first = np.asarray(samples[0][field.sample])
+        on_canvas = field.batch == "images" and self._canvas is not None
+        shape = _canvas_shape(first, self._canvas) if on_canvas else first.shape
+        tensor = _new_tensor((len(samples), *shape), field.dtype or first.dtype)
+        out = tensor.numpy()
+        for k, sample in enumerate(samples):
+            value = np.asarray(sample[field.sample])
+            if on_canvas:
+                _put_on_canvas(sample, value, out[k])
+            else:
+                _check_fits(sample, field, value.shape, value.dtype, out)
+                out[k] = value
+        return tensor
 
     def _masks(
         self, field: Field, samples: Sequence[Sample], chosen, offsets: np.ndarray, capacity: int
@@ -412,28 +397,6 @@ class Collate:
             _check_fits(sample, field, *found, target)
             _copy_masks(field, value, kept, target)
         return tensor
-
-    def _without(self, errors: list[ReadError], samples: Sequence) -> list[Sample]:
-        if self.on_error == "raise":
-            raise errors[0]
-        warn_of_dropped(errors, self._warned)
-        self.dropped += errors
-        kept = [sample for sample in samples if not isinstance(sample, ReadError)]
-        if not kept:
-            raise LoaderError(
-                f"none of the {len(errors)} samples of a batch could be read: {errors[0]}"
-            )
-        return kept
-
-
-def _joined_runs(samples: Sequence[Sample], chosen: Sequence[np.ndarray | None]) -> RunBatch:
-    """The runs of the kept masks."""
-    runs = []
-    for sample, rows in zip(samples, chosen, strict=True):
-        found = sample["run_ends"], sample["run_offset"]
-        height, width = sample["size"][:2].tolist()
-        runs.append((*(found if rows is None else take_masks(*found, rows)), height, width))
-    return RunBatch.collate(runs)
 
 
 def _new_tensor(shape: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:

@@ -132,7 +132,7 @@ def test_a_transform_that_does_not_return_a_dict_is_named(packed, made):
     "wrong",
     [
         {"mask_layout": "bits"}, {"mask_layout": "flat"}, {"mask_select": "best"},
-        {"on_error": "skip"}, {"max_masks": 0},
+        {"on_error": "skip"}, {"max_masks": -1},
         {"max_masks": 2.0}, {"max_masks": True}, {"max_masks": 2**31}, {"seed": -1},
         {"seed": 2**64}, {"pad_to_max": True},
         {"pad_to_max": True, "max_masks": 3, "mask_layout": "concat"},
