@@ -129,7 +129,7 @@ def prompted() -> list:
     transforms = sa1bpack.transforms
     ds = sa1bpack.open("packed", mask_format="runs", min_area=LEAST_AREA)
     steps = [transforms.RandomHorizontalFlip(), transforms.RandomResizedCrop(scale=(0.4, 0.8))]
-    plain = {"normalize": ((0, 0, 0), (1, 1, 1))}  # colours as they are stored
+    plain = {"mean": (0, 0, 0), "std": (1, 1, 1)}  # colours as they are stored
     pipeline = transforms.Pipeline(ds, steps, size=HIGH, mask_size=HIGH, **plain)
     prompts = transforms.Prompts({"point": 0.5, "box": 0.5})
     with sa1bpack.Loader(ds, batch_size=3, max_masks=12, mask_select="largest") as loader:

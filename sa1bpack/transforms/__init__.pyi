@@ -19,7 +19,6 @@ from sa1bpack.transforms.images.pixels import SAM_MEAN as SAM_MEAN
 from sa1bpack.transforms.images.pixels import SAM_STD as SAM_STD
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb as yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits as unpack_bits
-from sa1bpack.transforms.masks.clicks import correction_clicks as correction_clicks
 from sa1bpack.transforms.masks.make import draw_runs as draw_runs
 from sa1bpack.transforms.masks.prompts import count_pixels as count_pixels
 from sa1bpack.transforms.masks.prompts import draw_points as draw_points
@@ -31,4 +30,5 @@ from sa1bpack.transforms.masks.relations import relation as relation
 from sa1bpack.transforms.masks.run_batch import RunBatch as RunBatch
 from sa1bpack.transforms.pipeline import Pipeline as Pipeline
 from sa1bpack.transforms.prompts import Prompts as Prompts
+from sa1bpack.transforms.prompts import correction_clicks as correction_clicks
 from sa1bpack.transforms.prompts import sam_points as sam_points

@@ -53,7 +53,7 @@ MASK_KEYS = (
 )
 
 
-@checks_options(mean="normalize=(mean, std)", std="normalize=(mean, std)")
+@checks_options(mask_dtype="batch['masks'].to(dtype), of masks in bool")
 class Pipeline:
     """Makes training input from batches of a dataset, as Loader, DataLoader and Collate make them.
 
@@ -76,7 +76,7 @@ class Pipeline:
                               image
     pixel_mean       float32  (3,), and
     pixel_std        float32  (3,): of R, G, B in 0 to 255, what images were normalised with
-    masks            `mask_dtype`  (..., h, w), over the canvas
+    masks            bool     (..., h, w), over the canvas
     boxes_xyxy       float32  (..., 4) x0, y0, x1, y1: edges, clipped to the image, in place of
                               `bboxes`. Of a rotated box, the upright box around it
     point_coords     float32  (..., 2) x, y
@@ -142,8 +142,8 @@ class Pipeline:
         size: Size = None,
         mask_size: Size = None,
         dtype: torch.dtype = torch.float32,
-        mask_dtype: torch.dtype = torch.bool,
-        normalize: tuple[Sequence[float], Sequence[float]] = (SAM_MEAN, SAM_STD),
+        mean: Sequence[float] = SAM_MEAN,
+        std: Sequence[float] = SAM_STD,
         min_area: int = 1,
         max_cover: float = 1.0,
         max_valid: int | None = None,
@@ -163,8 +163,7 @@ class Pipeline:
                 `Linear`, `Cosine`, `Function`, a list with one value per epoch (so a pair is a
                 tuple), or a function of the epoch; epoch and step are those of the batch.
             dtype: of the images; a floating-point type.
-            mask_dtype: of the masks: torch.bool or a floating-point type.
-            normalize: (mean, std), each of R, G, B in 0 to 255; by default those of SAM.
+            mean, std: of R, G, B in 0 to 255; by default those of SAM.
             min_area: cells that a mask must still have to be valid.
             max_cover: the share of a valid mask's cells, 0 to 1, that larger ones which are left
                 may cover together; 0.8 is EdgeSAM's `mask_nms_thresh`. 1: any.
@@ -185,16 +184,11 @@ class Pipeline:
         self._spatial = {each.name: each.row_shape for each in features if each.spatial}
         self._sizes = Sizes.of(size, mask_size, self.image_size, self.cells)
         self.canvas, self.grid = self._sizes.at(0, 0)  # those of the beginning
-        if not _is_floating(dtype):
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise OptionError(
                 f"dtype is {dtype!r}: choose a floating-point type, such as torch.bfloat16"
             )
-        if mask_dtype != torch.bool and not _is_floating(mask_dtype):
-            raise OptionError(
-                f"mask_dtype is {mask_dtype!r}: choose torch.bool or a floating-point type"
-            )
-        self.dtype, self.mask_dtype = dtype, mask_dtype
-        self._normal = Table(_checked_normal(normalize))
+        self.dtype, self._normal = dtype, Table(_checked_normal(mean, std))
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.max_cover = number("max_cover", max_cover, 0, 1)
         self.max_valid = None if max_valid is None else whole_number("max_valid", max_valid, 1)
@@ -206,24 +200,20 @@ class Pipeline:
         moving = [step for step in self.steps if isinstance(step, GeometricStep)]
         self._moves, shrinks = bool(moving), prod(step.shrinks for step in moving)
         self._images = ImageMaker(dtype, self._normal, self.image_size, self._moves, shrinks)
-        # Relations and covers are counted in bools.
-        kernel_dtype = torch.bool if self._relate or self.max_cover < 1 else mask_dtype
-        self._masks = MaskMaker(self.cells, self.fit, ds.mask_sampling, self._moves, kernel_dtype)
+        self._masks = MaskMaker(self.cells, self.fit, ds.mask_sampling, self._moves)
 
     def __str__(self) -> str:
         """Everything that decides the result: steps, sizes, types and numbers."""
         steps = ", ".join(map(repr, self.steps))
-        names = ("dtype", "mask_dtype")
-        types = ", ".join(f"{name}={str(getattr(self, name))[6:]}" for name in names)
         mean, std = np.round(self._normal.values.astype(float), 4).tolist()
-        others = f"mean={mean}, std={std}, min_area={self.min_area}"
+        others = f"dtype={str(self.dtype)[6:]}, mean={mean}, std={std}, min_area={self.min_area}"
         if self.max_cover < 1:
             others += f", max_cover={self.max_cover}"
         if self.max_valid is not None:
             others += f", max_valid={self.max_valid}"
         if self._relate is not None:
             others += f", relations={self._relate.names}"
-        return f"Pipeline([{steps}], {self._sizes}, {types}, {others}, seed={self.seed})"
+        return f"Pipeline([{steps}], {self._sizes}, {others}, seed={self.seed})"
 
     def __repr__(self) -> str:
         """That, and what makes images and masks."""
@@ -346,11 +336,11 @@ class Pipeline:
             masks, areas = self._masks.take(batch["masks"], small, rows, frame, grid)
         else:
             return None
-        done["masks"] = masks.to(self.mask_dtype).view(*rows.shape, *grid)
+        done["masks"] = masks.view(*rows.shape, *grid)
         counts, used = batch["mask_counts"], areas >= self.min_area
         padded = "mask_offsets" not in batch
         if self._relate is not None:
-            done |= self._relate.of_masks(masks.view(*rows.shape, *grid), counts, padded)
+            done |= self._relate.of_masks(done["masks"], counts, padded)
         if self.max_cover < 1:
             most = rows.shape[1] if padded else fullest(counts)
             [owner] = sent([rows.owner], masks.device)
@@ -398,20 +388,16 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     return given
 
 
-def _checked_normal(normalize: Any) -> np.ndarray:
+def _checked_normal(mean: Any, std: Any) -> np.ndarray:
     """float32 (2, 3): mean and std. Raises OptionError for anything else."""
-    given = [as_numbers(each) for each in normalize] if isinstance(normalize, Sequence) else []
-    if [*map(len, given)] != [3, 3] or min(given[1]) <= 0:
+    means, stds = as_numbers(mean), as_numbers(std)
+    if len(means) != 3 or len(stds) != 3 or min(stds) <= 0:
         raise OptionError(
-            f"normalize is {normalize!r}: give (mean, std), three numbers each, with std above 0"
+            f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0"
         )
-    if 0 < max(given[0]) < 1 and max(given[1]) < 1:
+    if 0 < max(means) < 1 and max(stds) < 1:
         raise OptionError(
-            f"normalize is {normalize!r}: these are of colours from 0 to 1, as in torchvision; "
-            "give them of colours from 0 to 255, which is 255 times as much"
+            f"mean is {mean!r} and std {std!r}: these are of colours from 0 to 1, as in "
+            "torchvision; give them of colours from 0 to 255, which is 255 times as much"
         )
-    return np.array(given, np.float32)
-
-
-def _is_floating(dtype: Any) -> bool:
-    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return np.array([means, stds], np.float32)

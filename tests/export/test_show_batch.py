@@ -75,7 +75,7 @@ def test_source_coordinates_and_runs_show_the_same(batches):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_normalised_images_get_their_colours_back(dtype):
     batch = noisy_batch(LAYOUT, "bits")
-    done = T.Pipeline(dataset(LAYOUT), dtype=dtype, mask_dtype=dtype)(batch)
+    done = T.Pipeline(dataset(LAYOUT), dtype=dtype)(batch)
     for k, subject in enumerate(subjects_of(done, [0, 1, 2, 3])):
         expected = batch["images"][k, :64].numpy().astype(int)
         most = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[dtype]

@@ -74,10 +74,9 @@ def recorded_launches() -> dict[str, tuple]:
         batch, ds = noisy_batch(layout, masks), dataset(layout)
         ds.mask_sampling = sampling
         for dtype in (torch.float32, torch.bfloat16):
-            mask_dtype = torch.bool if dtype == torch.float32 else dtype
             for turn in ([], [RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1)]):
                 steps = [RandomHorizontalFlip(), ScaleJitter(), *turn]
-                Pipeline(ds, steps, dtype=dtype, mask_dtype=mask_dtype)(batch, 0)
+                Pipeline(ds, steps, dtype=dtype)(batch, 0)
     return found
 
 

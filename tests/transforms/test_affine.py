@@ -14,7 +14,7 @@ from sa1bpack.format.layout import Layout
 from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, fit_frame
 from sa1bpack.transforms.random import uniform
 
-PLAIN = {"normalize": ((0, 0, 0), (1, 1, 1))}
+PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
 TURN = T.RandomAffine((10, 80), (-30, 30))
 
 
@@ -72,7 +72,7 @@ def test_image_mask_box_and_point_stay_together(fit, device):
     layout = Layout(image_size=96, mask_size=96, fit=fit)
     batch = moved(rectangle_batch(layout, RECTANGLES), device)
     steps = [T.RandomHorizontalFlip(), TURN, T.RandomResizedCrop((0.6, 1.0))]
-    pipeline = T.Pipeline(dataset(layout), steps, normalize=((0, 0, 0), (255, 255, 255)))
+    pipeline = T.Pipeline(dataset(layout), steps, mean=(0, 0, 0), std=(255, 255, 255))
     seen = 0
     for epoch in range(4):
         done = moved(pipeline(batch, epoch), torch.device("cpu"))

@@ -83,7 +83,7 @@ def test_what_a_device_uses_is_described(triton_on_cpu, monkeypatch):
     shown = repr(Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()]))
     assert shown == (
         "Pipeline([RandomHorizontalFlip(p=0.5)], size=(48, 48), mask_size=(48, 48), "
-        "dtype=float32, mask_dtype=bool, mean=[123.675, 116.28, 103.53], "
+        "dtype=float32, mean=[123.675, 116.28, 103.53], "
         "std=[58.395, 57.12, 57.375], min_area=1, seed=0), "
         "on a CPU: compiled kernels, on CUDA: torch operations (Triton is not installed)"
     )

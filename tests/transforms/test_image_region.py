@@ -27,7 +27,7 @@ def white_batch(layout: Layout) -> dict:
 def test_the_region_is_where_the_images_have_pixels(steps, fit, device):
     layout = Layout(image_size=96, mask_size=96, fit=fit)
     for size in (None, (57, 75), 150):
-        pipeline = T.Pipeline(dataset(layout), steps, size=size, normalize=((0, 0, 0), (1, 1, 1)))
+        pipeline = T.Pipeline(dataset(layout), steps, size=size, mean=(0, 0, 0), std=(1, 1, 1))
         for epoch in range(3):
             done = pipeline(moved(white_batch(layout), device), epoch)
             region = T.image_region(done)

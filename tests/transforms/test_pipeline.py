@@ -41,7 +41,7 @@ GEOMETRIC = {
         ScaleJitter(0.7, 0.9),
     ],
 }
-PLAIN = {"normalize": ((0, 0, 0), (255, 255, 255))}
+PLAIN = {"mean": (0, 0, 0), "std": (255, 255, 255)}
 
 
 def span(profile: torch.Tensor) -> tuple[float, float]:
@@ -121,24 +121,21 @@ def test_all_layouts_of_a_batch_have_the_same_result(device):
         ColorJitter(0.2, 0.2, 0.2, 0.1),
         Mixup(),
     ]
-    for mask_dtype in (torch.bool, torch.float16):
-        pipeline = Pipeline(
-            dataset(LAYOUT), steps, size=(64, 80), mask_size=(16, 20), mask_dtype=mask_dtype
-        )
-        done = {
-            layout: pipeline(moved(ragged(layout), device), 1)
-            for layout in ("padded", "concat", "padded_bits", "concat_bits")
-        }
-        padded, flat = done["padded"], done["concat"]
-        assert padded["masks"].shape == (3, 3, 16, 20) and padded["masks"].dtype == mask_dtype
-        assert padded["images"].shape == (3, 3, 64, 80)
-        real = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool, device=device)
-        assert not padded["valid"][~real].any() and not padded["masks"][~real].any()
-        for key in ("masks", "boxes_xyxy", "point_coords", "point_inside", "valid", "areas"):
-            assert torch.equal(padded[key][real], flat[key]), key
-            for layout in ("padded", "concat"):
-                assert torch.equal(done[layout][key], done[layout + "_bits"][key]), key
-        assert torch.equal(padded["images"], flat["images"])
+    pipeline = Pipeline(dataset(LAYOUT), steps, size=(64, 80), mask_size=(16, 20))
+    done = {
+        layout: pipeline(moved(ragged(layout), device), 1)
+        for layout in ("padded", "concat", "padded_bits", "concat_bits")
+    }
+    padded, flat = done["padded"], done["concat"]
+    assert padded["masks"].shape == (3, 3, 16, 20) and padded["masks"].dtype == torch.bool
+    assert padded["images"].shape == (3, 3, 64, 80)
+    real = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool, device=device)
+    assert not padded["valid"][~real].any() and not padded["masks"][~real].any()
+    for key in ("masks", "boxes_xyxy", "point_coords", "point_inside", "valid", "areas"):
+        assert torch.equal(padded[key][real], flat[key]), key
+        for layout in ("padded", "concat"):
+            assert torch.equal(done[layout][key], done[layout + "_bits"][key]), key
+    assert torch.equal(padded["images"], flat["images"])
 
 
 def test_runs_without_padding_are_drawn_in_the_rows_of_their_masks(device):

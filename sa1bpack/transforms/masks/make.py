@@ -84,14 +84,12 @@ class MaskMaker:
     fit        of the dataset
     sampling   of masks that are drawn from runs: "area" or "center"
     geometric  whether steps move the images; what they crop remains cropped
-    dtype      what Triton kernels write: one of `backends.FLOATS`, bool for any other
     """
 
     cells: int
     fit: str
     sampling: str
     geometric: bool
-    dtype: torch.dtype
     _memory: Memory = field(default_factory=Memory)
 
     def take(
@@ -130,7 +128,7 @@ class MaskMaker:
         """Masks by what their device has."""
         if backends.uses_compiled(how.device):
             return by_kernel(how, self._memory)
-        made = backends.launch(how.device, how.kernel, how, self.dtype)
+        made = backends.launch(how.device, how.kernel, how)
         if made is None:
             masks = by_torch(on_device(how, how.device))
             made = masks, count_cells(masks)
@@ -275,5 +273,5 @@ def draw_runs(
 def _upright(drawing: Drawing) -> torch.Tensor:
     """`draw_runs` under upright maps on a device."""
     drawing = on_device(drawing, drawing.device)
-    made = backends.launch(drawing.device, drawing.kernel, drawing, torch.bool)
+    made = backends.launch(drawing.device, drawing.kernel, drawing)
     return draw(drawing) if made is None else made[0]

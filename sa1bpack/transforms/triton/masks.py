@@ -1,4 +1,4 @@
-"""Masks: drawn from their runs, or taken from a grid of bits or bools; cropped, cast and counted.
+"""Masks: drawn from their runs, or taken from a grid of bits or bools; cropped and counted.
 
 The rules are those of `sa1bpack.masks.window`, in the units of `sa1bpack.masks.raster`. Under
 axis-aligned maps a program draws a strip of columns of one mask. It finds the run ends of each of
@@ -19,7 +19,6 @@ import triton.language as tl
 
 from sa1bpack.masks.window import LEVELS
 from sa1bpack.masks.window import UNIT as GRID_UNIT
-from sa1bpack.transforms.backends import FLOATS
 from sa1bpack.transforms.geometry.frame import fixed_steps
 from sa1bpack.transforms.geometry.frame import places as places_of
 from sa1bpack.transforms.host import sent
@@ -45,10 +44,8 @@ STEPS, SOURCE, DRAW_FIELDS, TAKE_FIELDS = (tl.constexpr(n) for n in (12, 18, 20,
 
 @triton.jit
 def _store_cells(target, on_grid, cells, counter):
-    """Write cells, int32, as whatever type the target has, and add their number to a counter."""
-    kind = target.dtype.element_ty
-    written = cells.to(tl.float32).to(kind) if kind.is_floating() else cells.to(kind)
-    tl.store(target, written, mask=on_grid)
+    """Write cells, int32, as bytes, and add their number to a counter."""
+    tl.store(target, cells.to(tl.uint8), mask=on_grid)
     count = tl.sum(tl.sum(cells, 1), 0)
     if count > 0:
         tl.atomic_add(counter, count)
@@ -205,7 +202,6 @@ def _draw(ends, rows, frames, out, counts, height, width, AREA: tl.constexpr):
     # Otherwise all is background.
     busy = (_most(first, last) > 0) | (tl.max(first & 1, 0) > 0)
 
-    kind = out.dtype.element_ty
     numbers = tl.zeros((STRIP,), tl.int32)
     for top in range(0, height, STRIP_ROWS):
         i = top + tl.arange(0, STRIP_ROWS)
@@ -219,10 +215,9 @@ def _draw(ends, rows, frames, out, counts, height, width, AREA: tl.constexpr):
                 found = _center(ends, first, last, row, left, frame, height)
             cells = (found & (wanted[None, :] & (i < kept_rows)[:, None]) & on_grid).to(tl.int32)
             numbers += tl.sum(cells, 0)
-            written = cells.to(tl.float32).to(kind) if kind.is_floating() else cells.to(kind)
-            tl.store(target, written, mask=on_grid)
+            tl.store(target, cells.to(tl.uint8), mask=on_grid)
         else:
-            tl.store(target, tl.zeros((STRIP_ROWS, STRIP), kind), mask=on_grid)
+            tl.store(target, tl.zeros((STRIP_ROWS, STRIP), tl.uint8), mask=on_grid)
     if busy:
         tl.atomic_add(counts + place, tl.sum(numbers, 0))
 
@@ -296,22 +291,18 @@ def _take_affine(masks, owner, frames, out, counts, height, width, side):
     _store_cells(out + mask * height * width + at, on_grid, found, counts + mask)
 
 
-def _launched(
-    kernel: Callable, tile: Size, shape: tuple[int, ...], dtype: torch.dtype, *given, **options
-) -> Masks:
-    """Cells (n, h, w), and int32 (n,), how many of each mask are set, from a kernel.
+def _launched(kernel: Callable, tile: Size, shape: tuple[int, ...], *given, **options) -> Masks:
+    """Cells, bool (n, h, w), and int32 (n,), how many of each mask are set, from a kernel.
 
     tile   rows and columns of a program
-    dtype  one of `backends.FLOATS`; bool for any other
     given  the arguments before `out`; keyword arguments come last
     """
-    floats, device = dtype in FLOATS, given[0].device
-    out = torch.empty(shape, dtype=dtype if floats else torch.uint8, device=device)
-    counts = torch.zeros(len(out), dtype=torch.int32, device=device)
+    out = torch.empty(shape, dtype=torch.uint8, device=given[0].device)
+    counts = torch.zeros(len(out), dtype=torch.int32, device=out.device)
     if out.numel():
         tiles = triton.cdiv(shape[1], tile[0]) * triton.cdiv(shape[2], tile[1])
         kernel[(len(out) * tiles,)](*given, out, counts, *shape[1:], **options)
-    return (out if floats else out.view(torch.bool)), counts
+    return out.view(torch.bool), counts
 
 
 def _rows(drawing: Drawing) -> torch.Tensor:
@@ -332,11 +323,10 @@ def _with_frames(drawing: Drawing, frames: torch.Tensor) -> list[torch.Tensor]:
     return [ends, *sent([_rows(drawing), frames], ends.device)]
 
 
-def draw_masks(drawing: Drawing, dtype: torch.dtype) -> Masks:
+def draw_masks(drawing: Drawing) -> Masks:
     """Draw masks from their runs under upright maps.
 
-    Returns `dtype` (n, h, w), see `_launched`, the cells of `transforms.draw_runs`, and int32 (n,),
-    how many of each are set.
+    Returns bool (n, h, w), the cells of `transforms.draw_runs`; int32 (n,), the set ones of each.
     """
     size, scale, offset = drawing.size, drawing.maps.scale, drawing.maps.offset
     y, x = (UprightAxis(size[k], scale[:, 1 - k], offset[:, 1 - k], False) for k in range(2))
@@ -353,35 +343,35 @@ def draw_masks(drawing: Drawing, dtype: torch.dtype) -> Masks:
         "num_warps": DRAW_WARPS,
         "enable_fp_fusion": False,
     }
-    return _launched(_draw, tile, drawing.shape, dtype, *given, **options)
+    return _launched(_draw, tile, drawing.shape, *given, **options)
 
 
-def draw_affine(drawing: Drawing, dtype: torch.dtype) -> Masks:
+def draw_affine(drawing: Drawing) -> Masks:
     """`draw_masks` at the sample points of affine maps."""
     points = 1 << LEVELS[drawing.sampling]
     steps = fixed_steps(drawing.maps, points).flatten(1)
     frames = torch.cat([places_of(drawing.frame, drawing.size), steps, drawing.sizes], 1)
     given, tile = _with_frames(drawing, frames), (DRAW_ROWS.value, DRAW_COLUMNS.value)
-    return _launched(_draw_affine, tile, drawing.shape, dtype, *given, POINTS=points)
+    return _launched(_draw_affine, tile, drawing.shape, *given, POINTS=points)
 
 
-def take_cells(taking: Taking, dtype: torch.dtype) -> Masks:
+def take_cells(taking: Taking) -> Masks:
     """Take cells of masks under upright maps, as `transforms.masks.cells.take` does.
 
-    Returns `dtype` (T, h, w), see `_launched`, and int32 (T,), how many cells of each are set.
+    Returns bool (T, h, w), and int32 (T,), how many cells of each are set.
     """
     columns, rows = taking.columns_and_rows
-    return _taken(_take, taking, torch.cat([taking.keep, rows, columns], 1), dtype)
+    return _taken(_take, taking, torch.cat([taking.keep, rows, columns], 1))
 
 
-def take_affine(taking: Taking, dtype: torch.dtype) -> Masks:
+def take_affine(taking: Taking) -> Masks:
     """`take_cells` under affine maps."""
     places = places_of(taking.frame, taking.size)
-    return _taken(_take_affine, taking, torch.cat([places, taking.steps.flatten(1)], 1), dtype)
+    return _taken(_take_affine, taking, torch.cat([places, taking.steps.flatten(1)], 1))
 
 
-def _taken(kernel: Callable, taking: Taking, frames: torch.Tensor, dtype: torch.dtype) -> Masks:
+def _taken(kernel: Callable, taking: Taking, frames: torch.Tensor) -> Masks:
     masks, side = taking.masks.contiguous(), taking.masks.shape[1]
     given = masks, *sent([taking.owner, frames], masks.device)
     tile, shape = (TAKE_ROWS.value, TAKE_COLUMNS.value), (len(taking.owner), *taking.size)
-    return _launched(kernel, tile, shape, dtype, *given, side=side)
+    return _launched(kernel, tile, shape, *given, side=side)
