@@ -2,27 +2,13 @@
 
 import shutil
 
-import numpy as np
 import pytest
 from edited_packs import edit
 
-from sa1bpack.errors import FormatError, NotAPack, VersionError
+from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.index import open_index, publish
 from sa1bpack.format.manifest import MANIFEST_NAME, make_manifest, read_manifest
 from sa1bpack.format.verify import verify
-
-
-def test_keys_of_a_newer_minor_version_are_ignored(pack):
-    edit(pack / MANIFEST_NAME, lambda data: data.update(version=[1, 9], invented={"a": 1}))
-    edit(pack / MANIFEST_NAME, lambda data: data["shards"][0].update(invented=3))
-    assert read_manifest(pack).version == (1, 9)
-
-
-@pytest.mark.parametrize("major", [0, 2])
-def test_another_major_version_names_the_release_to_install(pack, major):
-    edit(pack / MANIFEST_NAME, lambda data: data.update(version=[major, 0], shards="unknown form"))
-    with pytest.raises(VersionError, match=rf"{major}\.0.*install"):
-        read_manifest(pack)
 
 
 @pytest.mark.parametrize("change, message", [
@@ -77,15 +63,6 @@ def test_a_pack_that_lost_its_manifest_is_damaged_not_a_mistyped_path(pack):
     assert not isinstance(error.value, NotAPack)
 
 
-def test_index_finds_every_sample_by_row_and_by_id(pack):
-    index = open_index(pack, read_manifest(pack))
-    assert list(index.shard_offset) == [0, 4, 4, 7]
-    assert list(index.image_id) == [99, 98, 97, 96, 2099, 2098, 2097]
-    assert list(index.image_id[index.id_order]) == sorted(index.image_id)
-    assert list(index.mask_offset) == [0, 2, 2, 7, 8, 8, 11, 15]
-    assert not index.image_id.flags.writeable
-
-
 def test_samples_with_equal_ids_keep_their_order_in_the_index(tmp_path, shard_of, small_layout):
     entries = [shard_of(tmp_path / "shards", f"a-{part:03d}", (1, 1), 5) for part in range(2)]
     manifest = publish(tmp_path, make_manifest(
@@ -94,16 +71,6 @@ def test_samples_with_equal_ids_keep_their_order_in_the_index(tmp_path, shard_of
     index = open_index(tmp_path, manifest)
     assert list(index.image_id) == [5, 4, 5, 4] and list(index.id_order) == [1, 3, 0, 2]
     assert verify(tmp_path).ok
-
-
-@pytest.mark.parametrize("name, row, value", [("shard_offset", 3, 8), ("mask_offset", 0, 1)])
-def test_index_with_wrong_ends_is_refused(pack, name, row, value):
-    manifest = read_manifest(pack)
-    offsets = np.memmap(pack / manifest.index / name / "c.0", "<i8", "r+", shape=row + 1)
-    offsets[row] = value
-    offsets.flush()
-    with pytest.raises(FormatError, match=f"{name}: offsets run from"):
-        open_index(pack, manifest)
 
 
 def test_publishing_again_gives_the_same_bytes(pack, contents):

@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import pickle
 import weakref
 from pathlib import Path
 
@@ -136,11 +135,6 @@ def test_runs_without_a_layout_of_runs_are_named(pack_of, tmp_path):
         open_shard(folder)
 
 
-def test_a_folder_that_is_not_a_shard_is_named(tmp_path):
-    with pytest.raises(FormatError, match=r"zarr.json: missing"):
-        open_shard(tmp_path / "nothing")
-
-
 def test_arrays_are_read_only_maps_made_once(folder):
     shard = open_shard(folder)
     image = shard["image"]
@@ -184,10 +178,3 @@ def test_map_never_reaches_past_the_end_of_a_file(tmp_path):
     assert map_bytes(path, 3).tobytes() == b"abc"
     with pytest.raises(FormatError, match="3 bytes, but 4 are to be mapped"):
         map_bytes(path, 4)
-
-
-def test_shard_pickles_to_its_path(folder):
-    shard = open_shard(folder)
-    data = pickle.dumps(shard)
-    assert len(data) < 1000
-    np.testing.assert_array_equal(pickle.loads(data)["image"], shard["image"])

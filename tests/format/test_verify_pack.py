@@ -86,16 +86,12 @@ def test_damaged_sample_is_named_by_shard_row_id_and_file(pack):
 
 @pytest.mark.parametrize("damage, message", [
     (lambda s: os.truncate(s / "image" / "c.0.0.0.0", 100), "image/c.0.0.0.0: "),
-    (lambda s: (s / "area" / "c.0").unlink(), "area/c.0: missing"),
     (lambda s: (s / "extra.txt").write_text("x"), "extra.txt: not a file of the pack"),
     (lambda s: (s / "area" / "c.1").write_text("x"), "area/c.1: not a file of the pack"),
     (lambda s: (s / ".hidden").write_text("x"), "hidden: not a file of the pack"),
-    (lambda s: (s / "checksums.xxh128").unlink(), "checksums.xxh128: missing"),
     (lambda s: shutil.rmtree(s), f"{SHARD}: missing"),
     (lambda s: (s.parent / "stranger").mkdir(), "stranger: not in the manifest"),
     (lambda s: (s.parents[1] / "notes.txt").write_text("x"), "notes.txt: not"),
-    (lambda s: (s.parents[1] / "checksums.xxh128").unlink(), "PACK/checksums.xxh128: "),
-    (lambda s: shutil.rmtree(next(s.parents[1].glob("index-*"))), "index-.*: missing"),
     (lambda s: (next(s.parents[1].glob("index-*")) / "x").write_text(""), "x: not a file"),
     (lambda s: (s / "checksums.xxh128").write_text("0" * 32 + "  ../../manifest.json\n"),
      "checksums.xxh128"),
@@ -103,17 +99,11 @@ def test_damaged_sample_is_named_by_shard_row_id_and_file(pack):
 @pytest.mark.parametrize("quick", [False, True])
 def test_missing_and_unknown_files_are_named_by_both_checkers(pack, damage, message, quick):
     damage(pack / "shards" / SHARD)
-    pattern = message.replace("PACK", str(pack))
     text = "\n".join(str(problem) for problem in verify(pack, quick=quick).problems)
-    assert_found(pattern, text)
-    options = ["--quick"] if quick else []
-    code, text = script_finds(pack, *options)
+    assert re.search(message, text), text
+    code, text = script_finds(pack, *(["--quick"] if quick else []))
     assert code == 1
-    assert_found(pattern.replace(": missing", ": .*(missing|No such file)"), text)
-
-
-def assert_found(pattern, text):
-    assert re.search(pattern, text), text
+    assert re.search(message.replace(": missing", ": .*(missing|No such file)"), text), text
 
 
 def test_a_wrong_sample_checksum_is_found_even_if_all_digests_match(pack):
@@ -286,21 +276,6 @@ def test_a_sample_whose_offset_decreases_is_named_even_if_all_digests_match(pack
             problem = verify(pack, quick=quick).problems[0]
             assert (problem.array, problem.shard) == (name, SHARD)
             assert (problem.sample, problem.image_id) == (sample, 99 - sample)
-        path.write_bytes(whole)
-
-
-def test_damaged_checksum_file_does_not_hide_damaged_samples(pack):
-    (pack / "shards" / SHARD / "checksums.xxh128").write_text("0" * 32 + "\n")
-    flip(pack / "shards" / SHARD / "image" / "c.0.0.0.0", 2 * 768)
-    assert [p.sample for p in verify(pack).problems if p.sample is not None] == [2]
-
-
-def test_checksum_file_without_its_last_newline_is_found_by_both(pack):
-    for path in (pack / "checksums.xxh128", pack / "shards" / SHARD / "checksums.xxh128"):
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1])
-        assert not verify(pack).ok
-        assert script_finds(pack)[0] == 1
         path.write_bytes(whole)
 
 

@@ -20,19 +20,11 @@ def test_parts_read_every_shard_once(pack, count):
         assert sum(part.counts[key] for part in parts) == whole.counts[key]
 
 
+@pytest.mark.parametrize("damage", [lambda shard: flip(next((shard / "image").glob("c*")), 5),
+                                    lambda shard: (shard / "zarr.json").unlink()])  # fmt: skip
 @pytest.mark.parametrize("row", [0, 2])  # the other has no sample
-def test_a_damaged_shard_is_found_by_its_part_alone(pack, row):
-    shard = read_manifest(pack).shards[row].name
-    flip(next((pack / "shards" / shard / "image").glob("c*")), 5)
-    parts = parts_of(pack, 3)
-    assert [part.ok for part in parts] == [number != row for number in range(3)]
-    assert parts[row].problems == verify(pack).problems
-
-
-@pytest.mark.parametrize("row", [0, 2])
-def test_a_missing_file_of_a_shard_is_no_problem_of_the_index(pack, row):
-    shard = read_manifest(pack).shards[row].name
-    (pack / "shards" / shard / "zarr.json").unlink()
+def test_a_damaged_shard_is_found_by_its_part_alone(pack, row, damage):
+    damage(pack / "shards" / read_manifest(pack).shards[row].name)
     parts = parts_of(pack, 3)
     assert [part.ok for part in parts] == [number != row for number in range(3)]
     assert parts[row].problems == verify(pack).problems

@@ -30,15 +30,8 @@ def test_what_is_missing_is_one_problem(pack, name, array, quick):
     (problem,) = verify(pack, quick=quick).problems
     assert problem.what.startswith(str(path)) and ": missing" in problem.what
     assert (problem.shard is None) == (SHARD not in name) and problem.array == array
-
-
-def test_a_missing_file_of_a_shard_is_one_problem_for_the_script(pack):
-    path = pack / "shards" / SHARD / "bbox" / "c.0.0"
-    path.unlink()
-    for options in ([], ["--quick"]):
-        code, text = script_finds(pack, *options)
-        assert code == 1 and text.splitlines()[0] == f"{path}: missing"
-        assert text.splitlines()[1].endswith("problems: 1")
+    code, text = script_finds(pack, *(["--quick"] if quick else []))
+    assert code == 1 and str(path) in text
 
 
 @pytest.mark.parametrize("quick", [False, True])
