@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import choice, whole_number
+from sa1bpack.arguments import Options, option
 from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.format.files import byte_view, update_zeros
 from sa1bpack.wording import brief
@@ -108,41 +108,36 @@ def array_spec(
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Options):
     """The choices that determine the arrays of a pack and the width of their rows.
 
-    image_size  S, side of the stored image canvas in pixels; with "native" the longer side
-    mask_size   Sm, side of the mask grid in cells, a multiple of 8; without bits, the default size
-                of the grid that a reader draws from the runs
-    fit         "pad" (aspect ratio kept, top left of the canvas, the rest zero), "squash" (both
-                sides S) or "native" (as pad, without the canvas)
-    runs        whether exact full-resolution masks are stored as runs
-    pixels      "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half the size
-    bits        whether masks are stored as bits of the grid
+    The fit is "pad" (aspect ratio kept, top left of the canvas, the rest zero), "squash" (both
+    sides S) or "native" (as pad, without the canvas).
 
     Raises OptionError for a value that cannot be stored.
     """
 
-    image_size: int = 1024
-    mask_size: int = 256
-    fit: str = "pad"
-    runs: bool = True
-    pixels: str = "rgb"
-    bits: bool = True
+    image_size: int = option(
+        1024,
+        "side S of the stored image canvas in pixels; with native the longer side",
+        low=1,
+        high=MAX_IMAGE_SIZE,
+    )
+    mask_size: int = option(
+        256,
+        "side Sm of the mask grid in cells; without bits, of the grid that a reader draws",
+        low=8,
+        high=MAX_MASK_SIZE,
+        multiple=8,
+        why="a row of mask bits is stored in full bytes",
+    )
+    fit: str = option("pad", "how images lie on their canvas", choices=FITS)
+    runs: bool = option(True, "exact full-resolution masks are stored as runs")
+    pixels: str = option("rgb", "or planes Y, Cb and Cr, the chroma at half size", choices=PIXELS)
+    bits: bool = option(True, "masks are stored as bits of the grid")
 
     def __post_init__(self):
-        for name, low, high in (("image_size", 1, MAX_IMAGE_SIZE), ("mask_size", 8, MAX_MASK_SIZE)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
-        if self.mask_size % 8:
-            raise OptionError(
-                f"mask_size is {self.mask_size}, but a row of mask bits is stored in full bytes: "
-                "choose a multiple of 8"
-            )
-        choice("fit", self.fit, FITS)
-        choice("pixels", self.pixels, PIXELS)
-        for name in ("bits", "runs"):
-            if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name} is {getattr(self, name)!r}: choose True or False")
+        super().__post_init__()
         if not (self.bits or self.runs):
             raise OptionError("bits and runs are both False: masks must be stored in some form")
         if self.pixels == "yuv420" and not self.flat and self.image_size % 2:
@@ -205,13 +200,20 @@ class Layout:
             raise FormatError(f"{where}: {error}; {remedy}") from None
 
 
-_BOX = ("mask", "xywh")
-
-
 def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
-    grid = layout.mask_size
-    per_sample = (
-        *_image_arrays(layout),
+    side, grid, box = layout.image_size, layout.mask_size, ("mask", "xywh")
+    if layout.flat:  # the bytes of the images in sequence, see image_planes
+        image = [
+            array_spec("image_offset", "<i8", ("sample_edge",), child_axis="image_byte"),
+            array_spec("image", "|u1", ("image_byte",)),
+        ]
+    elif layout.pixels == "yuv420":
+        # I420: the rows of Y, then two rows of Cb in one, then two rows of Cr in one
+        dims = ("sample", "yuv_row", "x")
+        image = [array_spec("image", "|u1", dims, (side * 3 // 2, side))]
+    else:  # RGB pixels: rows down, columns right
+        image = [array_spec("image", "|u1", ("sample", "y", "x", "channel"), (side, side, 3))]
+    per_sample = [
         array_spec("image_id", "<i8", ("sample",)),
         # UTF-8, padded with zeros; view as S64
         array_spec("file_name", "|u1", ("sample", "byte"), (FILE_NAME_BYTES,)),
@@ -222,46 +224,30 @@ def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
         array_spec("mask_offset", "<i8", ("sample_edge",), child_axis="mask"),
         # XXH3-64 of the sample's rows in the other arrays
         array_spec("checksum", "<u8", ("sample",)),
-    )
-    per_mask = (
+    ]
+    per_mask = [
         # source pixels: x, y, w = xmax - xmin, h = ymax - ymin
-        array_spec("bbox", "<f8", _BOX, (4,)),
+        array_spec("bbox", "<f8", box, (4,)),
         array_spec("area", "<i8", ("mask",)),  # source pixels
         array_spec("predicted_iou", "<f8", ("mask",)),
         array_spec("stability_score", "<f8", ("mask",)),
         # source pixels: x, y
         array_spec("point_coords", "<f8", ("mask", "xy"), (2,)),
-        array_spec("crop_box", "<f8", _BOX, (4,)),  # source pixels: x, y, w, h
+        array_spec("crop_box", "<f8", box, (4,)),  # source pixels: x, y, w, h
         array_spec("annotation_id", "<i8", ("mask",)),
         array_spec("number_types", "<u2", ("mask",)),  # see NUMBER_TYPE_BITS
-    )
-    bits = (
-        # cells, little bit order: cell x of a row is bit x % 8 of byte x // 8
-        array_spec("mask_bits", "|u1", ("mask", "mask_y", "mask_byte"), (grid, grid // 8)),
-    )
-    exact = (
-        array_spec("run_offset", "<i8", ("mask_edge",), child_axis="run"),
-        # source pixels, column-major: ends of background and foreground runs in turn, last = H * W
-        array_spec("run_ends", "<i4", ("run",)),
-    )
-    return per_sample + per_mask + (bits if layout.bits else ()) + (exact if layout.runs else ())
-
-
-def _image_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
-    side = layout.image_size
-    if layout.flat:
-        return (
-            array_spec("image_offset", "<i8", ("sample_edge",), child_axis="image_byte"),
-            # the bytes of the images in sequence, see image_planes
-            array_spec("image", "|u1", ("image_byte",)),
-        )
-    if layout.pixels == "yuv420":
-        # I420: the rows of Y, then two rows of Cb in one, then two rows of Cr in one
-        dims, shape = ("sample", "yuv_row", "x"), (side * 3 // 2, side)
-    else:
-        # RGB pixels: rows down, columns right
-        dims, shape = ("sample", "y", "x", "channel"), (side, side, 3)
-    return (array_spec("image", "|u1", dims, shape),)
+    ]
+    if layout.bits:  # cells, little bit order: cell x of a row is bit x % 8 of byte x // 8
+        dims = ("mask", "mask_y", "mask_byte")
+        per_mask.append(array_spec("mask_bits", "|u1", dims, (grid, grid // 8)))
+    if layout.runs:
+        per_mask += [
+            array_spec("run_offset", "<i8", ("mask_edge",), child_axis="run"),
+            # source pixels, column-major: ends of background and foreground runs in turn, the last
+            # is H * W
+            array_spec("run_ends", "<i4", ("run",)),
+        ]
+    return (*image, *per_sample, *per_mask)
 
 
 # Bits of number_types: set if the JSON wrote the number as an integer, so that the original
