@@ -18,7 +18,7 @@ from sa1bpack.arguments import checks_options, paths_of
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
 from sa1bpack.errors import FormatError
-from sa1bpack.format.duplicates import Duplicates, find_duplicates
+from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import REMEDY
 from sa1bpack.format.index import Index, open_manifest_and_index
 from sa1bpack.format.manifest import (
@@ -104,7 +104,7 @@ class Holdings:
     completeness
         How much of the pack is published.
     duplicates
-        Sources and image ids that the pack holds more than once.
+        Sentences on the image ids that the pack holds more than once.
     features
         The features in PACK/side: name → what it holds, how large it is, which function made
         it, and what is missing; or what is wrong with it.
@@ -115,7 +115,7 @@ class Holdings:
     sources: tuple[Source, ...]
     mask_counts: np.ndarray
     completeness: Completeness
-    duplicates: Duplicates
+    duplicates: list[str]
     features: dict[str, str]
 
     @property
@@ -299,7 +299,7 @@ class PackInfo(Holdings, Stored):
     completeness
         How much of the pack is published.
     duplicates
-        Sources and image ids that the pack holds more than once.
+        Sentences on the image ids that the pack holds more than once.
     features
         The features in PACK/side, name → text; their files are not counted above.
     packs
@@ -353,7 +353,7 @@ class PackInfo(Holdings, Stored):
         yield "identity", identity_text(manifest.sources)
         if not (manifest.complete and manifest.samples):
             yield "state", str(self.completeness)
-        yield from (("duplicates", line) for line in self.duplicates.lines())
+        yield from (("duplicates", line) for line in self.duplicates)
         yield from (("feature", f"{name}: {text}") for name, text in self.features.items())
         side = layout.image_size
         form = {
@@ -401,8 +401,7 @@ class PackInfo(Holdings, Stored):
             "packed_by": self.packed_by,
             "unknown_keys": self.unknown_keys,
             "features": self.features,
-            "notes": ([] if manifest.complete else [str(self.completeness)])
-            + self.duplicates.lines(),
+            "notes": ([] if manifest.complete else [str(self.completeness)]) + self.duplicates,
             "packs": [each.as_dict() for each in self.packs],
         }
 

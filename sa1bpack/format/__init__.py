@@ -13,7 +13,7 @@ memory-mapped as they are.
     manifest        what a pack holds, and how much of it is published
     index           where each sample of a pack is, and what identifies its shards; the crash-safe
                     publication of index, manifest and checksums
-    duplicates      what a pack holds twice: sources and image ids
+    duplicates      image ids that a pack holds repeatedly
     problems        a check under way: the files that it reads, and what it finds
     verify_shard    every byte of a shard, or of a part of a feature
     verify          every byte of a pack, and every rule of the format

@@ -62,7 +62,7 @@ class Report:
     counts    shards, samples, masks, files (whose digest was compared) and bytes (of all chunk
               files), including complete shards that the manifest does not list yet
     notes     what is not damage: what a packer that is running or was killed left behind, which its
-              next run settles; sources and image ids that the pack holds more than once
+              next run settles; image ids that the pack holds more than once
     complete  whether every source was packed to its end, by the manifest; None if the manifest is
               damaged, so that nothing else can be checked
     """

@@ -279,7 +279,7 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
     for folder in sides:
         _check_side(check, folder, scope.quick, share, identities, index)
     if scope.own_files:
-        check.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
+        check.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index)]
     counts = {
         "shards": len(shards),
         "samples": sum(shard.samples for shard in shards),

@@ -244,7 +244,7 @@ class PackState:
 
     def findings(self) -> list[str]:
         """Lines for the user about what is published: duplicates, and sources without any pair."""
-        lines = find_duplicates(*open_manifest_and_index(self.root)).lines()
+        lines = find_duplicates(*open_manifest_and_index(self.root))
         if names := sorted(name for name, record in self.sources.items() if not record["pairs"]):
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
             lines.append(
