@@ -78,7 +78,7 @@ _MODULES = {
     "LoaderError": "sa1bpack.errors",
 }
 
-# Scheme of a URL → the module that reads and writes what is there, see `sa1bpack.urls.Scheme`.
+# Scheme of a URL → the module that reads and writes what is there, see `urls.scheme_of`.
 SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.scheme")
 
 # The module that draws datasets and batches for notebooks, see `sa1bpack.display.Pictured`.

@@ -11,13 +11,11 @@ or it is not found, no matter which process wrote it, and a changed comment comp
 What needs no kernel imports neither this module nor numba, and leaves the file system untouched.
 """
 
-import atexit
 import dis
 import gc
 import hashlib
 import os
 import pickle
-import shutil
 import stat
 import sys
 import tempfile
@@ -113,16 +111,13 @@ class _KeptKernel(_Cache):
         if (path := kernel_file(self._kernel, signature, compiled.codegen)) is None:
             return
         content = dumps(CompileResultCacheImpl.reduce(None, compiled))
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         with suppress(OSError):
-            _remove_older(path)
-            with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-                try:
-                    file.write(hashlib.sha256(content).digest() + content)
-                    file.flush()
-                    Path(file.name).replace(path)
-                except BaseException:
-                    Path(file.name).unlink()
-                    raise
+            try:
+                temporary.write_bytes(hashlib.sha256(content).digest() + content)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def enable(self) -> None:
         """Nothing: kernels are always kept."""
@@ -138,18 +133,6 @@ def kernel_file(kernel: Dispatcher, signature, codegen) -> Path | None:
     variant = _digest(_described_type(signature), *map(repr, codegen.magic_tuple()))
     name = f"{function.__module__}.{function.__qualname__}.{sys.implementation.cache_tag}"
     return folder / f"{name}.{_code_digest(kernel)}.{variant}.nbc"
-
-
-def _remove_older(path: Path) -> None:
-    """Remove what was compiled of this kernel before it changed, if only this package writes there.
-
-    A folder of the user's may serve several versions of the package at once.
-    """
-    if path.parent == _package_folder():
-        name, content, _, _ = path.name.rsplit(".", 3)
-        for kept in path.parent.glob(f"{name}.*.nbc"):
-            if kept.name.rsplit(".", 3)[1] != content:
-                kept.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------- what code is compiled from
@@ -271,20 +254,17 @@ def kernel_folder() -> Path | None:
     """
     if given := os.environ.get(VARIABLE):
         return Path(given) if _writable(Path(given)) else None
-    for folder in (_package_folder(), _user_cache()):
-        if _writable(folder):
+    temporary = Path(tempfile.gettempdir()) / f"sa1bpack-kernels-{os.getuid()}"
+    for folder in (_package_folder(), _user_cache(), temporary):
+        if _writable(folder) and (folder != temporary or _is_private(folder)):
             return folder
-    try:
-        return _private_folder(Path(tempfile.gettempdir()) / f"sa1bpack-kernels-{os.getuid()}")
-    except OSError as error:
-        warnings.warn(
-            f"compiled kernels cannot be kept in {_package_folder()}, in {_user_cache()} or in a "
-            f"temporary folder ({error}), so each process compiles them again; "
-            f"set {VARIABLE} to a writable folder",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+    warnings.warn(
+        f"compiled kernels cannot be kept in {_package_folder()}, in {_user_cache()} or in "
+        f"{temporary}, so each process compiles them again; set {VARIABLE} to a writable folder",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
 
 
 def _package_folder() -> Path:
@@ -308,19 +288,11 @@ def _writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-def _private_folder(folder: Path) -> Path:
-    """Create `folder`, or another one if others can write to it.
-
-    Files found there are unpickled, so nobody else may have written them.
-    """
-    folder.mkdir(mode=0o700, exist_ok=True)
+def _is_private(folder: Path) -> bool:
+    """True if nobody else can write to it: files found there are unpickled."""
     found = folder.lstat()
-    private = found.st_uid == os.getuid() and not found.st_mode & 0o077
-    if private and stat.S_ISDIR(found.st_mode):
-        return folder
-    other = tempfile.mkdtemp(prefix="sa1bpack-kernels-")
-    atexit.register(shutil.rmtree, other, ignore_errors=True)
-    return Path(other)
+    own = found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return own and stat.S_ISDIR(found.st_mode)
 
 
 # ------------------------------------------------------------------------------------ the first use

@@ -1,6 +1,5 @@
 """Progress bars for work that is counted in bytes, or in images."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,29 +7,15 @@ from functools import partial
 
 from tqdm import tqdm
 
-_SIZE = {"ncols": 80, "nrows": 24}  # of a terminal that does not know it
-
 
 class Bar(tqdm):
-    """A progress bar that starts no thread, and shows itself on a terminal of unknown width.
+    """A progress bar that starts no thread.
 
     The thread of tqdm, which stays after the last bar, looks for bars that skip too many updates.
-    With `miniters=1` none are skipped. A terminal that nobody told its size, as in some containers
-    and batch systems, reports 0 columns, and tqdm would print nothing.
+    With `miniters=1` none are skipped.
     """
 
     monitor_interval = 0
-
-    def __init__(self, **options):
-        super().__init__(**options, **(_SIZE if _has_no_size() else {"dynamic_ncols": True}))
-
-
-def _has_no_size() -> bool:
-    """True if stderr is a terminal that does not know its size."""
-    try:
-        return 0 in os.get_terminal_size(sys.stderr.fileno())
-    except (OSError, ValueError):  # not a terminal, or without a descriptor
-        return False
 
 
 @contextmanager
@@ -70,4 +55,4 @@ def step_line(show: bool | None = None) -> Iterator[Callable[[str], None]]:
 
 def _tqdm(show: bool | None, **options) -> Bar:
     hidden = not (sys.stderr.isatty() if show is None else show)
-    return Bar(**options, miniters=1, disable=hidden, leave=False)
+    return Bar(**options, miniters=1, disable=hidden, leave=False, dynamic_ncols=True)

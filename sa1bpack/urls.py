@@ -1,8 +1,8 @@
 """URLs: what they name, how they are shown, and which module reads what is there.
 
 Tars may be at URLs, and packs. Who reads and writes them is not a matter of the core: the table
-`SCHEMES` of the package names a module for each scheme, which offers the functions of `Scheme`.
-Without that module packs and tars of this machine work as ever.
+`SCHEMES` of the package names a module for each scheme, see `scheme_of`. Without that module packs
+and tars of this machine work as ever.
 
 A URL is shown without its query, which signs it, and without a password.
 """
@@ -110,27 +110,20 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Scheme(Protocol):
-    """The functions that the module of a scheme offers."""
+def scheme_of(url: str) -> Any:
+    """The module that reads and writes what is at a URL. Raises MissingPackage if it is missing.
 
-    def open_pack(self, url: str, cache: Path, limit: int | None) -> ShardSource:
-        """A pack, of which what is read is kept in a folder, up to a limit in bytes."""
+    It has the functions
 
-    def verify(self, url: str, **options: Any) -> Any:
-        """Check a pack, as `sa1bpack.verify` does; returns its Report."""
-
-    def upload_state(self, url: str, staging: Path, options: Any) -> Any:
-        """The PackState of a pack that is made in a staging folder and uploaded."""
-
-    def find_files(self, address: "Address") -> list["Address"]:
-        """The files that an address, or a pattern of one, stands for. Asks for nothing else."""
-
-    def open_stream(self, address: "Address", **options: Any) -> Stream:
-        """A file that is read once."""
-
-
-def scheme_of(url: str) -> Scheme:
-    """The module that reads and writes what is at a URL. Raises MissingPackage if it is missing."""
+        open_pack(url, cache: Path, limit: int | None) → ShardSource, of a pack of which what is
+            read is kept in a folder, up to a limit in bytes
+        verify(url, **options) → Report, as `sa1bpack.verify`
+        upload_state(url, staging: Path, options) → the PackState of a pack that is made in a
+            staging folder and uploaded
+        find_files(address) → list[Address], the files that an address, or a pattern of one, stands
+            for; it asks for nothing else
+        open_stream(address, **options) → Stream, a file that is read once
+    """
     name = SCHEMES[url.partition("://")[0].lower()]
     try:
         return import_module(name)

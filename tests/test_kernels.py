@@ -38,7 +38,6 @@ def chosen() -> Path | None:
 def test_a_private_temporary_folder_is_the_last_resort(read_only):
     folder = chosen()
     assert folder == read_only / f"sa1bpack-kernels-{os.getuid()}"
-    assert folder.stat().st_mode & 0o777 == 0o700
     assert chosen() == folder, "the next run finds the kernels of this one"
 
 
@@ -56,24 +55,18 @@ def test_the_package_comes_before_the_users_cache(read_only, monkeypatch, tmp_pa
     assert list(read_only.iterdir()) == []
 
 
-@pytest.mark.parametrize("planted", ["readable", "link"])
+@pytest.mark.parametrize("planted", ["writable", "link", "file"])
 def test_a_folder_that_others_could_have_written_is_not_used(read_only, tmp_path, planted):
+    """With a warning that names the remedy."""
     folder = read_only / f"sa1bpack-kernels-{os.getuid()}"
     if planted == "link":
         (tmp_path / "theirs").mkdir(mode=0o700)
         folder.symlink_to(tmp_path / "theirs")
+    elif planted == "file":
+        folder.write_text("")
     else:
         folder.mkdir()
         folder.chmod(0o777)
-    found = chosen()
-    assert found != folder and found.parent == read_only
-    assert found.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_warning_names_the_remedy_if_there_is_no_writable_folder(
-    read_only, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR to a writable folder"):
         assert chosen() is None
 
@@ -224,8 +217,6 @@ def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(copi
     assert end(start(**chosen)) == "32", "the first vector alone"
     assert end(earlier) == "64"
     assert end(start(**chosen)) == "32", "not what the earlier process keeps"
-    if not place:
-        assert not first.keys() & kept(folder).keys(), "files of old code are removed"
 
 
 def test_a_comment_or_another_module_that_changes_compiles_nothing_again(copied):

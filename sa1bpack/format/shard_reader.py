@@ -58,7 +58,7 @@ class Shard:
     attributes  all attributes of its group, including those of the packer (such as rejects)
     entry       its entry in the manifest, as it must be
 
-    Views stay valid after the shard object is gone. Pickles to its path.
+    Views stay valid after the shard object is gone.
     """
 
     def __init__(self, folder: Path, layout: Layout, attributes: dict[str, Any], entry: ShardEntry):
@@ -81,9 +81,6 @@ class Shard:
 
     def __repr__(self) -> str:
         return f"Shard({str(self.folder)!r}, {self.extent})"
-
-    def __reduce__(self):
-        return open_shard, (self.folder, self.layout)
 
     def planes(self, row: int) -> dict[str, np.ndarray]:
         """The stored pixels of one sample, without padding: views of its planes by name.

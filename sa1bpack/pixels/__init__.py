@@ -8,4 +8,7 @@ _MODULES = {
     "decode_into": "sa1bpack.pixels.decode",
     "yuv420_to_rgb": "sa1bpack.pixels.yuv420",
 }
-__getattr__, _ = names_of(__name__, _MODULES)
+
+__all__ = [*_MODULES]
+
+__getattr__, __dir__ = names_of(__name__, _MODULES)

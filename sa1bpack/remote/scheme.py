@@ -1,4 +1,4 @@
-"""What the core calls for a URL, see `urls.Scheme`: the functions of this module."""
+"""What the core calls for a URL, see `urls.scheme_of`: the functions of this module."""
 
 import glob
 import re
@@ -19,13 +19,13 @@ __all__ = ["find_files", "open_pack", "open_stream", "upload_state", "verify"]
 
 
 def upload_state(url: str, staging: Path, options: Any) -> Any:
-    """See Scheme. Raises as `upload.UploadedState` does."""
+    """See `scheme_of`. Raises as `upload.UploadedState` does."""
     # By name: reading a pack never loads the packer.
     return import_module("sa1bpack.remote.upload").UploadedState(url, staging, options)
 
 
 def find_files(address: Address) -> list[Address]:
-    """See Scheme. A pattern has `*`, `?` or `[...]` and is one of an object store.
+    """See `scheme_of`. A pattern has `*`, `?` or `[...]` and is one of an object store.
 
     Raises MissingPackage or OptionError for an object store that cannot be opened, SourceError if
     nothing matches, or the bucket cannot be listed.
