@@ -8,7 +8,6 @@ files differ in about thirty of their 32 digits.
 import re
 from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,10 @@ from sa1bpack.format.manifest import (
     manifest_bytes,
     shard_folders,
 )
-from sa1bpack.format.problems import Check, PackFiles, Problem
+from sa1bpack.format.problems import Check, PackFiles
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import Scope, check_pack
-from sa1bpack.packing.options import PackOptions, recorded_options
+from sa1bpack.packing.options import recorded_options
 from sa1bpack.packing.pack_state import (
     ShardRecord,
     check_can_write,
@@ -90,7 +89,6 @@ _MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
 _SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
 
 
-@dataclass(frozen=True)
 class Damage:
     """What a full check of a pack found.
 
@@ -115,108 +113,88 @@ class Damage:
         Everything that the check found.
     """
 
-    root: Path
-    manifest: Manifest
-    lost: bool
-    options: PackOptions
-    shards: dict[str, tuple[str, int]]
-    own_files: bool
-    extra: tuple[Problem, ...]
-    digests: dict[str, str]
-    problems: tuple[Problem, ...]
+    def __init__(
+        self,
+        root: Path,
+        unfinished: Unfinished,
+        only: Set[str] = frozenset(),
+        progress: Callable[[int, int], None] | None = None,
+        quick: bool = False,
+        share: Share = ALL,
+    ):
+        """Check a pack.
+
+        unfinished
+            What an unfinished repair has left: a manifest that it found lost cannot be believed,
+            and one that was complete is so, though it may not say so yet.
+        only
+            Names of shards that are read in full; the others get a quick check.
+        quick
+            No other shard is read in full. If it is false, and `only` empty, all are.
+        share
+            (K, N): check the shards of every N-th source by name, from the K-th on; the first part
+            also checks the pack's own files. What is not of the part is not in the result.
+        progress
+            As in `sa1bpack.verify`.
+
+        Raises OptionError for a shard that does not exist, FormatError if the manifest is lost and
+        the shards do not record what was in it, VersionError for a pack of another major or a newer
+        minor version.
+        """
+        self.root = root
+        listed = _listed(root)
+        check = Check(PackFiles(root), progress)
+        manifest = None if unfinished.lost else _believed_manifest(root, listed, check)
+        if unfinished.lost:
+            check.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
+        self.lost = self.own_files = manifest is None
+        if self.lost:
+            manifest = _manifest_of_shards(root)
+        known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
+        folders = {folder.name for folder in shard_folders(root)}
+        if unknown := sorted(only - known.keys() - folders):
+            there = span_text(known.keys() | folders)
+            raise OptionError(f"{root} has no shard {unknown[0]!r}; it has {there}")
+        sources = frozenset(share_of(sources_of(manifest, folders), share))
+        prefix = f"{SHARDS_NAME}/"
+        self.digests = {p.split("/")[1]: listed[p] for p in listed if p.startswith(prefix)}
+        for entry in manifest.shards:  # the first part compares them with the pack's own files
+            if share[0] != 1 and entry.source in sources and entry.name in self.digests:
+                path = self.folder(entry.name) / CHECKSUMS_NAME
+                check.digest(path, self.digests[entry.name], shard=entry.name)
+        scope = Scope(
+            quick=quick or bool(only),
+            own_files=share[0] == 1,
+            full=only,
+            sources=None if share == ALL else sources,
+        )
+        problems = check_pack(check, manifest, scope).problems
+        places = {p.shard: known.get(p.shard) or _place_of(p.shard or "") for p in problems}
+        if share != ALL:
+            theirs = {
+                name for name, place in places.items() if not place or place[0] not in sources
+            }
+            problems = tuple(each for each in problems if each.shard not in theirs - {None})
+        if unfinished.complete and not (self.lost or manifest.complete):
+            manifest, self.own_files = msgspec.structs.replace(manifest, complete=True), True
+        self.shards: dict[str, tuple[str, int]] = {}
+        extra = [problem for problem in problems if problem.extra]
+        for problem in problems:
+            name = problem.shard
+            if problem.extra or name in self.shards:
+                continue
+            if name is None or _line_is_damaged(root, name, listed, problems):
+                self.own_files = True
+            elif places[name]:
+                self.shards[name] = places[name]
+            else:
+                extra.append(problem)
+        self.manifest, self.options = manifest, recorded_options(manifest.options, root)
+        self.extra, self.problems = tuple(extra), problems
 
     def folder(self, shard: str) -> Path:
         """Where a shard lies, or belongs."""
         return self.root / SHARDS_NAME / shard
-
-
-def find_damage(
-    root: Path,
-    unfinished: Unfinished,
-    only: Set[str] = frozenset(),
-    progress: Callable[[int, int], None] | None = None,
-    quick: bool = False,
-    share: Share = ALL,
-) -> Damage:
-    """Check a pack.
-
-    unfinished
-        What an unfinished repair has left: a manifest that it found lost cannot be believed, and
-        one that was complete is so, though it may not say so yet.
-    only
-        Names of shards that are read in full; the others get a quick check.
-    quick
-        No other shard is read in full. If it is false, and `only` empty, all are.
-    share
-        (K, N): check the shards of every N-th source by name, from the K-th on; the first part also
-        checks the pack's own files. What is not of the part is not in the result.
-    progress
-        As in `sa1bpack.verify`.
-    Raises OptionError for a shard that does not exist, FormatError if the manifest is lost and the
-    shards do not record what was in it, VersionError for a pack of another major or a newer minor
-    version.
-    """
-    listed = _listed(root)
-    check = Check(PackFiles(root), progress)
-    manifest = None if unfinished.lost else _believed_manifest(root, listed, check)
-    if unfinished.lost:
-        check.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
-    lost = manifest is None
-    if lost:
-        manifest = _manifest_of_shards(root)
-    known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
-    folders = {folder.name for folder in shard_folders(root)}
-    if unknown := sorted(only - known.keys() - folders):
-        there = span_text(known.keys() | folders)
-        raise OptionError(f"{root} has no shard {unknown[0]!r}; it has {there}")
-    sources = frozenset(share_of(sources_of(manifest, folders), share))
-    if share[0] != 1:  # the first part compares them with the pack's own files
-        for entry in manifest.shards:
-            path = f"{SHARDS_NAME}/{entry.name}/{CHECKSUMS_NAME}"
-            if entry.source in sources and path in listed:
-                check.digest(root / path, listed[path], shard=entry.name)
-    scope = Scope(
-        quick=quick or bool(only),
-        own_files=share[0] == 1,
-        full=only,
-        sources=None if share == ALL else sources,
-    )
-    problems = check_pack(check, manifest, scope).problems
-    places = {each.shard: known.get(each.shard) or _place_of(each.shard or "") for each in problems}
-    if share != ALL:
-        theirs = {
-            name for name, place in places.items() if place is None or place[0] not in sources
-        }
-        problems = tuple(each for each in problems if each.shard not in theirs - {None})
-    own_files, shards = lost, {}
-    if unfinished.complete and not (lost or manifest.complete):
-        manifest, own_files = msgspec.structs.replace(manifest, complete=True), True
-    extra = [problem for problem in problems if problem.extra]
-    for problem in problems:
-        name = problem.shard
-        if problem.extra or name in shards:
-            continue
-        if name is None or _line_is_damaged(root, name, listed, problems):
-            own_files = True
-        elif places[name]:
-            shards[name] = places[name]
-        else:
-            extra.append(problem)
-    return Damage(
-        root=root,
-        manifest=manifest,
-        lost=lost,
-        options=recorded_options(manifest.options, root),
-        shards=shards,
-        own_files=own_files,
-        extra=tuple(extra),
-        digests={
-            path.split("/")[1]: digest
-            for path, digest in listed.items()
-            if path.startswith(f"{SHARDS_NAME}/")
-        },
-        problems=problems,
-    )
 
 
 def sources_in_pack(root: Path) -> list[str] | None:
@@ -278,12 +256,10 @@ def _digest_is_damaged(found: str, expected: str) -> bool:
 def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) -> bool:
     """Whether only the line of a shard in the pack's own checksum file is damaged."""
     path = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
-    if path not in listed or sum(p.shard == name and not p.extra for p in problems) > 1:
-        return False
-    try:
-        return _digest_is_damaged(file_digest(root / path), listed[path])
-    except OSError:
-        return False
+    if path in listed and sum(p.shard == name and not p.extra for p in problems) == 1:
+        with suppress(OSError):
+            return _digest_is_damaged(file_digest(root / path), listed[path])
+    return False
 
 
 def _place_of(name: str) -> tuple[str, int] | None:

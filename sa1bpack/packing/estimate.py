@@ -188,7 +188,7 @@ def estimate(
     todo = [source for source in todo if source.name not in state.sources]
     Progress(0, request.max_rejects, state.rejects(), show=False)  # raises if there are too many
     warm_up(request.options)
-    probe = _probe(todo[0], request.options) if todo else _Probe()
+    probe = _Probe(todo[0] if todo else None, request.options)
     return replace(
         _forecast(request, todo, probe),
         packed=len(request.sources) - len(todo) - len(unreadable),
@@ -215,7 +215,7 @@ def check_room(request: Request, sources: list[Source], shards: int | None = Non
         return
     for source in sources:
         with suppress(SourceError):
-            forecast = _forecast(request, sources, _probe(source, options))
+            forecast = _forecast(request, sources, _Probe(source, options))
             needed, remedy = forecast.needed_bytes, forecast.remedy()
             takes = f"packing takes about {size_text(needed)} more"
             if shards is not None:
@@ -261,7 +261,7 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         free_bytes=free,
         shards=sum(-(-count // per_shard) for count in images_of),
         workers=request.workers,
-        seconds=images * probe.seconds * _OVERHEAD / request.workers,
+        seconds=images * probe.seconds / max(1, probe.pairs) * _OVERHEAD / request.workers,
         probed=probe.pairs,
         rejected=probe.rejected,
         compact_bytes=compact - holes + spool_bytes,
@@ -303,28 +303,45 @@ def _free_bytes(output: Path) -> int:
     return shutil.disk_usage(existing_parent(output)).free + begun
 
 
-@dataclass(frozen=True)
 class _Probe:
     """What the first pairs of a source take.
 
     pairs, rejected     how many were tried, and how many of them are rejected
     extent              of the packed ones, with runs, and without images
-    tar_bytes, seconds  means per pair
+    tar_bytes, seconds  of all that were tried
     sizes               stored height and width of each packed image
     """
 
-    pairs: int = 0
-    rejected: int = 0
-    extent: Extent = field(default_factory=Extent)
-    tar_bytes: float = 1.0
-    seconds: float = 0.0
-    sizes: tuple[tuple[int, int], ...] = ()
+    def __init__(self, source: Source | None, options: PackOptions):
+        """Decode the first pairs, if there is a source. Raises SourceError if it cannot be read."""
+        self.pairs = self.rejected = self.tar_bytes = 0
+        self.seconds, self.extent = 0.0, Extent()
+        self.sizes: list[tuple[int, int]] = []
+        if source is None:
+            return
+        if not options.layout.runs:  # for the layouts that would fit
+            options = replace(options, masks="bits+runs")
+        buffers = Buffers(options)
+        with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
+            for pair in islice(reader, PROBE_PAIRS):
+                interrupts.check()
+                self.pairs += 1
+                json = zlib.compress(pair.json, 1) if source.kind == "gzip-tar" else pair.json
+                self.tar_bytes += len(pair.jpeg) + len(json)
+                self.tar_bytes += 4 * 512 if source.kind == "tar" else 0
+                started = time.perf_counter()
+                outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
+                self.seconds += time.perf_counter() - started
+                self.rejected += isinstance(outcome, Reject)
+                if isinstance(outcome, Packed):
+                    self.extent += outcome.extent
+                    self.sizes.append(tuple(map(int, outcome.rows["size"][0, 2:])))
 
     def images_in(self, nbytes: int) -> int:
         """Samples of a source of so many bytes."""
         if not self.sizes:
             return 0
-        pairs = max(1, round(nbytes / self.tar_bytes))
+        pairs = max(1, round(nbytes * self.pairs / self.tar_bytes))
         return max(1, round(pairs * len(self.sizes) / self.pairs))
 
     def scaled(self, images: int, layout: Layout) -> Extent:
@@ -342,28 +359,3 @@ class _Probe:
             holes += image_nbytes(layout, 0, 0) - sum(stop - start for start, stop in spans)
         holes = round(holes * images / max(1, len(self.sizes)))
         return shard_bytes(layout, self.scaled(images, layout)), holes
-
-
-def _probe(source: Source, options: PackOptions) -> _Probe:
-    """Decode the first pairs of a source. Raises SourceError if it cannot be read."""
-    if not options.layout.runs:  # for the layouts that would fit
-        options = replace(options, masks="bits+runs")
-    buffers = Buffers(options)
-    extent, sizes, seconds = Extent(), [], 0.0
-    pairs = rejected = tar_bytes = 0
-    with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
-        for pair in islice(reader, PROBE_PAIRS):
-            interrupts.check()
-            pairs += 1
-            json = zlib.compress(pair.json, 1) if source.kind == "gzip-tar" else pair.json
-            tar_bytes += len(pair.jpeg) + len(json) + (4 * 512 if source.kind == "tar" else 0)
-            started = time.perf_counter()
-            outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
-            seconds += time.perf_counter() - started
-            rejected += isinstance(outcome, Reject)
-            if isinstance(outcome, Packed):
-                extent = extent + outcome.extent
-                sizes.append(tuple(map(int, outcome.rows["size"][0, 2:])))
-    return _Probe(
-        pairs, rejected, extent, tar_bytes / max(1, pairs), seconds / max(1, pairs), tuple(sizes)
-    )

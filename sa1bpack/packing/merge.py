@@ -56,9 +56,8 @@ from sa1bpack.packing.pack_state import (
     Key,
     PackState,
     lock_folder,
+    published_shard,
     read_own_manifest,
-    read_shard,
-    shard_name,
 )
 from sa1bpack.wording import brief
 
@@ -161,14 +160,12 @@ def merge(
                     held.callback(os.close, lock)
             for taken in missing:
                 interrupts.check()
-                name = taken.entry.name
-                shard = read_shard(taken.folder, plan.options.layout)
-                named = shard_name(taken.entry.source, taken.entry.part)
-                if name != named or shard.entry != taken.entry:
+                shard = published_shard(taken.folder, taken.pack, plan.options.layout)
+                if shard.entry != taken.entry:
                     raise FormatError(
                         f"{taken.folder}: not the shard that the manifest lists; `sa1bpack verify`"
                     )
-                final = state.shards_dir / name
+                final = state.shards_dir / taken.entry.name
                 placing.publish(taken.folder, temporary_beside(final), final, taken.digest)
                 state.add_shard(shard)
         plan.create_sides()

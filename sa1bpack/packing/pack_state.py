@@ -227,16 +227,9 @@ class PackState:
 
     def rejects(self) -> list[dict]:
         """Every line of rejects.jsonl, by source and, within one, in the order found."""
-        lines = [
-            {"source": source, **reject}
-            for (source, _), shard in self._in_order()
-            for reject in shard.attributes["rejects"]
-        ]
-        lines += [
-            {"source": name, **reject}
-            for name, record in sorted(self.sources.items())
-            for reject in record["rejects"]
-        ]
+        found = [(source, shard.attributes) for (source, _), shard in sorted(self.shards.items())]
+        found += self.sources.items()
+        lines = [{"source": name, **line} for name, record in found for line in record["rejects"]]
         return sorted(lines, key=lambda line: line["source"])
 
     def fail(self, failed: dict[str, SourceError]) -> None:
@@ -257,14 +250,13 @@ class PackState:
     def counts(self) -> dict[str, int]:
         """Totals over the pack."""
         entries = [shard.entry for shard in self.shards.values()]
-        dropped = [shard.attributes["dropped"] for shard in self.shards.values()]
-        dropped += [record["dropped"] for record in self.sources.values()]
+        records = [*(shard.attributes for shard in self.shards.values()), *self.sources.values()]
         reasons = Counter(line["reason"] for line in self.rejects())
         return {
             "images": sum(entry.samples for entry in entries),
             "masks": sum(entry.masks for entry in entries),
             "annotations": sum(entry.annotations for entry in entries),
-            "dropped_images": sum(dropped),
+            "dropped_images": sum(record["dropped"] for record in records),
             "rejects": reasons.total(),
             **{f"rejects:{code}": count for code, count in sorted(reasons.items())},
         }
@@ -291,16 +283,12 @@ class PackState:
     def _manifest(self, complete: bool) -> Manifest:
         return make_manifest(
             self.options.layout,
-            [shard.entry for _, shard in self._in_order()],
+            [shard.entry for _, shard in sorted(self.shards.items())],
             complete=complete and all(source in self.sources for source, _ in self.shards),
             options=self.options.to_json(),
             sources=[record for _, record in sorted(self.sources.items())],
             counts=self.counts(),
         )
-
-    def _in_order(self) -> list[tuple[Key, PublishedShard]]:
-        """Shards by the name of their source and by part: the order of the pack's samples."""
-        return sorted(self.shards.items())  # no two have the same key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,32 +350,30 @@ def sources_to_pack(
     they are then read once more, and not decoded. Raises OutputRefused for another source of the
     same name, and what `look_at` raises.
     """
-    return look_at([source for source in request.sources if not _is_packed(source, state, request)])
-
-
-def _is_packed(source: Source, state: PackState, request: Request) -> bool:
-    record = state.sources.get(source.name)
-    if record is None:
-        return False
-    if source.kind != "remote" and record["nbytes"] != source.nbytes:
-        raise _another_source(source, record, f"has {source.nbytes} bytes")
-    if record["md5"] is None:
-        return source.kind == "folder" or not request.md5
-    expected = request.sums.get(source.name)
-    if expected is not None:
-        if record["md5"] != expected:
-            raise _another_source(source, record, f"should have the md5 {expected}")
-        record["md5_checked"] = True
-    return True
-
-
-def _another_source(source: Source, record: dict, found: str) -> OutputRefused:
-    digests = [f"the {DIGEST_NAMES[key]} {record[key]}" for key in DIGEST_NAMES if record.get(key)]
-    return OutputRefused(
-        f"{source.path} {found}, but the pack holds a source {source.name!r} of "
-        f"{record['nbytes']} bytes{' with ' if digests else ''}{' and '.join(digests)}; rename one "
-        "of them, or use another output folder"
-    )
+    todo = []
+    for source in request.sources:
+        if (record := state.sources.get(source.name)) is None:
+            todo.append(source)
+            continue
+        expected, found = request.sums.get(source.name), ""
+        if source.kind != "remote" and record["nbytes"] != source.nbytes:
+            found = f"has {source.nbytes} bytes"
+        elif record["md5"] is not None and expected not in (None, record["md5"]):
+            found = f"should have the md5 {expected}"
+        if found:
+            had = [
+                f"the {kind} {record[key]}" for key, kind in DIGEST_NAMES.items() if record.get(key)
+            ]
+            raise OutputRefused(
+                f"{source.path} {found}, but the pack holds a source {source.name!r} of "
+                f"{record['nbytes']} bytes{' with ' if had else ''}{' and '.join(had)}; rename one "
+                "of them, or use another output folder"
+            )
+        if record["md5"] is None and request.md5 and source.kind != "folder":
+            todo.append(source)
+        elif record["md5"] is not None and expected is not None:
+            record["md5_checked"] = True
+    return look_at(todo)
 
 
 def check_ours(root: Path) -> None:
@@ -409,10 +395,13 @@ def existing_parent(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def published_shard(folder: Path, root: Path) -> PublishedShard:
-    """A shard under its final name in the pack at `root`. Raises FormatError if it is damaged."""
+def published_shard(folder: Path, root: Path, layout: Layout | None = None) -> PublishedShard:
+    """A shard under its final name in the pack at `root`, of this layout if given.
+
+    Raises FormatError if it is damaged, OSError if it cannot be read.
+    """
     try:
-        shard = read_shard(folder)
+        shard = read_shard(folder, layout)
         if folder.name != (name := shard_name(shard.entry.source, shard.entry.part)):
             raise FormatError(
                 f"{folder}: it holds part {shard.entry.part} of {shard.entry.source}, whose name "

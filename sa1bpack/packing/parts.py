@@ -77,30 +77,12 @@ class Plan(msgspec.Struct, frozen=True):
     sources: tuple[str, ...]
 
 
-def _write_plan(root: Path, plan: Plan) -> None:
-    """Record a job, unless it is recorded."""
-    data = msgspec.json.encode(plan)
-    path = root / PARTS_NAME / f"{PLAN_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
-    if not path.exists():
-        replace_file(path, data)
-
-
-def _read_plans(root: Path) -> list[Plan]:
-    """The recorded jobs, the oldest first. Raises FormatError and OSError as `read_note` does."""
-    paths = (root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")
-    paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
-    return [read_note(path, Plan) for path in paths]
-
-
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
     """Only one part at a time is in such a block, which takes a moment."""
     make_folder(root / PARTS_NAME)
-    lock = locked(root / PARTS_NAME / _LOCK_NAME)
-    try:
+    with os.fdopen(locked(root / PARTS_NAME / _LOCK_NAME)):
         yield
-    finally:
-        os.close(lock)
 
 
 def remove_empty_notes(root: Path) -> None:
@@ -129,11 +111,11 @@ def working_folder(root: Path) -> Iterator[Path]:
             shutil.rmtree(other, ignore_errors=True)
         make_folder(folder)
         lock = locked(folder / _LOCK_NAME)
-    try:
-        yield folder
-    finally:
-        os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)
+    with os.fdopen(lock):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class PartState(PackState):
@@ -163,7 +145,10 @@ class PartState(PackState):
             with alone(self.root):
                 self.write_first_manifest()
             self._load(frozenset(sources))
-            _write_plan(root, plan)
+            data = msgspec.json.encode(plan)
+            path = root / PARTS_NAME / f"{PLAN_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
+            if not path.exists():
+                replace_file(path, data)
             self._recorded = deepcopy(self.sources)
             self._reopened = False
             self.shards_dir = self._work.enter_context(working_folder(root))
@@ -184,7 +169,8 @@ class PartState(PackState):
                 folder = self.root / SHARDS_NAME
                 flush_folder(folder)  # another process may have renamed a shard, and not flushed it
                 digests = {shard: file_digest(folder / shard / CHECKSUMS_NAME) for shard in shards}
-                self._note(name, SourceNote(record, digests))
+                note = SourceNote(record, digests)
+                replace_file(note_path(self.root, name), msgspec.json.encode(note))
                 self._recorded[name] = deepcopy(record)
 
     def add_shard(self, shard: PublishedShard) -> None:
@@ -244,16 +230,13 @@ class PartState(PackState):
         for source, error in failed.items():
             if not self._is_packed(source):
                 text = printable("\n".join([str(error), *getattr(error, "__notes__", ())]))
-                corrupt = isinstance(error, SourceCorrupt)
-                self._note(source, SourceNote(error=text, corrupt=corrupt))
+                note = SourceNote(error=text, corrupt=isinstance(error, SourceCorrupt))
+                replace_file(note_path(self.root, source), msgspec.json.encode(note))
 
     def _is_packed(self, source: str) -> bool:
         """Whether another process has packed a source to its end."""
         note = source_notes(self.root, {source}).get(source)
         return note is not None and note.holds(self.root)
-
-    def _note(self, source: str, note: SourceNote) -> None:
-        replace_file(note_path(self.root, source), msgspec.json.encode(note))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +308,9 @@ def finalize(pack: str | Path) -> FinalizeResult:
     root = local_path("pack", pack)
     manifest = read_own_manifest(root)
     with PackState(root, recorded_options(manifest.options, root)) as state:
-        plans, noted = _read_plans(root), source_notes(root)
+        paths = (root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")
+        paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
+        plans, noted = [read_note(path, Plan) for path in paths], source_notes(root)
         failed = {name: note for name, note in noted.items() if note.record is None}
         gone = noted.keys() - failed.keys() - state.sources.keys()
         if manifest.complete and (root / PARTS_NAME).is_dir():
@@ -335,7 +320,18 @@ def finalize(pack: str | Path) -> FinalizeResult:
             if note.corrupt and name not in state.sources and state.parts_of(name):
                 count = counted(state.withdraw(name), "shard")
                 notes.append(f"{name}: its bytes are wrong; {count} withdrawn")
-        missing = _missing(state, plans, failed, gone)
+        expected = {name for plan in plans for name in plan.sources}
+        expected |= {source for source, _ in state.shards} | failed.keys() | gone
+        missing = {}
+        for name in sorted(expected - state.sources.keys()):
+            if name in failed:
+                missing[name] = f"given up: {failed[name].error}"
+            elif name in gone:
+                missing[name] = "shards that it had are gone"
+            elif shards := state.parts_of(name):
+                missing[name] = f"packed in part, {counted(len(shards), 'shard')}"
+            else:
+                missing[name] = "no shard is published"
         known = bool(plans) or manifest.complete
         done = known and not missing
         state.publish(complete=done)
@@ -345,10 +341,9 @@ def finalize(pack: str | Path) -> FinalizeResult:
         for name in state.sources:  # what names the missing ones stays
             note_path(root, name).unlink(missing_ok=True)
         parts = set()
-        if plans:
-            last = plans[-1]
-            rows = [row for row, name in enumerate(last.sources) if name in missing]
-            parts = {(row % last.parts + 1, last.parts) for row in rows}
+        for plan in plans[-1:]:
+            rows = [row for row, name in enumerate(plan.sources) if name in missing]
+            parts = {(row % plan.parts + 1, plan.parts) for row in rows}
         return FinalizeResult(
             **totals_of(state),
             sources=len(state.sources),
@@ -357,22 +352,3 @@ def finalize(pack: str | Path) -> FinalizeResult:
             known=known,
             notes=notes + state.findings(),
         )
-
-
-def _missing(
-    state: PackState, plans: list[Plan], failed: dict[str, SourceNote], gone: set[str]
-) -> dict[str, str]:
-    """Name → why it is missing, of every source that the pack should have, but has not."""
-    expected = {name for plan in plans for name in plan.sources}
-    expected |= {source for source, _ in state.shards} | failed.keys() | gone
-    missing = {}
-    for name in sorted(expected - state.sources.keys()):
-        if name in failed:
-            missing[name] = f"given up: {failed[name].error}"
-        elif name in gone:
-            missing[name] = "shards that it had are gone"
-        elif shards := state.parts_of(name):
-            missing[name] = f"packed in part, {counted(len(shards), 'shard')}"
-        else:
-            missing[name] = "no shard is published"
-    return missing

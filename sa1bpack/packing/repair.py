@@ -34,7 +34,6 @@ from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.damage import (
     Damage,
     Unfinished,
-    find_damage,
     note_path,
     recorded_attributes,
 )
@@ -193,7 +192,7 @@ def repair(
                 f"{_first(root)}"
             )
         with byte_bar(progress) as advance:
-            damage = find_damage(root, unfinished, frozenset(shards), advance, quick, share or ALL)
+            damage = Damage(root, unfinished, frozenset(shards), advance, quick, share or ALL)
         if share is not None and damage.lost:
             raise FormatError(f"{damage.problems[0].what}; {_first(root)}")
         run = _Repair(damage, found, workers, progress)

@@ -359,7 +359,7 @@ def locate_pairs(source: Source) -> tuple[np.ndarray, list[Reject], list[tuple[s
 class _Places(PairReader):
     """Pairs whose bytes are places: all rules about members are those of the packer."""
 
-    def _open(self):
+    def _open(self, **_):
         self.files: list[tuple[str, int]] = []
         if self.source.kind == "folder":
             stream = _FolderPlaces(self.source.path)

@@ -16,6 +16,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -113,14 +114,28 @@ def open_source(path: str | Path) -> Source:
     path = Path(path)
     try:
         path.stat()  # fails for what a link does not lead to
-        if path.is_dir():
-            return _folder_source(path)
-        if not path.is_file():
-            raise SourceError(f"{path}: neither a file nor a folder")
-        with path.open("rb") as file:
-            return Source(_stem(path), path, kind_of(file.read(BLOCK), path), path.stat().st_size)
+        if not path.is_dir():
+            if not path.is_file():
+                raise SourceError(f"{path}: neither a file nor a folder")
+            with path.open("rb") as file:
+                kind = kind_of(file.read(BLOCK), path)
+            return Source(_stem(path), path, kind, path.stat().st_size)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if all((path / name).exists() for name in _PACK_ENTRIES):
+        raise SourceError(
+            f"{path}: a pack, where a tar or a folder of images is expected; sa1bpack.open reads "
+            "it; leave it out of the sources, or choose a pattern such as 'sa_*.tar'"
+        )
+    files = list_folder(path)
+    if not files:
+        raise SourceError(
+            f"{path}: the folder holds no .jpg, .jpeg or .json file, and no .tar, .tar.gz or .tgz "
+            "file in their place; name tars, or the folder that holds them"
+        )
+    # Path.name is empty for '.', and '/' has no better name than its own.
+    name = path.resolve().name or "root"
+    return Source(name, path, "folder", sum(file.size for _, file in files))
 
 
 def _expand(pattern: str | Path) -> list[Path]:
@@ -167,24 +182,6 @@ def _stem(path: Path | Address) -> str:
     return path.name
 
 
-def _folder_source(path: Path) -> Source:
-    if all((path / name).exists() for name in _PACK_ENTRIES):
-        raise SourceError(
-            f"{path}: a pack, where a tar or a folder of images is expected; sa1bpack.open reads "
-            "it; leave it out of the sources, or choose a pattern such as 'sa_*.tar'"
-        )
-    files = list_folder(path)
-    if not files:
-        raise SourceError(
-            f"{path}: the folder holds no .jpg, .jpeg or .json file, and no .tar, .tar.gz or .tgz "
-            "file in their place; name tars, or the folder that holds them"
-        )
-    # Path.name is empty for '.', and '/' has no better name than its own.
-    return Source(
-        path.resolve().name or "root", path, "folder", sum(file.size for _, file in files)
-    )
-
-
 def kind_of(head: bytes, path: Path | Address) -> Kind:
     """The kind of a file, by its first 512 bytes (`BLOCK`); `path` is for messages.
 
@@ -192,24 +189,16 @@ def kind_of(head: bytes, path: Path | Address) -> Kind:
     """
     if head.startswith(GZIP_MAGIC):
         return "gzip-tar"
-    if _is_tar_header(head):
-        return "tar"
+    if len(head) >= BLOCK and any(head):
+        with suppress(ValueError):  # ustar and GNU have a magic, older ones a checksum
+            if head[257:262] == b"ustar" or parse_header(head):
+                return "tar"
     found = f"begins with {head[:16]!r}"
     if not any(head):
         found = "begins with zeros, or is empty (a download reserved but not filled)"
     raise SourceError(
         f"{path}: {found}, which is neither a gzip stream nor a tar header; {remedy(path)}"
     )
-
-
-def _is_tar_header(head: bytes) -> bool:
-    """True for the 512 bytes of a header: ustar and GNU have a magic, older ones a checksum."""
-    if len(head) < BLOCK or not any(head):
-        return False
-    try:
-        return head[257:262] == b"ustar" or parse_header(head) is not None
-    except ValueError:
-        return False
 
 
 def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceError]]:
@@ -250,11 +239,9 @@ def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceEr
 def _ask(file: Stream) -> bytes:
     """The first bytes of a file."""
     head = b""
-    try:
+    with closing(file):
         while len(head) < BLOCK and (data := file.read(BLOCK - len(head))):
             head += data
-    finally:
-        file.close()
     return head
 
 
@@ -272,24 +259,20 @@ def list_folder(folder: Path) -> list[tuple[str, Member]]:
     def fail(error: OSError) -> None:
         raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}") from error
 
-    files = [
-        _look_at(os.path.join(parent, name), folder)  # noqa: PTH118 - avoids an object per file
-        for parent, _, names in os.walk(folder, onerror=fail)
-        for name in names
-        if split_name(name)[1]
-    ]
+    files = []
+    for parent, _, names in os.walk(folder, onerror=fail):
+        for name in names:
+            if split_name(name)[1] is None:
+                continue
+            path = os.path.join(parent, name)  # noqa: PTH118 - avoids an object per file
+            member, problem = decode_name(os.fsencode(os.path.relpath(path, folder)))
+            size, kind = 0, "special"
+            with suppress(OSError):  # a dangling link is reported as a member that is not a file
+                status = os.stat(path)  # noqa: PTH116 - the same
+                if stat.S_ISREG(status.st_mode):  # opening a pipe would hang
+                    size, kind = status.st_size, "file"
+            files.append((path, Member(member, size, kind, problem)))
     return sorted(files, key=lambda file: _pack_order(file[1].name))
-
-
-def _look_at(path: str, folder: Path) -> tuple[str, Member]:
-    name, problem = decode_name(os.fsencode(os.path.relpath(path, folder)))
-    try:
-        status = os.stat(path)  # noqa: PTH116 - as in list_folder
-        is_file = stat.S_ISREG(status.st_mode)  # opening a pipe would hang
-    except OSError:  # a dangling link is reported as a member that is not a file
-        is_file = False
-    size, kind = (status.st_size, "file") if is_file else (0, "special")
-    return path, Member(name, size, kind, problem)
 
 
 def _pack_order(name: str) -> tuple:

@@ -254,12 +254,10 @@ class PairReader:
         self.members = 0
         self.xxh128: str | None = None
         self.md5: str | None = None
-        self._with_md5 = md5
-        self._on_wait = on_wait
         self._spool = Spool(spool_dir, spool_memory)
         self._waiting: dict[str, _Waiting] = {}
         self._settled: dict[str, bool] = {}  # stem → whether it became a pair
-        self._stream = self._open()
+        self._stream = self._open(md5=md5, on_wait=on_wait)
         self._raw = self._stream.raw
         self._found = 0  # pairs
         self._pairs = self._read_pairs()
@@ -288,12 +286,11 @@ class PairReader:
         self._raw.close()
         self._spool.close()
 
-    def _open(self) -> TarStream | FolderStream:
+    def _open(self, **options) -> TarStream | FolderStream:
         if self.source.kind == "folder":
             return FolderStream(self.source.path)
         gzip = self.source.kind == "gzip-tar"
-        stream = open_stream(self.source.path, gzip=gzip, md5=self._with_md5, on_wait=self._on_wait)
-        return TarStream(stream)
+        return TarStream(open_stream(self.source.path, gzip=gzip, **options))
 
     def _read_pairs(self) -> Iterator[Pair]:
         for member in self._stream:
@@ -328,8 +325,19 @@ class PairReader:
         if waiting is not None and waiting.half == half:
             self._reject(member, "duplicate", f"it follows {waiting.member!r}")
             return False
-        fault = self._fault(member, stem, half)
-        if fault is None:
+        # .jpg is the shortest extension that the JPEG of a JSON record may have.
+        file_name = member.name.rsplit("/", 1)[-1] if half == "jpeg" else stem + ".jpg"
+        length = len(file_name.encode())
+        limit = MAX_JPEG_BYTES if half == "jpeg" else MAX_JSON_BYTES
+        if member.problem:
+            fault = "bad-name", f"{member.problem}; rename it"
+        elif member.kind != "file":
+            fault = "not-a-file", f"it is a {member.kind} member; replace it with the file itself"
+        elif length > MAX_NAME_BYTES:
+            fault = "name-too-long", f"{length} bytes, the limit is {MAX_NAME_BYTES}; shorten it"
+        elif member.size > limit:
+            fault = "too-large", f"{member.size} bytes, the limit for a {half} member is {limit}"
+        else:
             return True
         self._reject(member, *fault)
         self._settled[stem] = False
@@ -337,47 +345,30 @@ class PairReader:
             self._spool.take(self._waiting.pop(stem).ticket)
         return False
 
-    def _fault(self, member: Member, stem: str, half: Half) -> tuple[str, str] | None:
-        """(code, detail) of the reason not to read a member, or None."""
-        if member.problem:
-            return "bad-name", f"{member.problem}; rename it"
-        if member.kind != "file":
-            return "not-a-file", f"it is a {member.kind} member; replace it with the file itself"
-        # .jpg is the shortest extension that the JPEG of a JSON record may have.
-        file_name = member.name.rsplit("/", 1)[-1] if half == "jpeg" else stem + ".jpg"
-        length = len(file_name.encode())
-        if length > MAX_NAME_BYTES:
-            return "name-too-long", f"{length} bytes, the limit is {MAX_NAME_BYTES}; shorten it"
-        limit = MAX_JPEG_BYTES if half == "jpeg" else MAX_JSON_BYTES
-        if member.size > limit:
-            return "too-large", f"{member.size} bytes, the limit for a {half} member is {limit}"
-        return None
-
     def _match(self, member: Member, stem: str, half: Half) -> Pair | None:
-        """Complete a pair with the current member, or keep it until its other half arrives."""
+        """Complete a pair with the current member, or keep it until its other half arrives.
+
+        Raises SourceCorrupt if more bytes wait than in any real source.
+        """
         data = self._stream.read()
         waiting = self._waiting.pop(stem, None)
         if waiting is None:
-            self._check_waiting(member)
+            size = self._spool.memory_used + self._spool.spilled + member.size
+            if size > max(WAITING_ALWAYS, MAX_WAITING * self.source.nbytes):
+                raise SourceCorrupt(
+                    f"{self.source.path}: {len(self._waiting) + 1} members wait for their other "
+                    f"half, the last one {member.name!r}: {size} bytes, more than {MAX_WAITING} "
+                    f"times the {self.source.nbytes} bytes of the file. A gzip bomb? "
+                    f"{remedy(self.source.path)}"
+                )
             self._waiting[stem] = _Waiting(half, member.name, self._spool.put(data))
             return None
         self._settled[stem] = True
-        other = self._spool.take(waiting.ticket)
-        name, jpeg, json = member.name, data, other
-        if half == "json":
-            name, jpeg, json = waiting.member, other, data
         self._found += 1
-        return Pair(self._found - 1, stem, name.rsplit("/", 1)[-1], jpeg, json)
-
-    def _check_waiting(self, member: Member) -> None:
-        """Raise SourceCorrupt if more bytes wait than in any real source."""
-        waiting = self._spool.memory_used + self._spool.spilled + member.size
-        if waiting > max(WAITING_ALWAYS, MAX_WAITING * self.source.nbytes):
-            raise SourceCorrupt(
-                f"{self.source.path}: {len(self._waiting) + 1} members wait for their other half, "
-                f"the last one {member.name!r}: {waiting} bytes, more than {MAX_WAITING} times the "
-                f"{self.source.nbytes} bytes of the file. A gzip bomb? {remedy(self.source.path)}"
-            )
+        other = self._spool.take(waiting.ticket)
+        if half == "jpeg":
+            return Pair(self._found - 1, stem, member.name.rpartition("/")[2], data, other)
+        return Pair(self._found - 1, stem, waiting.member.rpartition("/")[2], other, data)
 
     def _reject(self, member: Member, code: str, detail: str) -> None:
         self.rejects.append(Reject(member.name, code, detail))

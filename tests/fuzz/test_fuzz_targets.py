@@ -68,10 +68,13 @@ def test_edited_seeds_raise_only_errors_of_sa1bpack(target):
 
 
 @pytest.mark.parametrize("target", JSON_TARGETS)
-def test_changed_json_raises_only_errors_of_sa1bpack(target):
-    rng = random.Random(target)
+def test_changed_json_raises_only_errors_of_sa1bpack(target, request):
+    """With --torture with other random numbers, and many more of them."""
+    rounds = SLOW_EXAMPLES if target in SLOW else 2 * EXAMPLES
+    rounds = 3000 if request.config.getoption("torture") else rounds
+    rng = random.Random(f"{target} {request.config.getoption('torture_seed')}")
     originals = [data for data in seeds(target) if data.startswith(b"{") and len(data) < 20_000]
-    for _ in range(SLOW_EXAMPLES if target in SLOW else 2 * EXAMPLES):
+    for _ in range(rounds):
         data = mutate_json(rng.choice(originals), rng)
         if data is None:
             continue

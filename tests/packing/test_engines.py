@@ -11,7 +11,7 @@ import pytest
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import TooManyRejects
+from sa1bpack.errors import SourceTruncated, TooManyRejects
 
 
 def pack_in_parts(sources, root: Path, **options) -> sa1bpack.PackResult:
@@ -59,6 +59,8 @@ def test_a_source_that_is_cut_off_is_given_up_and_completed_later(engine, tmp_pa
     os.truncate(tars[1], len(data) * 2 // 3)
     result = engine(tars, root, **SMALL)
     assert list(result.failed) == ["sa_1"] and str(tars[1]) in str(result.failed["sa_1"])
+    assert isinstance(result.failed["sa_1"], SourceTruncated)
+    assert len(list(root.glob("shards/sa_1-*"))) == 1  # the one that was complete before the cut
     assert sa1bpack.verify(root).ok and not sa1bpack.verify(root).complete
     tars[1].write_bytes(data)
     assert engine(tars, root, **SMALL).complete

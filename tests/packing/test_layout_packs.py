@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-from mask_oracle import decode, grid
 from PIL import Image
 from sample_views import sample_views
 from small_tars import SMALL, contents, photo, record, write_tar
@@ -14,7 +13,6 @@ from small_tars import SMALL, contents, photo, record, write_tar
 import sa1bpack
 from sa1bpack.errors import OptionError
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.masks import rasterize, unpack_bits
 
 LAYOUTS = [
     {"fit": fit, "pixels": pixels}
@@ -121,18 +119,6 @@ def test_masks_are_stored_as_bits_as_runs_or_as_both(packed):
         for some in only:
             for name in some.keys() - {"checksum", "run_offset"}:
                 np.testing.assert_array_equal(some[name], sample[name], err_msg=name)
-
-
-def test_masks_of_any_size_are_drawn_from_a_pack_without_bits(packed):
-    for number, (shard, row) in samples_of(packed(**COMPACT)).items():
-        sample = sample_views(shard, row)
-        offset = sample["run_offset"] - sample["run_offset"][0]
-        drawn = unpack_bits(rasterize(sample["run_ends"], offset, *size_of(number), 40))
-        annotations = record(number, number % 4, *size_of(number))["annotations"]
-        assert len(drawn) == len(annotations)
-        for cells, annotation in zip(drawn, annotations, strict=True):
-            expected = grid(decode(annotation["segmentation"]), 40, "pad", "area")
-            np.testing.assert_array_equal(cells, expected)
 
 
 def test_a_compact_pack_is_the_same_with_two_workers_and_after_losing_a_shard(

@@ -1,8 +1,12 @@
 """Each bad input becomes its line in rejects.jsonl, and nothing else is lost."""
 
+import gzip
+import io
 import json
 import struct
+import tarfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from small_tars import (
@@ -18,118 +22,177 @@ from small_tars import (
     pixels_of,
     rejects_of,
     write_tar,
-)  # fmt: skip
+)
 
 import sa1bpack
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.packing.pack_state import ShardRecord, check_record
+from sa1bpack.pixels.header import MAX_SCANS
 
-BAD = 2  # the photo that each case spoils, among 1, 2 and 3
-JPEG, JSON = f"./sa_{BAD}.jpg", f"./sa_{BAD}.json"
-
-
-def record_with(change: Callable[[dict], object]) -> Callable[[Members], None]:
-    return lambda found: changed(found, BAD, change)
+Spoil = Callable[[Members, int], object]
 
 
-def counts(change: Callable[[str], str]) -> Callable[[Members], None]:
-    def spoil(record):
-        segmentation = record["annotations"][1]["segmentation"]
-        segmentation["counts"] = change(segmentation["counts"])
-
-    return record_with(spoil)
-
-
-def member(name: str, data: bytes) -> Callable[[Members], None]:
-    return lambda found: found.update({name: data})
-
-
-def text(change: Callable[[bytes], bytes]) -> Callable[[Members], None]:
-    return lambda found: found.update({JSON: change(found[JSON])})
-
-
-def without(name: str) -> Callable[[Members], None]:
-    return lambda found: found.pop(name) and None
-
-
-def cut(fraction: float) -> Callable[[Members], None]:
-    return lambda found: found.update({JPEG: found[JPEG][: int(len(found[JPEG]) * fraction)]})
-
-
-def cut_between_scans() -> bytes:
-    """A progressive JPEG without its last scan, but with a marker at its end."""
-    jpeg = as_jpeg(pixels_of(2), progressive=True)
-    return jpeg[: jpeg.rindex(b"\xff\xda")] + b"\xff\xd9"
-
-
-def of_size(height: int, width: int) -> Callable[[Members], None]:
-    """Lie about the size of the picture in its frame header, and in the record."""
-
-    def spoil(found):
-        jpeg = bytearray(found[JPEG])
-        place = jpeg.index(b"\xff\xc0") + 5
-        jpeg[place : place + 4] = struct.pack(">HH", height, width)
-        found[JPEG] = bytes(jpeg)
-        changed(found, BAD, lambda record: record["image"].update(height=height, width=width))
-        changed(found, BAD, lambda record: record.update(annotations=[]))
+def data_with(half: str, change: Callable[[bytes], bytes]) -> Spoil:
+    def spoil(found, number):
+        found[f"./sa_{number}.{half}"] = change(found[f"./sa_{number}.{half}"])
 
     return spoil
 
 
-# What is done, the member that is named, its code, and what the detail says.
-CASES = {
-    "orphan jpg": (without(JSON), "sa_2.jpg", "missing-json", "sa_2"),
-    "not JSON": (member(JSON, b"{ not json"), "sa_2.json", "bad-annotation", "byte"),
+def record_with(change: Callable[[dict], object]) -> Spoil:
+    return lambda found, number: changed(found, number, change)
+
+
+def counts(text: str) -> Spoil:
+    return record_with(lambda r: r["annotations"][1]["segmentation"].update(counts=text))
+
+
+def progressive(change: Callable[[bytes, int], bytes]) -> Spoil:
+    """A progressive JPEG, changed at its last scan."""
+    data = as_jpeg(pixels_of(2), progressive=True)
+    return data_with("jpg", lambda _: change(data, data.rindex(b"\xff\xda")))
+
+
+def of_size(height: int, width: int, recorded: int | None = None) -> Spoil:
+    """Lie about the size of the picture in its frame header, and in the record."""
+
+    def spoil(found, number):
+        jpeg = bytearray(found[f"./sa_{number}.jpg"])
+        place = jpeg.index(b"\xff\xc0") + 5
+        jpeg[place : place + 4] = struct.pack(">HH", height, width)
+        found[f"./sa_{number}.jpg"] = bytes(jpeg)
+        size = {"height": recorded or height, "width": width}
+        changed(found, number, lambda record: record["image"].update(size))
+        changed(found, number, lambda record: record.update(annotations=[]))
+
+    return spoil
+
+
+# What is done, the half that is named, its code, and what the detail says.
+CASES: dict[str, tuple[Spoil, str, str, str]] = {
+    "orphan jpg": (
+        lambda found, number: found.pop(f"./sa_{number}.json"), "jpg", "missing-json", "sa_",
+    ),
+    "not JSON": (data_with("json", lambda _: b"{ not json"), "json", "bad-annotation", "byte"),
+    "deep JSON": (
+        data_with("json", lambda data: data.replace(b'"id": ', b'"id": ' + b"[" * 100_000, 1)),
+        "json", "bad-annotation", "",
+    ),
+    "a number of 400 digits": (
+        data_with("json", lambda data: data.replace(b'"area": ', b'"area": 1' + b"0" * 400, 1)),
+        "json", "bad-annotation", "area",
+    ),
+    "NaN": (
+        data_with("json", lambda data: data.replace(b'"area": ', b'"area": NaN, "x": ', 1)),
+        "json", "bad-annotation", "",
+    ),
+    "a byte order mark": (
+        data_with("json", lambda data: b"\xef\xbb\xbf" + data), "json", "bad-annotation", "",
+    ),
     "missing field": (
         record_with(lambda record: record["annotations"][1].pop("bbox")),
-        "sa_2.json", "bad-annotation", "bbox",
+        "json", "bad-annotation", "bbox",
     ),
-    "JPEG of another size": (
-        member(JPEG, photo(2, HEIGHT, WIDTH + 2)), "sa_2.jpg", "size-mismatch", "98",
+    "a long name": (
+        record_with(lambda record: record["image"].update(file_name="x" * 100_000)),
+        "json", "bad-annotation", "file_name",
     ),
     "mask of another size": (
         record_with(lambda r: r["annotations"][1]["segmentation"].update(size=[HEIGHT, 95])),
-        "sa_2.json", "bad-annotation", "segmentation.size is [64, 95]",
+        "json", "bad-annotation", "segmentation.size is [64, 95]",
     ),
-    "runs that end early": (counts(lambda text: "0P1"), "sa_2.json", "bad-mask", "6144"),
-    "garbage counts": (counts(lambda text: "\x01!!"), "sa_2.json", "bad-mask", "48..111"),
-    "a PNG": (member(JPEG, b"\x89PNG\r\n\x1a\n" + bytes(99)), "sa_2.jpg", "not-jpeg", "89"),
-    "a JPEG cut at its half": (cut(0.5), "sa_2.jpg", "truncated-jpeg", "too early"),
-    "a progressive JPEG cut between two scans": (
-        member(JPEG, cut_between_scans()), "sa_2.jpg", "truncated-jpeg", "of its scans",
+    "another file's record": (
+        record_with(lambda record: record["image"].update(file_name="sa_3.jpg")),
+        "json", "name-mismatch", "'sa_3.jpg'",
     ),
     "too many masks": (
         record_with(lambda record: record.update(annotations=record["annotations"][:1] * 10_065)),
-        "sa_2.json", "too-many-masks", "image 2 has 10,065 masks, and the limit is 10,000",
+        "json", "too-many-masks", "has 10,065 masks, and the limit is 10,000",
     ),
-    "a decompression bomb": (of_size(30000, 30000), "sa_2.jpg", "too-large", "30000"),
-    "a large picture of few bytes": (of_size(8000, 8000), "sa_2.jpg", "", ""),
-    "another file's record": (
-        record_with(lambda record: record["image"].update(file_name="sa_3.jpg")),
-        "sa_2.json", "name-mismatch", "'sa_3.jpg'",
+    "runs that end early": (counts("0P1"), "json", "bad-mask", "6144"),
+    "garbage": (counts("\x01!!"), "json", "bad-mask", "48..111"),
+    "a run without an end": (counts("o" * 100_000), "json", "bad-mask", ""),
+    "a sequence for terminals": (counts("\x1b[2J"), "json", "bad-mask", ""),
+    "JPEG of another size": (
+        data_with("jpg", lambda _: photo(2, HEIGHT, WIDTH + 2)), "jpg", "size-mismatch", "98",
     ),
+    "a PNG": (data_with("jpg", lambda _: b"\x89PNG" + bytes(99)), "jpg", "not-jpeg", "89"),
+    "a JPEG cut at its half": (
+        data_with("jpg", lambda data: data[: len(data) // 2]), "jpg", "truncated-jpeg", "too early",
+    ),
+    "a progressive JPEG cut between two scans": (
+        progressive(lambda data, last: data[:last] + b"\xff\xd9"),
+        "jpg", "truncated-jpeg", "of its scans",
+    ),
+    "a JPEG of many scans": (
+        progressive(lambda data, last: data[:-2] + data[last:-2] * MAX_SCANS + b"\xff\xd9"),
+        "jpg", "too-large", "",
+    ),
+    "a decompression bomb": (of_size(30_000, 30_000), "jpg", "too-large", "30000"),
+    "a record of more pixels than a mask has": (
+        of_size(60_000, 60_000, recorded=30_000 * 2), "json", "bad-annotation", "",
+    ),
+    "a large picture of few bytes": (of_size(8000, 8000), "jpg", "", ""),
 }  # fmt: skip
 
+# Members whose names or kinds cannot be used, and the reasons.
+STRANGE = {
+    ("/sa_90.jpg", tarfile.REGTYPE): ("/sa_90.jpg", "bad-name"),
+    ("a/../sa_91.jpg", tarfile.REGTYPE): ("a/../sa_91.jpg", "bad-name"),
+    ("a\x1b[2J/sa_92.jpg", tarfile.REGTYPE): ("a\\x1b[2J/sa_92.jpg", "bad-name"),
+    ("sa_93.jpg", tarfile.SYMTYPE): ("sa_93.jpg", "not-a-file"),
+    ("sa_94.json", tarfile.LNKTYPE): ("sa_94.json", "not-a-file"),
+    ("sa_95.jpg", tarfile.CHRTYPE): ("sa_95.jpg", "not-a-file"),
+}
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_bad_input_becomes_a_line_and_nothing_else_is_lost(tmp_path, case):
-    spoil, name, code, detail = CASES[case]
-    found = members([1, 2, 3])
-    spoil(found)
-    tar = write_tar(tmp_path / "sa_000000.tar", found)
+
+def hostile_tar(path: Path) -> Path:
+    """Photo 1 and 2 are sound, each other one is a case; then strange members, and 200 MB of zeros
+    in a gzip stream."""
+    found = members(range(1, len(CASES) + 3), masks=2)
+    for number, (spoil, *_) in enumerate(CASES.values(), 3):
+        spoil(found, number)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        listed = [(name, data, tarfile.REGTYPE) for name, data in found.items()]
+        for name, data, kind in [*listed, *((name, b"", kind) for name, kind in STRANGE)]:
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.type, entry.linkname = len(data), kind, "/etc/passwd"
+            tar.addfile(entry, io.BytesIO(data))
+    bomb = tarfile.TarInfo("sa_99.jpg")
+    bomb.size = 200 << 20
+    data = buffer.getvalue().rstrip(b"\0")
+    data += bytes(-len(data) % 512) + bomb.tobuf(tarfile.GNU_FORMAT)
+    zeros = gzip.compress(bytes(10 << 20), 1)
+    path.write_bytes(gzip.compress(data, 1) + zeros * 20 + gzip.compress(bytes(1024)))
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_sound_is_packed_and_every_bad_input_becomes_a_line(tmp_path, workers):
     root = tmp_path / "pack"
-    result = sa1bpack.pack(tar, root, workers=1, **SMALL)
-    assert (result.complete, result.images, result.rejects) == (True, 2, 1)
-    (line,) = rejects_of(root)
-    assert line.keys() == {"source", "member", "reason", "detail"}
-    assert (line["source"], line["member"]) == ("sa_000000", name)
-    if code:
-        assert line["reason"] == code
-    assert detail in line["detail"]
-    assert result.rejects == sa1bpack.info(root).manifest.counts[f"rejects:{line['reason']}"]
-    assert sorted(names_of(open_shard(root / "shards" / "sa_000000-000"))) == [
-        "sa_1.jpg", "sa_3.jpg",
-    ]  # fmt: skip
+    result = sa1bpack.pack(
+        hostile_tar(tmp_path / "sa_000000.tar"), root, workers=workers, max_masks=None, **SMALL
+    )
+    lines = rejects_of(root)
+    found = {line["member"]: line for line in lines}
+    expected = dict(STRANGE.values()) | {"sa_99.jpg": "too-large"}
+    for number, (name, (_, half, reason, detail)) in enumerate(CASES.items(), 3):
+        line = found[f"sa_{number}.{half}"]
+        expected[f"sa_{number}.{half}"] = reason or line["reason"]
+        assert detail in line["detail"], name
+    assert {member: line["reason"] for member, line in found.items()} == expected
+    for line in lines:
+        assert line.keys() == {"source", "member", "reason", "detail"}
+        assert line["source"] == "sa_000000" and line["member"].isprintable()
+        assert len(line["detail"]) < 1000 and line["detail"].isprintable(), line
+    assert (result.complete, result.images, result.rejects) == (True, 2, len(lines))
+    counted = sa1bpack.info(root).manifest.counts
+    assert counted["rejects:bad-name"] == 3 and counted["rejects"] == len(lines)
+    shard = open_shard(root / "shards" / "sa_000000-000")
+    assert names_of(shard) == ["sa_1.jpg", "sa_2.jpg"]
+    check_record(shard.attributes, ShardRecord, str(shard.folder))
     assert sa1bpack.verify(root).ok
 
 
@@ -149,7 +212,7 @@ def test_masks_whose_bits_take_too_much_are_a_reject_before_memory_is_taken(tmp_
 
 def test_a_bad_mask_rejects_the_image_also_when_the_filters_leave_it_out(tmp_path):
     found = members([1, 2, 3])
-    CASES["runs that end early"][0](found)
+    CASES["runs that end early"][0](found, 2)
     tar = write_tar(tmp_path / "a.tar", found)
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, min_area=10**6)
     assert (result.images, result.rejects) == (2, 1)

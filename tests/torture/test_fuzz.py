@@ -5,7 +5,6 @@ tests/fuzz/test_fuzz_targets.py.
 """
 
 import os
-import random
 import re
 import subprocess
 import sys
@@ -13,9 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from inputs import seeds
-from mutation import JSON_TARGETS, mutate_json
-from targets import TARGETS, forget
+from targets import TARGETS
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 60  # per target
@@ -36,25 +33,6 @@ def test_the_fuzzer_finds_nothing(torture, tmp_path):
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-8000:]}"
         runs, branches = re.search(r"#(\d+)\s.* cov: (\d+)", done.stdout).groups()
         torture.record(f"fuzz {target}", int(runs), f"nothing ({branches} branches reached)")
-
-
-@pytest.mark.parametrize("target", JSON_TARGETS)
-def test_changed_json_raises_only_errors_of_sa1bpack(target, torture):
-    """As in tests/fuzz, with other random numbers and, in the full size, many more."""
-    rng = random.Random(torture.rng.random())
-    originals = seeds(target)
-    rounds = torture.rounds(3, 3000)
-    try:
-        for _ in range(rounds):
-            data = mutate_json(rng.choice(originals), rng)
-            if data is not None:
-                TARGETS[target](data)
-    except BaseException as error:
-        error.add_note(f"input: {data!r}")
-        raise
-    finally:
-        forget()
-    torture.record(f"changed JSON: {target}", rounds, "nothing")
 
 
 def test_no_kernel_accesses_memory_outside_its_arrays(torture, tmp_path):
