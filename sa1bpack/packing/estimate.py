@@ -238,14 +238,19 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
     options = request.options
     published = Counter(folder.name.rpartition("-")[0] for folder in shard_folders(request.output))
     per_shard = options.samples_per_shard
-    images_of = [
-        max(0, probe.images_in(source.nbytes) - published[source.name] * per_shard)
-        for source in sources
-    ]
-    images = sum(images_of)
+    shards = images = 0
+    for source in sources if probe.sizes else ():
+        pairs = max(1, round(source.nbytes * probe.pairs / probe.tar_bytes))
+        whole = max(1, round(pairs * len(probe.sizes) / probe.pairs))
+        left = max(0, whole - published[source.name] * per_shard)
+        images, shards = images + left, shards + -(-left // per_shard)
     disk_bytes, hole_bytes = probe.disk_bytes(options.layout, images)
     compact, holes = probe.disk_bytes(replace(options, **PRESETS["compact"]).layout, images)
-    spool_bytes, free = _spool_bytes(request, sources), _free_bytes(request.output)
+    # Halves of pairs wait on the disk, in tars whose members are in any order.
+    at_once = -(-request.workers // WORKERS_PER_READER_THREAD)
+    waiting = sorted(source.nbytes // 4 for source in sources if source.kind != "folder")
+    spool_bytes = sum(max(0, each - SPOOL_MEMORY) for each in waiting[-at_once:])
+    free = _free_bytes(request.output)
     fitting = []
     if disk_bytes - hole_bytes + spool_bytes > free:
         fitting = _fitting(options, probe, images, free - spool_bytes)
@@ -259,7 +264,7 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         hole_bytes=hole_bytes,
         spool_bytes=spool_bytes,
         free_bytes=free,
-        shards=sum(-(-count // per_shard) for count in images_of),
+        shards=shards,
         workers=request.workers,
         seconds=images * probe.seconds / max(1, probe.pairs) * _OVERHEAD / request.workers,
         probed=probe.pairs,
@@ -283,13 +288,6 @@ def _fitting(
                 flags = " ".join(f"--{name} {value}" for name, value in changed.items())
                 found.append((total - holes, flags))
     return sorted(found, reverse=True)
-
-
-def _spool_bytes(request: Request, sources: list[Source]) -> int:
-    """What halves of pairs take that wait on the disk, in tars whose members are in any order."""
-    at_once = -(-request.workers // WORKERS_PER_READER_THREAD)
-    waiting = (source.nbytes // 4 for source in sources if source.kind != "folder")
-    return sum(max(0, each - SPOOL_MEMORY) for each in sorted(waiting, reverse=True)[:at_once])
 
 
 def _free_bytes(output: Path) -> int:
@@ -336,13 +334,6 @@ class _Probe:
                 if isinstance(outcome, Packed):
                     self.extent += outcome.extent
                     self.sizes.append(tuple(map(int, outcome.rows["size"][0, 2:])))
-
-    def images_in(self, nbytes: int) -> int:
-        """Samples of a source of so many bytes."""
-        if not self.sizes:
-            return 0
-        pairs = max(1, round(nbytes * self.pairs / self.tar_bytes))
-        return max(1, round(pairs * len(self.sizes) / self.pairs))
 
     def scaled(self, images: int, layout: Layout) -> Extent:
         """The extent of so many samples in a layout."""

@@ -222,7 +222,10 @@ class SourcePacker:
         self._record: dict | None = None
 
     def take(self, index: int, digest: bytes) -> ShardBuilder | None:
-        """Take the next pair, by its `pair_digest`; returns the builder that needs its outcome.
+        """Take the next pair; returns the builder that needs its outcome.
+
+        digest
+            8 bytes: XXH3-64 of its file name, a zero, the JPEG and the JSON.
 
         None does if its part is published, or not wanted. Raises SourceError if the source is not
         the one that the shard before was packed from.
@@ -388,9 +391,11 @@ def read_source(
                 if run.stopping.is_set():
                     return
                 pairs += 1
-                digest = pair_digest(pair)
+                digest = xxhash.xxh3_64(pair.file_name.encode() + b"\0")
+                digest.update(pair.jpeg)
+                digest.update(pair.json)
                 with held:
-                    builder = packer.take(pair.index, digest)
+                    builder = packer.take(pair.index, digest.digest())
                     if builder is None:
                         progress.advance(source, reader.bytes_read)
                 if builder is not None:
@@ -403,14 +408,6 @@ def read_source(
             packer.fail(error)
     with held:
         progress.source_done(source)
-
-
-def pair_digest(pair: Pair) -> bytes:
-    """8 bytes that identify a pair: XXH3-64 of its file name, a zero, the JPEG and the JSON."""
-    digest = xxhash.xxh3_64(pair.file_name.encode() + b"\0")
-    digest.update(pair.jpeg)
-    digest.update(pair.json)
-    return digest.digest()
 
 
 def pack_inline(run: PackRun, packers: Sequence[SourcePacker]) -> None:

@@ -11,13 +11,11 @@ import sa1bpack
 from sa1bpack.errors import (
     FormatError,
     OptionsDiffer,
-    OutputLocked,
     PackError,
     SourceError,
     VersionError,
 )
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.pack_state import PackState
 
 
 @pytest.fixture
@@ -28,16 +26,6 @@ def tar(tmp_path):
 @pytest.fixture
 def root(tmp_path):
     return tmp_path / "pack"
-
-
-def test_a_second_packer_is_refused_while_the_first_one_works(tar, root):
-    state = PackState(root, PackOptions(**SMALL))
-    before = contents(root)
-    with pytest.raises(OutputLocked, match="another process packs into this folder"):
-        sa1bpack.pack(tar, root, workers=1, **SMALL)
-    assert contents(root) == before
-    state.release()
-    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
 
 
 def test_other_options_are_refused_and_every_difference_is_named(tar, root):

@@ -1,4 +1,4 @@
-"""URLs of what cannot be at one are refused by name, and `~` is the home folder."""
+"""URLs of what cannot be at one are refused by name."""
 
 from pathlib import Path
 
@@ -40,14 +40,4 @@ def test_a_url_as_output_or_list_is_refused_and_nothing_is_created(tar, here, ca
     if as_path:
         with pytest.raises(OptionError, match=r"^source is .*give a URL as text"):
             call([tar, url], here / "pack", workers=1, **SMALL)
-    assert list(here.iterdir()) == []
-
-
-def test_a_tilde_is_the_home_folder_in_every_path(tar, here, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for out in ("~/one", Path("~/two")):
-        result = sa1bpack.pack("~/tars/sa_*.tar", out, workers=1, **SMALL)
-        assert result.root == tmp_path / Path(out).name and result.images == 2
-    assert sa1bpack.repair("~/one", "~/tars/sa_*.tar", workers=1).ok
-    assert sa1bpack.estimate("~/tars/sa_*.tar", "~/one", workers=1, **SMALL).packed == 1
     assert list(here.iterdir()) == []

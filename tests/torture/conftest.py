@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
+from scenarios import Stage
 
 _RESULTS = pytest.StashKey[list["Result"]]()
 
@@ -50,6 +51,12 @@ class Torture:
         now = time.monotonic()
         self.results.append(Result(name, rounds, outcome, now - self._since))
         self._since = now
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory) -> Stage:
+    """Tars, and undisturbed packs of them, which no test changes."""
+    return Stage(tmp_path_factory.mktemp("stage"))
 
 
 @pytest.fixture

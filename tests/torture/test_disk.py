@@ -11,12 +11,8 @@ from pathlib import Path
 import faults
 import pytest
 from forked import Forked
-from scenarios import FLAGS, Case, Stage, check_message, check_whole
+from scenarios import FLAGS, Case, check_message, check_whole
 from small_tars import contents
-
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="faults are injected through Linux's /proc"
-)
 
 ALWAYS = 1 << 60
 ERRORS = [
@@ -25,11 +21,6 @@ ERRORS = [
     ("a disk that fails once", errno.EIO, faults.CALLS, 1),
     ("a disk that fails from then on", errno.EIO, faults.CALLS, ALWAYS),
 ]
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory) -> Stage:
-    return Stage(tmp_path_factory.mktemp("stage"))
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,10 @@ import psutil
 import pytest
 from commands import SMALL_FLAGS, finish, published, start, temporaries, workers_of
 from forked import Forked
-from scenarios import SCENARIOS, Case, Stage, check_whole
+from scenarios import SCENARIOS, Case, check_whole
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory) -> Stage:
-    return Stage(tmp_path_factory.mktemp("stage"))
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +137,6 @@ def test_runs_killed_at_random_moments_produce_the_undisturbed_pack(
     )
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
-)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_run_killed_at_any_call_is_completed_by_the_next(stage, tmp_path, torture, scenario):
     case = Case(stage, tmp_path / "case", scenario)

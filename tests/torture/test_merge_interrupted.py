@@ -18,10 +18,6 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideSpec
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
-)
-
 
 def no_links(*arguments, **named) -> None:
     raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -84,11 +80,6 @@ class Merge(Disturbed):
         assert temporaries(self.root) == [], where
         assert contents(self.root) == self.expected, where
         assert [contents(pack) for pack in self.packs] == self.before, where
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory) -> Stage:
-    return Stage(tmp_path_factory.mktemp("stage"))
 
 
 HOW_IT_ENDS = ("killed", "the disk is full once", "the disk fails")

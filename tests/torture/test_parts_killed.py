@@ -9,15 +9,6 @@ from forked import Forked
 from scenarios import FLAGS, Disturbed, Stage, check_whole
 from small_tars import contents
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
-)
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory) -> Stage:
-    return Stage(tmp_path_factory.mktemp("stage"))
-
 
 class Job(Disturbed):
     """A job of two parts in a new folder, one of whose commands is disturbed."""

@@ -13,15 +13,6 @@ from power_cut import Disk, read_log, record
 from scenarios import SCENARIOS, Case, Stage
 from small_tars import contents
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="calls are recorded through Linux's /proc"
-)
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory) -> Stage:
-    return Stage(tmp_path_factory.mktemp("stage"))
-
 
 def finished(root: Path) -> dict[str, bytes]:
     """What a pack holds without working files, whose removal need not be flushed."""

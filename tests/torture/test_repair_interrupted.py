@@ -22,10 +22,6 @@ from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import files
 from sa1bpack.packing import repair as repair_run
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
-)
-
 
 def flip(path: Path, at: float = 0.5) -> None:
     """Flip a bit of one byte, `at` of the way through a file."""
@@ -67,11 +63,6 @@ COMBINED = [
     ("index lost", "a shard lost", "rejects"),
     ("an array of a shard",),
 ]
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory) -> Stage:
-    return Stage(tmp_path_factory.mktemp("stage"))
 
 
 def samples_of(root: Path) -> dict[int, str | None] | None:

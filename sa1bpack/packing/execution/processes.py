@@ -130,7 +130,12 @@ class _Dispatcher:
                         interrupts.check()
                         self._send_jobs()
                         self._receive()
-                        self._poll_packers()
+                        with self._lock:
+                            for packer in list(self._begun):
+                                packer.poll()
+                                if packer.finished:
+                                    del self._begun[packer]
+                                    self._unfinished -= 1
                 finally:
                     self._run.stopping.set()
                     for packer in self._packers:
@@ -149,14 +154,6 @@ class _Dispatcher:
         worker = WorkerProcess(self._run.state.options, self._shared_slots)
         self._pool.append(worker)
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
-
-    def _poll_packers(self) -> None:
-        with self._lock:
-            for packer in list(self._begun):
-                packer.poll()
-                if packer.finished:
-                    del self._begun[packer]
-                    self._unfinished -= 1
 
     def _send_jobs(self) -> None:
         while self._waiting:

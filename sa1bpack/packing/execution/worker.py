@@ -115,13 +115,11 @@ class SharedSlots:
     def free(self, slot: int) -> None:
         """Pair and rows are no longer needed; memory that only large ones need is returned."""
         jpeg_bytes, json_bytes = self._lengths[slot]
-        start = slot * self._slot_bytes
-        self._return_memory(start, jpeg_bytes + json_bytes)
-        self._return_memory(start + PAIR_BYTES, self._most_row_bytes(json_bytes))
-
-    def _return_memory(self, start: int, used: int) -> None:
-        if used > KEPT_BYTES:
-            self._map.madvise(mmap.MADV_REMOVE, start + KEPT_BYTES, _pages(used - KEPT_BYTES))
+        pair, rows = slot * self._slot_bytes, slot * self._slot_bytes + PAIR_BYTES
+        most = {pair: jpeg_bytes + json_bytes, rows: self._most_row_bytes(json_bytes)}
+        for start, used in most.items():
+            if used > KEPT_BYTES:
+                self._map.madvise(mmap.MADV_REMOVE, start + KEPT_BYTES, _pages(used - KEPT_BYTES))
 
     def close(self) -> None:
         """Unmap the memory and close the file."""
