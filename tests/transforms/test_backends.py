@@ -8,14 +8,9 @@ import pytest
 import torch
 from made_batches import dataset, noisy_batch
 
+from sa1bpack import transforms as T
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import (
-    KernelWarning,
-    Pipeline,
-    RandomHorizontalFlip,
-    backends,
-    describe_kernels,
-)
+from sa1bpack.transforms import backends
 
 CUDA = torch.device("cuda")
 LAYOUT = Layout(image_size=48, mask_size=48)
@@ -51,9 +46,9 @@ def fails(monkeypatch, error: Exception) -> list:
 
 def test_a_kernel_that_does_not_run_is_named_once_and_replaced(triton_on_cpu, monkeypatch):
     calls = fails(monkeypatch, RuntimeError("Failed to find C compiler.\nSet CC."))
-    made = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
+    made = T.Pipeline(dataset(LAYOUT), [T.RandomHorizontalFlip()])
     batch = noisy_batch(LAYOUT, "bits")
-    with pytest.warns(KernelWarning) as warned:
+    with pytest.warns(T.KernelWarning) as warned:
         found = made(batch, 0)
     kernels = ("images.sample_images", "masks.take_cells")
     for warning, kernel in zip(warned, kernels, strict=True):
@@ -71,16 +66,16 @@ def test_a_kernel_that_does_not_run_is_named_once_and_replaced(triton_on_cpu, mo
 
 
 def test_what_a_device_uses_is_described(triton_on_cpu, monkeypatch):
-    assert describe_kernels("cpu") == "compiled kernels"
-    assert describe_kernels("meta") == "torch operations"
+    assert T.describe_kernels("cpu") == "compiled kernels"
+    assert T.describe_kernels("meta") == "torch operations"
     monkeypatch.setattr(backends, "TRITON_ON", ("cuda",))
-    assert describe_kernels("cuda:1") == "Triton kernels"
+    assert T.describe_kernels("cuda:1") == "Triton kernels"
     backends.failed["masks.draw_masks"] = "OSError: disk full"
-    assert describe_kernels("cuda") == (
+    assert T.describe_kernels("cuda") == (
         "Triton kernels, but torch operations for masks.draw_masks: OSError: disk full"
     )
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
-    shown = repr(Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()]))
+    shown = repr(T.Pipeline(dataset(LAYOUT), [T.RandomHorizontalFlip()]))
     assert shown == (
         "Pipeline([RandomHorizontalFlip(p=0.5)], size=(48, 48), mask_size=(48, 48), "
         "dtype=float32, mean=[123.675, 116.28, 103.53], "

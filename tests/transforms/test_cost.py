@@ -16,20 +16,9 @@ from allocations import Peak
 from made_batches import dataset, moved, sent
 from torch.utils._pytree import tree_leaves
 
+from sa1bpack import transforms as T
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import (
-    ColorJitter,
-    Mixup,
-    Pipeline,
-    RandomAffine,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RunBatch,
-    ScaleJitter,
-    backends,
-    memory,
-    yuv420_to_rgb,
-)
+from sa1bpack.transforms import backends, memory
 
 META = torch.device("meta")
 SAMPLES, MASKS, SIDE, GRID = 8, 64, 1024, 256
@@ -102,14 +91,14 @@ def made_batch(masks: str, send) -> dict:
         ends = np.tile(np.arange(1, 301) * 1000, MASKS).astype(np.int32)
         ends[299::300] = SOURCE[0] * SOURCE[1]
         sample = ends, np.arange(MASKS + 1) * 300, *SOURCE
-        batch["runs"] = RunBatch.collate([sample] * SAMPLES)
+        batch["runs"] = T.RunBatch.collate([sample] * SAMPLES)
     return {"epoch": 0} | send(batch, META)
 
 
-CROP = [RandomResizedCrop(), RandomHorizontalFlip()]
-ROTATE = [RandomResizedCrop(), RandomHorizontalFlip(), RandomAffine(15)]
-JITTER = [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4), Mixup()]
-COLORS = [*CROP, ColorJitter(0.4, 0.4, 0.4, 0.1)]
+CROP = [T.RandomResizedCrop(), T.RandomHorizontalFlip()]
+ROTATE = [T.RandomResizedCrop(), T.RandomHorizontalFlip(), T.RandomAffine(15)]
+JITTER = [T.ScaleJitter(), T.ColorJitter(0.4, 0.4, 0.4), T.Mixup()]
+COLORS = [*CROP, T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
 # Name → steps, masks, cells of a side; launches of a batch that a Loader sent and of another one,
 # and MB, with Triton kernels, and without.
 PIPELINES = {
@@ -129,7 +118,7 @@ def test_a_pipeline_takes_no_more_launches_and_memory_than_it_did(name, by, coun
     steps, masks, cells, with_triton, without = PIPELINES[name]
     *launches, most = with_triton if by == "Triton kernels" else without
     ds = dataset(Layout(image_size=SIDE, mask_size=GRID))
-    pipeline = Pipeline(ds, steps, mask_size=cells)
+    pipeline = T.Pipeline(ds, steps, mask_size=cells)
     for send, expected in zip((sent, moved), launches, strict=True):
         batch = made_batch(masks, send)
         for _ in range(2):  # constants are copied once
@@ -141,4 +130,4 @@ def test_a_pipeline_takes_no_more_launches_and_memory_than_it_did(name, by, coun
 def test_planes_become_rgb_by_one_kernel(counted):
     planes = torch.empty((SAMPLES, SIDE * 3 // 2, SIDE), dtype=torch.uint8, device=META)
     stored = torch.empty((SAMPLES, 2), dtype=torch.int64, device=META)
-    assert counted(lambda: yuv420_to_rgb(planes, stored), True)[0] == 1
+    assert counted(lambda: T.yuv420_to_rgb(planes, stored), True)[0] == 1

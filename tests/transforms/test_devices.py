@@ -21,18 +21,8 @@ from made_batches import (
     sent,
 )
 
-from sa1bpack.transforms import (
-    AxisMaps,
-    CenterCrop,
-    ColorJitter,
-    Mixup,
-    Pipeline,
-    RandomResizedCrop,
-    ScaleJitter,
-    draw_runs,
-    host,
-    image_region,
-)
+from sa1bpack import transforms as T
+from sa1bpack.transforms import host
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks import prompts
 from sa1bpack.transforms.memory import Table
@@ -57,12 +47,12 @@ def with_teacher(batch: dict, ds: SimpleNamespace) -> dict:
 @pytest.mark.parametrize("masks", ["padded", "concat_bits", "runs", "runs "])
 @pytest.mark.parametrize("name", [*FEW_STEPS, "center"])
 def test_no_step_depends_on_data(name, masks):
-    steps = FEW_STEPS.get(name, [CenterCrop()])
+    steps = FEW_STEPS.get(name, [T.CenterCrop()])
     ds, size = dataset(LAYOUT), None if masks.endswith(("bits", " ")) else (48, 80)
     ds.mask_sampling = "center" if masks.endswith(" ") else "area"
     masks = masks.strip()
     batch = with_teacher(ragged(masks), ds)
-    there = Pipeline(ds, steps, size=size)
+    there = T.Pipeline(ds, steps, size=size)
     for given in (batch, with_planes(batch)):
         found, expected = there(moved(given, META), 1), there(given, 1)
         assert set(found) == set(expected)
@@ -70,12 +60,12 @@ def test_no_step_depends_on_data(name, masks):
             if torch.is_tensor(tensor):
                 assert found[key].is_meta and found[key].dtype == tensor.dtype, key
                 assert found[key].shape == tensor.shape, key
-        assert image_region(found, 6).is_meta
+        assert T.image_region(found, 6).is_meta
 
 
 @pytest.mark.parametrize("masks", ["concat", "concat_bits", "runs"])
 def test_relations_of_a_batch_that_a_loader_sent_do_not_wait_for_the_device(masks):
-    made = Pipeline(dataset(LAYOUT), FEW_STEPS["enlarging"], relations=["ious", "parents"])
+    made = T.Pipeline(dataset(LAYOUT), FEW_STEPS["enlarging"], relations=["ious", "parents"])
     expected, found = (
         made(way(ragged(masks), there), 1) for way, there in ((moved, CPU), (sent, META))
     )
@@ -87,7 +77,7 @@ def test_relations_of_a_batch_that_a_loader_sent_do_not_wait_for_the_device(mask
 
 @pytest.mark.parametrize("masks", ["padded_bits", "concat", "runs"])
 def test_what_the_host_knows_counts_as_long_as_the_device_has_it(masks, monkeypatch):
-    made = Pipeline(dataset(LAYOUT), FEW_STEPS["any"])
+    made = T.Pipeline(dataset(LAYOUT), FEW_STEPS["any"])
     batch = sent(ragged(masks), META)
     known = [host.on_host(batch[key]) for key in ("sizes", "bboxes", "mask_counts")]
     assert None not in known
@@ -125,8 +115,8 @@ def test_no_prompt_depends_on_data(region):
     assert prompts.mask_boxes(runs).shape == (4, 4)
     edges, extent = boxes.double(), torch.ones((4, 2), dtype=torch.float64, device=META)
     assert prompts.jitter_boxes(edges, extent, ids, seed=0, epoch=0).is_meta
-    maps = AxisMaps(extent, 0 * extent)
-    assert draw_runs(runs, maps, (6, 7), "center").shape == (4, 6, 7)
+    maps = T.AxisMaps(extent, 0 * extent)
+    assert T.draw_runs(runs, maps, (6, 7), "center").shape == (4, 6, 7)
 
 
 # ------------------------------------------------------------------------------------- precision
@@ -138,7 +128,9 @@ def test_autocast_does_not_change_what_a_pipeline_makes(half, operations):
     torch.manual_seed(0)
     batch["images"].copy_(torch.randint(0, 256, batch["images"].shape))
     # ScaleJitter may reduce an image: its filters are matrices, and autocast rounds their product.
-    made = Pipeline(dataset(LAYOUT), [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()])
+    made = T.Pipeline(
+        dataset(LAYOUT), [T.ScaleJitter(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.Mixup()]
+    )
     expected = made(batch, 3)
     with torch.autocast(operations.type, half):
         found = made(batch, 3)
@@ -164,12 +156,12 @@ def test_a_table_made_in_inference_mode_takes_part_in_training():
 
 
 def test_a_default_device_does_not_move_the_results_of_a_cpu():
-    steps = [RandomResizedCrop(), ColorJitter(0.4), Mixup()]
-    expected = Pipeline(dataset(LAYOUT), steps)(rectangle_batch(LAYOUT, RECTANGLES), 0)
+    steps = [T.RandomResizedCrop(), T.ColorJitter(0.4), T.Mixup()]
+    expected = T.Pipeline(dataset(LAYOUT), steps)(rectangle_batch(LAYOUT, RECTANGLES), 0)
     runs = rectangle_runs(RECTANGLES)
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     with torch.device(META):
-        found = Pipeline(dataset(LAYOUT), steps)(batch, 0)
+        found = T.Pipeline(dataset(LAYOUT), steps)(batch, 0)
         again = rectangle_runs(RECTANGLES)
     for key, tensor in expected.items():
         assert torch.equal(found[key], tensor), key

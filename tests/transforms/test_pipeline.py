@@ -16,29 +16,21 @@ from made_batches import (
 )
 from sync_debug import waiting_is_an_error
 
+from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import (
-    ColorJitter,
-    Mixup,
-    Pipeline,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    ScaleJitter,
-    unpack_bits,
-)
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
 GEOMETRIC = {
     "none": [],
-    "flip": [RandomHorizontalFlip()],
-    "crop and flip": [RandomResizedCrop((0.2, 0.9)), RandomHorizontalFlip()],
+    "flip": [T.RandomHorizontalFlip()],
+    "crop and flip": [T.RandomResizedCrop((0.2, 0.9)), T.RandomHorizontalFlip()],
     "everything": [
-        RandomHorizontalFlip(),
-        ScaleJitter(0.5, 1.5),
-        RandomResizedCrop((0.5, 1.0)),
-        RandomHorizontalFlip(0.9),
-        ScaleJitter(0.7, 0.9),
+        T.RandomHorizontalFlip(),
+        T.ScaleJitter(0.5, 1.5),
+        T.RandomResizedCrop((0.5, 1.0)),
+        T.RandomHorizontalFlip(0.9),
+        T.ScaleJitter(0.7, 0.9),
     ],
 }
 PLAIN = {"mean": (0, 0, 0), "std": (255, 255, 255)}
@@ -69,7 +61,7 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
         batch = moved(rectangle_batch(layout, rectangles, source, coordinates), device)
         if exact:
             batch["runs"] = rectangle_runs(rectangles, source).to(device)
-        pipeline = Pipeline(dataset(layout, coordinates), steps, seed=5, **PLAIN)
+        pipeline = T.Pipeline(dataset(layout, coordinates), steps, seed=5, **PLAIN)
         seen = 0
         for epoch in range(4):
             done = pipeline(batch, epoch)
@@ -98,30 +90,30 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
 
 def test_without_steps_runs_are_drawn_as_the_grid_of_the_pack():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    expected = Pipeline(dataset(LAYOUT))(batch)
-    found = Pipeline(dataset(LAYOUT))({**batch, "runs": rectangle_runs(RECTANGLES)})
+    expected = T.Pipeline(dataset(LAYOUT))(batch)
+    found = T.Pipeline(dataset(LAYOUT))({**batch, "runs": rectangle_runs(RECTANGLES)})
     assert torch.equal(found["masks"], expected["masks"])
 
 
 def test_without_steps_pixels_and_masks_are_those_of_the_batch():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     batch["images"][:] = torch.randint(0, 256, batch["images"].shape, dtype=torch.uint8)
-    done = Pipeline(dataset(LAYOUT), **PLAIN)(batch)
+    done = T.Pipeline(dataset(LAYOUT), **PLAIN)(batch)
     expected = batch["images"].permute(0, 3, 1, 2).float() / 255
     assert torch.equal(done["images"][:, :, :64], expected[:, :, :64])
     assert not done["images"][:, :, 64:].any()
-    assert torch.equal(done["masks"], unpack_bits(batch["masks"]))
+    assert torch.equal(done["masks"], T.unpack_bits(batch["masks"]))
     assert done["images"].is_contiguous()
 
 
 def test_all_layouts_of_a_batch_have_the_same_result(device):
     steps = [
-        RandomResizedCrop((0.3, 1.0)),
-        RandomHorizontalFlip(),
-        ColorJitter(0.2, 0.2, 0.2, 0.1),
-        Mixup(),
+        T.RandomResizedCrop((0.3, 1.0)),
+        T.RandomHorizontalFlip(),
+        T.ColorJitter(0.2, 0.2, 0.2, 0.1),
+        T.Mixup(),
     ]
-    pipeline = Pipeline(dataset(LAYOUT), steps, size=(64, 80), mask_size=(16, 20))
+    pipeline = T.Pipeline(dataset(LAYOUT), steps, size=(64, 80), mask_size=(16, 20))
     done = {
         layout: pipeline(moved(ragged(layout), device), 1)
         for layout in ("padded", "concat", "padded_bits", "concat_bits")
@@ -144,7 +136,7 @@ def test_runs_without_padding_are_drawn_in_the_rows_of_their_masks(device):
     of_one = rectangle_runs([RECTANGLES[k] for k in order])
     offsets = torch.tensor([0, 2, 2, 3])
     runs = RunBatch(of_one.run_ends, of_one.run_offset, offsets, of_one.sizes, of_one.host_offset)
-    pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
+    pipeline = T.Pipeline(dataset(LAYOUT), [T.RandomHorizontalFlip()])
     flat = pipeline({**moved(ragged("concat"), device), "runs": runs.to(device)}, 0)["masks"]
     padded = pipeline({**moved(ragged("padded"), device), "runs": runs.to(device)}, 0)["masks"]
     assert flat.flatten(1).any(1).all()
@@ -155,8 +147,8 @@ def test_runs_without_padding_are_drawn_in_the_rows_of_their_masks(device):
 
 
 def test_an_image_is_treated_the_same_in_every_batch(device):
-    steps = [RandomHorizontalFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1)]
-    pipeline = Pipeline(dataset(LAYOUT), steps, seed=3)
+    steps = [T.RandomHorizontalFlip(), T.ScaleJitter(0.5, 1.5), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
+    pipeline = T.Pipeline(dataset(LAYOUT), steps, seed=3)
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     whole = pipeline(batch, 7)
     for order in ([2], [3, 0], [1, 2, 3, 0]):
@@ -164,16 +156,16 @@ def test_an_image_is_treated_the_same_in_every_batch(device):
         for key in ("input_to_source", "boxes_xyxy", "masks", "valid"):
             assert torch.equal(part[key], whole[key][order]), key
         torch.testing.assert_close(part["images"], whole["images"][order], atol=1e-4, rtol=0)
-    again = Pipeline(dataset(LAYOUT), steps, seed=3)(batch, 7)
+    again = T.Pipeline(dataset(LAYOUT), steps, seed=3)(batch, 7)
     assert all(torch.equal(again[key], whole[key]) for key in whole)
-    for other in (pipeline(batch, 8), Pipeline(dataset(LAYOUT), steps, seed=4)(batch, 7)):
+    for other in (pipeline(batch, 8), T.Pipeline(dataset(LAYOUT), steps, seed=4)(batch, 7)):
         assert not torch.equal(other["input_to_source"], whole["input_to_source"])
 
 
 def test_a_mask_outside_the_image_is_not_valid_and_keeps_its_row():
     batch = rectangle_batch(LAYOUT, [(0, 0, 20, 20), (200, 130, 225, 150)])
     batch["image_ids"][:] = 100  # the same crop for both
-    pipeline = Pipeline(dataset(LAYOUT), [RandomResizedCrop((0.05, 0.1))])
+    pipeline = T.Pipeline(dataset(LAYOUT), [T.RandomResizedCrop((0.05, 0.1))])
     done = pipeline(batch, 0)
     gone = ~done["masks"].flatten(1).any(1)
     assert gone.tolist() in ([True, False], [False, True], [True, True])
@@ -188,16 +180,16 @@ def test_a_mask_outside_the_image_is_not_valid_and_keeps_its_row():
 
 def test_a_mask_with_less_than_the_minimum_area_is_not_valid():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    areas = unpack_bits(batch["masks"]).sum((1, 2, 3))
+    areas = T.unpack_bits(batch["masks"]).sum((1, 2, 3))
     for limit in sorted(areas.tolist()):
-        done = Pipeline(dataset(LAYOUT), min_area=limit)(batch)
+        done = T.Pipeline(dataset(LAYOUT), min_area=limit)(batch)
         assert torch.equal(done["valid"][:, 0], areas >= limit)
 
 
 def test_the_canvas_outside_the_image_is_zero_whatever_the_colours():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    steps = [ScaleJitter(0.3, 0.6), RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.2)]
-    done = Pipeline(dataset(LAYOUT), steps)(batch, 0)
+    steps = [T.ScaleJitter(0.3, 0.6), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.2)]
+    done = T.Pipeline(dataset(LAYOUT), steps)(batch, 0)
     for k, (scale, maps) in enumerate(
         zip(done["input_to_source"].abs(), done["input_to_source"], strict=True)
     ):
@@ -211,8 +203,13 @@ def test_the_canvas_outside_the_image_is_zero_whatever_the_colours():
 
 @pytest.mark.parametrize("layout", ["padded", "concat_bits"])
 def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
-    steps = [RandomHorizontalFlip(), ScaleJitter(), ColorJitter(0.1, 0.1, 0.1, 0.1), Mixup()]
-    pipeline = Pipeline(dataset(LAYOUT), steps)
+    steps = [
+        T.RandomHorizontalFlip(),
+        T.ScaleJitter(),
+        T.ColorJitter(0.1, 0.1, 0.1, 0.1),
+        T.Mixup(),
+    ]
+    pipeline = T.Pipeline(dataset(LAYOUT), steps)
     expected = pipeline(moved(ragged(layout), device), 0)
     offsets = {"mask_offsets": torch.zeros(1, dtype=torch.int64)} if "concat" in layout else {}
     batch = {key: value[:0] for key, value in ragged(layout).items()} | offsets
@@ -232,7 +229,7 @@ def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
 
 @pytest.mark.parametrize("layout", ["padded", "concat"])
 def test_keys_missing_from_the_batch_are_missing_from_the_result(layout):
-    whole = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])(ragged(layout), 0)
+    whole = T.Pipeline(dataset(LAYOUT), [T.RandomHorizontalFlip()])(ragged(layout), 0)
     for missing, without in (
         (("masks",), {"masks"}),
         (("bboxes", "areas"), {"boxes_xyxy", "areas"}),
@@ -242,7 +239,7 @@ def test_keys_missing_from_the_batch_are_missing_from_the_result(layout):
         ),
     ):
         batch = {key: value for key, value in ragged(layout).items() if key not in missing}
-        done = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])(batch, 0)
+        done = T.Pipeline(dataset(LAYOUT), [T.RandomHorizontalFlip()])(batch, 0)
         assert done.keys() == whole.keys() - without
         assert all(torch.equal(done[key], whole[key]) for key in done)
 
@@ -254,7 +251,7 @@ def test_keys_missing_from_the_batch_are_missing_from_the_result(layout):
 @pytest.mark.parametrize("steps", FEW_STEPS.values(), ids=FEW_STEPS.keys())
 def test_nothing_waits_for_the_device(steps, way, layout):
     """Without one: `test_no_step_depends_on_data`."""
-    pipeline = Pipeline(dataset(LAYOUT), steps)
+    pipeline = T.Pipeline(dataset(LAYOUT), steps)
     batch = way(ragged(layout), torch.device("cuda", 0))
     pipeline(batch, 0)  # tables are copied to the device once
     with waiting_is_an_error():
@@ -264,7 +261,7 @@ def test_nothing_waits_for_the_device(steps, way, layout):
 def test_the_batch_is_not_changed():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     before = {key: value.clone() for key, value in batch.items()}
-    for steps in ([], [RandomHorizontalFlip(), ColorJitter(0.5, 0.5, 0.5, 0.5), Mixup()]):
-        Pipeline(dataset(LAYOUT), steps)(batch, 0)
+    for steps in ([], [T.RandomHorizontalFlip(), T.ColorJitter(0.5, 0.5, 0.5, 0.5), T.Mixup()]):
+        T.Pipeline(dataset(LAYOUT), steps)(batch, 0)
     assert batch.keys() == before.keys()
     assert all(torch.equal(batch[key], before[key]) for key in before)

@@ -10,7 +10,8 @@ from layout_packs import layout_packs  # noqa: F401 - a fixture
 from made_runs import random_sample
 
 import sa1bpack
-from sa1bpack import masks, transforms
+from sa1bpack import masks
+from sa1bpack import transforms as T
 from sa1bpack.transforms import RunBatch
 from sa1bpack.transforms.masks import prompts
 
@@ -85,53 +86,42 @@ def test_box_noise_is_the_same_as_on_the_cpu(any_way):
         np.testing.assert_array_equal(found.cpu().numpy(), expected)
 
 
-@pytest.mark.parametrize("masks_as", ["padded", "concat"])
-def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs, masks_as):  # noqa: F811
-    """Boxes and ids of a batch, padded or not: each mask has the numbers that it has alone."""
+def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs):  # noqa: F811
+    """Padded or not, each mask has the same points, where the crop shows it."""
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), mask_format="runs")
-    with sa1bpack.Loader(ds, 6, mask_layout=masks_as, max_masks=7) as loader:
-        pipeline = transforms.Pipeline(ds, [transforms.RandomResizedCrop((0.02, 0.1))], size=96)
-        batch = pipeline(next(iter(loader)))
-    key, runs = {"seed": 1, "epoch": 2}, batch["runs"].to(any_way)
-    ids, boxes = batch["annotation_ids"].to(any_way), batch["boxes_xyxy"].to(any_way)
-    maps, samples = batch["input_to_source"].to(any_way), torch.arange(6, device=any_way)
-    if masks_as == "padded":
-        present = torch.arange(ids.shape[1]) < batch["mask_counts"][:, None]
-        owner = samples[:, None].expand(ids.shape)
-    else:
-        present = torch.ones(ids.shape, dtype=torch.bool)
-        owner = samples.repeat_interleave(batch["mask_counts"].to(any_way))
-    # The float32 boxes of the crop in the source: points are where the crop shows the mask.
-    scale, offset = maps[..., [0, 1], [0, 1]][owner].repeat(1, 1, 2), maps[..., 2][owner]
-    edges = (boxes * scale.view(boxes.shape) + offset.repeat(1, 1, 2).view(boxes.shape)).float()
-    points, valid = transforms.draw_points(runs, ids, 5, boxes=edges, **key)
-    inside = (points >= edges[..., None, :2]) & (points < edges[..., None, 2:])
-    assert valid.any() and not valid[present].all() and inside[valid].all()
-    assert not points[~present].any() and not valid[~present].any()
-    found = dict(zip(ids[present].tolist(), points[present].cpu().numpy(), strict=True))
-    edges = dict(zip(ids[present].tolist(), edges[present].cpu().numpy(), strict=True))
-    for sample in (ds[k] for k in range(6)):
-        own = np.array([number for number in sample["annotation_ids"].tolist() if number in found])
-        rows = np.flatnonzero(np.isin(sample["annotation_ids"], own))
-        alone = masks.take_masks(sample["run_ends"], sample["run_offset"], rows)
-        its = np.array([edges[number] for number in own.tolist()], np.float32).reshape(-1, 4)
-        size = sample["size"][:2].tolist()
-        drawn, _ = masks.draw_points(*alone, *size, own.astype(int), 5, boxes=its, **key)
-        for number, expected in zip(own.tolist(), drawn, strict=True):
-            np.testing.assert_array_equal(found[number], expected)
-    # Extents of any numbers, and of each image.
-    canvas = torch.tensor(batch["images"].shape[:-3:-1], device=any_way)
-    moved = [
-        transforms.jitter_boxes(boxes, canvas.to(kind), ids, **key)
-        for kind in (torch.int32, torch.int64, torch.float64)
-    ]
-    assert moved[0].shape == boxes.shape and moved[0].dtype == torch.float32
-    assert torch.equal(moved[0], moved[2]) and torch.equal(moved[1], moved[2])
-    if masks_as == "padded":
+    pipeline = T.Pipeline(ds, [T.RandomResizedCrop((0.02, 0.1))], size=96)
+    key, found = {"seed": 1, "epoch": 2}, []
+    for layout in ("padded", "concat"):
+        with sa1bpack.Loader(ds, 6, mask_layout=layout, max_masks=7) as loader:
+            batch = pipeline(next(iter(loader)))
+        counts = batch["mask_counts"]
+        rows = torch.arange(7) < counts[:, None] if layout == "padded" else slice(None)
+        ids, boxes = batch["annotation_ids"].to(any_way), batch["boxes_xyxy"].to(any_way)
+        owner = torch.arange(6).repeat_interleave(counts)
+        if layout == "padded":
+            owner = torch.arange(6)[:, None].expand(ids.shape)
+        maps = batch["input_to_source"][owner].to(any_way)
+        scale, offset = maps[..., [0, 1, 0, 1], [0, 1, 0, 1]], maps[..., [0, 1, 0, 1], 2]
+        edges = (boxes * scale + offset).float()
+        points, valid = T.draw_points(batch["runs"].to(any_way), ids, 5, boxes=edges, **key)
+        inside = (points >= edges[..., None, :2]) & (points < edges[..., None, 2:])
+        assert valid.any() and not valid[rows].all() and inside[valid].all()
+        assert not points[~valid].any()
+        assert valid[rows].sum() == valid.sum(), "padding has no points"
+        # Extents of any numbers, and of each image.
+        canvas = torch.tensor(batch["images"].shape[:-3:-1], device=any_way)
+        whole, exact = (
+            T.jitter_boxes(boxes, canvas.to(kind), ids, **key)
+            for kind in (torch.int32, torch.float64)
+        )
+        assert torch.equal(whole, exact) and whole.dtype == torch.float32
         each = batch["sizes"][:, 2:].flip(1).to(any_way)
-        assert (
-            transforms.jitter_boxes(boxes, each, ids, **key) <= each.repeat(1, 2)[:, None]
-        ).all()
+        if layout == "padded":
+            moved = T.jitter_boxes(boxes, each, ids, **key)
+            assert (moved <= each.repeat(1, 2)[:, None]).all()
+        found.append((ids[rows], points[rows], valid[rows], exact[rows]))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_the_largest_images_do_not_overflow(any_way):

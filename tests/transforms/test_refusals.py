@@ -57,10 +57,7 @@ REFUSED = [
     (lambda: T.Pipeline(DS, ["flip"]), "'flip' is not a step"),
     (lambda: T.Pipeline(DS, FLIP), "^steps is RandomHorizontalFlip.*pass a list of steps"),
     (lambda: T.Pipeline(DS, dtype=torch.uint8), "choose a floating-point type"),
-    (
-        lambda: T.Pipeline(DS, mask_dtype=torch.half),
-        r"mask_dtype': use batch\['masks'\]",
-    ),
+    (lambda: T.Pipeline(DS, mask_dtype=torch.half), r"mask_dtype': use batch\['masks'\]"),
     (lambda: T.Pipeline(DS, std=(1, 1, 0)), "with std above 0"),
     (lambda: T.Pipeline(DS, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), "255 times"),
     (lambda: T.Pipeline(DS, mean=0.5), "mean is 0.5 and .*three numbers each"),
