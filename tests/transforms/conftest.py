@@ -54,6 +54,12 @@ def operations(request, monkeypatch) -> torch.device:
     return _take_way(request.param, monkeypatch)
 
 
+@pytest.fixture(params=["torch operations on a cpu", INTERPRETED, CUDA])
+def anywhere(request, monkeypatch) -> torch.device:
+    """Torch operations, and Triton kernels."""
+    return _take_way(request.param, monkeypatch)
+
+
 @pytest.fixture(params=[INTERPRETED, CUDA])
 def triton_device(request, monkeypatch) -> torch.device:
     """A device that runs Triton kernels; with none, a CPU on which they are interpreted."""

@@ -10,7 +10,6 @@ from PIL import Image
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
-from sa1bpack.format.layout import Layout
 from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, fit_frame
 from sa1bpack.transforms.random import uniform
 
@@ -66,34 +65,6 @@ def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, device)
         np.testing.assert_allclose(found[:, shown], expected[:, shown], atol=1e-3)
 
 
-@pytest.mark.parametrize("fit", ["pad", "squash"])
-def test_image_mask_box_and_point_stay_together(fit, device):
-    """White rectangles: the image is bright where the mask is, and the box holds both."""
-    layout = Layout(image_size=96, mask_size=96, fit=fit)
-    batch = moved(rectangle_batch(layout, RECTANGLES), device)
-    steps = [T.RandomHorizontalFlip(), TURN, T.RandomResizedCrop((0.6, 1.0))]
-    pipeline = T.Pipeline(dataset(layout), steps, mean=(0, 0, 0), std=(255, 255, 255))
-    seen = 0
-    for epoch in range(4):
-        done = moved(pipeline(batch, epoch), torch.device("cpu"))
-        bright = done["images"].mean(1)
-        for k in range(len(RECTANGLES)):
-            mask = done["masks"][k, 0]
-            clear = (bright[k] > 0.9) | (bright[k] < 0.1)
-            assert (mask[clear] == (bright[k] > 0.5)[clear]).float().mean() > 0.99
-            if not done["valid"][k, 0]:
-                continue
-            seen += 1
-            rows, columns = mask.nonzero().unbind(1)
-            x0, y0, x1, y1 = done["boxes_xyxy"][k, 0].tolist()
-            assert x0 - 2 <= columns.min() and columns.max() + 1 <= x1 + 2
-            assert y0 - 2 <= rows.min() and rows.max() + 1 <= y1 + 2
-            if done["point_inside"][k, 0]:
-                x, y = done["point_coords"][k, 0].tolist()
-                assert mask[int(y), int(x)] and bright[k, int(y), int(x)] > 0.9
-    assert seen >= 12
-
-
 def test_boxes_hold_all_corners_of_the_rotated_box(device):
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     done = moved(T.Pipeline(dataset(LAYOUT), [TURN])(batch, 1), torch.device("cpu"))
@@ -120,7 +91,8 @@ def test_what_a_crop_cut_off_stays_hidden_after_a_rotation(device):
         expected = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
         found = done["images"][k].cpu().numpy().any(0)
         assert (found != expected).sum() <= 2 and 0.3 < expected.mean() < 0.95
-        assert (done["masks"][k, 0].cpu().numpy() & ~found).sum() == 0
+        mask = done["masks"][k, 0].cpu().numpy()
+        assert (mask != expected).sum() <= 40 and not (mask & ~found).any()
         points = done["point_coords"][k].cpu().numpy()
         assert np.isfinite(points).all()
 

@@ -100,16 +100,6 @@ def test_damaged_runs_on_a_device_write_nothing_outside_the_result(operations, s
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_maps_on_a_device_that_reach_too_far_draw_background():
-    ends, offset = flat_runs([[0, 20]] * 3)
-    runs = RunBatch.collate([(ends[2 * i : 2 * i + 2], offset[:2], 4, 5) for i in range(3)])
-    offsets = torch.tensor([[0.0, 0], [float("nan"), 0], [0, 2**20]], dtype=torch.float64)
-    maps = AxisMaps(torch.ones_like(offsets).cuda(), offsets.cuda())
-    assert draw_runs(runs.to("cuda"), maps, (4, 5)).sum((1, 2)).tolist() == [20, 0, 0]
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_dataloader_pins_the_runs_of_a_batch():
     runs = RunBatch.collate([random_sample(np.random.default_rng(0))])
     [batch] = torch.utils.data.DataLoader([0], collate_fn=lambda _: {"runs": runs}, pin_memory=True)

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sa1bpack.pixels import yuv420
 from sa1bpack.transforms import AxisMaps, Frame, backends
 from sa1bpack.transforms.images.make import sample_images
-from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.images.resample import Sampling
 from sa1bpack.transforms.memory import Memory, Table
 
@@ -72,28 +70,3 @@ def test_nothing_outside_a_canvas_is_read_or_written_whatever_the_sizes(triton_d
     keep = torch.tensor([[16, 16]] * 3)
     found = sampled(triton_device, images, maps, stored, keep, (16, 16), 1, plain=True)
     assert (found[0] == 255).all() and (found[2] == 255).all() and (found[1] <= 127).all()
-
-
-@pytest.mark.parametrize("side", [2, 16, 34])
-def test_planes_convert_to_the_bytes_of_the_reference_and_zero_beyond(triton_device, side):
-    random = np.random.default_rng(side)
-    sizes = [(side, side), (1, side), (side - 1, 1), (side, max(1, side // 2 - 1))]
-    planes = random.integers(0, 256, (4, side * 3 // 2, side), dtype=np.uint8)
-    stored = torch.tensor([[9, 9, *size] for size in sizes], dtype=torch.int32)
-    given = torch.from_numpy(planes).to(triton_device), stored.to(triton_device)[:, 2:]
-    found = yuv420_to_rgb(*given).cpu().numpy()
-    half = side // 2
-    for canvas, (height, width), rgb in zip(planes, sizes, found, strict=True):
-        chroma = canvas[side:].reshape(2, half, half)
-        rows, columns = (height + 1) // 2, (width + 1) // 2
-        parts = canvas[:height, :width], *chroma[:, :rows, :columns]
-        assert np.array_equal(rgb[:height, :width], yuv420.yuv420_to_rgb(*parts))
-        assert not rgb[height:].any() and not rgb[:, width:].any()
-
-
-def test_planes_of_damaged_sizes_read_nothing_outside(triton_device):
-    planes = torch.full((1, 24, 16), 128, dtype=torch.uint8, device=triton_device)
-    for size in ([10**6, 10**6], [-5, 7], [0, 0], [16, -(2**31)]):
-        stored = torch.tensor([size], dtype=torch.int32, device=triton_device)
-        rgb = yuv420_to_rgb(planes, stored)
-        assert set(rgb.flatten().tolist()) <= {0, 128}
