@@ -98,7 +98,7 @@ class _KeptKernel(_Cache):
             try:
                 digest, content = (kept := path.read_bytes())[:32], kept[32:]
                 if hashlib.sha256(content).digest() == digest:
-                    reduced = pickle.loads(content)
+                    reduced = pickle.loads(content)  # noqa: S301 - kept where only this user writes
                     return CompileResultCacheImpl.rebuild(None, target_context, reduced)
             except Exception:  # whatever a damaged file makes of numba: it is compiled again
                 pass

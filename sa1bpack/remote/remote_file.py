@@ -478,7 +478,7 @@ class StoreBody(Body):
 
     def _meaning(self, error: Exception) -> Exception:
         """Broken for an exception of obstore that may pass, or a SourceError that says why."""
-        address, text = self._address, error_text(error).rpartition(" - ")[2]
+        address, text = self._address, error_text(error)
         if (found := final_error(error, address, SourceError)) is not None:
             return found
         if isinstance(error, FileNotFoundError):

@@ -9,7 +9,6 @@ login` writes, the instance. None of them is kept, shown or written.
 import asyncio
 import atexit
 import functools
-import html
 import logging
 import os
 import re
@@ -25,8 +24,6 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies
 
 import xxhash
 
@@ -40,12 +37,17 @@ READ_SECONDS = 60
 CONNECT_SECONDS = 20
 _NO_LIMIT = timedelta(days=365)
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
-# How the tokens begin that the library gets by itself, from Google Cloud.
-_TOKEN = re.compile(r"ya29\.|eyJ[\w-]{8}|\bbearer\s+\S", re.IGNORECASE)
-# Credentials that were handed out. Shorter ones are those of tests, and parts of any word.
-SHORTEST_SECRET = 8
-_secrets: set[str] = set()
+_CODE = re.compile(r"<Code>([A-Z][A-Za-z]{1,63})</Code>")
+_NO_CREDENTIALS = "AWS credentials could not be obtained; `aws sts get-caller-identity` shows why"
+# What obstore says itself of requests that get no answer.
+_ITS_WORDS = (
+    "error sending request",
+    "error decoding response body",
+    "request or response body error",
+    "operation timed out",
+    "connection closed",
+    "connection refused",
+)
 # Credentials are asked for again after so long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
 # The library repeats requests by itself after 5xx, refused connections and bodies that break off.
@@ -128,8 +130,6 @@ def _s3_config(bucket: str) -> dict[str, Any]:
     def current() -> dict[str, Any]:
         with _aws(f"s3://{bucket}"):
             frozen = credentials.get_frozen_credentials()
-        handed = (frozen.access_key, frozen.secret_key, frozen.token)
-        _secrets.update(each for each in handed if each and len(each) >= SHORTEST_SECRET)
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -165,14 +165,9 @@ def _aws(bucket: str) -> Iterator[None]:
     except OptionError:
         raise
     except tuple(getattr(exceptions, name) for name in _OF_FILES) as error:
-        raise OptionError(
-            f"{bucket}: the configuration of AWS cannot be used: {cleared(str(error))}"
-        ) from None
+        raise OptionError(f"{bucket}: the configuration of AWS cannot be used: {error}") from None
     except Exception as error:
-        raise OptionError(
-            f"{bucket}: AWS credentials could not be obtained ({type(error).__name__}); `aws sts "
-            "get-caller-identity` shows why"
-        ) from None
+        raise OptionError(f"{bucket}: {_NO_CREDENTIALS} ({type(error).__name__})") from None
 
 
 def s3_client() -> Any:
@@ -233,6 +228,8 @@ def final_error(
             "no credentials of Google Cloud were found; set GOOGLE_APPLICATION_CREDENTIALS, or run "
             "`gcloud auth application-default login`"
         )
+    elif _NO_CREDENTIALS in said:  # botocore was asked by the library
+        why = _NO_CREDENTIALS
     elif "NoSuchBucket" in said:
         why = "there is no such bucket; check the URL and the endpoint, or create the bucket"
     elif "configured region" in said:  # a redirect without a target
@@ -261,29 +258,14 @@ def status_of(error: BaseException) -> int:
 def error_text(error: BaseException) -> str:
     """What an exception of obstore says, as it may be shown.
 
-    Of the answer of a server, which may echo what was sent, it has the status and the code of an
-    error alone; and nothing of credentials.
+    A server may echo what was sent to it, in any spelling. So this has the status, the code of an
+    error if it is a word, and otherwise what is known to be the library's own words.
     """
-    text, status = library_text(error), status_of(error)
-    if not status:
-        return cleared(text.partition("<")[0])[:400]
-    found, code = cleared(_STATUS.split(text)[0])[:300], _CODE.search(text)
-    found += f"status code: {status} {responses.get(status, '')}".rstrip()
-    return found + (f" ({cleared(code[1])})" if code else "")
-
-
-def cleared(text: str) -> str:
-    """A text, or *** if it holds a credential that was sent, however it is spelt there."""
-    passwords = {urlsplit(proxy).password or "" for proxy in getproxies().values()}
-    secrets = (_spelt(each) for each in _secrets | passwords if len(each) >= SHORTEST_SECRET)
-    spelt = _spelt(text)
-    return "***" if _TOKEN.search(text) or any(each in spelt for each in secrets) else text
-
-
-def _spelt(text: str) -> str:
-    """The letters and digits of a text, which may be quoted as in URLs, HTML or JSON."""
-    text = re.sub(r"\\u00([0-9a-fA-F]{2})", r"%\1", text)
-    return re.sub(r"[\W_]", "", html.unescape(unquote(unquote(text)))).casefold()
+    text = library_text(error)
+    if status := status_of(error):
+        found, code = f"status code: {status} {responses.get(status, '')}", _CODE.search(text)
+        return found.rstrip() + (f" ({code[1]})" if code else "")
+    return next((words for words in _ITS_WORDS if words in text), type(error).__name__)
 
 
 # Waiting for obstore: in one event loop, by its asynchronous calls alone. The blocking ones do not
@@ -426,8 +408,9 @@ class Bucket(Origin):
                     raise FileNotFoundError(2, "not in the object store", address) from None
                 if not left:
                     early = isinstance(error, EndsEarly) or "InvalidRange" in library_text(error)
+                    why = str(error) if isinstance(error, Differs) else error_text(error)
                     raise (EndsEarly if early else StoreError)(
-                        f"{address}: {TRIES} requests failed: {error_text(error)}"
+                        f"{address}: {TRIES} requests failed: {why}"
                     ) from None
             await asyncio.sleep(pause)
             pause *= 2
