@@ -71,11 +71,7 @@ def test_readers_orders_buckets_and_collate_show_what_they_were_made_with(ds):
 def test_steps_show_their_parameters(ds):
     shown = {
         transforms.RandomHorizontalFlip(): "RandomHorizontalFlip(p=0.5)",
-        transforms.ScaleJitter(0.5): "ScaleJitter(low=0.5, high=2)",
         transforms.RandomResizedCrop(): "RandomResizedCrop(scale=(0.08, 1), ratio=(0.75, 1.333))",
-        transforms.RandomAffine(15): "RandomAffine(degrees=(-15, 15), shear=(0, 0))",
-        transforms.CenterCrop(): "CenterCrop(fraction=1)",
-        transforms.CutMix(0.5): "CutMix(alpha=0.5)",
     }
     for step, text in shown.items():
         assert repr(step) == text

@@ -55,17 +55,6 @@ def test_pillow_simd_is_chosen_if_it_can_run(machine, flags, package, simd):
             "error: command '/usr/bin/gcc' failed with exit code 1\n",
             "headers of Python are missing",
         ),
-        (
-            "warning: build_py: byte-compiling is disabled, skipping.\n"
-            "error: [Errno 2] No such file or directory: 'cc'\n"
-            "ERROR: Failed to build one or more wheels",
-            "no C compiler cc",
-        ),
-        (
-            "ERROR: Could not find a version that satisfies the requirement pillow-simd\n"
-            "ERROR: No matching distribution found for pillow-simd",
-            "index cannot be reached",
-        ),
         ("", "pip failed"),
     ],
 )
@@ -205,9 +194,8 @@ def test_a_mistyped_variable_is_named_and_nothing_is_packed():
     found = run("OUT=packed")
     assert found.returncode == 2 and "OUT: no such variable; " in found.stderr
     assert "OUTPUT, " in found.stderr
-    for tar in ("/data/sa_000001.tar", str(ROOT / "tests")):  # a folder of tars
-        environment["TAR"] = tar
-        assert f"TAR={tar} is not read: give TARS" in run().stderr
+    environment["TAR"] = "/data/sa_000001.tar"
+    assert "TAR=/data/sa_000001.tar is not read: give TARS" in run().stderr
     environment["TAR"] = "/bin/tar"  # of a toolchain
     alone = run("TARS=b.tar")  # which would go into the pack of the sample tar
     assert alone.returncode == 2 and "give OUTPUT, the folder of the pack" in alone.stderr

@@ -1,14 +1,11 @@
 """A DataModule splits, resumes in mid-epoch, and cuts its batches by rank."""
 
-import inspect
-
 import pytest
 import torch
 from lightning_runs import Interrupted, Recorder, Validated, quiet_trainer
 
 import sa1bpack
 from sa1bpack.adapters.lightning import DataModule
-from sa1bpack.errors import OptionError
 
 # Lightning's own: its use of torch, and advice.
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
@@ -111,11 +108,3 @@ def test_a_split_without_images_in_a_part_is_refused_and_val_0_validates_nothing
         made(photos, val=1.0).setup()
     run = fit(made(photos, val=0), Recorder())
     assert len({image for _, images in run.seen for image in images}) == 5
-
-
-def test_its_signature_has_the_options_of_the_loader_and_an_unknown_one_is_refused(photos):
-    options = inspect.signature(DataModule).parameters
-    assert {*inspect.signature(sa1bpack.Loader).parameters} <= {*options, "ds"}
-    assert options["timeout"].default == 120.0
-    with pytest.raises(OptionError, match=r"^DataModule has no option 'max_mask': is max_masks"):
-        made(photos, max_mask=2)

@@ -194,22 +194,6 @@ def test_an_array_that_is_complete_is_not_taken_for_one_of_another_kind(ds, pack
     assert contents(pack / "side") == before
 
 
-def test_a_call_that_failed_keeps_complete_parts_and_resumes_after_them(ds):
-    def fails(batch):
-        if 4976 in batch["image_ids"] and not seen:  # in the third of the shards with samples
-            seen.append(0)
-            raise RuntimeError("out of memory")
-        return batch["image_ids"]
-
-    seen = []
-    with pytest.raises(RuntimeError, match="out of memory") as raised:
-        derive(ds, "a", fails, batch_size=2)
-    assert ".fails for batch 0 of shard sa_000001-001;" in raised.value.__notes__[0]
-    assert "the parts before it are kept" in raised.value.__notes__[0]
-    result = derive(ds, "a", fails, batch_size=2)
-    assert len(result.present) == len(result.made) == 2 and not result.missing
-
-
 @pytest.mark.parametrize("axis", ["sample", "mask"])
 def test_complete_batches_of_an_unfinished_part_are_not_computed_again(ds, pack, tmp_path, axis):
     """As long as nothing has changed that decides the rows, and the rows are whole."""

@@ -105,29 +105,6 @@ def test_zeros_and_the_smallest_and_largest_numbers_stay_in_range():
     np.testing.assert_array_equal(found, rows.astype(np.float16))
 
 
-def test_a_killed_call_resumes_in_the_middle_of_a_part(ds, pack, tmp_path):
-    ids, seen = ds.column("image_id"), []
-
-    def stops(batch):
-        if stop and len(seen) == 3:
-            raise KeyboardInterrupt
-        seen.append(batch["image_ids"].tolist())
-        return embed(batch)
-
-    made = partial(sa1bpack.derive, ds, "a", stops, batch_size=1, quantize="int8")
-    stop = False
-    whole = made(output=tmp_path / "whole").folder
-    stop = bool(seen.clear() or True)
-    with pytest.raises(KeyboardInterrupt):
-        made()
-    assert verify(pack).ok
-    stop = False
-    again = made().folder
-    assert len(seen) == len(ids)  # each once
-    for name in part_names(whole):
-        assert contents(again / name) == contents(whole / name)
-
-
 def test_zarr_reads_it_as_the_page_of_the_format_says(ds, pack):
     made = sa1bpack.derive(ds, "a", embed, quantize="int8")
     expected = sa1bpack.open(pack, features="a").column("a")
@@ -139,15 +116,6 @@ def test_zarr_reads_it_as_the_page_of_the_format_says(ds, pack):
         values = stored[..., 4:] * stored[..., :4].copy().view("<f4")
         found.append(values.astype(np.float16).reshape(len(stored), 8, 16, 16))
     np.testing.assert_array_equal(np.concatenate(found), expected)
-
-
-def test_a_damaged_scale_is_found(ds, pack):
-    made = sa1bpack.derive(ds, "a", embed, quantize="int8")
-    path = next(made.folder.glob("*/values/c.0*"))
-    data = bytearray(path.read_bytes())
-    data[0] ^= 1
-    path.write_bytes(data)
-    assert "checksum of sample 0" in str(verify(pack))
 
 
 @pytest.mark.parametrize(

@@ -67,17 +67,6 @@ def test_of_a_pack_that_has_grown_only_the_new_shards_are_fetched(origin, tmp_pa
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("shards", [SHARDS, {"sa_000000-000": (1,)}], ids=["alike", "smaller"])
-def test_another_pack_at_the_url_is_opened_as_what_it_is(origin, tmp_path, shards):
-    list(opened(tmp_path))
-    write(tmp_path / "pack", shards, first_id=900)
-    assert_same(opened(tmp_path), tmp_path / "pack")
-    write(tmp_path / "pack")
-    origin.ranges.clear()
-    assert_same(opened(tmp_path), tmp_path / "pack")
-    assert not origin.shards()  # what was fetched of it is still there
-
-
 # What takes the place of a pack whose shards have 3 and 2 samples.
 OTHERS = {
     "alike": SHARDS,

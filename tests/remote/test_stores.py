@@ -64,20 +64,20 @@ def test_neither_library_is_loaded_before_a_bucket_is_opened():
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
-@pytest.mark.parametrize("endpoint", ["", "minio.example.org:9000"])
-def test_an_endpoint_that_is_no_url_is_an_error_that_names_the_variable(
-    s3, monkeypatch, name, endpoint
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        ("", "is '': choose a URL"),
+        ("minio.example.org:9000", "is 'minio.example.org:9000': choose a URL"),
+        ("https://me:SECRET@host", "has a user name"),
+        ("http://h/?SECRET", "has a user name"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_used_is_named_by_its_variable_without_secrets(
+    s3, monkeypatch, name, endpoint, said
 ):
     monkeypatch.setenv(name, endpoint)
-    with pytest.raises(OptionError, match=rf"^s3://b: {name} is '{endpoint}': choose a URL"):
-        open_store("s3", "b")
-
-
-@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
-@pytest.mark.parametrize("host", ["https://me:SECRET@host", "me:SECRET@host", "http://h/?SECRET"])
-def test_an_endpoint_with_a_password_is_refused_and_not_shown(s3, monkeypatch, name, host):
-    monkeypatch.setenv(name, host)
-    with pytest.raises(OptionError, match=rf"^s3://b: {name} has a user name") as caught:
+    with pytest.raises(OptionError, match=rf"^s3://b: {name} {said}") as caught:
         open_store("s3", "b")
     assert "SECRET" not in "".join(traceback.format_exception(caught.value))
 
@@ -108,11 +108,8 @@ def test_what_may_pass_is_tried_again():
 
 TOKEN = "THE+SESSION/TOKEN=="
 SPELT = {
-    "as it is": TOKEN, "quoted": quote(TOKEN, safe=""), "small": "the%2bsession%2ftoken%3d",
-    "twice": quote(quote(TOKEN, safe=""), safe=""), "HTML": "THE&#43;SESSION&#x2F;TOKEN==",
-    "JSON": "THE\\u002bSESSION\\/TOKEN", "a form": "THE SESSION%2FTOKEN",
-    "Google's": "ya29.a0AfH6SNoTokenOfOurs", "a web token": "eyJhbGciOiJub25lIn0.e30.",
-    "a header": "Authorization: Bearer abcdef",
+    "as it is": TOKEN, "twice": quote(quote(TOKEN, safe=""), safe=""),
+    "a web token": "eyJhbGciOiJub25lIn0.e30.", "a header": "Authorization: Bearer abcdef",
 }  # fmt: skip
 
 
@@ -163,10 +160,7 @@ def test_a_token_that_the_server_echoes_is_not_shown(echo, tmp_path, caplog, spe
 
 
 @pytest.mark.parametrize("spelt", SPELT.values(), ids=SPELT)
-def test_no_text_of_the_library_shows_a_credential_in_any_spelling(echo, spelt):
-    echo.text = "InvalidToken"
-    with pytest.raises(StoreError):
-        Bucket(f"{echo.bucket}/pack").read("x")  # which hands them out
+def test_no_text_of_the_library_shows_a_credential_in_any_spelling(spelt):
     for text in (f"no answer: {spelt}", f"{spelt} - status code: 400 {spelt}", f"<Code>{spelt}"):
         assert spelt not in error_text(Exception(text))
     assert error_text(Exception("status code: 503 <Code>SlowDown</Code>")) == (
@@ -208,11 +202,8 @@ def aws(monkeypatch, no_credentials):
 KEYS = '"AccessKeyId": "a", "SecretAccessKey": "b", "Token": "c"'
 ANSWERS = {
     "an echo": (403, "no access with SENT"),
-    "a late year": (200, f'{{{KEYS}, "Expiration": "99999-01-01T00:00:00Z"}}'),
-    "no secret": (200, '{"AccessKeyId": "SENT", "Expiration": "2099-01-01T00:00:00Z"}'),
     "a number for a date": (200, f'{{{KEYS}, "Expiration": 5}}'),
     "a list": (200, '["SENT"]'),
-    "no JSON": (200, "SENT"),
 }
 
 
