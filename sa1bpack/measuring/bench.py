@@ -131,13 +131,14 @@ class BenchResult:
             "-" if most is None else f"{each.samples_per_second * self.sample_bytes / most:.2f}"
             for each, most in zip(speeds, ceilings, strict=True)
         ]
-        host = [each.host_bytes for each in speeds if each.host_bytes is not None]
-        device = max(each.device_bytes for each in speeds)
+        host, device = (
+            max(getattr(each, name) for each in speeds) for name in ("host_bytes", "device_bytes")
+        )
         cells = [
             *(f"{each.samples_per_second:>9,.0f}" for each in speeds),
             *(f"{each:>8}" for each in shares),
             *(f"{line[key]:>8.2f}" for key in ("first_cold", "first_again")),
-            f"{size_text(max(host)) if host else '-':>9}",
+            f"{size_text(host):>9}",
             f"{size_text(device) if device else '-':>9}",
         ]
         return f"{name:<20}{''.join(cells)}"

@@ -16,22 +16,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _OWN = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", re.M)
 
 
-def own_bytes() -> int | None:
-    """Bytes of anonymous and shared memory of this process and its children, each page once.
-
-    None where the system does not say.
-    """
+def own_bytes() -> int:
+    """Bytes of anonymous and shared memory of this process and its children, each page once."""
     total = 0
     for process in (os.getpid(), *_children(os.getpid())):
-        try:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             found = _OWN.findall(Path(f"/proc/{process}/smaps_rollup").read_text())
-        except (FileNotFoundError, ProcessLookupError):  # a child that has ended, or no Linux
-            if process == os.getpid():
-                return None
-            continue
-        if not found:
-            return None
-        total += 1024 * sum(map(int, found))
+            total += 1024 * sum(map(int, found))
     return total
 
 

@@ -127,13 +127,13 @@ class Speed:
     samples_per_second  of a cold task from the first request on, because what is read ahead during
                   the first batch came from the disk as well; of a warm one after the first batch
     host_bytes    the most memory that the process and its workers took in addition, while batches
-                  were taken; None if not known
+                  were taken
     device_bytes  the most memory of the device that torch held, 0 on a CPU
     samples, seconds  that samples_per_second was measured over
     """
 
     samples_per_second: float
-    host_bytes: int | None
+    host_bytes: int
     device_bytes: int = 0
     samples: int = 0
     seconds: float = 0.0
@@ -162,11 +162,11 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
             samples += take(batch, task)
         CUDA.wait_for(task.device)
         taken = time.perf_counter() - begin
-        after = _peak_bytes(batches, task)
-    known = before is not None and after is not None
-    host = max(0, after - before) if known else None
-    peak = CUDA.peak(task.device)
-    return Speed(samples / taken, host, peak, samples, taken)
+        most = 0  # asked for after the clock, because that takes milliseconds
+        for batch in islice(batches, _ASKED):
+            take(batch, task)
+            most = max(most, own_bytes() - before)
+    return Speed(samples / taken, most, CUDA.peak(task.device), samples, taken)
 
 
 @contextmanager
@@ -185,16 +185,6 @@ def loader_of(task: Task, setting: Setting, ds: Dataset, seed: int = 0) -> Itera
             yield loader
         finally:
             loader.end_workers()
-
-
-def _peak_bytes(batches: Iterator[dict], task: Task) -> int | None:
-    """The most memory with any of the next few batches; after the clock, because asking takes
-    milliseconds."""
-    found = [own_bytes()]
-    for batch in islice(batches, _ASKED):
-        take(batch, task)
-        found.append(own_bytes())
-    return None if None in found else max(found)
 
 
 def _epochs(loader: Any, once: bool) -> Iterator[dict]:

@@ -34,7 +34,7 @@ class Line:
     """The figures of a setting.
 
     speeds  samples per second, one per round
-    host_bytes, device_bytes  the most of all rounds; None if not known
+    host_bytes, device_bytes  the most of all rounds
     noise   whether its difference from the fastest is within the noise: it is less than 2 % slower,
             or less than 10 % slower and was faster in one round at least
     error   why it does not run; then there are no speeds
@@ -42,7 +42,7 @@ class Line:
 
     setting: Setting
     speeds: tuple[float, ...] = ()
-    host_bytes: int | None = None
+    host_bytes: int = 0
     device_bytes: int = 0
     noise: bool = False
     error: str = ""
@@ -86,7 +86,7 @@ class Sweep:
         head = f"{mark} {line.setting.short()}"
         if line.error:
             return f"{head}: does not run: {line.error}"
-        memory = "-" if line.host_bytes is None else size_text(line.host_bytes + line.device_bytes)
+        memory = size_text(line.host_bytes + line.device_bytes)
         speeds = f"{line.speed:>9,.0f}{min(line.speeds):>9,.0f}{max(line.speeds):>9,.0f}"
         return f"{head:<62}{speeds}{memory:>9}"
 
@@ -181,16 +181,17 @@ def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
             continue
         ratios = [a / b for a, b in zip(speeds[setting], top, strict=True)]
         allowed = _MUCH if max(ratios) >= 1 else _LITTLE
-        host = [own.host_bytes for own in found[setting]]
-        device = max(own.device_bytes for own in found[setting])
+        host, device = (
+            max(getattr(own, name) for own in found[setting])
+            for name in ("host_bytes", "device_bytes")
+        )
         noise = statistics.median(ratios) >= 1 - allowed
-        most = None if None in host else max(host)
-        lines.append(Line(setting, speeds[setting], most, device, noise))
+        lines.append(Line(setting, speeds[setting], host, device, noise))
     return Sweep(name, tuple(lines), min((line for line in lines if line.noise), key=_cost))
 
 
 def _cost(line: Line) -> tuple[int, int]:
     """Cost of a setting: memory in powers of two, less is not worth a choice; then threads."""
-    memory = (line.host_bytes or 0) + line.device_bytes
+    memory = line.host_bytes + line.device_bytes
     options = dict(line.setting.options)
     return max(memory, 1 << 20).bit_length(), options.get("threads", options.get("num_workers", 0))

@@ -350,11 +350,8 @@ def _begun(folder: Path) -> Path:
 
 
 def boot_id() -> str:
-    """What identifies the latest start of the machine; unknown, it is never the same twice."""
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return str(time.time_ns())
+    """What identifies the latest start of the machine."""
+    return _BOOT.read_text().strip()
 
 
 # What this process has in use, so that what it does not need any more can be given up: a shard

@@ -82,18 +82,6 @@ def test_what_may_not_be_read_is_neither_called_damaged_nor_repaired(command, ro
     assert command("verify", root)[0] == 0
 
 
-def test_foreign_files_are_counted_in_good_english_and_stay(command, root):
-    for count, words in ((1, ("does", "it")), (2, ("do", "them"))):
-        (root / f"stray{count}").write_text("mine")
-        code, out, error = command("repair", root)
-        assert (code, error) == (1, "")
-        assert out.endswith(
-            f": {count} found that {words[0]} not belong to the pack: move or remove {words[1]}, "
-            "see above\n"
-        )
-    assert (root / "stray1").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     "arguments",
     [("verify",), ("info",), ("repair",), ("show", "-o", "x.png"), ("report", "-o", "x.html"),

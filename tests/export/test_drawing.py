@@ -116,12 +116,3 @@ def test_enlarged_pixels_are_squares_of_one_colour():
     sample = subject(np.zeros((0, 16, 16), bool), (4, 6))
     pixels = np.asarray(plain(sample, 12, 18))
     assert np.array_equal(pixels, sample.rgb.repeat(3, axis=0).repeat(3, axis=1))
-
-
-def test_the_colours_of_many_masks_differ():
-    colours = mask_colours(400)
-    assert len({tuple(colour) for colour in colours.tolist()}) > 390
-    assert np.array_equal(mask_colours(7), colours[:7])
-    first = colours[:12].astype(int)
-    apart = np.abs(first[:, None] - first[None]).sum(axis=2)[np.triu_indices(12, 1)]
-    assert apart.min() > 50

@@ -2,8 +2,6 @@
 
 import logging
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -171,11 +169,3 @@ def test_text_is_printable_ascii_and_is_shortened_in_the_middle():
         assert text.startswith(short.split("...")[0]) and text.endswith(short.split("...")[1])
     assert shortened("short", letters, 120) == "short"
     assert shortened("long", letters, 1) == "..."
-
-
-def test_a_picture_needs_no_torch():
-    program = (
-        "import sys, sa1bpack; sa1bpack.show, sa1bpack.report\nsys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")

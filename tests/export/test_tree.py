@@ -19,17 +19,3 @@ def test_children_follow_their_parent_from_large_to_small():
     shown = np.array([1, 5, 3, 2, 0, 4])  # by size
     rows = [tuple(row) for row in as_tree(bits, shown)]
     assert rows == [(1, 0, None), (3, 1, 0), (4, 2, 1), (2, 1, 0), (5, 0, None), (0, 0, None)]
-
-
-def test_every_mask_is_listed_once_whatever_the_masks_are():
-    random = np.random.default_rng(0)
-    assert as_tree(squares((0, 0, 16)), np.array([], np.int64)) == []
-    for _ in range(20):
-        bits = squares(*random.integers(0, 16, (30, 3)).tolist())
-        shown = random.permutation(30)[:20]
-        rows = as_tree(bits, shown)
-        assert sorted(row.mask for row in rows) == sorted(shown.tolist())
-        for place, row in enumerate(rows):
-            above = None if row.parent is None else rows[row.parent]
-            assert row.depth == (0 if above is None else above.depth + 1)
-            assert row.parent is None or row.parent < place

@@ -241,18 +241,6 @@ def test_options_that_cannot_be_used_are_refused(source, options, message):
         sa1bpack.TarDataset(source("folder"), **options)
 
 
-@pytest.mark.parametrize("name", ["index_folder", "cache_dir"])
-def test_what_it_keeps_is_not_kept_in_a_pack(source, tmp_path, name):
-    (tmp_path / "pack" / "shards").mkdir(parents=True)
-    (tmp_path / "pack" / "manifest.json").touch()
-    more = {"cache_dir_size": "1 MB"} if name == "cache_dir" else {}
-    for folder in (tmp_path / "pack", tmp_path / "pack" / "new"):
-        match = f"^{name} is .*, in the pack {tmp_path}/pack, which must hold its own files only"
-        with pytest.raises(OptionError, match=match):
-            sa1bpack.TarDataset(source("tar"), **{name: folder}, **more)
-    assert len(list((tmp_path / "pack").iterdir())) == 2
-
-
 def test_a_folder_in_which_a_file_changed_says_so(source):
     folder = source("folder")
     ds = sa1bpack.TarDataset(folder, options=OPTIONS)
