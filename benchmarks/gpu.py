@@ -69,7 +69,7 @@ NO_EXTRA = {"extra": ""}  # of a marker in a requirement
 # Where tests are marked `cuda`.
 CUDA_TESTS = (
     "tests/dataset/test_specs.py", "tests/loading/test_device_cuda.py", "tests/transforms",
-    "tests/test_train_example.py",
+    "tests/test_train_promptable.py",
 )  # fmt: skip
 PEERS = ROOT / ".venv-peers/bin/python"  # of `make peers`
 TARGETS = (  # name, the figure, what it is compared with, the target, whether more is better

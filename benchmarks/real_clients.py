@@ -1,6 +1,6 @@
 """EdgeSAM's or SAM 2's own dataset classes, from a clone, against a pack of the same images.
 
-    python benchmarks/real_clients.py CLONE TAR... [--images 11] [--prompts 16] [--batch 4]
+    python benchmarks/real_clients.py CLONE TAR... [--images 11] [--prompts 16] [--batch 8]
                                       [--rounds 5] [--json FILE]
 
 CLONE is a folder with https://github.com/chongzhou96/EdgeSAM or
@@ -258,7 +258,11 @@ def each_of(dataset) -> Way:
 def batches_of(ds: Dataset, pipeline: transforms.Pipeline) -> Iterator[dict]:
     """What a pipeline makes of each image and all of its masks, in the order of image ids."""
     with sa1bpack.Loader(ds, 1, device="cpu", threads=1) as loader:
-        made = {int(batch["image_ids"]): dict(pipeline(batch)) for batch in loader}
+        # But the runs, which lie in a buffer of the loader.
+        made = {
+            int(batch["image_ids"]): {k: v for k, v in pipeline(batch).items() if k != "runs"}
+            for batch in loader
+        }
     for number in sorted(made):
         yield made[number]
 
@@ -321,7 +325,7 @@ def edgesam(theirs: Theirs, sources: Sources, prompts: int, batch: int) -> Clien
     def wrapped(**options):
         return wrapping.DatasetWrapper(dataset(**options), write=False, **where)
 
-    with_masks = {"load_gt_mask": True}
+    with_masks = {"load_gt_mask": True, "mask_nms_thresh": 1.0}  # as their build.py passes it
     images = ds.with_options(features=["teacher"])
     runs = ds.with_options(mask_format="runs")
     plain, fine = transforms.Pipeline(ds), transforms.Pipeline(runs, mask_size=SIDE)
@@ -348,12 +352,15 @@ def edgesam(theirs: Theirs, sources: Sources, prompts: int, batch: int) -> Clien
         "the same, and prompts drawn from these masks": epochs(
             runs, batch, lambda made: drawn(fine(made)), **some
         ),
+        "EdgeSAM, the same without looking for covered masks": each_of(
+            dataset(max_allowed_prompts=prompts, load_gt_mask=True)
+        ),
     }
-    return Client(edgesam_compared(wrapped(**with_masks), images), ways)
+    return Client(edgesam_compared(wrapped(load_gt_mask=True), images), ways)
 
 
 def edgesam_compared(dataset, ds: Dataset) -> list[Compared]:
-    """What `DatasetWrapper` of `SA1BDataset` gives of each photograph, and what a pack does."""
+    """What `DatasetWrapper` of `SA1BDataset` makes of each photograph, and what a pack does."""
     pixels, sizes, boxes, points, outlined, corners, rows = ([] for _ in range(7))
     ds = ds.with_options(mask_format="runs")
     made = batches_of(ds, transforms.Pipeline(ds, mask_size=SIDE))
@@ -451,7 +458,7 @@ def sam2(theirs: Theirs, sources: Sources, prompts: int, batch: int) -> Client:
 
 
 def sam2_compared(samples: InOrder, ds: Dataset) -> list[Compared]:
-    """What `VOSDataset` of `SA1BRawDataset` gives of each photograph, and what a pack does."""
+    """What `VOSDataset` of `SA1BRawDataset` makes of each photograph, and what a pack does."""
     pixels, outlined = [], []
     made = batches_of(ds, transforms.Pipeline(ds, mask_size=SIDE))
     for sample, batch in zip(samples, made, strict=True):
@@ -507,7 +514,7 @@ def main() -> None:
     parser.add_argument("tars", nargs="+", metavar="TAR")
     parser.add_argument("--images", type=int, default=11)
     parser.add_argument("--prompts", type=int, default=16, help="masks of an image, at most")
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5, help="0: compare only")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -52,7 +52,7 @@ def folder(tmp_path, sample_tar, monkeypatch):
 
 
 # What recipes may import that is not installed for the tests; see docs/recipes.md.
-OPTIONAL = {"albumentations", "kornia", "torchvision", "transformers"}
+OPTIONAL = {"albumentations", "kornia", "monai", "torchvision", "transformers"}
 
 
 def missing_of(block: str) -> set[str]:
@@ -91,6 +91,7 @@ def test_python_of_the_readme_runs_and_makes_the_pack_it_looks_at(folder, capsys
 # The shards of xarray and zarr lie beside checksum files, which zarr does not know.
 @pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's use of torch
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")  # Lightning, beside SLURM
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")  # torch.compile
 @pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # the same, 3.13.0
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)

@@ -21,7 +21,6 @@ ALLOWED = {
     "sa1bpack/transforms/backends.py": "kernels that its own callers name",
     "sa1bpack/remote/stores.py": "modules of the extra `cloud`, named by callers",
     "sa1bpack/urls.py": "the modules of the table SCHEMES",
-    "scripts/distill_example.py": "the teacher that the user names",
 }
 
 

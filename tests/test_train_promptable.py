@@ -1,28 +1,36 @@
-"""scripts/train_promptable.py: a few steps of a tiny model in this process."""
+"""scripts/train_promptable.py: a few steps of a tiny model, in this process and in others."""
 
-import json
+import shutil
+import signal
+import threading
 import xml.etree.ElementTree as ElementTree
 
 import example_runs
 import numpy as np
 import pytest
 import torch
+from example_runs import TORCHRUN, finish, lines, same_as, start, weights
 from PIL import Image
+from sync_debug import waiting_is_an_error
 
 import sa1bpack
 
-SMALL = ("--size", "64", "--width", "16", "--masks", "4", "--batch-size", "2", "--min-area", "1")
+SCRIPT = "train_promptable"
+SMALL = ("--size", "64", "--width", "16", "--masks", "4", "--batch-size", "4", "--min-area", "1")
+DISTILLED = (*SMALL, "--val", "0", "--distill", "teacher")
 
 
 @pytest.fixture(scope="module")
 def script():
-    return example_runs.load("train_promptable")
+    return example_runs.load(SCRIPT)
 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory):
-    """Six images in two shards, with a feature per image as a teacher's embeddings would be."""
-    root = example_runs.write_pack(tmp_path_factory.mktemp("promptable"))
+    """Seven images in two shards, a feature of each as a teacher's embeddings would be; those of
+    even ids have no masks."""
+    folder = tmp_path_factory.mktemp("promptable")
+    root = example_runs.write_pack(folder, lambda number: number % 2 * 3)
     sa1bpack.derive(sa1bpack.open(root), "teacher", embed, batch_size=2)
     return root
 
@@ -34,58 +42,155 @@ def embed(batch):
     return pooled.half()
 
 
-def run(script, pack, out, *options) -> list[dict]:
+def run(script, pack, out, *options, settings=DISTILLED) -> list[dict]:
+    """Train in this process; returns the lines of the log."""
     with pytest.MonkeyPatch.context() as patch, example_runs.in_this_process(patch):
-        assert script.main([str(pack), "--output", str(out), *SMALL, *map(str, options)]) == 0
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        given = [str(pack), "--output", str(out), *settings, *map(str, options)]
+        assert script.main(given) == 0
+    return lines(out)
+
+
+def trainer_of(script, pack, out, *options, device="cpu"):
+    arguments = [str(pack), "--output", str(out), *DISTILLED, *options]
+    return script.Trainer(script.make_parser().parse_args(arguments), torch.device(device))
+
+
+@pytest.fixture
+def deterministic(monkeypatch):
+    """The settings of the script on a CPU, in this process for one test."""
+    with example_runs.in_this_process(monkeypatch):
+        yield
 
 
 @pytest.fixture(scope="module")
 def undisturbed(script, pack, tmp_path_factory):
-    out = tmp_path_factory.mktemp("run") / "run"
-    return out, run(script, pack, out, "--steps", 5, "--val", 0, "--distill", "teacher")
+    """The folder of a run of five steps, two and a half epochs."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    run(script, pack, out, "--steps", 5)
+    return out
+
+
+@pytest.fixture(scope="module")
+def stopped(script, pack, tmp_path_factory):
+    """The folder of a run of three steps, in mid-epoch."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    assert run(script, pack, out, "--steps", 3)[-1]["epoch"] == 1
+    return out
 
 
 def test_a_run_has_losses_scores_and_pictures(undisturbed, script):
-    out, lines = undisturbed
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-    assert {line["epoch"] for line in lines} == {0, 1}
-    for line in lines:
+    found = lines(undisturbed)
+    assert [line["step"] for line in found] == [1, 2, 3, 4, 5]
+    assert {line["epoch"] for line in found} == {0, 1, 2}
+    for line in found:
         assert all(np.isfinite(line[key]) for key in ("loss", "iou", "distill"))
-    picture = np.asarray(Image.open(out / "predictions.png"))
-    assert picture.shape == (2 * 64, 2 * 64, 3) and picture.std() > 0
-    drawing = ElementTree.parse(out / "losses.svg").getroot()
+    picture = np.asarray(Image.open(undisturbed / "predictions.png"))
+    assert picture.shape == (4 * 64, 2 * 64, 3) and picture.std() > 0
+    drawing = ElementTree.parse(undisturbed / "losses.svg").getroot()
     assert sum(element.tag.endswith("polyline") for element in drawing) == 2
 
 
-def test_a_run_that_was_stopped_in_mid_epoch_continues_with_the_losses_of_an_undisturbed_one(
+def test_resuming_in_mid_epoch_has_bit_for_bit_the_losses_of_an_undisturbed_run(
+    script, pack, undisturbed, stopped, tmp_path
+):
+    out = shutil.copytree(stopped, tmp_path / "run")
+    assert not same_as(undisturbed, out)
+    run(script, pack, out, "--steps", 5, "--resume")
+    assert same_as(undisturbed, out)
+
+
+def test_sigterm_saves_after_the_step_and_the_same_command_resumes(
     script, pack, undisturbed, tmp_path
 ):
-    options = "--val", 0, "--distill", "teacher"
-    run(script, pack, tmp_path / "run", "--steps", 2, *options)
-    lines = run(script, pack, tmp_path / "run", "--steps", 5, "--resume", *options)
-    assert lines == undisturbed[1]
+    options = ("--output", tmp_path, *DISTILLED, "--resume", "--epochs", 100_000)
+    process = start(SCRIPT, pack, *options)
+    for line in process.stdout:
+        if line.startswith("step 1 "):
+            process.send_signal(signal.SIGTERM)
+            break
+    code, out = finish(process)
+    assert code == 128 + signal.SIGTERM, out
+    steps = len(lines(tmp_path))
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == steps
+    target = max(5, steps + 1)
+    found = run(script, pack, tmp_path, "--steps", target, "--resume", "--epochs", 100_000)
+    assert [line["step"] for line in found] == list(range(1, target + 1))
+    assert found[:5] == lines(undisturbed)
 
 
-def test_a_step_does_not_wait_for_the_device(script, pack, tmp_path):
-    arguments = [str(pack), "--output", str(tmp_path / "run"), *SMALL]
-    arguments += ["--val", "0", "--distill", "teacher"]
-    with pytest.MonkeyPatch.context() as patch, example_runs.in_this_process(patch):
-        trainer = script.Trainer(script.make_parser().parse_args(arguments), torch.device("cpu"))
+def test_a_run_of_one_process_resumes_as_two_ranks_with_the_same_losses(
+    pack, undisturbed, stopped, tmp_path
+):
+    """Images of even ids have no masks, so a rank may have none, and takes part all the same."""
+    out = shutil.copytree(stopped, tmp_path / "run")
+    options = ("--output", out, *DISTILLED, "--steps", 5, "--resume")
+    code, text = finish(start(SCRIPT, pack, *options, launcher=TORCHRUN))
+    assert code == 0, text
+    for expected, found in zip(lines(undisturbed), lines(out), strict=True):
+        assert found["epoch"] == expected["epoch"]
+        for name in ("loss", "iou", "distill"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-3), name
+    for name, tensor in weights(undisturbed).items():
+        assert torch.allclose(weights(out)[name], tensor, atol=1e-3), name
+
+
+def test_a_batch_without_masks_is_a_step_without_a_loss(script, pack, tmp_path):
+    settings = (*SMALL, "--val", "0", "--batch-size", "1", "--epochs", "1")
+    found = run(script, pack, tmp_path / "run", settings=settings)
+    assert sorted(line["loss"] > 0 for line in found) == [False] * 4 + [True] * 3
+
+
+def test_results_that_are_read_together_are_those_of_single_steps(
+    script, pack, deterministic, undisturbed, tmp_path
+):
+    (tmp_path / "run").mkdir()
+    trainer = trainer_of(script, pack, tmp_path / "run", "--steps", "5")
+    trainer.read_every = 3
+    assert not trainer.run(threading.Event())
+    assert lines(tmp_path / "run") == lines(undisturbed)
+
+
+def test_a_step_does_not_wait_for_the_device(script, pack, deterministic, tmp_path):
+    trainer = trainer_of(script, pack, tmp_path)
     assert all(done["sums"].is_meta for done in example_runs.steps_on_meta(trainer))
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_step_on_cuda_does_not_wait_for_it(script, pack, tmp_path):
+    trainer = trainer_of(script, pack, tmp_path, device="cuda:0")
+    batches = iter(trainer.loader)
+    trainer.train_step(next(batches), stop=False)  # the optimizer makes its state
+    batch = next(batches)
+    with waiting_is_an_error():
+        trainer.train_step(batch, stop=False)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_run_on_cuda_resumes_with_step_counts_on_the_cpu(script, pack, tmp_path):
+    """Those of the optimizer, which would be read at every step."""
+    (tmp_path / "run").mkdir()
+    trainer = trainer_of(script, pack, tmp_path / "run", "--steps", "2", device="cuda:0")
+    assert not trainer.run(threading.Event())
+    trainer.save()
+    again = trainer_of(script, pack, tmp_path / "run", device="cuda:0")
+    again.load()
+    states = list(again.optimizer.state.values())
+    assert all(state["step"].device.type == "cpu" and state["step"] == 2 for state in states)
+    assert all(state["exp_avg"].is_cuda for state in states)
+
+
 def test_the_model_learns_what_it_is_shown(script, pack, tmp_path):
-    options = "--val", 0, "--no-augment", "--lr", 3e-3, "--warmup", 1
-    lines = run(script, pack, tmp_path / "run", "--steps", 24, *options)
-    losses = [line["loss"] for line in lines]
+    options = "--no-augment", "--lr", 3e-3, "--warmup", 1, "--steps", 24, "--batch-size", 2
+    settings = (*SMALL, "--val", "0")
+    found = run(script, pack, tmp_path / "run", *options, settings=settings)
+    losses = [line["loss"] for line in found if line["loss"]]
     assert np.mean(losses[-6:]) < 0.8 * np.mean(losses[:6])
 
 
-def test_a_part_is_held_out_unless_all_is_trained_on(script, pack, tmp_path):
-    arguments = [str(pack), "--output", str(tmp_path / "run"), *SMALL, "--val", "0.3"]
-    with pytest.MonkeyPatch.context() as patch, example_runs.in_this_process(patch):
-        trainer = script.Trainer(script.make_parser().parse_args(arguments), torch.device("cpu"))
+def test_a_part_is_held_out_unless_all_is_trained_on(script, pack, deterministic, tmp_path):
+    trainer = trainer_of(script, pack, tmp_path, "--val", "0.3")
     train, held_out = (set(part.column("image_id")) for part in (trainer.train, trainer.val))
     assert train and held_out and not train & held_out
     assert len(train | held_out) == len(example_runs.IDS)
@@ -93,5 +198,23 @@ def test_a_part_is_held_out_unless_all_is_trained_on(script, pack, tmp_path):
 
 def test_a_folder_with_a_checkpoint_is_not_overwritten(script, pack, undisturbed, capsys):
     with pytest.raises(SystemExit) as ended:
-        script.main([str(pack), "--output", str(undisturbed[0])])
+        script.main([str(pack), "--output", str(undisturbed)])
     assert ended.value.code == 2 and "--resume" in capsys.readouterr().err
+
+
+def test_an_invalid_pack_is_one_line_and_exit_code_2(script, deterministic, tmp_path, capsys):
+    assert script.main([str(tmp_path / "none"), "--output", str(tmp_path / "run")]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and "none" in error and error.count("\n") == 1
+
+
+def test_a_checkpoint_of_other_images_is_one_line_and_exit_code_2(
+    script, deterministic, pack, stopped, tmp_path, capsys
+):
+    part = tmp_path / "part.sel"
+    sa1bpack.open(pack)[1:].save_selection(part)
+    out = shutil.copytree(stopped, tmp_path / "run")
+    assert script.main([str(part), "--output", str(out), *DISTILLED, "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert "the state belongs to another order: fingerprint was" in error
+    assert error.count("\n") == 1

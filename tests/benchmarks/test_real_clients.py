@@ -36,7 +36,7 @@ def test_what_edgesam_gives_is_what_a_pack_does(tmp_path, sample_tar):
     assert 0.01 < compared["masks"][1] < 0.2
     assert any(line.startswith("mmengine.dataset: ") for line in found["replaced"])
     assert any(line.startswith("edge_sam/__init__.py: ") for line in found["replaced"])
-    assert len(found["ms"]) == 8 and all(name in out for name in found["ms"])
+    assert len(found["ms"]) == 9 and all(name in out for name in found["ms"])
     assert all(taken[0] > 0 for taken in found["ms"].values())
 
 

@@ -1,4 +1,4 @@
-"""Runs of the example scripts, in their own processes or in this one."""
+"""Runs of the training script, in their own processes or in this one."""
 
 import importlib.util
 import itertools
@@ -21,7 +21,6 @@ import sa1bpack
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 IDS = range(100, 107)
-BATCH = 4  # two steps per epoch; the second has three images
 META = torch.device("meta")
 _PATIENCE = 90  # seconds; a process that takes longer has hung
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -76,17 +75,17 @@ def finish(process: subprocess.Popen) -> tuple[int, str]:
     return process.returncode, out
 
 
-def lines(folder: Path, rank: int = 0) -> list[dict]:
-    found = (folder / f"rank{rank}.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in found]
+def lines(folder: Path) -> list[dict]:
+    """The log of a run, a line per step."""
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "run.pt", weights_only=True)["model"]
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
 
 
 def same_as(undisturbed: Path, folder: Path) -> bool:
-    """Whether a run had exactly the same images, losses and weights."""
+    """Whether a run had exactly the same losses and weights."""
     expected, found = weights(undisturbed), weights(folder)
     return lines(undisturbed) == lines(folder) and all(
         torch.equal(expected[name], found[name]) for name in expected | found

@@ -17,7 +17,7 @@ MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (
 
 class SA1BDataset(torch.utils.data.Dataset):
     def __init__(self, data_root, img_size=1024, split="train", load_gt_mask=False,
-                 max_allowed_prompts=-1):  # fmt: skip
+                 max_allowed_prompts=-1, mask_nms_thresh=-1.0):  # fmt: skip
         assert callable(mmengine.dataset.pseudo_collate)
         self.images = sorted(Path(data_root, "images", split).glob("*.jpg"))
         self.side, self.masks, self.most = img_size, load_gt_mask, max_allowed_prompts
