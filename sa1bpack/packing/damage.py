@@ -39,12 +39,7 @@ from sa1bpack.format.problems import Check, PackFiles
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import Scope, check_pack
 from sa1bpack.packing.options import recorded_options
-from sa1bpack.packing.pack_state import (
-    ShardRecord,
-    check_can_write,
-    check_record,
-    read_own_manifest,
-)
+from sa1bpack.packing.records import ShardRecord, check_can_write, check_record, read_own_manifest
 from sa1bpack.wording import span_text
 
 _NAME = TEMPORARY_PREFIX + "unfinished-repair.json"

@@ -52,13 +52,8 @@ from sa1bpack.format.side.spec import (
     read_side_manifest,
 )
 from sa1bpack.packing.options import PackOptions, differences
-from sa1bpack.packing.pack_state import (
-    Key,
-    PackState,
-    lock_folder,
-    published_shard,
-    read_own_manifest,
-)
+from sa1bpack.packing.pack_state import PackState, lock_folder
+from sa1bpack.packing.records import Key, published_shard, read_own_manifest
 from sa1bpack.wording import brief
 
 _WORKING = "merge-"

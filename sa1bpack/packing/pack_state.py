@@ -4,83 +4,84 @@ Published shards carry their own record (the attributes of their Zarr group), so
 at most its unpublished shards; the manifest adds the records of complete sources. Everything that
 this module writes follows from the shards and the sources alone: the same input yields the same
 bytes, however often the run was interrupted.
+
+Many parts of a job may work in one folder at once. They share nothing but the folder. A part
+publishes complete shards under their final names, and each source's record in a file of its own,
+atomically. It waits for no other part: they hold a shared lock on the pack, which only keeps off
+what needs the folder for itself (`pack`, `repair`, `merge`, `finalize`). What they leave for
+`finalize` is in PACK/.parts::
+
+    plan-<digest>.json     the sources of a job, and how many parts it has
+    source-<name>.json     a SourceNote
+    lock                   held for a moment, while a part changes what is of the whole pack
 """
 
 import errno
 import fcntl
 import json
 import os
+import secrets
+import shutil
 import time
 from collections import Counter
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from pathlib import Path
 from shlex import quote
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import msgspec
+import xxhash
 
-from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceError, VersionError
+from sa1bpack.errors import OutputLocked, OutputRefused, SourceCorrupt, SourceError
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
+    claim_name,
     file_digest,
+    flush_folder,
     locked,
     make_folder,
-    read_metadata_file,
     remove_published,
     replace_file,
 )
 from sa1bpack.format.index import open_manifest_and_index, publish, remove_stale
-from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
     DIGEST_NAMES,
     MANIFEST_NAME,
     PARTS_NAME,
+    PLAN_PREFIX,
     REJECTS_NAME,
     SHARDS_NAME,
-    Count,
     Manifest,
-    ShardEntry,
-    identity_text,
     make_manifest,
     read_manifest,
     shard_folders,
     write_manifest,
 )
-from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.options import PackOptions, Request
+from sa1bpack.packing.records import (
+    Key,
+    Plan,
+    PublishedShard,
+    SourceNote,
+    SourceRecord,
+    check_record,
+    note_path,
+    published_shard,
+    read_own_manifest,
+    source_notes,
+)
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.wording import printable
 
 LOCK_NAME = ".lock"
-_NOTE_PREFIX = "source-"
 _NAMED = 5  # sources in one line
 NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
-
-Key = tuple[str, int]  # source and part
-_Kind = TypeVar("_Kind")
-
-
-def shard_name(source: str, part: int) -> str:
-    """Name of the shard that a part of a source becomes."""
-    return f"{source}-{part:03d}"
-
-
-@dataclass(frozen=True)
-class PublishedShard:
-    """A shard under its final name.
-
-    attributes
-        The packer's record: source, part, first_pair, pairs, pairs_digest (XXH3-64 of the pairs'
-        digests, which tells whether a source is still the same), dropped, rejects, unknown_keys,
-        packed_by, and options (all of the pack's, so that a lost manifest can be rewritten).
-    """
-
-    entry: ShardEntry
-    attributes: dict
+_PARTS_LOCK = "lock"
+_WORKING = f"{TEMPORARY_PREFIX}work-"
 
 
 class PackState:
@@ -291,54 +292,125 @@ class PackState:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """What a pack holds.
+class PartState(PackState):
+    """What a pack's folder holds of the sources of one part. It never writes index and manifest,
+    except the first, empty one.
 
-    root
-        The pack's folder.
-    images, masks, annotations, dropped, rejects
-        Samples; masks stored; masks that their records had; images dropped because no masks
-        remained; members in rejects.jsonl.
-    identity
-        Which digests of its tars the pack records, in words.
-    left_out
-        How many masks of its images the pack does not hold, and which options left them out, in
-        words; empty if it holds all.
-    bytes
-        Of the files of its shards, with holes counted.
-    reasons
-        Code of a reason → how many members were rejected for it.
+    Shards are built in a working folder, and moved to their names when they are complete. If
+    another process has published the same shard meanwhile, that one stays.
     """
 
-    root: Path
-    images: int
-    masks: int
-    annotations: int
-    dropped: int
-    rejects: int
-    identity: str
-    left_out: str = ""
-    bytes: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
+    def __init__(self, root: Path, options: PackOptions, plan: Plan, sources: Sequence[str]):
+        """Prepare the folder, which is created if it does not exist, and read the state of sources.
 
+        plan
+            The job that the part belongs to.
+        sources
+            Names of the sources of the part.
 
-def totals_of(state: PackState) -> dict[str, Any]:
-    """The fields of Totals."""
-    counts = state.counts()
-    reasons = {name.partition(":")[2]: count for name, count in counts.items() if ":" in name}
-    return {
-        "root": state.root,
-        "images": counts["images"],
-        "masks": counts["masks"],
-        "annotations": counts["annotations"],
-        "dropped": counts["dropped_images"],
-        "rejects": counts["rejects"],
-        "identity": identity_text(state.sources.values()),
-        "left_out": left_out_text(state.options.to_json(), counts, counts["masks"]),
-        "bytes": sum(shard.entry.bytes for shard in state.shards.values()),
-        "reasons": reasons,
-    }
+        Raises what PackState does; OutputLocked only if `pack` without a part, `finalize`, `repair`
+        or `merge` works on the folder.
+        """
+        make_folder(root)
+        check_ours(root)
+        super().__init__(root, options, lock_folder(root, shared=True))
+        self._work = ExitStack()
+        try:
+            with alone(self.root):
+                self.write_first_manifest()
+            self._load(frozenset(sources))
+            data = msgspec.json.encode(plan)
+            path = root / PARTS_NAME / f"{PLAN_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
+            if not path.exists():
+                replace_file(path, data)
+            self._recorded = deepcopy(self.sources)
+            self._reopened = False
+            self.shards_dir = self._work.enter_context(working_folder(root))
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Remove the working folder, and unlock the pack."""
+        self._work.close()
+        super().release()
+
+    def publish(self, complete: bool) -> None:
+        """Record for `finalize` what has changed in the records of sources."""
+        for name, record in self.sources.items():
+            if record != self._recorded.get(name):
+                shards = sorted(shard.entry.name for shard in self.parts_of(name).values())
+                folder = self.root / SHARDS_NAME
+                flush_folder(folder)  # another process may have renamed a shard, and not flushed it
+                digests = {shard: file_digest(folder / shard / CHECKSUMS_NAME) for shard in shards}
+                note = SourceNote(record, digests)
+                replace_file(note_path(self.root, name), msgspec.json.encode(note))
+                self._recorded[name] = deepcopy(record)
+
+    def add_shard(self, shard: PublishedShard) -> None:
+        """Give a complete shard of the working folder its final name, and enter it.
+
+        Raises OutputRefused if another process has published one that was made from other images.
+        """
+        self._reopen()
+        name = shard.entry.name
+        final = self.root / SHARDS_NAME / name
+        if not claim_name(self.shards_dir / name, final):
+            found = published_shard(final, self.root)
+            if found.attributes["pairs_digest"] != shard.attributes["pairs_digest"]:
+                raise OutputRefused(
+                    f"{final}: another process has published this shard from other images; give "
+                    "all parts the same files"
+                )
+            shard = found
+        super().add_shard(shard)
+
+    def finish_source(self, record: dict, *, at_once: bool = True) -> None:
+        """Record a source of which every shard is published; it is always done at once."""
+        self._reopen()
+        super().finish_source(record, at_once=True)
+
+    def _reopen(self) -> None:
+        """Before anything is added: until `finalize`, the manifest says that it is incomplete."""
+        if not self._reopened:
+            with alone(self.root):
+                manifest = read_manifest(self.root)
+                if manifest.complete:
+                    write_manifest(self.root, msgspec.structs.replace(manifest, complete=False))
+            self._reopened = True
+
+    def withdraw(self, source: str) -> int:
+        """Remove the shards of a source that cannot be trusted; returns their number.
+
+        Those that the manifest lists are left to `finalize`, which `fail` notifies. None is removed
+        if another process has read the source to its end and found it sound.
+        """
+        if self._is_packed(source):
+            return 0
+        removed = 0
+        for part, shard in self.parts_of(source).items():
+            if shard.entry.name not in self.listed:
+                del self.shards[source, part]
+                remove_published(self.root / SHARDS_NAME / shard.entry.name)
+                removed += 1
+        return removed
+
+    def findings(self) -> list[str]:
+        """Nothing: they are of the whole pack, and reported by `finalize`."""
+        return []
+
+    def fail(self, failed: dict[str, SourceError]) -> None:
+        """Record which sources were given up, and why."""
+        for source, error in failed.items():
+            if not self._is_packed(source):
+                text = printable("\n".join([str(error), *getattr(error, "__notes__", ())]))
+                note = SourceNote(error=text, corrupt=isinstance(error, SourceCorrupt))
+                replace_file(note_path(self.root, source), msgspec.json.encode(note))
+
+    def _is_packed(self, source: str) -> bool:
+        """Whether another process has packed a source to its end."""
+        note = source_notes(self.root, {source}).get(source)
+        return note is not None and note.holds(self.root)
 
 
 def sources_to_pack(
@@ -395,85 +467,6 @@ def existing_parent(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def published_shard(folder: Path, root: Path, layout: Layout | None = None) -> PublishedShard:
-    """A shard under its final name in the pack at `root`, of this layout if given.
-
-    Raises FormatError if it is damaged, OSError if it cannot be read.
-    """
-    try:
-        shard = read_shard(folder, layout)
-        if folder.name != (name := shard_name(shard.entry.source, shard.entry.part)):
-            raise FormatError(
-                f"{folder}: it holds part {shard.entry.part} of {shard.entry.source}, whose name "
-                f"is {name}"
-            )
-    except FormatError as error:
-        raise FormatError(
-            f"{error}\nRemove the folder {folder} and repeat the command: that part is "
-            f"packed again. Or repair all damage: sa1bpack repair {quote(str(root))} TARS"
-        ) from error
-    return shard
-
-
-def read_shard(folder: Path, layout: Layout | None = None) -> PublishedShard:
-    """A shard with the packer's record, of this layout if given. Raises FormatError and OSError."""
-    shard = open_shard(folder, layout)
-    check_record(shard.attributes, ShardRecord, f"{folder}: attributes")
-    return PublishedShard(shard.entry, shard.attributes)
-
-
-class SourceNote(msgspec.Struct, frozen=True):
-    """What a part of a job leaves of a source, in a file of its own, for `finalize`.
-
-    record
-        Its record in the manifest; None if it was given up.
-    shards
-        Name of each of its shards → the XXH3-128 of its checksum file.
-    error
-        Why it was given up.
-    corrupt
-        It was, because its bytes are wrong: no shard made from them can be trusted.
-    """
-
-    record: dict[str, Any] | None = None
-    shards: dict[str, str] = {}
-    error: str = ""
-    corrupt: bool = False
-
-    def holds(self, root: Path) -> bool:
-        """Whether the source is packed to its end, and its shards are still those of the record."""
-        try:
-            return self.record is not None and all(
-                file_digest(root / SHARDS_NAME / name / CHECKSUMS_NAME) == digest
-                for name, digest in self.shards.items()
-            )
-        except FileNotFoundError:
-            return False
-
-
-def note_path(root: Path, source: str) -> Path:
-    """Where the note on a source is."""
-    return root / PARTS_NAME / f"{_NOTE_PREFIX}{source}.json"
-
-
-def source_notes(root: Path, only: Set[str] | None = None) -> dict[str, SourceNote]:
-    """Name → note, of every source, or of `only` these, by name. Raises as `read_note` does."""
-    paths = sorted((root / PARTS_NAME).glob(f"{_NOTE_PREFIX}*.json"))
-    names = {path.stem.removeprefix(_NOTE_PREFIX): path for path in paths}
-    wanted = names.keys() if only is None else names.keys() & only
-    return {name: read_note(names[name], SourceNote) for name in sorted(wanted)}
-
-
-def read_note(path: Path, kind: type[_Kind]) -> _Kind:
-    """What a part has written. Raises FormatError if it is damaged, OSError if unreadable."""
-    try:
-        return msgspec.json.decode(read_metadata_file(path), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(
-            f"{path}: damaged ({error}); remove it, and repeat the parts of the job"
-        ) from None
-
-
 def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """Lock a folder until the descriptor is closed or the process ends, however it ends.
 
@@ -494,70 +487,42 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
         ) from None
 
 
-def read_own_manifest(root: Path) -> Manifest:
-    """The manifest of a pack that this packer can add to.
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Only one part at a time is in such a block, which takes a moment."""
+    make_folder(root / PARTS_NAME)
+    with os.fdopen(locked(root / PARTS_NAME / _PARTS_LOCK)):
+        yield
 
-    Raises FormatError, also for records of sources that are not the packer's, and VersionError.
+
+@contextmanager
+def working_folder(root: Path) -> Iterator[Path]:
+    """A folder under shards/ of this process, where shards are made until they get their names.
+
+    As long as a process is in the block, it holds a lock in it: what has none was left by a killed
+    process, and is removed by the next. Raises OSError.
     """
-    manifest, path = read_manifest(root), root / MANIFEST_NAME
-    check_can_write(manifest.version, path)
-    for record in manifest.sources:
-        check_record(record, SourceRecord, f"{path}: sources")
-    return manifest
+    folder = root / SHARDS_NAME / (_WORKING + secrets.token_hex(8))
+    with alone(root):
+        for other in sorted(folder.parent.glob(_WORKING + "*")):
+            try:
+                os.close(locked(other / _PARTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            except BlockingIOError:
+                continue
+            except FileNotFoundError:  # its owner has removed it right now
+                pass
+            shutil.rmtree(other, ignore_errors=True)
+        make_folder(folder)
+        lock = locked(folder / _PARTS_LOCK)
+    with os.fdopen(lock):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_can_write(version: tuple[int, int], path: Path) -> None:
-    """Raise VersionError for a pack that this release can read, but not write as it was."""
-    if version > FORMAT_VERSION:
-        found, ours = (".".join(map(str, each)) for each in (version, FORMAT_VERSION))
-        raise VersionError(
-            f"{path}: format version {found}, but this release writes {ours} and would drop "
-            "what is new; install the sa1bpack that wrote it to add to it or to repair it"
-        )
-
-
-# The packer's records in shards and in the manifest, which readers of the format do not depend on.
-
-
-class _Reject(msgspec.Struct, forbid_unknown_fields=True):
-    member: str
-    reason: str
-    detail: str
-
-
-class ShardRecord(msgspec.Struct):
-    """The attributes of a shard."""
-
-    source: str
-    part: Count
-    first_pair: Count
-    pairs: Count
-    pairs_digest: str
-    dropped: Count
-    rejects: list[_Reject]
-    unknown_keys: list[str]
-    packed_by: dict[str, str]
-
-
-class SourceRecord(msgspec.Struct):
-    """The record of a source in the manifest."""
-
-    name: str
-    kind: str
-    nbytes: Count
-    md5: str | None  # None: of a folder, or not computed
-    md5_checked: bool
-    pairs: Count
-    ignored: dict[str, Count]
-    ignored_names: list[str]
-    dropped: Count
-    rejects: list[_Reject]
-    xxh128: str | None = None  # packs made by earlier releases have md5 only
-
-
-def check_record(found: dict[str, Any], schema: type[msgspec.Struct], where: str) -> None:
-    """Raise FormatError, naming `where`, unless this is a record of the packer's."""
-    try:
-        msgspec.convert(found, schema)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{where}: {printable(str(error)[:200])}") from None
+def remove_empty_notes(root: Path) -> None:
+    """Remove PACK/.parts if no part has left anything for `finalize`; no part runs now."""
+    folder = root / PARTS_NAME
+    if folder.is_dir() and all(path.name == _PARTS_LOCK for path in folder.iterdir()):
+        shutil.rmtree(folder)

@@ -40,14 +40,14 @@ from sa1bpack.packing.damage import (
 from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_state import (
     NOT_LOCKED,
-    Key,
     PackState,
-    PublishedShard,
+    alone,
     lock_folder,
-    read_shard,
+    remove_empty_notes,
+    working_folder,
 )
-from sa1bpack.packing.parts import alone, remove_empty_notes, working_folder
 from sa1bpack.packing.progress import Progress, report
+from sa1bpack.packing.records import Key, PublishedShard, read_shard
 from sa1bpack.packing.run import pack_into, pack_sources, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.source_packer import PackRun

@@ -1,4 +1,4 @@
-"""`pack` and `pack_part`: complete runs, from the arguments to the published pack or part."""
+"""`pack`, `pack_part` and `finalize`: complete runs, from the arguments to what is published."""
 
 import resource
 import shutil
@@ -6,26 +6,79 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from sa1bpack import __version__, interrupts
-from sa1bpack.arguments import checks_options, part_of_job, share_of
+from sa1bpack.arguments import checks_options, local_path, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
-from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.files import flush_folder
+from sa1bpack.format.manifest import PARTS_NAME, PLAN_PREFIX, SHARDS_NAME, identity_text
+from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.processes import pack_with_processes
-from sa1bpack.packing.options import Request, RunKeywords, checked_request
-from sa1bpack.packing.pack_state import PackState, Totals, sources_to_pack, totals_of
-from sa1bpack.packing.parts import PartState, Plan
+from sa1bpack.packing.options import Request, RunKeywords, checked_request, recorded_options
+from sa1bpack.packing.pack_state import PackState, PartState, sources_to_pack
 from sa1bpack.packing.progress import Progress, log_run
+from sa1bpack.packing.records import Plan, note_path, read_note, read_own_manifest, source_notes
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import PackRun, SourcePacker, pack_inline
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown
+from sa1bpack.wording import counted
 
 # Files that a run may have open, where the system lets it. More than any needs.
 OPEN_FILES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What a pack holds.
+
+    root
+        The pack's folder.
+    images, masks, annotations, dropped, rejects
+        Samples; masks stored; masks that their records had; images dropped because no masks
+        remained; members in rejects.jsonl.
+    identity
+        Which digests of its tars the pack records, in words.
+    left_out
+        How many masks of its images the pack does not hold, and which options left them out, in
+        words; empty if it holds all.
+    bytes
+        Of the files of its shards, with holes counted.
+    reasons
+        Code of a reason → how many members were rejected for it.
+    """
+
+    root: Path
+    images: int
+    masks: int
+    annotations: int
+    dropped: int
+    rejects: int
+    identity: str
+    left_out: str = ""
+    bytes: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+def totals_of(state: PackState) -> dict[str, Any]:
+    """The fields of Totals."""
+    counts = state.counts()
+    reasons = {name.partition(":")[2]: count for name, count in counts.items() if ":" in name}
+    return {
+        "root": state.root,
+        "images": counts["images"],
+        "masks": counts["masks"],
+        "annotations": counts["annotations"],
+        "dropped": counts["dropped_images"],
+        "rejects": counts["rejects"],
+        "identity": identity_text(state.sources.values()),
+        "left_out": left_out_text(state.options.to_json(), counts, counts["masks"]),
+        "bytes": sum(shard.entry.bytes for shard in state.shards.values()),
+        "reasons": reasons,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,3 +364,118 @@ def versions_in_force() -> dict[str, str]:
 def versions_text(packed_by: dict[str, str]) -> str:
     """The versions that made a shard, in words."""
     return ", ".join(f"{key} {value}" for key, value in packed_by.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalizeResult(Totals):
+    """What a pack holds now, and what its job lacks.
+
+    root
+        The pack's folder.
+    images, masks, annotations, dropped, rejects
+        Totals of the pack, as in PackResult.
+    sources
+        Number of sources that it holds to their end.
+    missing
+        Name of each other source of the job → why it is missing.
+    parts
+        Parts (K, N) to be repeated, of the job begun last: those that have the missing sources.
+    known
+        Whether it is known which sources belong to the pack: from the parts of a job, or because it
+        was complete before.
+    identity
+        Which digests of its tars the pack records, in words.
+    left_out
+        How many masks of its images the pack does not hold, and which options left them out, in
+        words; empty if it holds all.
+    bytes
+        Of the files of its shards, with holes counted.
+    reasons
+        Code of a reason → how many members were rejected for it.
+    notes
+        Duplicate sources and image ids, and shards that were removed.
+
+    Examples:
+        >>> for k in (1, 2):
+        ...     done = sa1bpack.pack_part("tests/samples/*.tar", "job", (k, 2), workers=1)
+        >>> result = sa1bpack.finalize("job")
+        >>> result.complete, result.parts, result.missing
+        (True, (), {})
+    """
+
+    sources: int
+    missing: dict[str, str]
+    parts: tuple[tuple[int, int], ...]
+    known: bool
+    notes: list[str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every source of the job is packed to its end."""
+        return self.known and not self.missing
+
+
+@checks_options(out="pack")
+def finalize(pack: str | Path) -> FinalizeResult:
+    """Make one pack of the shards that the parts of a job (`pack_part`) have published there.
+
+    Writes index, rejects.jsonl, manifest and checksums. If sources are missing, the pack holds the
+    others, its manifest says that it is not complete, and the result names them; repeat their parts
+    and then the call. Shards of a source whose bytes were found to be wrong are removed.
+
+    Reads no tar. Killed at any moment, it is repeated.
+
+    Raises NotAPack and other FormatErrors for a damaged pack, OutputLocked while a part or another
+    command works on it, VersionError for one of a newer version, and OSError if the disk fails.
+
+    Examples:
+        >>> sa1bpack.finalize("packed").missing
+        {}
+    """
+    root = local_path("pack", pack)
+    manifest = read_own_manifest(root)
+    with PackState(root, recorded_options(manifest.options, root)) as state:
+        paths = (root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")
+        paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
+        plans, noted = [read_note(path, Plan) for path in paths], source_notes(root)
+        failed = {name: note for name, note in noted.items() if note.record is None}
+        gone = noted.keys() - failed.keys() - state.sources.keys()
+        if manifest.complete and (root / PARTS_NAME).is_dir():
+            state.publish(complete=False)  # a complete one must match its checksums all the time
+        notes = []
+        for name, note in failed.items():
+            if note.corrupt and name not in state.sources and state.parts_of(name):
+                count = counted(state.withdraw(name), "shard")
+                notes.append(f"{name}: its bytes are wrong; {count} withdrawn")
+        expected = {name for plan in plans for name in plan.sources}
+        expected |= {source for source, _ in state.shards} | failed.keys() | gone
+        missing = {}
+        for name in sorted(expected - state.sources.keys()):
+            if name in failed:
+                missing[name] = f"given up: {failed[name].error}"
+            elif name in gone:
+                missing[name] = "shards that it had are gone"
+            elif shards := state.parts_of(name):
+                missing[name] = f"packed in part, {counted(len(shards), 'shard')}"
+            else:
+                missing[name] = "no shard is published"
+        known = bool(plans) or manifest.complete
+        done = known and not missing
+        state.publish(complete=done)
+        if done:
+            shutil.rmtree(root / PARTS_NAME, ignore_errors=True)
+            flush_folder(root)
+        for name in state.sources:  # what names the missing ones stays
+            note_path(root, name).unlink(missing_ok=True)
+        parts = set()
+        for plan in plans[-1:]:
+            rows = [row for row, name in enumerate(plan.sources) if name in missing]
+            parts = {(row % plan.parts + 1, plan.parts) for row in rows}
+        return FinalizeResult(
+            **totals_of(state),
+            sources=len(state.sources),
+            missing=missing,
+            parts=tuple(sorted(parts)),
+            known=known,
+            notes=notes + state.findings(),
+        )

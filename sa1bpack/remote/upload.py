@@ -43,7 +43,8 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.interrupts import result_of
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.pack_state import PackState, PublishedShard
+from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.records import PublishedShard
 from sa1bpack.remote.origin import LARGE, fetch_files, is_large
 from sa1bpack.remote.stores import Bucket
 from sa1bpack.urls import folder_url

@@ -27,7 +27,7 @@ from small_tars import (
 import sa1bpack
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.packing.pack_state import ShardRecord, check_record
+from sa1bpack.packing.records import ShardRecord, check_record
 from sa1bpack.pixels.header import MAX_SCANS
 
 Spoil = Callable[[Members, int], object]
