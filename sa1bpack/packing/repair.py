@@ -8,8 +8,8 @@ it did before: whatever is replaced changes in one step.
 
 import os
 import time
-from collections.abc import Container, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Container, Iterable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -195,7 +195,7 @@ def repair(
             damage = Damage(root, unfinished, frozenset(shards), advance, quick, share or ALL)
         if share is not None and damage.lost:
             raise FormatError(f"{damage.problems[0].what}; {_first(root)}")
-        run = _Repair(damage, found, workers, progress)
+        run = _Repair(damage, found, workers, progress, held)
         if dry_run:
             run.forecast(share)
         elif share is not None:
@@ -226,7 +226,7 @@ class _Rebuilding(PackState):
 
 @dataclass(frozen=True)
 class _Replacement:
-    """A rebuilt shard that can replace the damaged one.
+    """A rebuilt shard that can replace the damaged one of its name.
 
     folder
         Where it lies, in the working folder.
@@ -236,23 +236,21 @@ class _Replacement:
         What to report to the user, or "".
     """
 
+    name: str
     shard: PublishedShard
     folder: Path
     same: bool
     note: str
 
-    @property
-    def name(self) -> str:
-        return self.shard.entry.name
 
-
-def _replacement(shard: PublishedShard, folder: Path, damage: Damage) -> _Replacement | str:
+def _replacement(shard: PublishedShard, working: Path, damage: Damage) -> _Replacement | str:
     """Read a rebuilt shard back, and compare it with all that is known of the old one.
 
     Returns why it cannot be used, if so.
     """
     name, now = shard.entry.name, shard.attributes
-    check = Check(PackFiles(folder.parent))
+    folder = working / name
+    check = Check(PackFiles(working))
     check_shard(check, folder, shard.entry, damage.manifest.layout, quick=False)
     if check.problems:
         return f"the rebuilt shard is damaged, too: {check.problems[0].what}"
@@ -268,20 +266,29 @@ def _replacement(shard: PublishedShard, folder: Path, damage: Damage) -> _Replac
         if was and was["packed_by"] != now["packed_by"]:
             by, before = versions_text(now["packed_by"]), versions_text(was["packed_by"])
             note += f", by {by}; it was packed by {before}"
-    return _Replacement(shard, folder, found == expected, note)
+    return _Replacement(name, shard, folder, found == expected, note)
 
 
 class _Repair:
     """One repair of a pack that has been checked."""
 
     def __init__(
-        self, damage: Damage, sources: list[Source], workers: int, show_progress: bool | None
+        self,
+        damage: Damage,
+        sources: list[Source],
+        workers: int,
+        show_progress: bool | None,
+        held: ExitStack,
     ):
-        """Choose what to rebuild; what cannot be is in `result.left`. Needed URLs are asked."""
+        """Choose what to rebuild; what cannot be is in `result.left`. Needed URLs are asked.
+
+        held
+            At its end, the working folder is removed.
+        """
         self._root = damage.root
         self._damage = damage
         self._workers = workers
-        self._show_progress = show_progress
+        self._show_progress, self._held = show_progress, held
         self._records = {record["name"]: record for record in damage.manifest.sources}
         self._wanted: dict[str, dict[int, str]] = {}  # source → part → name of the shard
         self._sources = {source.name: source for source in sources}
@@ -328,18 +335,17 @@ class _Repair:
 
     def mend_part(self) -> None:
         """Put in place what has the bytes that the pack demands; other parts may do so, too."""
-        with self._rebuilt() as made:
-            for replaced in made:
-                if replaced.same:
-                    with alone(self._root):
-                        put_in_place(replaced.folder, self._damage.folder(replaced.name))
-                    self.result.repaired.append(replaced.name)
-                else:
-                    self.result.left[replaced.name] = (
-                        f"{replaced.note or 'the digest that it must have is unknown'}; the pack's "
-                        "own files change with it; once all parts have ended: sa1bpack repair "
-                        f"{quote(str(self._root))} TARS --shard {replaced.name}"
-                    )
+        for replaced in self._rebuilt():
+            if replaced.same:
+                with alone(self._root):
+                    put_in_place(replaced.folder, self._damage.folder(replaced.name))
+                self.result.repaired.append(replaced.name)
+            else:
+                self.result.left[replaced.name] = (
+                    f"{replaced.note or 'the digest that it must have is unknown'}; the pack's "
+                    "own files change with it; once all parts have ended: sa1bpack repair "
+                    f"{quote(str(self._root))} TARS --shard {replaced.name}"
+                )
         self._leave_own_files()
 
     def _leave_own_files(self) -> None:
@@ -360,8 +366,7 @@ class _Repair:
         self._state.sources = self._records
         self._state.rebuild_index = damage.own_files
         self._state.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
-        with self._rebuilt() as made:
-            self._put_in_place(made)
+        self._put_in_place(self._rebuilt())
 
     def _sound_shards(self, sources: Container[str]) -> dict[Key, PublishedShard]:
         """The shards of sources that the check has found sound. Raises FormatError and OSError."""
@@ -385,46 +390,38 @@ class _Repair:
             ignore_space=True,
         )
 
-    @contextmanager
-    def _rebuilt(self) -> Iterator[list[_Replacement]]:
-        """What can replace damaged shards, in a working folder that goes with the block.
-
-        What turns out to be unusable is left.
-        """
-        usable: list[_Replacement] = []
+    def _rebuilt(self) -> list[_Replacement]:
+        """What can replace damaged shards, in a working folder; what cannot is left."""
         if not self._wanted:
-            yield usable
-            return
+            return []
         damage, packed_by = self._damage, versions_in_force()
         request = self._request([self._sources[name] for name in self._wanted])
-        with working_folder(self._root) as folder:
-            state = _Rebuilding(self._root, damage.options, NOT_LOCKED)
-            state.shards_dir = folder
-            state.shards, state.sources = self._sound_shards(self._wanted), dict(self._records)
-            warm_up(damage.options)
-            total = sum(source.nbytes for source in request.sources)
-            progress = Progress(total, show=self._show_progress)
-            parts = {name: set(parts) for name, parts in self._wanted.items()}
+        state = _Rebuilding(self._root, damage.options, NOT_LOCKED)
+        state.shards_dir = self._held.enter_context(working_folder(self._root))
+        state.shards, state.sources = self._sound_shards(self._wanted), dict(self._records)
+        warm_up(damage.options)
+        total = sum(source.nbytes for source in request.sources)
+        progress = Progress(total, show=self._show_progress)
+        parts = {name: set(parts) for name, parts in self._wanted.items()}
+        try:
             run = PackRun(state, request, progress, packed_by)
-            try:
-                failed = pack_sources(run, request.sources, parts)
-            finally:
-                progress.close()
-            self.result.notes += progress.notes
-            for source, wanted in self._wanted.items():
-                for part, name in wanted.items():
-                    if source in failed:
-                        made = str(failed[source])
-                    elif (shard := state.shards.get((source, part))) is None:
-                        made = "the source has no image for it"
-                    else:
-                        made = _replacement(shard, folder / name, damage)
-                    if isinstance(made, _Replacement):
-                        usable.append(made)
-                    else:
-                        self.result.left[name] = made
-            interrupts.check()
-            yield usable
+            failed = pack_sources(run, request.sources, parts)
+        finally:
+            progress.close()
+        self.result.notes += progress.notes
+        usable = []
+        for source, wanted in self._wanted.items():
+            for part, name in wanted.items():
+                if source in failed:
+                    self.result.left[name] = str(failed[source])
+                elif (shard := state.shards.get((source, part))) is None:
+                    self.result.left[name] = "the source has no image for it"
+                elif isinstance(made := _replacement(shard, state.shards_dir, damage), str):
+                    self.result.left[name] = made
+                else:
+                    usable.append(made)
+        interrupts.check()
+        return usable
 
     # Putting them in place
 

@@ -2,13 +2,12 @@
 
 import io
 import json
-import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 from sample_views import sample_views
-from small_tars import SMALL, contents, photo, record, write_tar
+from small_tars import SMALL, photo, record, write_tar
 
 import sa1bpack
 from sa1bpack.errors import OptionError
@@ -119,18 +118,6 @@ def test_masks_are_stored_as_bits_as_runs_or_as_both(packed):
         for some in only:
             for name in some.keys() - {"checksum", "run_offset"}:
                 np.testing.assert_array_equal(some[name], sample[name], err_msg=name)
-
-
-def test_a_compact_pack_is_the_same_with_two_workers_and_after_losing_a_shard(
-    packed, tar, tmp_path
-):
-    expected = contents(packed(**COMPACT))
-    root = tmp_path / "pack"
-    sa1bpack.pack(tar, root, workers=2, **SMALL, **COMPACT)
-    assert contents(root) == expected
-    shutil.rmtree(root / "shards" / "sa_000000-001")
-    sa1bpack.pack(tar, root, workers=1, **SMALL, **COMPACT)
-    assert contents(root) == expected
 
 
 @pytest.mark.parametrize("fit", ["pad", "squash"])
