@@ -16,10 +16,8 @@ from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.geometry.frame import (
     Frame,
-    box_edges,
     fit_frame,
-    move_boxes,
-    points_inside,
+    place_annotations,
     stored_to_source,
 )
 from sa1bpack.transforms.geometry.steps import GeometricStep
@@ -281,7 +279,13 @@ class Pipeline:
         used = None
         if leading:
             rows = Rows.of(small["mask_counts"], leading[0], "mask_offsets" not in batch)
-            placed |= self._annotations(small, rows, frame)
+            annotations = place_annotations(small, rows.owner, frame, self.coordinates)
+            valid = rows.valid
+            if (boxes := annotations.get("boxes_xyxy")) is not None:
+                valid = valid & (boxes[:, 2:] > boxes[:, :2]).all(1)
+            for name, value in {**annotations, "valid": valid}.items():
+                value = value.float() if value.is_floating_point() else value
+                placed[name] = value.view(*rows.shape, *value.shape[1:])
             used = self._put_masks(done, batch, small, rows, frame, grid)
         done |= dict(zip(placed, sent([*placed.values()], batch["images"].device), strict=True))
         if used is not None:
@@ -346,26 +350,6 @@ class Pipeline:
             [owner] = sent([rows.owner], masks.device)
             used &= uncovered(masks, areas, owner, len(counts), most, self.max_cover)
         return used
-
-    def _annotations(self, small: Mapping, rows: Rows, frame: Frame) -> dict[str, torch.Tensor]:
-        """Boxes and points on the canvas, and which masks are `valid`, whatever their cells are."""
-        found, (owner, shape, valid) = {}, rows
-        sizes, to_canvas = small["sizes"].double(), frame.maps.inverse().of(owner)
-        scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)[owner]  # stored pixels per source pixel
-        pixel, to_stored = torch.ones_like(scale), scale
-        if self.coordinates == "stored":
-            pixel, to_stored = scale, pixel
-        if "bboxes" in small:
-            edges = box_edges(small["bboxes"].reshape(-1, 4), pixel) * to_stored.repeat(1, 2)
-            boxes = move_boxes(edges, to_canvas, frame.extent[owner])
-            valid = valid & (boxes[:, 2:] > boxes[:, :2]).all(1)
-            found["boxes_xyxy"] = boxes.float().view(*shape, 4)
-        if "point_coords" in small:
-            stored = small["point_coords"].reshape(-1, 2) * to_stored
-            points = to_canvas.apply(stored)
-            found["point_coords"] = points.float().view(*shape, 2)
-            found["point_inside"] = points_inside(points, stored, frame, owner).view(shape)
-        return {**found, "valid": valid.view(shape)}
 
 
 def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:

@@ -346,45 +346,41 @@ def _fixed(value: torch.Tensor) -> torch.Tensor:
     return (value * 2.0**FRACTION).round().long()
 
 
-def box_edges(bboxes: torch.Tensor, pixel: torch.Tensor) -> torch.Tensor:
-    """Edges x0, y0, x1, y1 of SA-1B's boxes, float64 (T, 4).
+def place_annotations(
+    small: Mapping[str, torch.Tensor], owner: torch.Tensor, frame: Frame, coordinates: str
+) -> dict[str, torch.Tensor]:
+    """Boxes and points of a batch on the canvas, for those of `bboxes` and `point_coords` it has.
 
-    bboxes  (T, 4): x, y, w, h
-    pixel   float64 (T, 2): width and height of a source pixel in the boxes' coordinates
+    small        `sizes` of the batch, see `fit_frame`, `bboxes` and `point_coords`
+    owner        int64 (T,), the sample of each mask
+    coordinates  of the dataset: "source" or "stored"
+
+    Returns, of `boxes_xyxy`, float64 (T, 4): upright boxes around the moved ones, clipped to the
+    image (one that is outside has no width or no height); `point_coords`, float64 (T, 2); and
+    `point_inside`, bool (T,): the point is on the part of the canvas that the image covers.
     """
-    corner, extent = bboxes.double().split(2, 1)
-    return torch.cat([corner, corner + extent + pixel], 1)
-
-
-def move_boxes(edges: torch.Tensor, maps: Maps, limit: torch.Tensor) -> torch.Tensor:
-    """Map the corners of boxes, and clip the upright boxes around them to 0 and `limit`.
-
-    edges  (T, 4): x0, y0, x1, y1
-    maps   of each box, from its coordinates to the target coordinates
-    limit  float64 (T, 2), x and y
-
-    Returns float64 (T, 4). A box that is outside has no width or no height.
-    """
-    first, second = (maps.apply(corner) for corner in edges.split(2, 1))
-    low, high = torch.minimum(first, second), torch.maximum(first, second)
-    if isinstance(maps, AffineMaps):  # the other two corners may be outermost
-        for columns in ([2, 1], [0, 3]):
-            corner = maps.apply(torch.stack([edges[:, column] for column in columns], 1))
-            low, high = torch.minimum(low, corner), torch.maximum(high, corner)
-    return torch.cat([torch.minimum(corner.clamp(min=0), limit) for corner in (low, high)], 1)
-
-
-def points_inside(
-    points: torch.Tensor, stored: torch.Tensor, frame: Frame, owner: torch.Tensor
-) -> torch.Tensor:
-    """bool (T,): whether points are on the part of the canvas that the image covers.
-
-    points  (T, 2), x and y on the canvas
-    stored  (T, 2), the same in stored coordinates
-    owner   int64 (T,), the sample of each
-    """
-    inside = (points >= 0) & (points < frame.extent[owner])
-    if frame.window is not None:
-        low, high = frame.window[owner].split(2, 1)
-        inside &= (stored >= low) & (stored < high)
-    return inside.all(1)
+    found, to_canvas = {}, frame.maps.inverse().of(owner)
+    sizes, limit = small["sizes"].double(), frame.extent[owner]
+    scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)[owner]  # stored pixels per source pixel
+    pixel, to_stored = torch.ones_like(scale), scale
+    if coordinates == "stored":
+        pixel, to_stored = scale, pixel
+    if "bboxes" in small:
+        corner, extent = small["bboxes"].reshape(-1, 4).double().split(2, 1)
+        first, last = corner * to_stored, (corner + extent + pixel) * to_stored
+        corners = [to_canvas.apply(first), to_canvas.apply(last)]
+        if isinstance(to_canvas, AffineMaps):  # the other two corners may be outermost
+            for x, y in ((last, first), (first, last)):
+                corners.append(to_canvas.apply(torch.stack([x[:, 0], y[:, 1]], 1)))
+        ends = torch.stack(corners)
+        edges = [torch.minimum(end.clamp(min=0), limit) for end in (ends.amin(0), ends.amax(0))]
+        found["boxes_xyxy"] = torch.cat(edges, 1)
+    if "point_coords" in small:
+        stored = small["point_coords"].reshape(-1, 2) * to_stored
+        points = found["point_coords"] = to_canvas.apply(stored)
+        inside = (points >= 0) & (points < limit)
+        if frame.window is not None:
+            low, high = frame.window[owner].split(2, 1)
+            inside &= (stored >= low) & (stored < high)
+        found["point_inside"] = inside.all(1)
+    return found

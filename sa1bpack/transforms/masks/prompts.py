@@ -101,19 +101,6 @@ class _Boxes(NamedTuple):
         whole = _limit(x - self.x0, self.columns) * self.rows
         return whole + torch.where((x >= self.x0) & (x < self.x0 + self.columns), within, 0)
 
-    def on_rim(self, number: torch.Tensor) -> torch.Tensor:
-        """How many of the box's first `number` pixels are at the image's top or bottom."""
-        rows = self.rows.clamp(min=1)
-        column = number.div(rows, rounding_mode="floor")
-        return column * (self.top + self.bottom) + self.top * (number > column * rows)
-
-    def nth_on_rim(self, number: torch.Tensor) -> torch.Tensor:
-        """The n-th of the box's pixels that are at the image's top or bottom."""
-        a_column = (self.top + self.bottom).clamp(min=1)
-        column = number.div(a_column, rounding_mode="floor")
-        last = self.bottom * (number - column * a_column == self.top)
-        return column * self.rows + last * (self.rows - 1)
-
 
 def _limit(numbers: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
     return torch.minimum(numbers.clamp(min=0), most)
@@ -154,10 +141,13 @@ def _find_with_torch(
     inside = region == "inside"
     found = _boundary_of(runs) if region == "boundary" else _runs_of(runs, inside)
     box = _Boxes(*(sides[found.mask] for sides in boxes))
-    begin, end = (
-        torch.where(found.rim, box.on_rim(before), before)
-        for before in (box.before(found.begin), box.before(found.end))
-    )
+    rows, on_rim, ends = box.rows.clamp(min=1), box.top + box.bottom, []
+    for position in (found.begin, found.end):
+        before = box.before(position)
+        column = before.div(rows, rounding_mode="floor")
+        before_on_rim = column * on_rim + box.top * (before > column * rows)
+        ends.append(torch.where(found.rim, before_on_rim, before))
+    begin, end = ends
     sums = ((end - begin) * found.counted).cumsum(0)
     total = torch.cat([sums.new_zeros(1), sums])  # before each stretch
     first = total[found.offset[:-1]]  # before each mask
@@ -172,8 +162,11 @@ def _find_with_torch(
     at = at.clamp(max=len(begin) - 1)
     position = begin[at] + number - total[at]
     box = _Boxes(*(side[:, None] for side in boxes))
-    position = torch.where(found.rim[at], box.nth_on_rim(position), position)
-    rows = box.rows.clamp(min=1)
+    rows, on_rim = box.rows.clamp(min=1), (box.top + box.bottom).clamp(min=1)
+    column = position.div(on_rim, rounding_mode="floor")
+    last = box.bottom * (position - column * on_rim == box.top)
+    nth_on_rim = column * box.rows + last * (box.rows - 1)
+    position = torch.where(found.rim[at], nth_on_rim, position)
     column = position.div(rows, rounding_mode="floor")
     pixels = torch.stack([box.x0 + column, box.y0 + position - column * rows], 2)
     return count, torch.where(exists[..., None], pixels, -1)
@@ -348,16 +341,11 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
         >>> T.mask_boxes(runs).shape, T.mask_boxes(runs).dtype
         (torch.Size([104, 4]), torch.int64)
     """
-    if not uses_compiled(runs.run_ends.device):
-        return _boxes_with_torch(runs)
-    edges = np.zeros((runs.masks, 4), np.int64)
-    for _, rows, image in compiled_samples(runs):
-        edges[rows] = rle.mask_boxes(*image)
-    return torch.from_numpy(edges)
-
-
-def _boxes_with_torch(runs: RunBatch) -> torch.Tensor:
-    """`mask_boxes` with torch operations."""
+    if uses_compiled(runs.run_ends.device):
+        edges = np.zeros((runs.masks, 4), np.int64)
+        for _, rows, image in compiled_samples(runs):
+            edges[rows] = rle.mask_boxes(*image)
+        return torch.from_numpy(edges)
     found = _runs_of(runs, foreground=True)
     height = runs.sizes[runs.owner[found.mask], 0]
     last = found.end - 1

@@ -32,7 +32,7 @@ from sa1bpack.masks.relations import (
 from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
 from sa1bpack.transforms.host import on_host
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
-from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples, padded_rows
+from sa1bpack.transforms.masks.run_batch import compiled_samples, padded_rows
 from sa1bpack.transforms.memory import on_device
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
@@ -166,7 +166,17 @@ class Relate:
         if "runs" in batch:
             if padded and "annotation_ids" in batch:
                 most = batch["annotation_ids"].shape[1]
-            return self._of_runs(batch["runs"], counts, padded, most)
+            runs = batch["runs"]
+            if runs.run_ends.device.type != "cpu":
+                raise OptionError(
+                    "the batch has runs on a device: use Pipeline(relations=...), which relates "
+                    "the masks that it draws, or open the pack with a mask_size"
+                )
+            most = fullest(counts) if most is None else most
+            leading = (len(counts), most) if padded else (runs.masks,)
+            places = runs.padded_rows(most) if runs.masks != prod(leading) else None
+            samples = ((at, image) for _, at, image in compiled_samples(runs, places))
+            return self._compiled(relate_runs, samples, leading, most)
         masks = batch["masks"]
         if masks.dtype not in (torch.bool, torch.uint8) or masks.dim() != 3 + padded:
             raise OptionError(
@@ -186,34 +196,29 @@ class Relate:
             most = masks.shape[1]
         elif most is None:
             most = fullest(counts)
-        if not uses_compiled(masks.device):
-            return self._with_torch(masks, counts, padded, most)
-        found, ends = masks.numpy(), counts.cumsum(0)
-        if padded:
-            found = masks.flatten(0, 1).numpy()
-            ends = torch.arange(len(counts), device="cpu") * most + counts
-        samples = (
-            (np.arange(end - count, end), (found[end - count : end],))
-            for end, count in zip(ends.tolist(), counts.tolist(), strict=True)
-        )
-        return self._compiled(relate_bits, samples, masks.shape[: 1 + padded], most)
-
-    def _of_runs(
-        self, runs: RunBatch, counts: torch.Tensor, padded: bool, most: int | None
-    ) -> dict[str, torch.Tensor]:
-        if runs.run_ends.device.type != "cpu":
-            raise OptionError(
-                "the batch has runs on a device: use Pipeline(relations=...), which relates the "
-                "masks that it draws, or open the pack with a mask_size"
+        if uses_compiled(masks.device):
+            found, ends = masks.numpy(), counts.cumsum(0)
+            if padded:
+                found = masks.flatten(0, 1).numpy()
+                ends = torch.arange(len(counts), device="cpu") * most + counts
+            samples = (
+                (np.arange(end - count, end), (found[end - count : end],))
+                for end, count in zip(ends.tolist(), counts.tolist(), strict=True)
             )
-        if most is None:
-            most = fullest(counts)
-        leading = (len(counts), most) if padded else (runs.masks,)
-        places = runs.padded_rows(most) if runs.masks != prod(leading) else None
-        samples = ((at, image) for _, at, image in compiled_samples(runs, places))
-        return self._compiled(relate_runs, samples, leading, most)
-
-    # -------------------------------------------------------------------------------- on a CPU
+            return self._compiled(relate_bits, samples, masks.shape[: 1 + padded], most)
+        cells = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
+        places = None
+        if not padded:
+            places = padded_rows(pad(counts.cumsum(0), (1, 0)), len(cells), most)
+            wide = cells.new_zeros((len(counts) * most, *cells.shape[1:]))
+            cells = wide.index_copy_(0, places, cells).unflatten(0, (len(counts), most))
+        out = {}
+        with full_precision(cells.device):
+            found = _OfBatch(cells, self.share, self.neighbors == 8)
+            for name in self.names:
+                value = getattr(found, name).to(_type(RELATIONS[name]))
+                out[name] = value if places is None else value.flatten(0, 1)[places]
+        return out
 
     def _compiled(
         self,
@@ -247,26 +252,6 @@ class Relate:
         for job in jobs[:1]:
             job()
         run_jobs(jobs[1:])
-        return out
-
-    # ------------------------------------------------------------------------------- on a device
-
-    def _with_torch(
-        self, masks: torch.Tensor, counts: torch.Tensor, padded: bool, most: int
-    ) -> dict[str, torch.Tensor]:
-        """`of_masks` in torch operations, on any device."""
-        cells = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
-        places = None
-        if not padded:
-            places = padded_rows(pad(counts.cumsum(0), (1, 0)), len(cells), most)
-            wide = cells.new_zeros((len(counts) * most, *cells.shape[1:]))
-            cells = wide.index_copy_(0, places, cells).unflatten(0, (len(counts), most))
-        out = {}
-        with full_precision(cells.device):
-            found = _OfBatch(cells, self.share, self.neighbors == 8)
-            for name in self.names:
-                value = getattr(found, name).to(_type(RELATIONS[name]))
-                out[name] = value if places is None else value.flatten(0, 1)[places]
         return out
 
 
