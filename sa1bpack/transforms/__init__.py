@@ -5,10 +5,10 @@ waiting for the device: Triton kernels for images and masks where there is Trito
 elsewhere and for all that is small. On a CPU, compiled kernels make images and masks and draw
 prompts from runs, with the same cells, and pixels that differ by rounding only.
 
-    pipeline    all of these in the right order; its arguments are checked in options and checks
+    pipeline    all of these in the right order; checks: of its arguments and batches
     host        what the host knows of a batch on a device, and small arrays sent there
     geometry/   maps, the place of an image on the canvas, the steps that move it, and its boxes
-    images/     images under these maps, pixels, colours, mixup
+    images/     images under these maps, pixels, steps that change pixels
     masks/      masks under these maps, from runs or a grid; relations; prompts from runs
     prompts     a prompt for each mask of what a pipeline made, and clicks that correct a prediction
     triton/     images and masks on CUDA
@@ -26,12 +26,12 @@ _MODULES = {
     "AffineMaps": "sa1bpack.transforms.geometry.frame",
     "AxisMaps": "sa1bpack.transforms.geometry.frame",
     "CenterCrop": "sa1bpack.transforms.geometry.steps",
-    "ColorJitter": "sa1bpack.transforms.images.color",
-    "CutMix": "sa1bpack.transforms.images.mix",
+    "ColorJitter": "sa1bpack.transforms.images.steps",
+    "CutMix": "sa1bpack.transforms.images.steps",
     "Frame": "sa1bpack.transforms.geometry.frame",
     "GeometricStep": "sa1bpack.transforms.geometry.steps",
     "KernelWarning": "sa1bpack.transforms.backends",
-    "Mixup": "sa1bpack.transforms.images.mix",
+    "Mixup": "sa1bpack.transforms.images.steps",
     "Pipeline": "sa1bpack.transforms.pipeline",
     "Prompts": "sa1bpack.transforms.prompts",
     "RandomAffine": "sa1bpack.transforms.geometry.steps",

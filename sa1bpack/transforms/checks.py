@@ -1,17 +1,127 @@
-"""Checks of a pipeline's dataset and batches, made before any work.
+"""Checks of what users give to steps and pipelines, before any work: numbers, sizes and their
+schedules, and batches.
 
 The contents of tensors are checked only on a CPU, through numpy: nothing waits for a device.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from sa1bpack.arguments import MAX_WORD, torch_subset, whole_number
+from sa1bpack.arguments import MAX_WORD, is_number, torch_subset, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.masks.raster import MAX_MASK_SIZE
+from sa1bpack.masks.window import check_size
+from sa1bpack.schedules import Schedule, as_schedule
+
+MAX_CANVAS = 16384  # pixels along one side, as for the images of a pack
+
+
+def as_numbers(value: Any) -> tuple[float, ...]:
+    """The items of a sequence of finite numbers; empty for anything else."""
+    try:
+        given = tuple(value)
+    except TypeError:
+        return ()
+    return given if all(map(is_number, given)) else ()
+
+
+def as_range(
+    name: str, value: Any, low: float, high: float, around: float = 0.0
+) -> tuple[float, float]:
+    """The range of a random number, given as its spread around a number or as (low, high).
+
+    Raises OptionError, with the option's name, unless it is within `low` and `high`.
+    """
+    most = high - around
+    if is_number(value) and 0 <= value <= most:
+        return max(low, around - value), around + value
+    given = as_numbers(value)
+    if len(given) != 2 or not low <= given[0] <= given[1] <= high:
+        raise OptionError(
+            f"{name} is {value!r}: choose a number from 0 to {most:g}, or a range (low, high) of "
+            f"{low:g} to {high:g}"
+        )
+    return given
+
+
+def check_sides(name: str, size: Any, most: int) -> tuple[int, int]:
+    """Return (height, width) from an option that is one side, for both, or a pair.
+
+    Raises OptionError, with the option's name, unless the sides are whole numbers from 1 to `most`.
+    """
+    if isinstance(size, Iterable):
+        return check_size(size, name, most)
+    return (whole_number(name, size, 1, most),) * 2
+
+
+Sides = tuple[int, int]
+# A side, or (height, width), or a schedule of either. A list is a schedule.
+Size = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Schedules of the canvas and of the mask grid, (height, width) each.
+
+    proportional  whether the grid has as many pixels per cell as in the batch
+    """
+
+    canvas: Schedule
+    grid: Schedule
+    proportional: bool
+
+    @classmethod
+    def of(cls, size: Size, mask_size: Size, side: int, cells: int) -> "Sizes":
+        """Of a pipeline's options. Raises OptionError for a value that cannot be used.
+
+        side, cells  of the images and of the masks of a batch
+        """
+        canvas = as_schedule("size", side if size is None else size)
+        canvas = canvas.map(lambda each: check_sides("size", each, MAX_CANVAS))
+        if mask_size is None:
+            grid = canvas.map(lambda each: [max(1, length * cells // side) for length in each])
+        else:
+            grid = as_schedule("mask_size", mask_size)
+        grid = grid.map(lambda each: check_sides("mask_size", each, MAX_MASK_SIZE))
+        return cls(canvas, grid, mask_size is None)
+
+    def at(self, epoch: int | None, step: int | None) -> tuple[Sides, Sides]:
+        """Canvas and grid in an epoch, at a step; only what they depend on is needed."""
+        return self.canvas.at(epoch, step), self.grid.at(epoch, step)
+
+    def change_by(self, by: str) -> bool:
+        """Whether any size depends on the epoch, or on the step."""
+        return any(not each.constant and each.by == by for each in (self.canvas, self.grid))
+
+    def step_of(self, batch: Mapping) -> int | None:
+        """The step of a batch, if any size depends on it.
+
+        Raises OptionError if the batch has none.
+        """
+        if not self.change_by("step"):
+            return None
+        if batch.get("global_step") is None:
+            raise OptionError(
+                "the sizes of the pipeline change by step, but the batch has no 'step': take it "
+                "from Loader or make_dataloader, or choose sizes by epoch"
+            )
+        return whole_number("batch['global_step']", batch["global_step"], 0, MAX_WORD)
+
+    def __str__(self) -> str:
+        canvas, grid = (
+            str(sides.values[0]) if sides.constant else repr(sides)
+            for sides in (self.canvas, self.grid)
+        )
+        if self.proportional and not self.grid.constant:
+            grid = "in proportion"
+        return f"size={canvas}, mask_size={grid}"
+
+
+# ----------------------------------------------------------------------------------------- batches
 
 _REMEDY = "pass a batch as Loader, DataLoader and Collate make it"
 
@@ -59,17 +169,38 @@ def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]
             )
 
 
-def check_spec(batch: Mapping, spec: str | None) -> None:
-    """Raise OptionError if the batch comes from a dataset with another spec than the pipeline's.
+def check_arrays(
+    batch: Mapping, spec: str | None, side: int, cells: int, spatial: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise OptionError unless the arrays of a batch are those of the pipeline's dataset.
 
-    spec  of the pipeline's dataset; None if it has none. A batch without one is not checked here.
+    spec     of the dataset; None if it has none. That of a batch without one is not checked
+    side     of the images, uint8 (B, S, S, 3), or of planes (B, S * 3 / 2, S)
+    cells    of a side of the masks, bool or bits in uint8, if there are no runs
+    spatial  name → (C, h, w) of the spatial features
     """
     found = batch.get("spec")
-    if spec is not None and found is not None and found != spec:
+    if None not in (spec, found) and found != spec:
         raise OptionError(
             f"the samples of the batch are {found!r}, but those of this pipeline's dataset are "
             f"{spec!r}: create the pipeline with the dataset that the batches come from"
         )
+    images, rgb, planes = batch["images"], (side, side, 3), (side * 3 // 2, side)
+    expected = {}
+    if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
+        expected["images"] = f"torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}"
+    if "masks" in batch and "runs" not in batch:
+        width = {torch.bool: cells, torch.uint8: cells // 8}.get(batch["masks"].dtype)
+        if batch["masks"].shape[-2:] != (cells, width):
+            expected["masks"] = f"{cells} x {cells} cells, torch.bool or bits in torch.uint8"
+    for name in spatial.keys() & batch.keys():
+        shape = len(images), *spatial[name]
+        if not isinstance(batch[name], torch.Tensor) or batch[name].shape != shape:
+            expected[name] = f"a tensor {shape}"
+    for name, wanted in expected.items():
+        value = batch[name]
+        shown = f"{value.dtype} {tuple(value.shape)}" if torch.is_tensor(value) else _kind(value)
+        raise OptionError(f"{name} are {shown}: batches of this pipeline's dataset have {wanted}")
 
 
 def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
@@ -100,26 +231,6 @@ def _kind(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def check_images(images: torch.Tensor, side: int) -> None:
-    """Raise OptionError if these are not uint8 images (B, S, S, 3) or planes (B, S * 3 / 2, S)."""
-    rgb, planes = (side, side, 3), (side * 3 // 2, side)
-    if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
-        raise OptionError(
-            f"images are {images.dtype} {tuple(images.shape)}: batches of this pipeline's "
-            f"dataset have torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}"
-        )
-
-
-def check_grids(masks: torch.Tensor, cells: int) -> None:
-    """Raise OptionError if these are not grids of `cells` x `cells`, bool or bits in uint8."""
-    width = {torch.bool: cells, torch.uint8: cells // 8}.get(masks.dtype)
-    if masks.shape[-2:] != (cells, width):
-        raise OptionError(
-            f"masks are {masks.dtype} {tuple(masks.shape)}: batches of this pipeline's dataset "
-            f"have {cells} x {cells} cells, torch.bool or bits in torch.uint8"
-        )
-
-
 def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
     """Raise OptionError if these are not the sizes (B, 4) of `samples`, or on a CPU if a stored
     image does not fit the dataset's canvas by its fit."""
@@ -143,7 +254,7 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
         )
 
 
-def check_runs(runs: RunBatch, small: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> None:
+def check_runs(runs: Any, small: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> None:
     """Raise OptionError if the runs do not belong to the masks of a batch.
 
     small   `mask_counts` of the batch, and `mask_offset` of the runs
@@ -168,13 +279,4 @@ def check_runs(runs: RunBatch, small: Mapping[str, torch.Tensor], shape: tuple[i
         raise OptionError(
             f"sample {wrong[0]} of the batch has {expected[wrong[0]]} masks, but runs of "
             f"{found[wrong[0]]}: {remedy}"
-        )
-
-
-def check_spatial(rows: Any, name: str, samples: int, shape: tuple[int, ...]) -> None:
-    """Raise OptionError unless `rows` is a tensor (B, C, h, w) of the dataset's shape."""
-    if not isinstance(rows, torch.Tensor) or tuple(rows.shape) != (samples, *shape):
-        found = tuple(rows.shape) if isinstance(rows, torch.Tensor) else type(rows).__name__
-        raise OptionError(
-            f"{name} is {found}, but that of this dataset is a tensor {(samples, *shape)}"
         )

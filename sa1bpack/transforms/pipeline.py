@@ -14,6 +14,7 @@ from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms import checks
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch
+from sa1bpack.transforms.checks import Sides, Size, Sizes, as_numbers
 from sa1bpack.transforms.geometry.frame import (
     Frame,
     fit_frame,
@@ -22,16 +23,13 @@ from sa1bpack.transforms.geometry.frame import (
 )
 from sa1bpack.transforms.geometry.steps import GeometricStep
 from sa1bpack.transforms.host import all_on_host, sent
-from sa1bpack.transforms.images.color import ColorJitter
-from sa1bpack.transforms.images.make import ImageMaker
-from sa1bpack.transforms.images.mix import MixStep
+from sa1bpack.transforms.images.make import ImageMaker, move_spatial
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
-from sa1bpack.transforms.images.resample import move_spatial
+from sa1bpack.transforms.images.steps import ColorJitter, MixStep
 from sa1bpack.transforms.masks.cells import ranks, uncovered
 from sa1bpack.transforms.masks.make import MaskMaker, Rows
 from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
-from sa1bpack.transforms.options import Sides, Size, Sizes, as_numbers
 from sa1bpack.transforms.random import uniform
 
 # Keys of a batch with a few numbers per image or mask that a pipeline reads.
@@ -311,8 +309,7 @@ class Pipeline:
         if self.max_valid is not None:
             needed += ("annotation_ids",)
         checks.check_tensors(batch, needed, MASK_KEYS)
-        checks.check_spec(batch, self.spec)
-        checks.check_images(batch["images"], self.image_size)
+        checks.check_arrays(batch, self.spec, self.image_size, self.cells, self._spatial)
         small = {key: batch[key] for key in _SMALL if key in batch}
         if "runs" in batch:
             runs = batch["runs"]
@@ -321,11 +318,6 @@ class Pipeline:
         checks.check_sizes(small["sizes"], len(batch["images"]), self.image_size, self.fit)
         if self._relate is not None and not {"masks", "runs"} & batch.keys():
             raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
-        if "masks" in batch and "runs" not in batch:
-            checks.check_grids(batch["masks"], self.cells)
-        for name, shape in self._spatial.items():
-            if name in batch:
-                checks.check_spatial(batch[name], name, len(batch["images"]), shape)
         return small
 
     def _put_masks(

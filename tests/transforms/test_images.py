@@ -11,9 +11,9 @@ from PIL import Image, ImageEnhance
 from sa1bpack.pixels import yuv420
 from sa1bpack.transforms import CutMix, Mixup
 from sa1bpack.transforms.geometry.frame import AxisMaps
-from sa1bpack.transforms.images.color import ColorJitter
+from sa1bpack.transforms.images.make import resample
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
-from sa1bpack.transforms.images.resample import resample
+from sa1bpack.transforms.images.steps import ColorJitter
 from sa1bpack.transforms.random import uniform
 
 S = 40

@@ -23,7 +23,7 @@ import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.options import MAX_CANVAS, check_sides
+from sa1bpack.transforms.checks import MAX_CANVAS, check_sides
 
 
 @checks_options

@@ -13,8 +13,8 @@ import torch
 from sa1bpack.arguments import checks_options, is_number, number
 from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
+from sa1bpack.transforms.checks import as_numbers, as_range
 from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, Frame
-from sa1bpack.transforms.options import as_numbers, as_range
 
 Uniform = Callable[[int], torch.Tensor]
 

@@ -1,13 +1,28 @@
-"""The images of a batch, made by what its device has, see `transforms.backends`.
+"""Images under maps: resampled, normalised and cast by what their device has, see
+`transforms.backends`.
 
-Compiled kernels on a CPU have the results of the torch operations of other devices (`resample`,
-`pixels`), but for rounding. Each pixel is written once, where it belongs, in as many threads as
-torch may use.
+The result is that of PIL's `resize(box=..., resample=BILINEAR)` and of torch's `interpolate` with
+`antialias=True`, before rounding: a triangle filter, widened to the size of the output pixel if the
+image is reduced, cut off at the edges of the image, and normalised. On a CPU compiled kernels
+(`sa1bpack.pixels.resample`) write each pixel once, where it belongs, in as many threads as torch
+may use. Devices have Triton kernels or torch operations, of an entire batch without a loop over
+images:
+
+    resample         for axis-aligned maps: the filter of each axis as a matrix, two products
+    resample_affine  for maps that may rotate or shear: the filter of each pixel
+
+Where several can be used, the results are the same, but for the rounding of sums.
+
+Spatial features, (C, h, w) over the canvas of the stored image, are moved by torch operations on
+every device: cell (i, j) covers the pixels from row i * S / h and column j * S / w on, so such an
+array moves as an image of h x w pixels would. The complete canvas counts, also what lies beyond the
+image: a teacher has seen it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 
 import numpy as np
 import torch
@@ -23,13 +38,46 @@ from sa1bpack.pixels.resample import (
 from sa1bpack.pixels.yuv420 import planes_to_rgb
 from sa1bpack.transforms import backends
 from sa1bpack.transforms.backends import Job, run_jobs
-from sa1bpack.transforms.geometry.frame import Frame
+from sa1bpack.transforms.geometry.frame import (
+    FRACTION,
+    AffineMaps,
+    AxisMaps,
+    Frame,
+    fixed_steps,
+    pair,
+    positions,
+    scaling,
+)
 from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.host import on_device, sent
-from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.pixels import normalize, yuv420_to_rgb
-from sa1bpack.transforms.images.resample import Sampling, channels_first, resample, resample_affine
-from sa1bpack.transforms.memory import Memory, Table
+from sa1bpack.transforms.images.steps import ColorJitter
+from sa1bpack.transforms.memory import Memory, Table, chunk_bytes
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How images are resampled and normalised: the arguments of everything that does it.
+
+    images   uint8 (B, S, S, 3), S up to 16384
+    stored   integers (B, 2): height and width of the stored images, and
+    frame    of the images, both on one device, if possible the CPU: results are on its canvas,
+             (B, 3, H, W), zero outside the images
+    normal   float32 (2, 3): mean and std of R, G, B; std above 0
+    shrinks  no map reduces an image by a larger factor
+    """
+
+    images: torch.Tensor
+    stored: torch.Tensor
+    frame: Frame
+    normal: Table
+    shrinks: float
+
+    @property
+    def supports(self) -> torch.Tensor:
+        """`supports` of maps that may rotate or shear."""
+        return supports(self.frame.maps, self.shrinks)
+
 
 _UNCHANGED = Table(np.array([[0.0] * 3, [1.0] * 3], np.float32))  # a mean and std
 
@@ -155,3 +203,175 @@ def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
 
     run_jobs(jobs())
     return made
+
+
+# ------------------------------------------------------------------------------- torch operations
+
+
+def resample(
+    images: torch.Tensor, maps: AxisMaps, stored: torch.Tensor, canvas: tuple[int, int]
+) -> torch.Tensor:
+    """Resample by axis-aligned maps.
+
+    images  (B, S, T, C), channels last; not read outside `stored`
+    maps    from canvas to stored coordinates
+    stored  float64 (B, 2), x and y: width and height of the stored images in pixels
+    canvas  (height, width) of the output
+
+    Returns float32 (B, C, height, width). A pixel whose centre is outside the image is zero, unless
+    the filter reaches into the image.
+    """
+    samples, height, width, channels = images.shape
+    x, y = maps.centers(*canvas)
+    across = triangle_filter(x, maps.scale[:, 0], stored[:, 0], width)
+    down = triangle_filter(y, maps.scale[:, 1], stored[:, 1], height)
+    rows = torch.bmm(down, images.contiguous().float().view(samples, height, width * channels))
+    rows = channels_first(rows.view(samples, canvas[0], width, channels))
+    done = torch.bmm(rows.view(samples, channels * canvas[0], width), across.transpose(1, 2))
+    return done.view(samples, channels, *canvas)
+
+
+def triangle_filter(
+    at: torch.Tensor, scale: torch.Tensor, length: torch.Tensor, count: int
+) -> torch.Tensor:
+    """Weights of the input pixels of one axis for each of its output pixels.
+
+    at      float64 (B, n): centres of the output pixels, in input pixels
+    scale   float64 (B,): input pixels per output pixel, negative if mirrored
+    length  float64 (B,): the end of the image
+    count   m, input pixels; those from `length` on have no weight
+
+    Returns float32 (B, n, m). A row sums to 1, or is zero if the filter reaches no pixel.
+    """
+    pixels = torch.arange(count, dtype=torch.float32, device=at.device)
+    whole = at.floor()
+    # The distance in two parts, both exact in float32 up to the last bit.
+    distance = (pixels - whole[:, :, None].float()).add_((0.5 - (at - whole))[:, :, None].float())
+    narrow = 1 / scale.abs().clamp(min=1)
+    weights = distance.abs_().mul_(-narrow[:, None, None].float()).add_(1).clamp_(min=0)
+    weights *= (pixels < length[:, None].float())[:, None, :]
+    return weights.div_(weights.sum(2, keepdim=True).clamp_(min=1e-6))
+
+
+def channels_first(images: torch.Tensor) -> torch.Tensor:
+    """(B, H, W, C) as a contiguous (B, C, H, W)."""
+    return images.permute(0, 3, 1, 2).contiguous()
+
+
+def supports(maps: AffineMaps, most: float) -> torch.Tensor:
+    """float64 (B, 2): half the width of the filters along x and y, in source pixels, see
+    `sa1bpack.pixels.resample`. `most`: no map reduces an image by a larger factor.
+
+    Rounded to 2**-20 pixel, so that a rotation, whose sines and cosines are rounded, has exactly 1.
+    """
+    a, b = maps.linear.unbind(2)
+    length = (a * a + b * b).sqrt().mul(2.0**20).round().mul(2.0**-20)
+    return length.nan_to_num(1.0).clamp(1.0, max(1.0, most))
+
+
+def resample_affine(
+    planes: torch.Tensor,
+    stored: torch.Tensor,
+    steps: torch.Tensor,
+    support: torch.Tensor,
+    canvas: tuple[int, int],
+    most: float,
+) -> torch.Tensor:
+    """Resample planes by maps that may rotate or shear.
+
+    planes   (B, S, T, C), channels last; not read outside `stored`
+    stored   integers (B, 2), height and width of the stored images
+    steps    int64 (B, 2, 3), see `geometry.frame.positions`
+    support  float64 (B, 2), see `supports`, at most `most`
+    canvas   (height, width) of the output
+
+    Returns float32 (B, C, height, width), undefined outside the stored images.
+    """
+    samples, rows, columns, channels = planes.shape
+    flat = planes.contiguous().view(-1, channels)
+    first = torch.arange(samples, device=planes.device)[:, None, None] * (rows * columns)
+    out = torch.empty((samples, channels, *canvas), dtype=torch.float32, device=planes.device)
+    taps = ceil(2 * max(1.0, most))
+    # Of a pixel: positions, filters, sums.
+    row_bytes = max(1, samples) * canvas[1] * (64 + taps * (56 + 4 * channels) + 16 * channels)
+    band = max(1, chunk_bytes(planes.device) // row_bytes)
+    for start in range(0, canvas[0], band):
+        stop = min(start + band, canvas[0])
+        x, y = positions(steps, (start, stop), canvas[1])
+        # Whatever the sizes of a damaged batch are, nothing outside the planes is read.
+        x_taps = list(_taps(x, support[:, 0], stored[:, 1].clamp(1, columns), taps))
+        y_taps = _taps(y, support[:, 1], stored[:, 0].clamp(1, rows), taps)
+        sums = [0.0] * taps
+        for row, c in y_taps:
+            row = row.mul(columns).add_(first)
+            for k, (column, _) in enumerate(x_taps):
+                taken = flat.index_select(0, (row + column).flatten()).float()
+                sums[k] = sums[k] + taken.view(*row.shape, channels).mul_(c[..., None])
+        total = 0.0
+        for (_, a), column in zip(x_taps, sums, strict=True):
+            total = total + column.mul_(a[..., None])
+        out[:, :, start:stop] = total.permute(0, 3, 1, 2)
+    return out
+
+
+def _taps(
+    position: torch.Tensor, support: torch.Tensor, length: torch.Tensor, taps: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The pixels under the filter at each position, and their weights: int64 and float32 (B, h, w)
+    for each of `taps`. Pixels beyond the filter have no weight."""
+    at = position.double() * 2.0**-FRACTION
+    support, length = support[:, None, None], length[:, None, None].long()
+    low = (at - support - 0.5).ceil().clamp(-(2.0**30), 2.0**30).long()
+    low += ((low.double() + 0.5 - at).abs() >= support).long()
+    pixels, weights, total = [], [], 0.0
+    for k in range(taps):
+        pixel = low + k
+        weight = 1 - (pixel.double() + 0.5 - at).abs() / support
+        weight = weight.clamp_(min=0) * ((pixel >= 0) & (pixel < length))
+        total = total + weight
+        pixels.append(pixel.clamp_(min=0).minimum(length - 1))
+        weights.append(weight)
+    total = torch.where(total > 0, total, 1.0)
+    for pixel, weight in zip(pixels, weights, strict=True):
+        yield pixel, (weight / total).float()
+
+
+def move_spatial(
+    rows: torch.Tensor, frame: Frame, side: int, geometric: bool, shrinks: float = 1.0
+) -> torch.Tensor:
+    """Move spatial rows with their images.
+
+    rows       (B, C, h, w)
+    frame      of the images, on any device: its maps are from pixels of the canvas to those of the
+               stored image
+    side       S, of the stored canvas
+    geometric  whether there are geometric steps: cells that they left without image are zero
+    shrinks    the largest factor by which a map that may rotate reduces an image
+
+    Returns (B, C, h', w') with as many pixels per cell as before, h' = H h / S rounded down and at
+    least 1; of the same type if that is a floating one, else float32. Zero outside the stored
+    canvas.
+    """
+    canvas, kind = frame.canvas, rows.dtype if rows.is_floating_point() else torch.float32
+    if not geometric and canvas == (side, side):
+        return rows.to(kind)
+    frame, (height, width) = on_device(frame, rows.device), rows.shape[2:]
+    out = max(1, canvas[0] * height // side), max(1, canvas[1] * width // side)
+    sides = pair(width, height, rows.device).expand(len(rows), -1)
+    to_canvas = scaling(pair(canvas[1] / out[1], canvas[0] / out[0], rows.device))
+    between = scaling(sides / side).after(frame.maps).after(to_canvas)
+    planes, shown = rows.permute(0, 2, 3, 1), frame.visible(out)
+    if isinstance(between, AffineMaps):
+        # A cell is as many pixels long as before, but for the rounding of their number.
+        most = shrinks * max(width / side * canvas[1] / out[1], height / side * canvas[0] / out[0])
+        cells, support = fixed_steps(between), supports(between, most)
+        moved = resample_affine(planes, sides.flip(1), cells, support, out, most)
+        x, y = (at >> FRACTION for at in positions(cells, (0, out[0]), out[1]))
+        shown &= (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    else:
+        moved = resample(planes, between, sides, out)
+        x, y = between.centers(*out)
+        within = (x >= 0) & (x <= width), (y >= 0) & (y <= height)
+        within = within[1][:, :, None] & within[0][:, None, :]
+        shown = within & shown if geometric else within
+    return moved.mul_(shown[:, None]).to(kind)

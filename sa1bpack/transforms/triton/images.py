@@ -19,8 +19,8 @@ import triton.language as tl
 from sa1bpack.transforms.backends import FLOATS
 from sa1bpack.transforms.geometry.frame import places as places_of
 from sa1bpack.transforms.host import sent
-from sa1bpack.transforms.images.color import LUMA
-from sa1bpack.transforms.images.resample import Sampling
+from sa1bpack.transforms.images.make import Sampling
+from sa1bpack.transforms.images.steps import LUMA
 
 BLOCK = tl.constexpr(128)  # filters of a program
 PLANE_BLOCK = tl.constexpr(512)  # pixels of a program that converts planes
@@ -469,7 +469,7 @@ def adjust_colors(
     normal: torch.Tensor,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Change colours, normalise and cast, as `transforms.images.color` does; sums for the grey mean
+    """Change colours, normalise and cast, as `transforms.images.steps` does; sums for the grey mean
     are added in another order.
 
     images   float32 (B, 3, H, W), 0 to 255, contiguous; overwritten if `dtype` is float32

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from sa1bpack.transforms import AxisMaps, Frame, backends
-from sa1bpack.transforms.images.make import sample_images
-from sa1bpack.transforms.images.resample import Sampling
+from sa1bpack.transforms.images.make import Sampling, sample_images
 from sa1bpack.transforms.memory import Memory, Table
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
