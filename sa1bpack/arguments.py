@@ -245,7 +245,7 @@ def paths_of(name: str, value: Any) -> list[Path]:
 
 
 def listed(value: Any) -> list[Any]:
-    """What an iterable gives, as a list; a path, a URL and anything else alone."""
+    """What an iterable yields, as a list; a path, a URL and anything else alone."""
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
     return list(value) if several else [value]
 

@@ -218,3 +218,21 @@ def test_a_checkpoint_of_other_images_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert "the state belongs to another order: fingerprint was" in error
     assert error.count("\n") == 1
+
+
+def test_its_losses_are_those_that_the_recipe_takes_from_monai(script):
+    """docs/recipes.md, Losses and metrics."""
+    losses, metrics = (pytest.importorskip(f"monai.{name}") for name in ("losses", "metrics"))
+    draws = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(5, 3, 16, 16, generator=draws)
+    masks = torch.rand(5, 16, 16, generator=draws) > 0.6
+    masks[4] = False
+    target = masks[:, None].expand_as(logits)
+    focal, dice, iou = script.mask_losses(logits, masks)
+    found = losses.FocalLoss(gamma=2, alpha=0.25, reduction="none")(logits, target.float())
+    assert torch.allclose(found.mean((2, 3)), focal)
+    options = {"sigmoid": True, "smooth_nr": 1, "smooth_dr": 1, "reduction": "none"}
+    found = losses.DiceLoss(**options)(logits, target.float())
+    assert torch.allclose(found.flatten(1), dice)
+    found = metrics.compute_iou(logits > 0, target, ignore_empty=False)
+    assert torch.allclose(found, iou)
