@@ -5,6 +5,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -19,10 +20,8 @@ from sa1bpack.arguments import (
     whole_number,
 )
 from sa1bpack.dataset import select
-from sa1bpack.dataset.columns import Columns, check_column, empty_column, iterate_columns
 from sa1bpack.dataset.features import with_features
-from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.pack_folder import open_folders, pack_sampling
+from sa1bpack.dataset.pack import Pack, open_folders, pack_sampling
 from sa1bpack.dataset.rows import (
     IdLookup,
     Rows,
@@ -35,6 +34,7 @@ from sa1bpack.dataset.rows import (
     take,
 )
 from sa1bpack.dataset.sample import ChangedKeywords, SampleOptions, SampleSpec, read_sample
+from sa1bpack.dataset.select import Columns
 from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
@@ -389,10 +389,10 @@ class Dataset(MapStyle, Pictured):
         """
         if name == "mask_count" and reduce is None:
             return np.diff(self.mask_offsets)
-        check_column(name, "sample" if reduce is None else "mask", self.pack)
+        select.check_column(name, "sample" if reduce is None else "mask", self.pack)
         if name == "image_id":
             return self.pack.image_ids(self._rows)
-        out = empty_column(self.pack, name, len(self))
+        out = select.empty_column(self.pack, name, len(self))
         for part in self.columns():
             out[part.positions] = part[name] if reduce is None else part.reduced(name, reduce)
         return out
@@ -406,9 +406,9 @@ class Dataset(MapStyle, Pictured):
         All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
         iterates over them, one shard at a time. Raises as `column` does.
         """
-        check_column(name, "mask", self.pack)
+        select.check_column(name, "mask", self.pack)
         offsets = self.mask_offsets
-        out = empty_column(self.pack, name, int(offsets[-1]))
+        out = select.empty_column(self.pack, name, int(offsets[-1]))
         for part in self.columns():
             at = part.positions
             if isinstance(at, slice):
@@ -438,7 +438,7 @@ class Dataset(MapStyle, Pictured):
 
     def columns(self) -> Iterator[Columns]:
         """Metadata of all samples, one shard at a time, which takes little memory."""
-        return iterate_columns(self.pack, self._rows, self.options)
+        return select.iterate_columns(self.pack, self._rows, self.options)
 
     # --------------------------------------------------------------------------------- where it is
 
@@ -543,23 +543,16 @@ class Dataset(MapStyle, Pictured):
     def __repr__(self) -> str:
         whole = self.manifest.samples
         part = "" if len(self) == whole else f"{len(self):,} of "
-        masks, rule = self._masks_if_known(), self.options.rule
-        count = "" if masks is None else f", {counted(masks, 'mask')}"
+        rule, count = self.options.rule, ""
+        if rule is None or "mask_offsets" in vars(self):  # else all shards are read for it
+            with suppress(FormatError):  # of a damaged index
+                count = f", {counted(int(self.mask_offsets[-1]), 'mask')}"
         count += "" if rule is None else f", masks with {rule.as_text()}"
         state = "" if self.manifest.complete else ", pack not complete"
         return (
             f"<Dataset {self.pack.name}: {part}{counted(whole, 'sample')}{count}, "
             f"{self.spec.summary()}{state}>"
         )
-
-    def _masks_if_known(self) -> int | None:
-        """How many masks the samples have, unless they must be read or the index is damaged."""
-        try:
-            if self.options.rule is None or "mask_offsets" in vars(self):
-                return int(self.mask_offsets[-1])
-        except FormatError:
-            pass
-        return None
 
     def __reduce__(self):
         folders = self.pack.folders

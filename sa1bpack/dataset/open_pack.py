@@ -18,8 +18,7 @@ from sa1bpack.arguments import (
     refuse_dataset,
 )
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.pack import DUPLICATES, Pack
-from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
+from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import refuse_in_pack

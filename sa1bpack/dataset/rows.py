@@ -43,7 +43,19 @@ def take(rows: Rows, selection: Any) -> Rows:
     """
     if isinstance(selection, slice):
         return as_rows(rows[selection])
-    return as_rows(rows_at(rows, as_positions(selection, len(rows))))
+    if np.ndim(selection) == 0:
+        raise _not_an_index(selection)
+    selection, length = np.asarray(selection), len(rows)
+    if selection.ndim != 1:
+        raise IndexError(f"an index array must have one dimension, this has {selection.ndim}")
+    if selection.dtype == np.bool_ and len(selection) == length:
+        return as_rows(rows_at(rows, np.flatnonzero(selection)))
+    if selection.size == 0 and selection.dtype != np.bool_:
+        return range(0)
+    np.broadcast_to(np.int8(0), length)[selection]  # numpy's errors, of an array without memory
+    positions = selection.astype(np.int64)
+    positions[positions < 0] += length
+    return as_rows(rows_at(rows, positions))
 
 
 def as_position(index: Any) -> int:
@@ -57,23 +69,6 @@ def _not_an_index(value: Any) -> TypeError:
     return TypeError(
         f"a dataset is indexed by integers, slices and index arrays, not by {type(value).__name__}"
     )
-
-
-def as_positions(selection: Any, length: int) -> np.ndarray:
-    """An index array or a bool array as int64 positions in 0 to length - 1."""
-    if np.ndim(selection) == 0:
-        raise _not_an_index(selection)
-    selection = np.asarray(selection)
-    if selection.ndim != 1:
-        raise IndexError(f"an index array must have one dimension, this has {selection.ndim}")
-    if selection.dtype == np.bool_ and len(selection) == length:
-        return np.flatnonzero(selection)
-    if selection.size == 0 and selection.dtype != np.bool_:
-        return np.empty(0, np.int64)
-    np.broadcast_to(np.int8(0), length)[selection]  # numpy's errors, of an array without memory
-    positions = selection.astype(np.int64)
-    positions[positions < 0] += length
-    return positions
 
 
 def as_rows(rows: Rows) -> Rows:
@@ -147,8 +142,16 @@ def fingerprint(
     digests    of each shard
     """
     edges = np.array(first_row)
-    numbers, first, count = _stretches(edges, rows)
-    shards = len(digests)
+    # The longest stretches of neighbouring rows of one shard, in the order of the rows.
+    bounds = shard_bounds(edges, rows)
+    if not isinstance(rows, range) or rows.step != 1:
+        rows = row_array(rows)
+        breaks = np.diff(rows) != 1
+        breaks[bounds[1:-1] - 1] = True
+        bounds = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]])
+    starts, count = rows_at(rows, bounds[:-1]), np.diff(bounds)
+    numbers = np.searchsorted(edges, starts, side="right") - 1
+    first, shards = starts - edges[numbers], len(digests)
     used_at = np.full(shards, len(numbers))
     used_at[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of an index given twice, the last
     used = np.argsort(used_at, kind="stable")[: np.count_nonzero(used_at < len(numbers))]
@@ -160,22 +163,6 @@ def fingerprint(
     if rule is not None:
         digest.update(f"{rule.as_text()}\n".encode())
     return digest.hexdigest()
-
-
-def _stretches(edges: np.ndarray, rows: Rows) -> tuple[np.ndarray, ...]:
-    """The longest stretches of neighbouring rows of one shard, in the order of the rows.
-
-    Returns the shard's number, the first row in the shard, and the number of rows: int64 (s,) each.
-    """
-    bounds = shard_bounds(edges, rows)
-    if not isinstance(rows, range) or rows.step != 1:
-        rows = row_array(rows)
-        breaks = np.diff(rows) != 1
-        breaks[bounds[1:-1] - 1] = True
-        bounds = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]])
-    starts = rows_at(rows, bounds[:-1])
-    numbers = np.searchsorted(edges, starts, side="right") - 1
-    return numbers, starts - edges[numbers], np.diff(bounds)
 
 
 @dataclass(frozen=True)
@@ -208,21 +195,11 @@ class IdLookup:
             return np.full(len(wanted), -1)
         if len(wanted) * _MANY >= count:
             low, high = int(self.ids.min()), int(self.ids.max())
-            if high - low < _WIDEST * count:
-                return self._from_table(wanted, low, high)
-        return self._searched(wanted)
-
-    def _from_table(self, wanted: np.ndarray, low: int, high: int) -> np.ndarray:
-        """`positions` by a table from ids, of `low` to `high`, to positions."""
-        count = len(self.ids)
-        table = np.full(high - low + 2, -1, np.int32 if count < 1 << 31 else np.int64)
-        table[self.ids[::-1] - low] = np.arange(count - 1, -1, -1)  # of several, the first
-        inside = (wanted >= low) & (wanted <= high)
-        return table[np.where(inside, wanted, high + 1) - low].astype(np.int64)
-
-    def _searched(self, wanted: np.ndarray) -> np.ndarray:
-        """`positions` by a binary search for each id."""
-        count = len(self.ids)
+            if high - low < _WIDEST * count:  # a table from ids to positions
+                table = np.full(high - low + 2, -1, np.int32 if count < 1 << 31 else np.int64)
+                table[self.ids[::-1] - low] = np.arange(count - 1, -1, -1)  # of several, the first
+                inside = (wanted >= low) & (wanted <= high)
+                return table[np.where(inside, wanted, high + 1) - low].astype(np.int64)
         by_id = np.argsort(wanted)  # each search begins where the last one ended, in the cache
         found = np.empty(len(wanted), np.int64)
         try:

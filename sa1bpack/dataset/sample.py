@@ -326,7 +326,14 @@ def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions)
     """A converted sample with its id and index, scaled, or what the transform returned for it."""
     sample = Sample(sample, image_id=image_id, index=index)
     if options.coordinates == "stored":
-        _scale(sample)
+        # Both ends of an axis are mapped onto each other (pixel edges, not centres), so 0 stays 0
+        # and the length of a side becomes that of the stored side.
+        height, width, stored_height, stored_width = sample["size"].tolist()
+        xywh = np.array((stored_width / width, stored_height / height) * 2)
+        with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
+            for key in SCALED_KEYS:
+                sample[key] = sample[key] * xywh[: sample[key].shape[-1]]
+                sample[key].flags.writeable = False  # like the views
     if options.transform is None:
         return sample
     name = f"{sample['file_name']} (image_id {image_id}, row {index})"
@@ -414,20 +421,6 @@ def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpe
 
 def _file_name(stored: np.ndarray) -> str:
     return stored.tobytes().rstrip(b"\0").decode()
-
-
-def _scale(sample: Sample) -> None:
-    """Source pixels to stored-image pixels: x by stored w / source w, y by stored h / source h.
-
-    Both ends of an axis are mapped onto each other (pixel edges, not centres), so 0 stays 0 and the
-    length of a side becomes that of the stored side.
-    """
-    height, width, stored_height, stored_width = sample["size"].tolist()
-    xywh = np.array((stored_width / width, stored_height / height) * 2)
-    with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
-        for key in SCALED_KEYS:
-            sample[key] = sample[key] * xywh[: sample[key].shape[-1]]
-            sample[key].flags.writeable = False  # like the views
 
 
 def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:

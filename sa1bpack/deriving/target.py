@@ -23,7 +23,6 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
-from sa1bpack.format.side.scaled import scaled_of
 from sa1bpack.format.side.spec import (
     SCALED_INT8,
     SIDE_AXES,
@@ -39,6 +38,7 @@ from sa1bpack.format.side.spec import (
     part_names,
     read_side_manifest,
     remove_unused,
+    scaled_of,
     side_name,
 )
 from sa1bpack.loading.order.batches import process_group

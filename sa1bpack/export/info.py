@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from sa1bpack.arguments import checks_options, paths_of
-from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
+from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
 from sa1bpack.errors import FormatError
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import REMEDY

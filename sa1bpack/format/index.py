@@ -162,7 +162,7 @@ def build_index(root: Path, manifest: Manifest, *, rebuild: bool = False) -> str
         return name
     folder = temporary_beside(root / name)
     try:
-        _write_index(folder, _index_arrays(root, manifest), manifest)
+        _write_index(folder, root, manifest)
         put_in_place(folder, root / name)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -170,7 +170,15 @@ def build_index(root: Path, manifest: Manifest, *, rebuild: bool = False) -> str
     return name
 
 
-def _index_arrays(root: Path, manifest: Manifest) -> dict[str, np.ndarray]:
+def _array_of(root: Path, entry: ShardEntry, manifest: Manifest, name: str) -> np.ndarray:
+    """An array of a shard, memory-mapped. Raises FormatError if its length or metadata is wrong."""
+    folder, spec = root / SHARDS_NAME / entry.name, manifest.layout.array(name)
+    rows = spec.rows(entry.extent)
+    check_array(folder, spec, rows)
+    return map_array(folder, spec, rows)
+
+
+def _write_index(folder: Path, root: Path, manifest: Manifest) -> None:
     ids = np.empty(manifest.samples, np.int64)
     masks = np.zeros(manifest.samples + 1, np.int64)
     shard_offset = np.zeros(len(manifest.shards) + 1, np.int64)
@@ -182,25 +190,13 @@ def _index_arrays(root: Path, manifest: Manifest) -> dict[str, np.ndarray]:
         masks[first : stop + 1] = _array_of(root, entry, manifest, "mask_offset")
         masks[first : stop + 1] += first_mask
         first_mask += entry.masks
-    order = np.argsort(ids, kind="stable")
-    return {"shard_offset": shard_offset, "image_id": ids, "id_order": order, "mask_offset": masks}
-
-
-def _array_of(root: Path, entry: ShardEntry, manifest: Manifest, name: str) -> np.ndarray:
-    """An array of a shard, memory-mapped. Raises FormatError if its length or metadata is wrong."""
-    folder, spec = root / SHARDS_NAME / entry.name, manifest.layout.array(name)
-    rows = spec.rows(entry.extent)
-    check_array(folder, spec, rows)
-    return map_array(folder, spec, rows)
-
-
-def _write_index(folder: Path, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
-    folder.mkdir()
+    arrays = Index(shard_offset, ids, np.argsort(ids, kind="stable"), masks)
     sizes = index_arrays(manifest)
+    folder.mkdir()
     for spec, rows in sizes.items():
         (folder / spec.name).mkdir()
         if rows:
-            data = byte_view(arrays[spec.name]).tobytes() + chunk_file(spec, rows).tail()
+            data = byte_view(getattr(arrays, spec.name)).tobytes() + chunk_file(spec, rows).tail()
             write_durably(folder / spec.chunk_path, data)
         metadata = canonical_json(array_metadata(spec, rows))
         write_durably(folder / spec.name / METADATA_NAME, metadata)

@@ -141,8 +141,12 @@ def check_files(
     """What `verify` reports of these files. Raises as it does."""
     root = files.root
     scope = Scope(quick=quick, own_files=share[0] == 1, share=share, features=True)
-    if is_side(root):
-        return _verify_side(Check(files, progress), quick, share)
+    if is_side(root):  # named itself, without its pack
+        check = Check(files, progress)
+        files.choose_mode(_side_bytes(root))
+        check.total = _side_bytes(root, share)
+        parts = _check_side(check, root, quick, share)
+        return check.report({"parts": parts, "bytes": check.total})
     while True:
         check = Check(files, progress)
         try:
@@ -177,15 +181,6 @@ def _checked_index(check: Check, manifest: Manifest, scope: Scope) -> Index | No
     with suppress(FormatError, OSError):
         return open_index(check.files.root, manifest) if manifest.shards else None
     return None
-
-
-def _verify_side(check: Check, quick: bool, share: Share) -> Report:
-    """Check a feature that is named itself, without its pack."""
-    folder = check.files.root
-    check.files.choose_mode(_side_bytes(folder))
-    check.total = _side_bytes(folder, share)
-    parts = _check_side(check, folder, quick, share)
-    return check.report({"parts": parts, "bytes": check.total})
 
 
 def _check_side(

@@ -5,9 +5,9 @@ checksums of samples from the same bytes. It reads with `preadv`, not through a 
 error is then a problem to report, not a signal that kills the process.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -103,19 +103,6 @@ def _compare_tail(path: Path, found: bytes, expected: bytes) -> None:
 _Streams = Mapping[str, ArrayStream]
 
 
-@contextmanager
-def _open_streams(
-    files: PackFiles, folder: Path, arrays: Mapping[ArraySpec, int]
-) -> Iterator[_Streams]:
-    """Streams of arrays, by their number of rows; a thread for each large one reads ahead."""
-    with ExitStack() as stack:
-        helper = stack.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
-        yield {
-            spec.name: stack.enter_context(closing(ArrayStream(files, folder, spec, rows, helper)))
-            for spec, rows in arrays.items()
-        }
-
-
 def _check_group(
     check: Check,
     folder: Path,
@@ -149,8 +136,13 @@ def _check_group(
                         path, file = folder / spec.chunk_path, chunk_file(spec, rows)
                         _compare_tail(path, check.files.rest(path, file.data_bytes), file.tail())
         else:
-            chosen = {spec: rows for spec, rows in arrays.items() if spec in streamed}
-            with _open_streams(check.files, folder, chosen) as streams:
+            with ExitStack() as stack:
+                helper = stack.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
+                streams = {}
+                for spec, rows in arrays.items():
+                    if spec in streamed:
+                        opened = ArrayStream(check.files, folder, spec, rows, helper)
+                        streams[spec.name] = stack.enter_context(closing(opened))
                 read_samples(streams)
                 for name, stream in streams.items():
                     if stream.file.rows:
@@ -232,9 +224,9 @@ def check_shard(
                     "pack command"
                 )
         arrays = layout.array_rows(shard.extent)
-        if _check_offsets(check, shard):
-            return arrays, partial(_check_samples, check, shard)
-        return arrays, None
+        return arrays, partial(_check_samples, check, shard) if _check_offsets(
+            check, shard
+        ) else None
 
     streamed = {spec for spec in layout.arrays if not quick or spec.name in HEAVY_ARRAYS}
     # If a damaged checksum file does not list a file that the layout has, that is the problem, and

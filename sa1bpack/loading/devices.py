@@ -31,7 +31,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sa1bpack.disk.direct import aligned
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.format.side.scaled import SCALE_BYTES
+from sa1bpack.format.side.spec import SCALE_BYTES
 from sa1bpack.loading.batch.spec import BatchSpec, Regions, split_regions
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import Buffer, BufferPool, QueuedBatch

@@ -12,8 +12,7 @@ from small_tars import contents
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.side.scaled import floats_of, scaled_of
-from sa1bpack.format.side.spec import part_names
+from sa1bpack.format.side.spec import floats_of, part_names, scaled_of
 from sa1bpack.format.verify import verify
 from sa1bpack.loading.devices import floats_on_device
 

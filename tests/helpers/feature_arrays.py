@@ -5,8 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.format.index import open_manifest_and_index
-from sa1bpack.format.side.scaled import scaled_of
-from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side, shard_identities
+from sa1bpack.format.side.spec import (
+    SideManifest,
+    SideSpec,
+    create_side,
+    scaled_of,
+    shard_identities,
+)
 from sa1bpack.format.side.writer import PartWriter
 
 

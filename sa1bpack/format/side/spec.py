@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from sa1bpack.format.index import shard_digests
 from sa1bpack.format.layout import ArraySpec, Extent, array_spec
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME, Manifest
 from sa1bpack.format.shard_reader import read_rows
-from sa1bpack.format.side.scaled import FLOAT_DTYPE, floats_of, scaled_shape
 from sa1bpack.wording import brief, counted
 
 SIDE_FORMAT_VERSION = (1, 0)
@@ -57,8 +56,14 @@ SIDE_DTYPES = (
     "float32",
     "float64",
 )
-# Floats that are stored as int8 with a scale per channel, see `scaled`.
+# Floats that are stored as int8 with a scale per channel, see `scaled_shape`.
 SCALED_INT8 = "scaled_int8"
+SCALE_BYTES = 4
+SCALE_DTYPE = np.dtype("<f4")
+# Of the stored int8, either sign.
+LARGEST = 127
+# Of the rows that are read.
+FLOAT_DTYPE = np.dtype("<f2")
 MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
@@ -230,8 +235,6 @@ def read_side_manifest(folder: Path) -> SideManifest:
     if not isinstance(found, dict) or found.get("format") != SIDE_FORMAT_NAME:
         raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a feature')
     check_version(path, found.get("version"), SIDE_FORMAT_VERSION, REMAKE)
-    if absent := sorted({field.name for field in fields(SideSpec)} - found.keys()):
-        raise FormatError(f"{path}: missing required field `{absent[0]}`; {REMAKE}")
     try:
         provenance = msgspec.convert(found.get("provenance", {}), dict[str, Any])
         return SideManifest(msgspec.convert(found, SideSpec), provenance)
@@ -254,7 +257,15 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
     if not folder.exists():
         staging = temporary_beside(folder.with_name(mark + folder.name))
         try:
-            _write_top(staging, manifest)
+            staging.mkdir()
+            files = {
+                MANIFEST_NAME: canonical_json(manifest.to_json()),
+                METADATA_NAME: canonical_json(side_root_metadata()),
+            }
+            digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in files.items()}
+            for name, data in {**files, CHECKSUMS_NAME: format_checksums(digests)}.items():
+                write_durably(staging / name, data)
+            flush_folder(staging)
             if claim_name(staging, folder):
                 return manifest
         finally:
@@ -301,16 +312,38 @@ def remove_unused(folder: Path) -> None:
         aside.rename(folder)
 
 
-def _write_top(folder: Path, manifest: SideManifest) -> None:
-    folder.mkdir()
-    files = {
-        MANIFEST_NAME: canonical_json(manifest.to_json()),
-        METADATA_NAME: canonical_json(side_root_metadata()),
-    }
-    digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in files.items()}
-    for name, data in {**files, CHECKSUMS_NAME: format_checksums(digests)}.items():
-        write_durably(folder / name, data)
-    flush_folder(folder)
+# ------------------------------------------------------------------- rows of floats as scaled int8
+# Half the bytes of float16. Axis 0 of a row are its channels; a row of one axis is a single one. A
+# channel is stored as its scale, a little-endian float32 in four int8, then its values divided by
+# the scale and rounded. They lie together, so that a row is read at once and its checksum is of its
+# scales, too.
+
+
+def scaled_shape(row_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of a stored row: (C, 4 + values of a channel), or (4 + n,) of a row of one axis."""
+    channels = row_shape[:-1][:1]
+    return (*channels, SCALE_BYTES + prod(row_shape[len(channels) :]))
+
+
+def scaled_of(rows: np.ndarray) -> np.ndarray:
+    """Finite floats (n, *row_shape) as they are stored: int8 (n, *scaled_shape)."""
+    shape = (len(rows), *scaled_shape(rows.shape[1:]))
+    values = rows.astype(np.float32).reshape(*shape[:-1], shape[-1] - SCALE_BYTES)
+    scale = (np.abs(values).max(-1, keepdims=True) / LARGEST).astype(SCALE_DTYPE)
+    np.divide(values, scale, out=values, where=scale > 0)
+    stored = np.empty(shape, np.int8)
+    stored[..., :SCALE_BYTES] = scale.view(np.int8)
+    # A scale that is hardly above zero is not exact.
+    stored[..., SCALE_BYTES:] = np.rint(values, out=values).clip(-LARGEST, LARGEST)
+    return stored
+
+
+def floats_of(stored: np.ndarray, row_shape: tuple[int, ...]) -> np.ndarray:
+    """int8 (..., *scaled_shape) as float16 (..., *row_shape), a new array."""
+    scale = np.ascontiguousarray(stored[..., :SCALE_BYTES]).view(SCALE_DTYPE)
+    with np.errstate(all="ignore"):  # of what a damaged file holds, infinities included
+        values = (stored[..., SCALE_BYTES:] * scale).astype(FLOAT_DTYPE)
+    return values.reshape(*stored.shape[: stored.ndim - len(scaled_shape(row_shape))], *row_shape)
 
 
 # ------------------------------------------------------------------------------------------ parts
@@ -383,12 +416,8 @@ def side_folders(root: Path) -> list[Path]:
 
 def part_names(folder: Path) -> list[str]:
     """Names of the published parts of a feature, sorted. Raises OSError."""
-    own = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
-    return sorted(
-        path.name
-        for path in Path(folder).iterdir()
-        if path.name not in own and not path.name.startswith(".")
-    )
+    names = {path.name for path in Path(folder).iterdir()} - _TOP_FILES
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:

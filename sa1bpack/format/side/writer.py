@@ -86,7 +86,10 @@ class PartWriter:
                     f"{self._final.parent}: rows are {there.to_text()}, not {spec.to_text()}; "
                     "choose another folder"
                 )
-            if origin is not None and origin == self._left_origin():
+            left = None
+            with suppress(FileNotFoundError, FormatError):
+                left = read_metadata_file(self._folder / _ORIGIN_NAME)
+            if origin is not None and origin == left:
                 found = self._complete(counts)
                 self.samples = found if found == len(counts) else found // step * step
                 self._rows = int(np.sum(counts[: self.samples]))
@@ -110,12 +113,6 @@ class PartWriter:
             (self._folder / array.name).mkdir()
         if self._origin is not None:
             write_durably(self._folder / _ORIGIN_NAME, self._origin)
-
-    def _left_origin(self) -> bytes | None:
-        try:
-            return read_metadata_file(self._folder / _ORIGIN_NAME)
-        except (FileNotFoundError, FormatError):
-            return None
 
     def _complete(self, counts: np.ndarray) -> int:
         """How many samples, from the first on, have rows that agree with their checksums."""
