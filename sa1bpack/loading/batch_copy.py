@@ -166,7 +166,7 @@ class BatchCopy:
         kind = AS_IT_IS if spec.image.how == AS_STORED else ON_CANVAS
         arrays = [(images.start, canvas, canvas, False, -1, kind)]
         if spec.masks.source == "bits":
-            width = spec.masks.size**2 // 8
+            width = spec.mask_bytes
             kind, out = (UNPACKED, 8 * width) if spec.as_bool else (AS_IT_IS, width)
             own = self.capacity if spec.pads_masks else -1
             arrays.append((regions["masks"].start, width, out, True, own, kind))

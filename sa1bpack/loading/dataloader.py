@@ -157,7 +157,7 @@ class PackDataLoader(BatchReader, DataLoader):
     def plan(self) -> LoadingPlan:
         """The memory that its batches take, not counting transforms. Allocates nothing."""
         ds, masks = self._dataset, self.collate_fn.masks
-        spec = BatchSpec.of(ds, self._options.layout, to_device=False)
+        spec = BatchSpec(ds, self._options.layout, to_device=False)
         largest = largest_batch(ds, spec, self.batches, masks)
         workers, pinned = self.num_workers, 0
         ahead = workers * ((self.prefetch_factor or 0) + 1)
@@ -288,7 +288,7 @@ def make_dataloader(
     masks = chosen.choices.over(ds, order_seed(batches.order, chosen.seed))
     collate = _SendingCollate(ds, chosen, masks)
     if ds.options.transform is None:
-        BatchSpec.of(ds, chosen.layout, to_device=False)  # raises if it cannot be made
+        BatchSpec(ds, chosen.layout, to_device=False)  # raises if it cannot be made
     if chosen.on_error == "drop":
         ds = ds.with_options(on_error="return")
     of_workers: dict[str, Any] = {}

@@ -172,7 +172,7 @@ class Loader(BatchReader):
         self._masks = chosen.choices.over(ds, order_seed(self.batches.order, chosen.seed))
         self._device = open_device(device)
         on_cuda, relate = self._device.type == "cuda", chosen.relations or None
-        self._spec = BatchSpec.of(ds, chosen.layout, to_device=on_cuda, relate=relate)
+        self._spec = BatchSpec(ds, chosen.layout, to_device=on_cuda, relate=relate)
         self._pool: BufferPool | None = None
         self._pid = os.getpid()
         self._closed = False

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypedDict
 
 import numpy as np
@@ -181,17 +180,10 @@ class ReadingOptions:
             object.__setattr__(self, "relations", Relate.of(self.relations) or ())
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
-        _ = self.layout, self.choices  # checks what they are made of
-
-    @cached_property
-    def layout(self) -> MaskLayout:
-        """Of the masks in a batch."""
-        return MaskLayout.of(self.mask_layout, self.pad_to_max)
-
-    @cached_property
-    def choices(self) -> MaskSchedule:
-        """The choice of masks, for any dataset."""
-        return MaskSchedule(self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max)
+        # Of the masks in a batch, and which of them are kept, of any dataset.
+        layout = MaskLayout.of(self.mask_layout, self.pad_to_max)
+        choices = MaskSchedule(self.max_masks, self.mask_select, self.seed or 0, self.pad_to_max)
+        vars(self).update(layout=layout, choices=choices)
 
     def batches(self, ds: Ordered, batch_size: WholeNumbers | None) -> OrderedBatches:
         """The batches of a dataset, of so many samples on each rank.

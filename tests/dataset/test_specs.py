@@ -155,7 +155,7 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(
 ):
     """The work of the device, done on the CPU: planes to RGB, bits to bool, runs to a RunBatch."""
     ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
-    spec = BatchSpec.of(ds, MaskLayout.of("padded"), to_device=True)
+    spec = BatchSpec(ds, MaskLayout.of("padded"), to_device=True)
     masks = MaskSchedule(None, "largest", 0, False)
     planner = Planner(BatchSource(ds, spec, masks))
     [(copy, errors)] = planner.plan([np.arange(len(ds))], 0, masks.at(0, 0))

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -11,11 +10,9 @@ import numpy as np
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_FIELDS
-from sa1bpack.dataset.sample import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
+from sa1bpack.dataset.sample import RGB_OF_YUV, image_spec
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError, ReadError
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 
@@ -102,7 +99,6 @@ class Region(NamedTuple):
 Regions = dict[str, Region]
 
 
-@dataclass(frozen=True)
 class BatchSpec:
     """The layout of a dataset's batches in a buffer, and of the batches that the consumer gets.
 
@@ -116,69 +112,39 @@ class BatchSpec:
     to_rgb      the planes in the buffer become RGB on the device
     relate      relations that are added to the batch; None: none
     features    of the dataset
+    as_bool     the buffer holds unpacked masks
+    pads_masks  masks in the buffer are padded; other fields may be, even if masks are not
+    mask_bytes  bytes of a mask's bits
+    arrays      the arrays of a shard whose addresses `load_samples` takes, in this order
     """
 
-    shards: Layout
-    image: ImageSpec
-    masks: MaskSpec
-    layout: MaskLayout
-    to_device: bool
-    to_rgb: bool
-    relate: Relate | None = None
-    features: tuple[SideSpec, ...] = ()
-
-    @classmethod
-    def of(
-        cls, ds: Dataset, layout: MaskLayout, to_device: bool, relate: Relate | None = None
-    ) -> "BatchSpec":
-        """The spec of batches of a dataset.
-
-        Raises OptionError for packed masks, and for relations on a device, of a dataset that yields
-        runs.
-        """
-        image, masks = ds.spec.image, ds.spec.masks
-        if layout.packed and masks.source == "runs":
+    def __init__(
+        self, ds: Dataset, layout: MaskLayout, to_device: bool, relate: Relate | None = None
+    ):
+        """Raises OptionError for packed masks, and for relations on a device, of a dataset that
+        yields runs."""
+        image, masks, with_runs = ds.spec.image, ds.spec.masks, ds.spec.masks.source == "runs"
+        if layout.packed and with_runs:
             raise OptionError(
                 f"mask_layout={layout.name!r} needs masks, but the dataset yields their runs; open "
                 "the pack with a mask_size, or choose 'padded' or 'concat'"
             )
-        if relate is not None and to_device and masks.source == "runs":
+        if relate is not None and to_device and with_runs:
             raise OptionError(
                 f"{relate!r} on a device needs masks, but the dataset yields their runs: use "
                 "Pipeline(relations=...), or open the pack with a mask_size"
             )
         if relate is not None:
             check_relations(relate.names, ds.spec.features)
-        to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
-        if to_rgb:
-            image = image_spec(ds.layout, "stored")
-        return cls(ds.layout, image, masks, layout, to_device, to_rgb, relate, ds.spec.features)
-
-    @property
-    def as_bool(self) -> bool:
-        """Whether the buffer holds unpacked masks."""
-        return not (self.to_device or self.layout.packed)
-
-    @property
-    def pads_masks(self) -> bool:
-        """Whether masks in the buffer are padded; other fields may be, even if masks are not."""
-        return self.layout.padded and not self.to_device
-
-    @property
-    def stored_side(self) -> int:
-        """Side of the stored canvases, 0 if images have none."""
-        return 0 if self.shards.flat else self.shards.image_size
-
-    @property
-    def mask_bytes(self) -> int:
-        """Bytes of a mask's bits."""
-        return self.masks.size**2 // 8
-
-    @cached_property
-    def arrays(self) -> tuple[str, ...]:
-        """The arrays of a shard whose addresses `load_samples` takes, in this order."""
-        masks = "mask_bits" if self.masks.source == "bits" else "run_ends"
-        return ("image", masks, *(field.array for field in COPIED_FIELDS))
+        self.to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
+        self.image = image_spec(ds.layout, "stored") if self.to_rgb else image
+        self.shards, self.masks, self.features = ds.layout, masks, ds.spec.features
+        self.layout, self.to_device, self.relate = layout, to_device, relate
+        self.as_bool = not (to_device or layout.packed)
+        self.pads_masks = layout.padded and not to_device
+        self.mask_bytes = masks.size**2 // 8
+        of_masks = "mask_bits" if masks.source == "bits" else "run_ends"
+        self.arrays = ("image", of_masks, *(field.array for field in COPIED_FIELDS))
 
     def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
         """The regions of a batch with `total` masks, and their total bytes.
@@ -186,58 +152,46 @@ class BatchSpec:
         capacity  masks per sample in padded arrays
         runs      ends of runs, if the batch has runs
         """
-        grid = self.masks.size
+        regions, start, grid, large = {}, 0, self.masks.size, []
+
+        def place(key: str, shape: tuple[int, ...], dtype: np.dtype, is_large: bool) -> None:
+            nonlocal start
+            nbytes = prod(shape) * dtype.itemsize
+            if is_large:
+                start = -(-start // _LARGE_ALIGNMENT) * _LARGE_ALIGNMENT
+            regions[key] = Region(start, shape, dtype, nbytes, is_large)
+            start += -(-nbytes // ALIGNMENT) * ALIGNMENT
+
         rows = (samples, capacity) if self.layout.padded else (total,)
-        wanted = {
-            "images": ((samples, *self.image.shape), _UINT8),
-            "mask_counts": ((samples,), _INT64),
-        }
-        wanted |= {key: ((samples, *shape), kind) for key, (shape, kind) in _OF_SAMPLES.items()}
+        place("images", (samples, *self.image.shape), _UINT8, True)
+        place("mask_counts", (samples,), _INT64, False)
+        for key, (shape, dtype) in _OF_SAMPLES.items():
+            place(key, (samples, *shape), dtype, False)
         if not self.layout.padded or self.masks.source == "runs":
-            wanted["mask_offsets"] = ((samples + 1,), _INT64)
-        wanted |= {key: ((*rows, *shape), kind) for key, (shape, kind) in _OF_MASKS.items()}
-        features = {
-            feature.name: (
-                ((samples,) if feature.axis == "sample" else rows) + feature.stored_shape,
-                feature.stored,
-            )
-            for feature in self.features
-        }
-        # The small ones lie with the other small arrays, the large ones at the end.
-        wanted |= {name: features[name] for name in features.keys() - self._large}
+            place("mask_offsets", (samples + 1,), _INT64, False)
+        for key, (shape, dtype) in _OF_MASKS.items():
+            place(key, (*rows, *shape), dtype, False)
+        for feature in self.features:
+            of_axis = (samples,) if feature.axis == "sample" else rows
+            given = feature.name, of_axis + feature.stored_shape, feature.stored
+            # The small ones lie with the other small arrays, those that fill a block at the end.
+            if feature.row_bytes >= BLOCK:
+                large.append(given)
+            else:
+                place(*given, False)
         if self.masks.source == "runs":
-            wanted["run_offset"] = ((total + 1,), _INT64)
-            wanted["run_ends"] = ((runs,), _INT32)
-            return _regions(wanted | features, self._large)
-        if self.to_device and self.layout.padded:
-            # Per mask: sample * capacity + its number in the sample.
-            wanted["mask_positions"] = ((total,), _INT64)
-        rows = (samples, capacity) if self.pads_masks else (total,)
-        if self.as_bool:
-            wanted["masks"] = ((*rows, grid, grid), _BOOL)
+            place("run_offset", (total + 1,), _INT64, False)
+            place("run_ends", (runs,), _INT32, True)
         else:
-            wanted["masks"] = ((*rows, grid, grid // 8), _UINT8)
-        return _regions(wanted | features, self._large)
-
-    @cached_property
-    def _large(self) -> frozenset[str]:
-        """Names of the large arrays: LARGE_ARRAYS, and features whose rows fill a block."""
-        return LARGE_ARRAYS | {
-            feature.name for feature in self.features if feature.row_bytes >= BLOCK
-        }
-
-
-def _regions(
-    wanted: dict[str, tuple[tuple[int, ...], np.dtype]], large: frozenset[str]
-) -> tuple[Regions, int]:
-    regions, start = {}, 0
-    for key, (shape, dtype) in wanted.items():
-        nbytes = prod(shape) * dtype.itemsize
-        if key in large:
-            start = -(-start // _LARGE_ALIGNMENT) * _LARGE_ALIGNMENT
-        regions[key] = Region(start, shape, dtype, nbytes, key in large)
-        start += -(-nbytes // ALIGNMENT) * ALIGNMENT
-    return regions, start
+            if self.to_device and self.layout.padded:
+                # Per mask: sample * capacity + its number in the sample.
+                place("mask_positions", (total,), _INT64, False)
+            rows = (samples, capacity) if self.pads_masks else (total,)
+            kind, width = (_BOOL, grid) if self.as_bool else (_UINT8, grid // 8)
+            place("masks", (*rows, grid, width), kind, True)
+        for given in large:
+            place(*given, True)
+        return regions, start
 
 
 def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
