@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Unpack
@@ -30,12 +31,12 @@ from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BatchReader, Taken
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
-from sa1bpack.loading.order.batches import DealtBatches, OfBatch, OrderedBatches
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import order_seed
 from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, plan_of
 from sa1bpack.loading.stats import EpochCounts
-from sa1bpack.schedules import WholeNumbers
+from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.transforms.batch import Batch, make_known
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.wording import counted, size_text
@@ -125,7 +126,7 @@ class PackDataLoader(BatchReader, DataLoader):
         self._set_up(ds, batches, options)
         super().__init__(
             EpochDataset(ds, batches),
-            batch_sampler=LoaderBatchSampler(batches, collate, drops=options.on_error == "drop"),
+            batch_sampler=DealtBatches(batches, collate, drops=options.on_error == "drop"),
             collate_fn=collate,
             **of_torch,
         )
@@ -329,49 +330,101 @@ def _check_shared_memory(loader: PackDataLoader) -> None:
         )
 
 
-class LoaderBatchSampler(DealtBatches):
-    """The batch sampler of a PackDataLoader, to which it yields the batches of the current epoch.
+class OfBatch(list):
+    """The indices of a batch, or its samples, with what a worker process needs to know of it.
 
-    A library that makes its own DataLoader around the same batch sampler, as Accelerate does, gets
-    the batches of all ranks in turn.
+    epoch, step  of the batch; its samples may be loaded long before it is used
     """
 
-    def __init__(self, batches: OrderedBatches, collate: Collate, drops: bool):
-        """A sampler over the batches of a loader, which sets the epoch of its collate_fn.
+    def __init__(self, items: Iterable[Any], epoch: int, step: int):
+        super().__init__(items)
+        self.epoch, self.step = epoch, step
 
-        drops  the loader drops samples that cannot be read, which it alone counts and reports
-        """
-        super().__init__(batches)
-        self._collate, self._drops = collate, drops
+
+class DealtBatches:
+    """A batch sampler of the parts of all ranks, for a library that deals them out itself.
+
+    Hugging Face Accelerate assigns batch i of a batch sampler to process i % n of n. Of batches
+    that are cut for a rank already, each process would get a part of its part. Here batch k * n + r
+    is the part of rank r of global batch k, so each process gets what it gets without Accelerate.
+
+    Only the end of an epoch differs, if its last batch is short: the samples that do not fill one
+    are cut into full batches of a rank and one short batch, which is what such libraries expect;
+    they complete it, or leave some processes without a batch, by their own rules (`even_batches`).
+
+    Every iteration is an epoch and ends the one before, as in OrderedBatches, with which it shares
+    its place. Such libraries fetch ahead, so nobody here knows how many batches were used:
+    `state_dict` of the OrderedBatches raises LoaderError until `set_epoch` or `load_state_dict`.
+
+    It has no `drop_last` and no `sampler`: Lightning would make another one of its class from them.
+
+    To its own loader it yields the batches of the current epoch of the loader's rank.
+
+    Args:
+        batches: of any rank; all ranks together share their order and their place in it.
+        collate: of the loader; it gets the epoch of a random choice of masks.
+        drops: the loader drops samples that cannot be read, which it alone counts and reports.
+    """
+
+    def __init__(self, batches: OrderedBatches, collate: Collate, drops: bool = False):
+        self.batches, self._collate, self._drops = batches, collate, drops
         self._own: dict[int, EpochBatches] = {}  # by thread: each begins one epoch at a time
 
-    def begin(self) -> tuple[int, EpochBatches]:
-        """As in DealtBatches; also sets the epoch of a random choice of masks."""
-        generation, batches = super().begin()
-        self._collate.set_epoch(batches.epoch)
-        return generation, batches
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of one rank's batch; None if they change.
+
+        With None, Accelerate completes the last round with whole batches from the beginning, and
+        `gather_for_metrics` does not remove them.
+        """
+        size = self.batches.batch_size
+        return None if isinstance(size, Schedule) else size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the next epoch, as OrderedBatches.set_epoch does."""
+        self.batches.set_epoch(epoch)
 
     @contextmanager
     def yielding(self, batches: EpochBatches) -> Iterator[None]:
         """Within this context `iter` yields these batches: torch calls it twice to begin."""
-        self._collate.set_epoch(batches.epoch)
         self._own[get_ident()] = batches
         try:
             yield
         finally:
             del self._own[get_ident()]
 
+    def __len__(self) -> int:
+        """Return the batches of a complete epoch, all ranks together."""
+        batches = replace(self.batches.current, start=0)
+        last = len(batches) - 1
+        return last * batches.world_size + len(_parts(batches, last))
+
     def __iter__(self) -> Iterator[list[int]]:
-        own = self._own.get(get_ident())
-        if own is None:
-            if self._drops:
-                raise LoaderError(
-                    "with on_error='drop' only the loader itself can count and limit the samples "
-                    "that it drops: with Accelerate choose on_error='raise', after `sa1bpack "
-                    "repair` or with a subset of sound samples"
-                )
-            return super().__iter__()
-        return (OfBatch(own[k].tolist(), own.epoch, own.step(k)) for k in range(len(own)))
+        if (own := self._own.get(get_ident())) is not None:
+            return (OfBatch(own[k].tolist(), own.epoch, own.step(k)) for k in range(len(own)))
+        if self._drops:
+            raise LoaderError(
+                "with on_error='drop' only the loader itself can count and limit the samples "
+                "that it drops: with Accelerate choose on_error='raise', after `sa1bpack "
+                "repair` or with a subset of sound samples"
+            )
+        return self._deal()
+
+    def _deal(self) -> Iterator[list[int]]:
+        generation, batches = self.batches.begin()
+        self._collate.set_epoch(batches.epoch)
+        for k in range(len(batches)):
+            indices = batches.global_batch(k).tolist()
+            for part in _parts(batches, k):
+                self.batches.took(generation, None)
+                yield OfBatch(indices[part], batches.epoch, batches.step(k))
+
+
+def _parts(batches: EpochBatches, k: int) -> list[slice]:
+    """The parts of batch k: full ones of a rank, and what is left over."""
+    first, stop = batches.span(k)
+    size = batches.cut.size(batches.epoch, batches.number(k)) // batches.world_size
+    return [slice(low, low + size) for low in range(0, stop - first, size)]
 
 
 class EpochDataset(Dataset):

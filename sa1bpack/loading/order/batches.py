@@ -10,14 +10,13 @@
         checkpoint = batches.state_after(done)         # a few numbers and strings
 
 `EpochBatches` describes the batches of one epoch and has no state; `OrderedBatches` keeps the place
-of a run in its order, and is a batch sampler for one rank; `DealtBatches` is one for libraries that
-deal batches out to the ranks themselves.
+of a run in its order, and is a batch sampler for one rank.
 """
 
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -418,78 +417,3 @@ def process_group() -> ModuleType | None:
     found = sys.modules.get("torch.distributed")
     ready = found is not None and found.is_available() and found.is_initialized()
     return found if ready else None
-
-
-class OfBatch(list):
-    """The indices of a batch, or its samples, with what a worker process needs to know of it.
-
-    epoch, step  of the batch; its samples may be loaded long before it is used
-    """
-
-    def __init__(self, items: Iterable[Any], epoch: int, step: int):
-        super().__init__(items)
-        self.epoch, self.step = epoch, step
-
-
-class DealtBatches:
-    """A batch sampler of the parts of all ranks, for a library that deals them out itself.
-
-    Hugging Face Accelerate assigns batch i of a batch sampler to process i % n of n. Of batches
-    that are cut for a rank already, each process would get a part of its part. Here batch k * n + r
-    is the part of rank r of global batch k, so each process gets what it gets without Accelerate.
-
-    Only the end of an epoch differs, if its last batch is short: the samples that do not fill one
-    are cut into full batches of a rank and one short batch, which is what such libraries expect;
-    they complete it, or leave some processes without a batch, by their own rules (`even_batches`).
-
-    Every iteration is an epoch and ends the one before, as in OrderedBatches, with which it shares
-    its place. Such libraries fetch ahead, so nobody here knows how many batches were used:
-    `state_dict` of the OrderedBatches raises LoaderError until `set_epoch` or `load_state_dict`.
-
-    It has no `drop_last` and no `sampler`: Lightning would make another one of its class from them.
-
-    Args:
-        batches: of any rank; all ranks together share their order and their place in it.
-    """
-
-    def __init__(self, batches: OrderedBatches):
-        self.batches = batches
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples of one rank's batch; None if they change.
-
-        With None, Accelerate completes the last round with whole batches from the beginning, and
-        `gather_for_metrics` does not remove them.
-        """
-        size = self.batches.batch_size
-        return None if isinstance(size, Schedule) else size
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the next epoch, as OrderedBatches.set_epoch does."""
-        self.batches.set_epoch(epoch)
-
-    def begin(self) -> tuple[int, EpochBatches]:
-        """Begin an iteration where the batches are; a subclass may prepare for its epoch here."""
-        return self.batches.begin()
-
-    def __len__(self) -> int:
-        """Return the batches of a complete epoch, all ranks together."""
-        batches = replace(self.batches.current, start=0)
-        last = len(batches) - 1
-        return last * batches.world_size + len(_parts(batches, last))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generation, batches = self.begin()
-        for k in range(len(batches)):
-            indices = batches.global_batch(k).tolist()
-            for low, high in _parts(batches, k):
-                self.batches.took(generation, None)
-                yield OfBatch(indices[low:high], batches.epoch, batches.step(k))
-
-
-def _parts(batches: EpochBatches, k: int) -> list[tuple[int, int]]:
-    """The bounds of the parts of batch k: full ones of a rank, and what is left over."""
-    first, stop = batches.span(k)
-    size = batches.cut.size(batches.epoch, batches.number(k)) // batches.world_size
-    return [(low, min(low + size, stop - first)) for low in range(0, stop - first, size)]

@@ -5,16 +5,17 @@ from itertools import chain
 import pytest
 
 from sa1bpack.errors import LoaderError
-from sa1bpack.loading.order.batches import DealtBatches, OrderedBatches
+from sa1bpack.loading.batch.collate import Collate
+from sa1bpack.loading.dataloader import DealtBatches
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 
 ORDER = ShuffleOrder(Extent(44, "0123456789abcdef"), seed=3)
 
 
 def dealt(ranks, batch_size=12, **last):
-    return DealtBatches(
-        OrderedBatches(ORDER, global_batch_size=batch_size, rank=0, world_size=ranks, **last)
-    )
+    ordered = OrderedBatches(ORDER, global_batch_size=batch_size, world_size=ranks, **last)
+    return DealtBatches(ordered, Collate())
 
 
 def test_batch_i_of_n_ranks_is_the_part_of_rank_i_modulo_n():
