@@ -11,8 +11,8 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from sa1bpack.disk.aio import DEPTH
 from sa1bpack.urls import Counts
@@ -26,6 +26,7 @@ _BUSY = 0.7
 _SHORT = 0.01
 
 _GUIDE = "docs/tuning.md#verdicts"
+_NO_FIGURES = ("epoch", "ended")
 
 
 @dataclass(frozen=True)
@@ -146,26 +147,26 @@ class LoadingStats:
     @property
     def _found(self) -> tuple[str, str]:
         """The cause, and why the epoch waited; "" for the first two, of which it did not."""
-        waited, seconds = self.waited_seconds, self.seconds
+        waited, seconds, each = (
+            self.waited_seconds,
+            self.seconds,
+            self.seconds / (self.batches or 1),
+        )
         if not self.batches:
             return "nothing yet", ""
         if self.waited_share < _LITTLE:
             return "consumer", ""
         if self.first_batch_seconds > waited / 2:
-            return (
-                "first batch",
-                f"most of it for the first batch, {self.first_batch_seconds:.2g} s",
-            )
-        if self.deliver_seconds is not None and self.deliver_seconds > waited / 2:
+            first = f"{self.first_batch_seconds:.2g} s"
+            return "first batch", f"most of it for the first batch, {first}"
+        if (self.deliver_seconds or 0) > waited / 2:
             return "tensors", "most of it while the tensors of batches were made"
-        if self.fetch_seconds is not None and self.fetch_seconds >= _BUSY * seconds:
-            share = _percent(self.fetch_seconds / seconds)
-            rate = size_text(self.fetched_bytes / seconds)
-            return "network", f"batches waited for shards {share} of the time, {rate}/s"
-        if self.disk_seconds is not None and self.disk_seconds >= _BUSY * seconds:
-            share = _percent(self.disk_seconds / seconds)
-            rate = size_text(self.disk_bytes_per_second)
-            return "disk", f"the disk delivers {rate}/s, read {share} of the time"
+        if (self.fetch_seconds or 0) >= _BUSY * seconds:
+            share, rate = _percent(self.fetch_seconds / seconds), self.fetched_bytes / seconds
+            return "network", f"batches waited for shards {share} of the time, {size_text(rate)}/s"
+        if (self.disk_seconds or 0) >= _BUSY * seconds:
+            share, rate = _percent(self.disk_seconds / seconds), self.disk_bytes_per_second
+            return "disk", f"the disk delivers {size_text(rate)}/s, read {share} of the time"
         if self.threads is None:
             return "unknown", "what torch and its workers waited for is not known here"
         parts = (self.plan_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
@@ -173,9 +174,9 @@ class LoadingStats:
         if busy >= _BUSY:
             worked = f"{counted(self.threads, 'thread')} worked {_percent(busy)} of the time"
             return "threads", f"{worked}, mostly copying"
-        if seconds < _SHORT * self.batches:
-            each = 1e3 * seconds / self.batches
-            return "small batches", f"a batch takes {each:.2g} ms, mostly to hand it over"
+        each = seconds / self.batches
+        if each < _SHORT:
+            return "small batches", f"a batch takes {1e3 * each:.2g} ms, mostly to hand it over"
         return "bursts", f"the threads worked only {_percent(busy)} of the time"
 
     @property
@@ -191,22 +192,19 @@ class LoadingStats:
 
     def scalars(self) -> dict[str, float]:
         """Name → number of all that is known, for TensorBoard, W&B and the like."""
-        derived = (
-            "waited_share",
-            "samples_per_second",
-            "bytes_per_second",
-            "disk_bytes_per_second",
-        )
-        found = asdict(self) | {name: getattr(self, name) for name in derived}
-        del found["epoch"], found["ended"]
+        found = {name: value for name, value in vars(self).items() if name not in _NO_FIGURES}
+        for name in ("waited_share", "samples_per_second", "bytes_per_second"):
+            found[name] = getattr(self, name)
+        found["disk_bytes_per_second"] = self.disk_bytes_per_second
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def __str__(self) -> str:
         """The line at the end of an epoch."""
+        rate = self.samples_per_second
         parts = [
             f"epoch {self.epoch}{'' if self.ended else ' so far'}: "
             f"{counted(self.samples, 'sample')} in {self.seconds:.3g} s",
-            f"{_number(self.samples_per_second)} samples/s",
+            f"{rate:,.0f} samples/s" if rate >= 100 else f"{rate:.3g} samples/s",
             f"{size_text(self.bytes_per_second)}/s",
             f"waited {self.waited_seconds:.3g} s ({_percent(self.waited_share)})",
         ]
@@ -225,10 +223,6 @@ class LoadingStats:
         if self.dropped:
             parts.append(f"{self.dropped:,} dropped")
         return f"{', '.join(parts)}; {self.verdict}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _percent(share: float) -> str:
@@ -320,19 +314,12 @@ class EpochCounts:
         self.threads: int | None = None
         self.reads_known = False
         self.fetch_seconds = 0.0
-        self._store: Callable[[], Counts | None] | None = None
-        self._store_before = self._store_found = None
+        self._fetched: Callable[[], Counts] | None = None  # what was fetched, so far or in all
 
     def count_store(self, counts: Callable[[], Counts | None]) -> None:
         """From now on, count what is fetched; None if nothing is."""
-        self._store_before = counts()
-        self._store = None if self._store_before is None else counts
-
-    def _fetched(self) -> Counts | None:
-        """What was fetched so far, or until the epoch ended."""
-        if self._store is not None and (self._ended is None or self._store_found is None):
-            self._store_found = self._store() - self._store_before
-        return self._store_found
+        if (before := counts()) is not None:
+            self._fetched = lambda: counts() - before
 
     def worked(self, kind: str, begin: float, reads: Sequence[Read] = ()) -> None:
         """Note a piece of work that ends now.
@@ -361,8 +348,9 @@ class EpochCounts:
         """The epoch has ended, unless it had before."""
         if self._ended is None:
             self._ended = self.clock()
-            self._fetched()
-        self.add_up()
+            if self._fetched is not None:
+                found = self._fetched()
+                self._fetched = lambda: found
 
     def leave(self) -> None:
         """The loop over the epoch was left after the batch that was taken last.
@@ -381,34 +369,25 @@ class EpochCounts:
                 sums[kind] += end - begin
                 following = end
                 for read in reversed(reads):
-                    self._add_read(kind, read, following, busy)
+                    seconds = read.end - read.begin
+                    sums[kind] -= seconds
+                    sums["read"] += seconds
+                    sums["cached"] += read.cached
+                    sums["found"] += read.past + read.through
+                    if read.past:
+                        sums["in_flight"] += min(read.requests, DEPTH) * seconds
+                        busy.append((read.begin, read.end))
+                    if read.through:  # it is the copy after this call that waits for the disk
+                        busy.append((read.begin, following))
                     following = read.begin
                 if batch:
                     if not sums["batches"]:
                         self._first = end - self._begun
                     samples, nbytes, dropped, ready = batch
-                    sums["batches"] += 1
-                    sums["samples"] += samples
-                    sums["bytes"] += nbytes
-                    sums["dropped"] += dropped
+                    sums.update(batches=1, samples=samples, bytes=nbytes, dropped=dropped)
                     if ready is not None:
-                        sums["asked"] += 1
-                        sums["ready"] += ready
+                        sums.update(asked=1, ready=ready)
             self._disk.add(busy)
-
-    def _add_read(self, kind: str, read: Read, following: float, busy: list[Span]) -> None:
-        """Add a part of a piece of work; `following`: the end of the copy after it."""
-        sums, seconds = self._sums, read.end - read.begin
-        sums[kind] -= seconds
-        sums["read"] += seconds
-        sums["cached"] += read.cached
-        sums["past"] += read.past
-        sums["through"] += read.through
-        if read.past:
-            sums["in_flight"] += min(read.requests, DEPTH) * seconds
-            busy.append((read.begin, read.end))
-        if read.through:  # it is the copy after this call that waits for the disk
-            busy.append((read.begin, following))
 
     def stats(self) -> LoadingStats:
         """The figures so far."""
@@ -416,18 +395,20 @@ class EpochCounts:
             self.add_up()
             sums, known = self._sums, {}
             if self.threads is not None:
-                kinds = ("plan", "copy", "stage", "deliver")
-                known = {f"{kind}_seconds": float(sums[kind]) for kind in kinds}
+                for kind in ("plan", "copy", "stage", "deliver"):
+                    known[f"{kind}_seconds"] = float(sums[kind])
             if self.reads_known:
-                known |= self._reading()
-            if (store := self._fetched()) is not None:
-                known |= {
-                    "cache_hits": store.hits,
-                    "cache_misses": store.misses,
-                    "fetched_bytes": store.nbytes,
-                    "requests": store.requests,
-                    "fetch_seconds": self.fetch_seconds,
-                }
+                disk, needed = self._disk.seconds, sums["cached"] + sums["found"]
+                known["read_seconds"] = float(sums["read"])
+                known["cached_share"] = sums["cached"] / needed if needed else None
+                known["disk_bytes"], known["disk_seconds"] = sums["found"], disk
+                if sums["in_flight"]:
+                    known["reads_in_flight"] = sums["in_flight"] / disk
+            if self._fetched is not None:
+                store = self._fetched()
+                known["cache_hits"], known["cache_misses"] = store.hits, store.misses
+                known["fetched_bytes"], known["requests"] = store.nbytes, store.requests
+                known["fetch_seconds"] = self.fetch_seconds
             if sums["asked"]:
                 known["ready"] = sums["ready"] / sums["asked"]
             now = self.clock() if self._ended is None else self._ended
@@ -444,16 +425,3 @@ class EpochCounts:
                 threads=self.threads,
                 **known,
             )
-
-    def _reading(self) -> dict[str, Any]:
-        """The figures of LoadingStats on where bytes came from."""
-        sums, disk = self._sums, self._disk.seconds
-        found = sums["past"] + sums["through"]
-        needed = sums["cached"] + found
-        return {
-            "read_seconds": float(sums["read"]),
-            "cached_share": sums["cached"] / needed if needed else None,
-            "disk_bytes": found,
-            "disk_seconds": disk,
-            "reads_in_flight": sums["in_flight"] / disk if disk and sums["past"] else None,
-        }
