@@ -7,6 +7,7 @@ sample's own rows.
 """
 
 import os
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -72,18 +73,21 @@ def without_frames(error: Exception) -> Exception:
 PLACE, INDEX, NUMBER, LOCAL, FIRST, STOP, ROW, ID = range(8)
 
 
+@dataclass(frozen=True)
 class BatchSource:
     """A dataset, and how its batches are made.
 
     spec     their layout in a buffer
     masks    which masks are kept, at any time
     direct   what is not in the page cache is read past it
-    checked  samples are compared with their checksums as they are copied
+
+    With verify_checksums=True, samples are compared with their checksums as they are copied.
     """
 
-    def __init__(self, ds: Dataset, spec: BatchSpec, masks: MaskSchedule, direct: bool = False):
-        self.ds, self.spec, self.masks, self.direct = ds, spec, masks, direct
-        self.checked = ds.options.verify_checksums
+    ds: Dataset
+    spec: BatchSpec
+    masks: MaskSchedule
+    direct: bool = False
 
     def error(self, where: np.ndarray, cause: Exception) -> ReadError:
         """The error of a sample: int64 (8,), see PLACE, and its cause."""
@@ -206,7 +210,7 @@ class BatchCopy:
         Raises ResourceShortage if no more files can be opened. Errors of single samples
         are collected in `errors`.
         """
-        if self._source.checked:
+        if self._source.ds.options.verify_checksums:
             for k in range(first, stop):
                 self._announce(k, reader.direct)
             for k in range(first, stop):

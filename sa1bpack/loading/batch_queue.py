@@ -15,7 +15,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from sa1bpack.wording import size_text
 _log = logging.getLogger("sa1bpack")
 
 
+@dataclass(eq=False)
 class Buffer:
     """Memory for one batch.
 
@@ -36,11 +38,10 @@ class Buffer:
     streams  of the last copy out of that memory
     """
 
-    def __init__(self, data: np.ndarray, pinned: torch.Tensor | None = None):
-        self.bytes = data
-        self.pinned = pinned
-        self.event: Any = None
-        self.streams: list[Any] = []
+    bytes: np.ndarray
+    pinned: torch.Tensor | None = None
+    event: Any = None
+    streams: list[Any] = field(default_factory=list)
 
 
 class BufferPool:
@@ -55,6 +56,7 @@ class BufferPool:
 
     changed  the lock and condition for a free buffer. The queues of epochs wait on it as well, so
              that a thread that waits for a buffer is also woken when its epoch ends
+    free     buffers that can be taken
     lent     buffers that the consumer holds, until `release`
     scratch  scratch memory of threads that have ended, for the next ones to take; none once closed
     """
@@ -64,26 +66,17 @@ class BufferPool:
         self.changed = threading.Condition()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
         self._allocate, self._count = allocate, count
-        self._free = deque(allocate() for _ in range(count))
+        self.free = deque(allocate() for _ in range(count))
         # Weak: an interrupt may lose one that changes hands, or that is given back by a finalizer,
         # which then ends in the middle; `refill` replaces it.
-        self._all, self.lent = weakref.WeakSet(self._free), weakref.WeakSet[Buffer]()
+        self._all, self.lent = weakref.WeakSet(self.free), weakref.WeakSet[Buffer]()
         self._has_grown = self._closed = False
         self._collect_from = 0  # buffers; with fewer, garbage is not collected
-
-    @property
-    def free(self) -> int:
-        """The number of buffers that can be taken."""
-        return len(self._free)
 
     @property
     def count(self) -> int:
         """The number of buffers that exist."""
         return len(self._all)
-
-    def take(self) -> Buffer:
-        """A free buffer, of which there is one: call it with the lock held."""
-        return self._free.popleft()
 
     def release(self, buffer: Buffer) -> None:
         """Return a buffer that is no longer in use.
@@ -92,11 +85,11 @@ class BufferPool:
         device still copies out of is taken after all others: then its copy has most likely ended.
         """
         self.lent.discard(buffer)
-        if self._closed or len(self._free) >= self._count:
+        if self._closed or len(self.free) >= self._count:
             self._all.discard(buffer)  # beyond the plan: the consumer had kept batches
             self._collect_from = 0
             return
-        (self._free.appendleft if buffer.event is None else self._free.append)(buffer)
+        (self.free.appendleft if buffer.event is None else self.free.append)(buffer)
         with self.changed:
             self.changed.notify_all()
 
@@ -139,16 +132,17 @@ class BufferPool:
             )
         with self.changed:
             self._all.update(added)
-            self._free.extend(added)
+            self.free.extend(added)
             self.changed.notify_all()
 
     def close(self) -> None:
         """Drop the buffers. Those of batches in use live as long as the batches."""
         self._closed = True
-        self._free.clear()
+        self.free.clear()
         self.scratch = deque(maxlen=0)
 
 
+@dataclass(eq=False)
 class QueuedBatch:
     """A batch of an epoch, from the thread that begins it to the consumer; one owner at a time.
 
@@ -163,15 +157,15 @@ class QueuedBatch:
     small       the host's copy of its small arrays, once it is sent, uint8 (m,)
     """
 
-    def __init__(self, number: int, buffer: Buffer):
-        self.number, self.parts_left = number, 0
-        self.buffer: Buffer | None = buffer
-        self.copy: Any = None
-        self.dropped: list[ReadError] = []
-        self.error: BaseException | None = None
-        self.data: torch.Tensor | None = None
-        self.event: Any = None
-        self.small: np.ndarray | None = None
+    number: int
+    buffer: Buffer | None
+    copy: Any = None
+    dropped: Sequence[ReadError] = ()
+    parts_left: int = 0
+    error: BaseException | None = None
+    data: torch.Tensor | None = None
+    event: Any = None
+    small: np.ndarray | None = None
 
 
 class BatchQueue:
@@ -225,16 +219,16 @@ class BatchQueue:
         The thread that gets it must end it with `finish` or `abort`.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.over or self._may_begin(), wait)
-            if self.over or not self._may_begin():
+            if not self._changed.wait_for(self._may_begin, wait) or self.over:
                 return None
-            batch = QueuedBatch(self._begun, self._pool.take())
+            batch = QueuedBatch(self._begun, self._pool.free.popleft())
             self._in_progress.add(batch.number)
             self._begun += 1
             return batch
 
     def _may_begin(self) -> bool:
-        return self._begun - self._taken <= self.prefetch and self._pool.free > 0
+        ahead = self._begun - self._taken
+        return self.over or (ahead <= self.prefetch and len(self._pool.free) > 0)
 
     def finish(self, batch: QueuedBatch, free: bool = False) -> None:
         """The batch is complete. `free`: its buffer is no longer needed."""

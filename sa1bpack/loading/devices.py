@@ -60,8 +60,9 @@ def host_views(data: np.ndarray, regions: Regions) -> Batch:
     Without operations of torch: each releases the GIL, and waits for it while reader threads use
     it. For a batch of a few small samples that was a third of the time.
     """
-    views = {key: torch.from_numpy(region.view(data)) for key, region in regions.items()}
+    views = {}
     for key, region in regions.items():
+        views[key] = torch.from_numpy(region.view(data))
         if region.dtype == np.uint16:  # bfloat16, see batch_views
             views[key] = views[key].view(torch.bfloat16)
     return views
@@ -190,10 +191,7 @@ class Lease:
 class Host:
     """Images, masks and runs stay in the buffer that they were copied to, and share its memory."""
 
-    pinned = False
-
-    def __init__(self):
-        self.device = torch.device("cpu")
+    pinned, device = False, torch.device("cpu")
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of ordinary memory."""

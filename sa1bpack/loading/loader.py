@@ -262,7 +262,7 @@ class Loader(BatchReader):
         self._pool.refill()
         source = BatchSource(self._dataset, self._spec, self._masks, self._mode.direct)
         planner = Planner(source)
-        counts.reads_known = not source.checked
+        counts.reads_known = not self._dataset.options.verify_checksums
         counts.count_store(self._dataset.pack.fetched)
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         _log.info("epoch %d begins: %r", batches.epoch, self)
@@ -285,15 +285,6 @@ class Loader(BatchReader):
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
         self._pool = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("sampler", "batch_sampler"):  # a DataLoader has them; Accelerate asks for them
-            raise AttributeError(
-                f"a Loader has no {name}, so skip_first_batches cannot make a DataLoader of it: "
-                "resume with load_state_dict, which accelerator.register_for_checkpointing(loader) "
-                "makes load_state call; or use make_dataloader, as Trainer requires"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_pool": None}

@@ -232,7 +232,7 @@ class Planner:
         where = np.stack([place, indices, *pack.locate_many(rows), rows, pack.image_ids(rows)])
         shards, failed = pack.open_many(where[NUMBER].tolist())
         wrong = {k: failed[n] for k, n in enumerate(where[NUMBER].tolist()) if n in failed}
-        look_up = self._count if source.checked else self._look_up
+        look_up = self._count if source.ds.options.verify_checksums else self._look_up
         found, samples = look_up(_without(where, wrong), shards, wrong, epoch, choice)
         errors = {k: source.error(where[:, k], wrong[k]) for k in wrong}
         opened = [shards[n] for n in found[NUMBER].tolist()]
@@ -286,7 +286,12 @@ class Planner:
                 error = _error(int(status[k]), found[k], where[:, k], sizes[k])
                 wrong[int(where[PLACE, k])] = error
             fine = status == FINE
-            table, sizes, spans, where = table[fine], sizes[fine], spans[fine], where[:, fine]
+            table, sizes, spans, where = (
+                table[fine],
+                sizes[fine],
+                spans[fine],
+                _without(where, wrong),
+            )
             found = [shards[number] for number in where[NUMBER].tolist()]
         local, first, stop = where[LOCAL:ROW]
         # What is planned from here on has these masks to choose from, and no other number of them:
@@ -363,7 +368,7 @@ class Planner:
             except (FormatError, OSError) as error:
                 wrong[place] = error
         good = ~np.isin(where[PLACE], list(wrong))
-        where, offsets = where[:, good], offsets_of(choice.counts(passing[good]))
+        where, offsets = _without(where, wrong), offsets_of(choice.counts(passing[good]))
         n, total, spec = where.shape[1], int(offsets[-1]), self.source.spec
         return where, Samples(
             where[LOCAL],
@@ -379,7 +384,8 @@ class Planner:
 
 
 def _without(where: np.ndarray, wrong: dict[int, Exception]) -> np.ndarray:
-    """The samples, int64 (8, n), see PLACE, whose places are not among those that are wrong."""
+    """The samples, int64 (8, n), see PLACE, whose places are not among those that are wrong; each
+    row contiguous, as kernels take it."""
     return np.compress(~np.isin(where[PLACE], list(wrong)), where, axis=1) if wrong else where
 
 

@@ -214,7 +214,7 @@ class ReaderThreads:
                 if not self._drops:
                     failed = errors[0][1]
                     break
-                batch.dropped += [error for _, error in errors]
+                batch.dropped = [*batch.dropped, *(error for _, error in errors)]
                 rest = np.delete(batch.copy.indices, [k for k, _ in errors])
                 choice = self._choice_of(batch.number)
                 [(batch.copy, more)] = self._planner.plan([rest], self._batches.epoch, choice)

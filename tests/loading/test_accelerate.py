@@ -13,8 +13,7 @@ dataset, batch sampler and collate_fn:
 - `loader.drop_last` makes `gather_for_metrics` assume that no sample of a full batch is padding.
 
 A `Loader` is not a DataLoader: `prepare` leaves it alone, and it cuts batches by rank itself.
-`register_for_checkpointing` saves its place; `skip_first_batches` cannot work, and the error names
-what does.
+`register_for_checkpointing` saves its place; `skip_first_batches` cannot work.
 """
 
 import json
@@ -243,11 +242,3 @@ def test_accelerate_saves_and_loads_the_place_of_a_loader(ds, make, complete, tm
     other.load_state(tmp_path)
     assert [content(batch) for batch in resumed] == complete[1][1:]
     assert [content(batch) for batch in resumed] == complete[2]
-
-
-def test_a_loader_names_what_resumes_it_where_accelerate_cannot(ds):
-    with Loader(ds, global_batch_size=BATCH) as loader:
-        assert Accelerator(cpu=True).prepare(loader) is loader
-        with pytest.raises(AttributeError, match=r"load_state_dict.*make_dataloader"):
-            skip_first_batches(loader, 1)
-        assert not hasattr(loader, "sampler")

@@ -1,18 +1,16 @@
 """Reading past the page cache: the same batches, an unchanged page cache, errors with names."""
 
 import errno
-import gc
 import logging
 import os
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from batches import clone, join_readers, same
+from batches import clone, same
 from forked_child import forked_child
 from open_files import open_files
 from page_cache import drop, resident
@@ -271,27 +269,6 @@ def test_a_shard_whose_file_system_cannot_is_read_through_the_page_cache_with_on
 
 
 # -------------------------------------------------------------------------------------------- ends
-
-
-def test_nothing_is_left_open_but_what_the_caches_keep(root):
-    def run() -> None:
-        with Loader(open_pack(root), 2, threads=2, io="direct") as loader:
-            for _ in loader:
-                break
-            assert len([None for _ in loader]) == 3
-        join_readers()
-        del loader
-        gc.collect()
-
-    run()  # makes the contexts of two threads at most, and what torch keeps open
-    files = Counter(path for _, path in open_files())
-    contexts = len(CONTEXTS)
-    for _ in range(3):
-        run()
-    assert len(CONTEXTS) <= max(contexts, 2)
-    new = Counter(path for _, path in open_files()) - files  # older ones may have gone meanwhile
-    assert not new.total()
-    assert not [name for name in files if str(root) in name]
 
 
 def test_a_fork_while_iterating_disturbs_neither_process(root, layout_packs):

@@ -1,13 +1,9 @@
 """Compiled look-up: what the memory maps of a shard say, and no damaged value gets through."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_packs import LAYOUTS
 
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.dataset.shards import FIRST_ADDRESS
 from sa1bpack.format.layout import Layout, image_nbytes
 from sa1bpack.loading.planner import (
     BAD_IMAGE,
@@ -70,41 +66,6 @@ class Arrays:
         if with_runs and not (edges[0] >= 0 and edges[-1] <= RUNS and edges == sorted(edges)):
             return BAD_RUNS
         return FINE
-
-
-@pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
-def test_every_layout_is_looked_up_as_its_memory_maps_say(layout_packs, fit, pixels, masks):
-    ds = open_pack(layout_packs(fit, pixels, masks))
-    layout = ds.layout
-    rows = np.array([5, 0, 3, 3, 1, 4, 2])
-    numbers, local, first, stop = ds.locate_many(rows)
-    opened, failed = ds.shards.open_many(numbers.tolist())
-    assert not failed
-    shards = [opened[number] for number in numbers.tolist()]
-    table = np.stack([shard.table for shard in shards])
-    sizes, spans = np.zeros((7, 4), np.int32), np.zeros((7, 2), np.int64)
-    status = np.full(7, 9)
-    canvas = 0 if layout.flat else layout.array("image").row_bytes
-    stored = Stored(canvas, 3 if pixels == "rgb" else 0, layout.image_size, layout.runs)
-    table = np.ascontiguousarray(table[:, :FIRST_ADDRESS])
-    look_up(table, local, first, stop, stored, sizes, spans, status)
-    assert status.tolist() == [FINE] * 7
-    for k, shard in enumerate(shards):
-        assert sizes[k].tolist() == shard.arrays["size"][local[k]].tolist()
-        nbytes = image_nbytes(layout, *sizes[k, 2:].tolist())
-        start = shard.arrays["image_offset"][local[k]] if layout.flat else local[k] * nbytes
-        assert spans[k].tolist() == [start, nbytes]
-    if layout.runs:
-        offsets = np.concatenate([[0], np.cumsum(stop - first)])
-        mask_rows = np.concatenate([np.arange(a, b) for a, b in zip(first, stop, strict=True)])
-        found = np.zeros((len(mask_rows), 2), np.int64)
-        run_spans(table, offsets, mask_rows, found)
-        edges = [
-            shard.arrays["run_offset"][a : b + 1]
-            for shard, a, b in zip(shards, first, stop, strict=True)
-        ]
-        assert found[:, 0].tolist() == np.concatenate([one[:-1] for one in edges]).tolist()
-        assert found[:, 1].tolist() == np.concatenate([one[1:] for one in edges]).tolist()
 
 
 values = st.sampled_from(EXTREMES) | st.integers(-3, RUNS + 3)

@@ -93,17 +93,3 @@ def test_an_open_file_that_the_system_refuses_drops_no_sample(
     monkeypatch.undo()
     assert loader.dropped == []
     assert len(list(loader)) == 6
-
-
-def test_a_file_is_opened_again_after_older_ones_were_closed_to_free_descriptors(root, monkeypatch):
-    ds, real, refusals = open_pack(root), os.open, []
-
-    def refused_once(path, *rest, **options):
-        if "sa_000003-000/image/c" in str(path) and not refusals:
-            refusals.append(path)
-            raise OSError(errno.EMFILE, "Too many open files", str(path))
-        return real(path, *rest, **options)
-
-    monkeypatch.setattr(files_module.os, "open", refused_once)
-    with Loader(ds, 2) as loader:
-        assert len(list(loader)) == 6 and len(refusals) == 1

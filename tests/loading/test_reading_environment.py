@@ -89,40 +89,6 @@ def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, expected, ve
     assert in_a_child(read) == (3, expected, True)
 
 
-WRITES_NOTHING = """
-import os, sys
-import sa1bpack
-import sa1bpack.loading.loader
-from sa1bpack.format.verify import verify
-
-seen = []
-def hook(event, arguments):
-    if event == "open":
-        flags = arguments[2]
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            seen.append((event, arguments[0]))
-    elif event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link",
-                   "os.symlink", "os.chmod", "os.utime", "tempfile.mkstemp", "tempfile.mkdtemp"):
-        seen.append((event, arguments))
-sys.addaudithook(hook)
-for verified in (False, True):
-    ds = sa1bpack.open(sys.argv[1], verify_checksums=verified)
-    assert len([sample["image"].sum() for sample in ds]) == 12
-    ds.column("area", "max"), ds.index_of(4988)
-    with sa1bpack.Loader(ds, 4) as loader:
-        assert len([batch["images"] for batch in loader]) == 3
-assert verify(sys.argv[1]).ok and verify(sys.argv[1], quick=True).ok
-assert seen == [], seen
-"""
-
-
-def test_reading_writes_nothing_anywhere(packed):
-    """No lock, no cache, no temporary: as the audit events of Python show."""
-    command = [sys.executable, "-B", "-c", WRITES_NOTHING, str(packed.root)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_pack_is_read_wherever_it_was_moved_to(root, expected, tmp_path):
     fingerprint = open_pack(root).fingerprint
     new = tmp_path / "another disk" / "π, renamed"
@@ -133,14 +99,6 @@ def test_a_pack_is_read_wherever_it_was_moved_to(root, expected, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(new)
     assert everything(open_pack(link)) == expected and verify(link).ok
-
-
-def test_a_pack_that_is_moved_away_stays_readable_where_it_is_open(root, expected, tmp_path):
-    """Mapped shards stay readable; others are errors until the pack returns."""
-    ds = open_pack(root)
-    assert everything(ds) == expected
-    root.rename(tmp_path / "away")
-    assert [sample_digest(sample) for sample in ds] == expected[0]
 
 
 def test_a_pack_that_is_gone_is_named_and_not_said_to_be_damaged(root, tmp_path):
@@ -234,58 +192,6 @@ def test_a_file_that_cannot_be_opened_is_an_error_with_the_samples_name(root, mo
         assert rows == [row for row in range(12) if row not in (4, 5, 6)]
         assert [error.row for error in loader.dropped] == [4, 5, 6]
         assert all("Permission denied" in str(error) for error in loader.dropped)
-
-
-def test_8_processes_read_at_once_and_share_the_memory(packed, expected):
-    """All hold their maps while each looks at its own."""
-    processes = 8
-    barrier = forking.Barrier(processes)
-
-    def read(sender):
-        ds = open_pack(packed.root)
-        found = everything(ds)
-        kept = [sample["image"].sum() for sample in ds]  # noqa: F841 - touches every page
-        barrier.wait(60)
-        mapped = mapped_bytes(packed.root)
-        barrier.wait(60)
-        sender.send((found == expected, mapped))
-
-    pipes, children = [], []
-    for _ in range(processes):
-        receiver, sender = forking.Pipe(duplex=False)
-        child = forking.Process(target=read, args=(sender,), daemon=True)
-        child.start()
-        sender.close()
-        pipes.append(receiver)
-        children.append(child)
-    answers = [pipe.recv() for pipe in pipes if pipe.poll(90)]
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [0] * processes
-    assert [same for same, _ in answers] == [True] * processes
-    if answers[0][1] is None:
-        pytest.skip("the kernel does not tell the memory of a process here")
-    assert all(resident > 0 for _, (resident, _, _) in answers)
-    assert all(private == 0 for _, (_, _, private) in answers)
-    resident, shares = answers[0][1][0], sum(share for _, (_, share, _) in answers)
-    assert shares < 2 * resident  # all of them together: once in memory, not 8 times
-
-
-def mapped_bytes(root: Path) -> tuple[int, int, int] | None:
-    """Of this process's maps of files of a pack: resident, its share of them, private (kB)."""
-    try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
-    except OSError:
-        return None
-    totals = dict.fromkeys(("Rss", "Pss", "Private_Dirty"), 0)
-    inside = False
-    for line in lines:
-        key, _, value = line.partition(":")
-        if "-" in key.split(" ")[0]:  # the first line of a map: addresses, and the path at the end
-            inside = str(root) in line
-        elif inside and key in totals:
-            totals[key] += int(value.split()[0])
-    return tuple(totals.values())
 
 
 # ------------------------------------------------------------------------- while it is written

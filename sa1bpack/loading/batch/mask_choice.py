@@ -279,8 +279,10 @@ class MaskSchedule:
 
         Those that come together, if that is known: one may grow while the other shrinks.
         """
-        changing = [each for each in (self.max_masks, sizes) if not each.constant]
-        if len({each.by for each in changing}) > 1:
-            return [(sizes.largest, self.max_masks.largest)]
-        starts = {start for each in changing for start in each.starts} | {0}
-        return [(sizes.at(at, at), self.max_masks.at(at, at)) for at in sorted(starts)]
+        masks = self.max_masks
+        if not (masks.constant or sizes.constant) and masks.by != sizes.by:
+            return [(sizes.largest, masks.largest)]
+        found = []
+        for start in sorted({*masks.starts, *sizes.starts}):
+            found.append((sizes.at(start, start), masks.at(start, start)))
+        return found

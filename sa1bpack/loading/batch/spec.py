@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -199,13 +200,16 @@ def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
 
     The starts of the small ones are relative to the slice.
     """
-    large = {key: region for key, region in regions.items() if region.large}
-    small = {key: region for key, region in regions.items() if not region.large}
-    low = min(region.start for region in small.values())
-    end = max(region.start + region.nbytes for region in small.values())
-    high = -(-end // ALIGNMENT) * ALIGNMENT  # a multiple of the size of every dtype
-    moved = {key: region._replace(start=region.start - low) for key, region in small.items()}
-    return large, moved, slice(low, high)
+    large, small = {}, {}
+    for key, region in regions.items():
+        (large if region.large else small)[key] = region
+    low = min(map(attrgetter("start"), small.values()))
+    end = 0
+    for key, region in small.items():
+        end = max(end, region.start + region.nbytes)
+        small[key] = region._replace(start=region.start - low)
+    # A multiple of the size of every dtype.
+    return large, small, slice(low, -(-end // ALIGNMENT) * ALIGNMENT)
 
 
 def warn_of_dropped(errors: list[ReadError], warned: set[str]) -> None:
@@ -222,6 +226,7 @@ def warn_of_dropped(errors: list[ReadError], warned: set[str]) -> None:
 
 def expected_runs(ds: Dataset, masks: int) -> int:
     """Ends of runs that this many masks usually have, by the average of the pack."""
-    shards = ds.manifest.shards
-    total, runs = (sum(getattr(shard, axis) for shard in shards) for axis in ("masks", "runs"))
+    total = runs = 0
+    for shard in ds.manifest.shards:
+        total, runs = total + shard.masks, runs + shard.runs
     return -(-masks * runs // max(total, 1))

@@ -171,13 +171,3 @@ def test_unpacking_touches_nothing_outside_its_arrays():
     for rows, shape in (([2], (1, 4, 8)), ([-1], (1, 4, 8)), ([0], (2, 4, 8)), ([0], (1, 4, 4))):
         with pytest.raises(ValueError, match="cannot unpack"):
             unpack_into(bits, np.zeros(shape, bool), np.array(rows))
-
-
-def test_an_epoch_is_a_whole_number_of_64_bits():
-    collate = Collate(max_masks=1, mask_select="random")
-    for epoch in (0, 7, 2**63, 2**64 - 1):
-        collate.set_epoch(epoch)
-        assert collate.epoch == epoch
-    for wrong in (-1, True, 2**64, "1"):
-        with pytest.raises(OptionError, match="epoch is"):
-            collate.set_epoch(wrong)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
@@ -69,13 +69,6 @@ def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, layout, ho
         Collate(layout)(square.__getitems__([0, 2]))
 
 
-def test_bits_that_a_hook_cut_are_still_bits(packed):
-    ds = open_pack(packed.root, transform=of_masks(lambda bits: bits[:, 4:12, :1]))
-    batch = next(iter(make_dataloader(ds, 4, num_workers=0)))
-    complete = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
-    assert torch.equal(batch["masks"], complete[:, :, 4:12, :8])
-
-
 def test_masks_of_an_odd_width_cannot_become_bits(packed):
     ds = open_pack(
         packed.root, mask_format="bool", transform=of_masks(lambda masks: masks[:, :, :9])
@@ -103,12 +96,6 @@ def test_runs_of_fewer_masks_than_the_rest_are_an_error_with_the_name(ds):
         Collate()(samples)
 
 
-def test_a_canvas_may_be_as_large_as_an_image_of_a_pack(ds):
-    assert Collate(canvas=16384)
-    with pytest.raises(OptionError, match=r"canvas is .*: choose a whole number from 1 to 16384"):
-        Collate(canvas=16385)
-
-
 def test_a_batch_has_the_spec_of_its_samples_where_collate_knows_it(ds):
     stored, ds = ds.with_options(coordinates="stored"), ds.with_options(coordinates="source")
     samples = [stored[0], stored[3]]
@@ -121,23 +108,12 @@ def test_a_batch_has_the_spec_of_its_samples_where_collate_knows_it(ds):
         assert "boxes_xyxy" in Pipeline(described)(batch)
 
 
-def test_a_pipeline_of_a_split_of_another_dataset_is_refused():
-    with pytest.raises(OptionError, match=r"ds is a .*TensorDataset: pass the dataset"):
-        Pipeline(Subset(TensorDataset(torch.zeros(3)), [0]))
-
-
 def test_anything_but_a_list_of_samples_is_refused(ds):
     for wrong in (ds[0], None, 3):
         with pytest.raises(OptionError, match=r"a list of samples, .* pass \[sample\]"):
             Collate()(wrong)
     with pytest.raises(OptionError, match="sample_spec is 3: pass the `spec` of a dataset"):
         Collate(sample_spec=3)
-
-
-@pytest.mark.parametrize("device", [None, 3.5, [], "cpu:x"])
-def test_anything_but_a_device_is_refused(ds, device):
-    with pytest.raises(OptionError, match=r"device is .*: choose 'cpu' or 'cuda' \("):
-        Loader(ds, 4, device=device)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (-4, 4), (4, 6)])

@@ -90,14 +90,6 @@ def test_balanced_draws_equally_many_large_medium_and_small_masks(count):
     assert np.abs(share - count / 12).max() < 5 * np.sqrt(0.25 / 3000)  # within a third all alike
 
 
-def test_balanced_draws_what_remains_from_thirds_at_random():
-    share = drawn("balanced", np.arange(9), 4)
-    by_third = share.reshape(3, 3).sum(1)  # ascending areas: small, medium, large
-    assert np.abs(by_third - 4 / 3).max() < 5 * np.sqrt(2 / 9 / 3000)
-    rows = MaskChoice(4, "balanced").rows({"areas": np.arange(5), "image_id": 1}, 5, 0)
-    assert len(rows) == 4  # thirds of 2, 2 and 1
-
-
 def test_weights_draw_without_replacement_from_those_that_are_left():
     """Two of three: the probabilities of the pairs, drawn one after the other."""
     weights = np.array([0.2, 0.3, 0.5])

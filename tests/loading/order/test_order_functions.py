@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from sa1bpack.loading.order.functions import (
     Key,
-    permutation,
     shuffle,
     weighted_draws,
     window_order,
-    window_plan,
 )
 
 FINGERPRINT = "0123456789abcdef"
@@ -38,56 +36,13 @@ def test_a_full_shuffle_of_all_of_sa_1b_is_pinned():
     assert xxhash.xxh3_64_hexdigest(order.astype("<u4")) == "a9bc252822ffe373"
 
 
-def test_windows_of_shards_are_pinned():
-    shards, cuts, starts = window_plan(KEY, BOUNDS, 2)
-    assert shards.tolist() == [0, 4, 2, 3, 1]
-    assert cuts.tolist() == [0, 1, 3, 5]
-    assert starts.tolist() == [0, 5, 10, 21]
-    assert window_order(KEY, BOUNDS, shards[:2], 0, 1).tolist() == [1, 4, 3, 0, 2, 20]
-    assert window_order(KEY, BOUNDS, shards[:2], 0, 3).tolist() == [1, 2, 3, 20, 0, 4]
-
-
 # --------------------------------------------------------------------------------------------- keys
 
 
 # ------------------------------------------------------------------------------------- permutations
 
 
-@given(st.lists(st.integers(0, 2**64 - 1), max_size=70))
-@settings(max_examples=60, deadline=None)
-def test_a_permutation_sorts_numbers_by_their_words_and_ties_by_number(words):
-    shift = max(len(words) - 1, 0).bit_length()
-    expected = sorted(range(len(words)), key=lambda i: (words[i] >> shift, i))
-    assert permutation(np.array(words, np.uint64)).tolist() == expected
-
-
 # ------------------------------------------------------------------------------------------ windows
-
-
-@given(
-    st.lists(st.integers(0, 12), min_size=1, max_size=9),
-    st.integers(1, 11),
-    st.integers(1, 7),
-    st.integers(0, 2**64 - 1),
-)
-@settings(max_examples=80, deadline=None)
-def test_the_windows_of_an_epoch_hold_every_sample_once(sizes, window, block, seed):
-    bounds = np.concatenate([[0], np.cumsum(sizes)])
-    key = Key(seed, 0, FINGERPRINT)
-    shards, cuts, starts = window_plan(key, bounds, window)
-    assert sorted(shards.tolist()) == list(range(len(sizes)))
-    parts = [
-        window_order(key, bounds, shards[cuts[n] : cuts[n + 1]], n, block)
-        for n in range(len(starts) - 1)
-    ]
-    assert [len(part) for part in parts] == np.diff(starts).tolist()
-    assert len(parts) == -(-len(sizes) // window)
-    assert max(np.diff(cuts)) <= min(window, min(np.diff(cuts)) + 1)
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(bounds[-1]))
-    for n, part in enumerate(parts):
-        chosen = shards[cuts[n] : cuts[n + 1]]
-        members = [i for s in chosen for i in range(bounds[s], bounds[s + 1])]
-        assert sorted(part.tolist()) == sorted(members)
 
 
 def test_blocks_stay_together_and_their_cuts_move_from_epoch_to_epoch():

@@ -1,8 +1,6 @@
 """Rank and world size that nobody passed: those of torch.distributed when an iteration begins."""
 
-import os
 import pickle
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -60,22 +58,6 @@ def test_ranks_that_are_announced_but_have_no_process_group_are_refused(group, m
     group.ready, group.world_size = True, 2
     assert [len(batch) for batch in batches] == [4, 4, 2]
     assert batches.epoch == 0  # the refused beginning used up no epoch
-
-
-def test_a_process_that_never_imported_torch_is_rank_0_of_1():
-    program = (
-        "import sys\n"
-        "from sa1bpack.loading.order.orders import Extent, SequentialOrder\n"
-        "from sa1bpack.loading.order.batches import OrderedBatches\n"
-        "order = SequentialOrder(Extent(3, '0' * 16))\n"
-        "print([*OrderedBatches(order, 2, rank=None, world_size=None)])\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False,
-        env=os.environ | {"WORLD_SIZE": "1"},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[[0, 1], [2]]\n", "")
 
 
 @pytest.mark.parametrize(("ranks", "share"), [("1", 1), ("2", 2), ("0", 1), ("many", 1)])
