@@ -37,11 +37,11 @@ from sa1bpack.packing.estimate import estimate as estimate
 from sa1bpack.packing.merge import MergeResult as MergeResult
 from sa1bpack.packing.merge import merge as merge
 from sa1bpack.packing.options import PackOptions as PackOptions
-from sa1bpack.packing.parts import FinalizeResult as FinalizeResult
-from sa1bpack.packing.parts import finalize as finalize
 from sa1bpack.packing.repair import RepairResult as RepairResult
 from sa1bpack.packing.repair import repair as repair
+from sa1bpack.packing.run import FinalizeResult as FinalizeResult
 from sa1bpack.packing.run import PackResult as PackResult
+from sa1bpack.packing.run import finalize as finalize
 from sa1bpack.packing.run import pack as pack
 from sa1bpack.packing.run import pack_part as pack_part
 from sa1bpack.raw.dataset import TarDataset as TarDataset

@@ -12,12 +12,12 @@ from sa1bpack.transforms.geometry.steps import RandomAffine as RandomAffine
 from sa1bpack.transforms.geometry.steps import RandomHorizontalFlip as RandomHorizontalFlip
 from sa1bpack.transforms.geometry.steps import RandomResizedCrop as RandomResizedCrop
 from sa1bpack.transforms.geometry.steps import ScaleJitter as ScaleJitter
-from sa1bpack.transforms.images.color import ColorJitter as ColorJitter
-from sa1bpack.transforms.images.mix import CutMix as CutMix
-from sa1bpack.transforms.images.mix import Mixup as Mixup
 from sa1bpack.transforms.images.pixels import SAM_MEAN as SAM_MEAN
 from sa1bpack.transforms.images.pixels import SAM_STD as SAM_STD
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb as yuv420_to_rgb
+from sa1bpack.transforms.images.steps import ColorJitter as ColorJitter
+from sa1bpack.transforms.images.steps import CutMix as CutMix
+from sa1bpack.transforms.images.steps import Mixup as Mixup
 from sa1bpack.transforms.masks.cells import unpack_bits as unpack_bits
 from sa1bpack.transforms.masks.make import draw_runs as draw_runs
 from sa1bpack.transforms.masks.prompts import count_pixels as count_pixels

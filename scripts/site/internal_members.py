@@ -18,7 +18,7 @@ INTERNAL = {
         "took",
     ),
     "PackOptions": ("as_text", "check_same", "from_json", "keeps_all", "layout", "to_json"),
-    "ReadingOptions": ("batches", "choices", "layout"),
+    "ReadingOptions": ("batches",),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),
     "RunBatch": ("ends", "part"),
     "Schedule": ("as_text", "at", "constant", "largest", "map", "until"),
