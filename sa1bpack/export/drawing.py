@@ -83,7 +83,15 @@ def _paint(
     """uint8 (h, w, 3): masks drawn in the given order on the image."""
     inside = np.full(pixels.shape[:2], -1)  # (h, w): the place in `order` of the topmost mask
     outline = inside.copy()
-    rows, columns = _cells_of_pixels(subject, *inside.shape)
+    # The grid row of each pixel row, and the grid column of each pixel column, by their centres. A
+    # cell is 1 / G of the longer side of the source for "pad" and "native", and of each side for
+    # "squash" (docs/format.md).
+    grid, source = subject.sample["masks"].shape[1:] * np.array([1, 8]), subject.source
+    covered = source if subject.fit == "squash" else (max(source),) * 2
+    rows, columns = (
+        (2 * np.arange(pixels) + 1) * side * cells // (2 * pixels * whole)
+        for pixels, side, cells, whole in zip(inside.shape, source, grid, covered, strict=True)
+    )
     for place, mask in enumerate(order.tolist()):
         top, left, shape = _on_screen(subject.sample["masks"][mask], rows, columns)
         here = (slice(top, top + shape.shape[0]), slice(left, left + shape.shape[1]))
@@ -95,23 +103,6 @@ def _paint(
     out[filled] = np.rint(under + _FILL * (over - under))
     out[outline >= 0] = colours[outline[outline >= 0]]
     return out
-
-
-def _cells_of_pixels(subject: Subject, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The grid row of each pixel row, and the grid column of each pixel column, by their centres.
-
-    A cell is 1 / G of the longer side of the source for "pad" and "native", and of each side for
-    "squash" (docs/format.md).
-    """
-    grids = subject.sample["masks"].shape[1], 8 * subject.sample["masks"].shape[2]
-    source = subject.source
-    longer = max(source)
-    cells = []
-    for pixels, side, grid in zip((height, width), source, grids, strict=True):
-        covered = side if subject.fit == "squash" else longer
-        centres = (2 * np.arange(pixels) + 1) * side * grid
-        cells.append(centres // (2 * pixels * covered))
-    return cells[0], cells[1]
 
 
 def _on_screen(
@@ -213,15 +204,6 @@ def shortened(text: str, letters: Font, width: float) -> str:
     return "..."
 
 
-def wrapped(text: str, letters: Font, width: float, most: int) -> list[str]:
-    """`text` in at most `most` lines of at most `width` pixels, the last one shortened if needed.
-
-    Lines break between words, and within a word, such as a path, only if it is wider than a line.
-    """
-    wide = max(1, int(width / letters.getlength("m")))
-    return textwrap.wrap(text, wide, max_lines=most, placeholder="...")
-
-
 def write_right(draw: ImageDraw.ImageDraw, right: float, top: float, text: str, **options) -> None:
     """Draw text that ends at `right`; options are those of `ImageDraw.text`."""
     draw.text((right - options["font"].getlength(text), top), text, **options)
@@ -294,10 +276,21 @@ def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: st
 
 
 def _tile(subject: Subject | Unreadable, width: int) -> Image.Image:
+    """The picture of a sample; of one that cannot be read, why."""
     height = round(width * _TILE_SHAPE)
-    if isinstance(subject, Unreadable):
-        return _empty_tile(subject, height, width)
-    return drawn(subject, *fitted(*subject.rgb.shape[:2], height, width))
+    if isinstance(subject, Subject):
+        return drawn(subject, *fitted(*subject.rgb.shape[:2], height, width))
+    tile = Image.new("RGB", (width, height), _TILE_PAPER)
+    draw = ImageDraw.Draw(tile)
+    draw.rectangle((0, 0, width - 1, height - 1), outline=_RIM)
+    letters = font(14)
+    # Lines break within a word, such as a path, only if it is wider than a line.
+    wide = max(1, int((width - 2 * _INSET) / letters.getlength("m")))
+    most = (height - 2 * _INSET) // _LINE
+    lines = textwrap.wrap(plain_text(subject.reason), wide, max_lines=most, placeholder="...")
+    for number, line in enumerate(lines):
+        draw.text((_INSET, _INSET + number * _LINE), line, font=letters, fill=_WARNING)
+    return tile
 
 
 def _write_header(draw: ImageDraw.ImageDraw, width: int, title: str, note: str) -> None:
@@ -457,15 +450,3 @@ def as_tree(bits: np.ndarray, shown: np.ndarray) -> list[Row]:
     for root in np.flatnonzero(parents < 0).tolist():
         add(root, 0, None)
     return rows
-
-
-def _empty_tile(subject: Unreadable, height: int, width: int) -> Image.Image:
-    """A tile without an image that says why, of a size in screen pixels."""
-    tile = Image.new("RGB", (width, height), _TILE_PAPER)
-    draw = ImageDraw.Draw(tile)
-    draw.rectangle((0, 0, width - 1, height - 1), outline=_RIM)
-    letters, most = font(14), (height - 2 * _INSET) // _LINE
-    lines = wrapped(plain_text(subject.reason), letters, width - 2 * _INSET, most)
-    for number, line in enumerate(lines):
-        draw.text((_INSET, _INSET + number * _LINE), line, font=letters, fill=_WARNING)
-    return tile

@@ -172,12 +172,21 @@ def read_holdings(roots: Sequence[Path], pack: Pack | None = None) -> Holdings:
             features[name if len(packs) == 1 else f"{root}: {name}"] = text
     if len(packs) > 1:
         manifest = msgspec.structs.replace(manifest, counts=dict(sorted(counts.items())))
+    states = [completeness_of(*each) for each in packs.items()]
     return Holdings(
         roots=tuple(roots),
         manifest=manifest,
         sources=msgspec.convert(manifest.sources, tuple[Source, ...]),
         mask_counts=np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset),
-        completeness=_joined_completeness([completeness_of(*each) for each in packs.items()]),
+        completeness=Completeness(
+            complete=manifest.complete,
+            images=manifest.samples,
+            shards=len(manifest.shards),
+            sources=len(manifest.sources),
+            partial=tuple(name for each in states for name in each.partial),
+            unindexed=tuple(name for each in states for name in each.unindexed),
+            remedy="; ".join(dict.fromkeys(each.remedy for each in states if not each.complete)),
+        ),
         duplicates=find_duplicates(manifest, index),
         features=features,
     )
@@ -201,19 +210,6 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
             parts.append(f"by {brief(function)}")
         parts.append(str(there) if there.missing else "complete")
         yield folder.name, ", ".join(parts)
-
-
-def _joined_completeness(found: Sequence[Completeness]) -> Completeness:
-    """The completeness of several packs together."""
-    return Completeness(
-        complete=all(each.complete for each in found),
-        images=sum(each.images for each in found),
-        shards=sum(each.shards for each in found),
-        sources=sum(each.sources for each in found),
-        partial=tuple(name for each in found for name in each.partial),
-        unindexed=tuple(name for each in found for name in each.unindexed),
-        remedy="; ".join(dict.fromkeys(each.remedy for each in found if not each.complete)),
-    )
 
 
 def attributes_of(shard: Shard) -> _Attributes:
@@ -325,7 +321,8 @@ class PackInfo(Holdings, Stored):
             size = f"{counted(each.manifest.samples, 'image')}, {size_text(each.bytes)}"
             lines.append(f"  pack       {each.roots[0]}: {size}{state}")
         for label, text in self._facts():
-            lines += _wrapped(label, text)
+            indents = {"initial_indent": f"  {label:<10} ", "subsequent_indent": " " * 13}
+            lines += textwrap.wrap(text, _WIDTH, **indents)
         lines.append("options")
         lines += [f"  {key:<18} {text_of(value)}" for key, value in self.manifest.options.items()]
         lines.append("masks per image")
@@ -403,11 +400,6 @@ class PackInfo(Holdings, Stored):
             "notes": ([] if manifest.complete else [str(self.completeness)]) + self.duplicates,
             "packs": [each.as_dict() for each in self.packs],
         }
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    """A text in lines of at most 90 columns, beside its label."""
-    return textwrap.wrap(text, _WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13)
 
 
 @checks_options

@@ -166,7 +166,10 @@ def draw_samples(
         dataset = _dataset_of(pack, rule or {})
         name, size = dataset.pack.name, len(dataset)
         if image_ids is not None:
-            rows = _indices_of(dataset, image_ids)
+            try:
+                rows = [dataset.index_of(image_id) for image_id in image_ids]
+            except UnknownName as error:
+                raise OptionError(str(error)) from None
         at_random = rows is None and samples < size
         indices = random_indices(size, samples, seed) if at_random else _rows(size, samples, rows)
         checked_count("the number of samples asked for", len(indices))
@@ -220,13 +223,6 @@ def _rows(size: int, samples: int | None, rows: Sequence[int] | None) -> list[in
     if rows is None:
         return list(range(min(size, samples)))
     return [whole_number("rows", row, 0, size - 1) for row in rows]
-
-
-def _indices_of(dataset: Dataset, image_ids: Sequence[int]) -> list[int]:
-    try:
-        return [dataset.index_of(image_id) for image_id in image_ids]
-    except UnknownName as error:
-        raise OptionError(str(error)) from None
 
 
 def random_indices(size: int, count: int, seed: int) -> list[int]:

@@ -17,7 +17,6 @@ from sa1bpack.errors import FormatError
 from sa1bpack.export.info import Stored
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.problems import reason_of
-from sa1bpack.format.shard_reader import Shard
 from sa1bpack.wording import counted
 
 MAX_IMAGES = 20_000
@@ -74,25 +73,22 @@ def survey(dataset: Dataset, seed: int) -> Survey:
     found = Survey()
     for number in numbers:
         first = int(rng.integers(max(1, entries[number].samples - block + 1)))
-        try:
-            _add_block(found, dataset.pack[number], first, block)
+        try:  # all of a block or, if its shard is damaged, nothing
+            shard = dataset.pack[number]
+            stop = min(first + block, len(shard))
+            masks = slice(*(int(shard["mask_offset"][edge]) for edge in (first, stop)))
+            columns = {name: np.array(shard[name][masks]) for name in _COLUMNS}
+            sizes, stored = shard["size"][first:stop, :2].tolist(), Stored.of(shard)
         except (FormatError, OSError) as error:
             found.unreadable.append(reason_of(error))
+            continue
+        for name, values in columns.items():
+            found.columns[name] = np.append(found.columns.get(name, values[:0]), values)
+        found.sizes.update((width, height) for height, width in sizes)
+        found.shards.append(shard.entry.name)
+        found.images += stop - first
+        found.stored += stored
     return found
-
-
-def _add_block(found: Survey, shard: Shard, first: int, block: int) -> None:
-    """Add a block of samples of a shard, all of it or, if it is damaged, nothing."""
-    stop = min(first + block, len(shard))
-    masks = slice(*(int(shard["mask_offset"][edge]) for edge in (first, stop)))
-    columns = {name: np.array(shard[name][masks]) for name in _COLUMNS}
-    sizes, stored = shard["size"][first:stop, :2].tolist(), Stored.of(shard)
-    for name, values in columns.items():
-        found.columns[name] = np.append(found.columns.get(name, values[:0]), values)
-    found.sizes.update((width, height) for height, width in sizes)
-    found.shards.append(shard.entry.name)
-    found.images += stop - first
-    found.stored += stored
 
 
 # ------------------------------------------------------------------------------------------ charts
@@ -133,7 +129,13 @@ def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[
         if survey.images < manifest.samples:
             shards = counted(len(manifest.shards), "shard")
             of = f"{survey.images:,} of {images}, in {len(survey.shards):,} of {shards}"
-        found.append(_sizes_chart(survey, of))
+        common = survey.sizes.most_common(_COMMON_SIZES)
+        sizes = {f"{width} x {height}": count for (width, height), count in common}
+        if len(survey.sizes) > len(common):
+            sizes["others"] = survey.sizes.total() - sum(sizes.values())
+        note = f"Width x height of the source, {counted(len(survey.sizes), 'size')}; {of}."
+        bars = _bars(list(sizes), list(sizes.values()))
+        found.append(Chart("Image sizes", note, ("pixels", "images"), bars))
         of = f"{counted(len(survey.columns['area']), 'mask')} of {of}"
         for name, (title, label) in _COLUMNS.items():
             if len(values := survey.columns[name]):
@@ -201,13 +203,3 @@ def _range(low: float, high: float, whole: bool) -> str:
         return f"{low:g} to {high:g}"
     first, last = math.ceil(low - 1e-9), math.ceil(high - 1e-9) - 1
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
-
-
-def _sizes_chart(survey: Survey, of: str) -> Chart:
-    common = survey.sizes.most_common(_COMMON_SIZES)
-    found = {f"{width} x {height}": count for (width, height), count in common}
-    if len(survey.sizes) > len(common):
-        found["others"] = survey.sizes.total() - sum(found.values())
-    note = f"Width x height of the source, {counted(len(survey.sizes), 'size')}; {of}."
-    bars = _bars(list(found), list(found.values()))
-    return Chart("Image sizes", note, ("pixels", "images"), bars)

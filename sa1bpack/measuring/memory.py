@@ -49,19 +49,17 @@ def drop_pages(files: Iterable[Path]) -> None:
 
 def resident_bytes(files: Iterable[Path]) -> int:
     """Bytes of files that are in the page cache, in whole pages. Raises OSError."""
-    return sum(_resident_pages(path) for path in files) * mmap.PAGESIZE
-
-
-def _resident_pages(path: Path) -> int:
-    size = path.stat().st_size
-    if size == 0:
-        return 0
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
-        view = np.frombuffer(pages, np.uint8)
-        found = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
-        address, length = ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size)
-        failed = _libc.mincore(address, length, ctypes.c_void_p(found.ctypes.data))
-        del view  # or the map could not be closed
-    if failed:
-        raise OSError(ctypes.get_errno(), "mincore failed", str(path))
-    return int((found & 1).sum())
+    total = 0
+    for path in files:
+        if not (size := path.stat().st_size):
+            continue
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+            view = np.frombuffer(pages, np.uint8)
+            found = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+            address, length = ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size)
+            failed = _libc.mincore(address, length, ctypes.c_void_p(found.ctypes.data))
+            del view  # or the map could not be closed
+        if failed:
+            raise OSError(ctypes.get_errno(), "mincore failed", str(path))
+        total += int((found & 1).sum()) * mmap.PAGESIZE
+    return total

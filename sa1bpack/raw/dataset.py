@@ -31,7 +31,7 @@ from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows, Tars, no_pairs, sources_of
 from sa1bpack.raw.sample_cache import DiskCache, MemoryCache
-from sa1bpack.raw.tar_index import TarIndex, open_index
+from sa1bpack.raw.tar_index import open_index
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import counted, printable
@@ -136,7 +136,21 @@ class TarDataset(MapStyle):
                 raise no_pairs(index.source, index.rejects)
         self._first_row = np.cumsum([0, *map(len, self._indices)])
         self._rows: RowNumbers = range(int(self._first_row[-1]))
-        _warn_of_shared_names(self._indices)
+        # As `pack` does of ids.
+        names = [index.pairs["file_name"] for index in self._indices]
+        found, times = np.unique(np.concatenate(names), return_counts=True)
+        if len(shared := found[times > 1]):
+            tars = [
+                str(index.source.path)
+                for index, own in zip(self._indices, names, strict=True)
+                if shared[0] in own
+            ]
+            _log.warning(
+                "%s in more than one of these tars, e.g. %s in %s: their samples come that often",
+                "1 image is" if len(shared) == 1 else f"{counted(len(shared), 'image')} are",
+                printable(shared[0].decode()),
+                " and ".join(tars[:2]),
+            )
 
     # ------------------------------------------------------------------------------------- samples
 
@@ -324,17 +338,3 @@ def _outside(name: str, folder: str | os.PathLike[str]) -> Path:
     check_can_be_folder(found, f"choose another {name}")
     refuse_in_pack(name, found, itself=True)
     return found
-
-
-def _warn_of_shared_names(indices: list[TarIndex]) -> None:
-    """Log if images of one name are in several sources, as `pack` does of ids."""
-    names = [index.pairs["file_name"] for index in indices]
-    found, times = np.unique(np.concatenate(names), return_counts=True)
-    if len(shared := found[times > 1]):
-        tars = [str(i.source.path) for i in indices if shared[0] in i.pairs["file_name"]]
-        _log.warning(
-            "%s in more than one of these tars, e.g. %s in %s: their samples come that often",
-            "1 image is" if len(shared) == 1 else f"{counted(len(shared), 'image')} are",
-            printable(shared[0].decode()),
-            " and ".join(tars[:2]),
-        )

@@ -97,9 +97,12 @@ class DiskCache:
         """Keep the rows of a sample. What cannot be written is logged, once."""
         path = self._path(key)
         temporary = temporary_beside(path)
+        # The digest of the rest, and dtype, shape and bytes of each array.
+        listed = {name: (each.dtype.str, each.shape, each.tobytes()) for name, each in rows.items()}
+        body = msgspec.msgpack.encode(listed)
         try:
             with temporary.open("wb") as file:
-                file.writelines(_encoded(rows))
+                file.writelines([xxhash.xxh3_128_digest(body), body])
                 self._unseen += file.tell()
             temporary.replace(path)
             if self._unseen > _UNSEEN * self._limit:
@@ -134,13 +137,6 @@ class DiskCache:
                 break
             Path(path).unlink(missing_ok=True)
             total -= size
-
-
-def _encoded(rows: Rows) -> list[bytes]:
-    """The parts of a file: the digest of the rest, and dtype, shape and bytes of each array."""
-    listed = {name: (each.dtype.str, each.shape, each.tobytes()) for name, each in rows.items()}
-    body = msgspec.msgpack.encode(listed)
-    return [xxhash.xxh3_128_digest(body), body]
 
 
 def _decoded(data: bytes) -> Rows | None:
