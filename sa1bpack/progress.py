@@ -1,5 +1,6 @@
 """Progress bars for work that is counted in bytes, or in images."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,13 +10,19 @@ from tqdm import tqdm
 
 
 class Bar(tqdm):
-    """A progress bar that starts no thread.
+    """A progress bar that starts no thread, and shows itself on a terminal of unknown width.
 
     The thread of tqdm, which stays after the last bar, looks for bars that skip too many updates.
-    With `miniters=1` none are skipped.
+    With `miniters=1` none are skipped. A terminal that nobody told its size, as in some containers
+    and batch systems, reports 0 columns, and tqdm would print nothing.
     """
 
     monitor_interval = 0
+
+    def __init__(self, **options):
+        unknown = sys.stderr.isatty() and 0 in os.get_terminal_size(sys.stderr.fileno())
+        size = {"ncols": 80, "nrows": 24} if unknown else {"dynamic_ncols": True}
+        super().__init__(**options, **size)
 
 
 @contextmanager
@@ -55,4 +62,4 @@ def step_line(show: bool | None = None) -> Iterator[Callable[[str], None]]:
 
 def _tqdm(show: bool | None, **options) -> Bar:
     hidden = not (sys.stderr.isatty() if show is None else show)
-    return Bar(**options, miniters=1, disable=hidden, leave=False, dynamic_ncols=True)
+    return Bar(**options, miniters=1, disable=hidden, leave=False)

@@ -106,4 +106,4 @@ def test_the_main_help_loads_neither_numpy_nor_a_command():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stderr.split()
     assert "sa1bpack.cli.arguments" in loaded
-    assert not {"numpy", "sa1bpack.cli.making", "sa1bpack.arguments", "torch"} & {*loaded}
+    assert not {"numpy", "sa1bpack.cli.packs", "sa1bpack.arguments", "torch"} & {*loaded}

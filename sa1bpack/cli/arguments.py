@@ -23,18 +23,18 @@ from sa1bpack.errors import OptionError
 
 # Command, which is also the name of its function → module of this package, line in the help.
 COMMANDS = {
-    "pack": ("making", "decode tars into shards"),
-    "finalize": ("making", "make one pack of what the parts of a job have packed"),
-    "verify": ("checking", "check a pack against its checksums"),
-    "repair": ("checking", "rebuild the damaged parts of a pack from its tars"),
-    "merge": ("making", "merge packs into one, by links where possible"),
-    "export": ("using", "write the annotations of a pack as SA-1B JSON or COCO JSON"),
-    "subset": ("using", "select samples of a pack, and save their ids in a small file"),
-    "info": ("looking", "show what is in a pack, or what this machine has"),
-    "show": ("looking", "draw samples of a pack with their masks, as a PNG"),
-    "report": ("looking", "write a report on a pack, as an HTML page"),
-    "derive": ("using", "compute an array per image or per mask, such as embeddings"),
-    "bench": ("looking", "measure this machine with a pack: memory, disk, device, loaders"),
+    "pack": ("packs", "decode tars into shards"),
+    "finalize": ("packs", "make one pack of what the parts of a job have packed"),
+    "verify": ("packs", "check a pack against its checksums"),
+    "repair": ("packs", "rebuild the damaged parts of a pack from its tars"),
+    "merge": ("packs", "merge packs into one, by links where possible"),
+    "export": ("reading", "write the annotations of a pack as SA-1B JSON or COCO JSON"),
+    "subset": ("reading", "select samples of a pack, and save their ids in a small file"),
+    "info": ("reading", "show what is in a pack, or what this machine has"),
+    "show": ("reading", "draw samples of a pack with their masks, as a PNG"),
+    "report": ("reading", "write a report on a pack, as an HTML page"),
+    "derive": ("reading", "compute an array per image or per mask, such as embeddings"),
+    "bench": ("reading", "measure this machine with a pack: memory, disk, device, loaders"),
 }
 
 # What the functions behind the commands call what they are given, where names differ.

@@ -5,10 +5,9 @@ annotations    SA-1B's JSON files, or one COCO instances file; shards are checke
 
 info           what packs hold, by manifests, indexes and shards, as text; several as one
 show           samples of a pack, a tar or a batch as a picture, a small one for notebooks
-report         a page about a pack: verification, survey, and HTML by the templates
+report         a page about a pack: verification, survey of some shards, and HTML by the templates
 
-subject        a sample, with what a picture needs of it; those of a `batch` in its own module
+subject        a sample, with what a picture needs of it: of a dataset or of a batch
 drawing        PIL: the image under masks, boxes and points; sheets of several, large ones
-survey         distributions, from some of the shards, and the charts of them
 output         where pictures, pages and figures may be written
 """

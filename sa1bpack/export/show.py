@@ -19,9 +19,8 @@ from sa1bpack.arguments import MAX_WORD, checks_options, torch_subset, whole_num
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
-from sa1bpack.export.batch import image_count, subjects_of
 from sa1bpack.export.drawing import SIDE, Image, contact_sheet, large_picture, tile_width
-from sa1bpack.export.subject import Subject, Unreadable, read_or_reason
+from sa1bpack.export.subject import Subject, Unreadable, image_count, read_or_reason, subjects_of
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
 from sa1bpack.packing.options import PackOptions

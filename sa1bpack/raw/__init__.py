@@ -6,6 +6,5 @@
     tar_index                 where the halves of each pair are, kept beside the tar; their bytes
     seek_points               random access into a gzip stream
     decoding                  the packer's step and the dataset's: bytes → sample
-    sample_cache              decoded samples in memory or on disk
     dataset, streaming        TarDataset, IterableTarDataset
 """

@@ -52,7 +52,7 @@ def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(
     command, tar, root, monkeypatch, shortest
 ):
     """With a rate only if it lasted long enough for one."""
-    monkeypatch.setattr("sa1bpack.cli.making.SHORT_RUN", shortest)
+    monkeypatch.setattr("sa1bpack.cli.packs.SHORT_RUN", shortest)
     code, out, error = command(*pack_command(tar, root, "--max-masks", 3))
     assert (code, error) == (0, "")
     nbytes = sum(

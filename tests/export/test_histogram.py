@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.export.survey import histogram
+from sa1bpack.export.report import histogram
 
 FLOATS = st.floats(-1e6, 1e6, allow_subnormal=False)
 WHOLE = st.integers(-1000, 100_000)

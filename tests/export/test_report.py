@@ -16,7 +16,7 @@ from small_tars import SMALL, members, write_tar
 import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionError, TooManyRejects
-from sa1bpack.export import survey
+from sa1bpack.export import report as module
 from sa1bpack.export.show import draw_samples
 
 
@@ -212,14 +212,14 @@ def test_some_of_many_shards_are_checked_and_the_page_says_so(many_shards, tmp_p
 def test_a_part_of_a_large_pack_is_surveyed_and_the_page_says_so(
     many_shards, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(survey, "MAX_SHARDS", 5)
-    monkeypatch.setattr(survey, "MAX_IMAGES", 4)
+    monkeypatch.setattr(module, "MAX_SHARDS", 5)
+    monkeypatch.setattr(module, "MAX_IMAGES", 4)
     result, page = page_of(many_shards, tmp_path, samples=1)
     assert result.surveyed == 5 and "10 masks of 5 of 24 images, in 5 of 12 shards" in page.text
     assert "all 24 images" in page.text  # masks per image come from the index
     assert re.search(r"about [\d.]+ .B on disk", page.text)
     ds = sa1bpack.open(many_shards)
-    parts = [survey.survey(ds, seed) for seed in (0, 0, 1)]
+    parts = [module.survey(ds, seed) for seed in (0, 0, 1)]
     assert parts[0].shards == parts[1].shards != parts[2].shards
     assert np.isin(parts[0].columns["area"], ds.mask_column("area")).all()
 

@@ -9,7 +9,7 @@ from PIL import Image
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
-from sa1bpack.export.batch import subjects_of
+from sa1bpack.export.subject import subjects_of
 
 
 def cells(bits: np.ndarray) -> np.ndarray:

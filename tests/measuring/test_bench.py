@@ -42,8 +42,7 @@ def swept(packed, monkeypatch):
     machine = Machine()
     ceilings = Ceilings(20e9, 2e9, None), 4e6
     monkeypatch.setattr("sa1bpack.measuring.bench.measure_ceilings", lambda *given: ceilings)
-    for module in ("bench", "sweep"):
-        monkeypatch.setattr(f"sa1bpack.measuring.{module}.measure", machine.measure)
+    monkeypatch.setattr("sa1bpack.measuring.bench.measure", machine.measure)
     monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)
     return machine, bench(packed.root, batch_size=4, mask_layout="concat", sweep=True)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from sa1bpack.measuring.bench import sweep
 from sa1bpack.measuring.speeds import Setting, Speed
-from sa1bpack.measuring.sweep import sweep
 
 SETTINGS = [Setting.of("Loader", 8, threads=count) for count in (1, 2, 4)]
 

@@ -11,7 +11,7 @@ from small_tars import SMALL, members, write_tar
 
 import sa1bpack
 from sa1bpack.raw import decoding
-from sa1bpack.raw.sample_cache import MemoryCache
+from sa1bpack.raw.dataset import MemoryCache
 
 OPTIONS = sa1bpack.PackOptions(**SMALL)
 
