@@ -38,16 +38,13 @@ def engine(request) -> Callable:
     return lambda *given, **options: sa1bpack.pack(*given, workers=workers, **options)
 
 
-def test_the_bytes_are_those_of_one_process(engine, sources, undisturbed, tmp_path):
-    result = engine(sources, tmp_path / "pack", **SMALL)
-    assert result.complete
-    assert contents(tmp_path / "pack") == undisturbed
-
-
-def test_paths_may_be_relative(engine, sources, undisturbed, tmp_path, monkeypatch):
+def test_the_bytes_are_those_of_one_process_also_of_relative_paths(
+    engine, sources, undisturbed, tmp_path, monkeypatch
+):
     monkeypatch.chdir(sources[0].parent)
     root = Path(os.path.relpath(tmp_path / "pack"))
-    assert engine([source.name for source in sources], root, **SMALL).root == root
+    result = engine([source.name for source in sources], root, **SMALL)
+    assert result.complete and result.root == root
     assert contents(root) == undisturbed
 
 
