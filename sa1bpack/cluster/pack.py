@@ -7,6 +7,7 @@ shard, even while the first attempt still runs. `finalize` makes the shards one 
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Unpack
@@ -106,7 +107,7 @@ def _look(
     """
     if not request.output.exists():  # if that is refused, it is not made
         check_room(request, look_at(request.sources)[0])
-    with PartState(request.output, request.options, plan, plan.sources) as state:
+    with closing(PartState(request.output, request.options, plan, plan.sources)) as state:
         todo, unreadable = sources_to_pack(state, request)
         new = [source for source in todo if source.name not in state.sources]
         check_room(request, new)

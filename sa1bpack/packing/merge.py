@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -141,7 +141,7 @@ def merge(
     check_can_be_folder(root, "give a new folder, or that of a pack")
     refuse_in_pack("output", root)
     plan = _Plan(root, roots)
-    with PackState(root, plan.options) as state:
+    with closing(PackState(root, plan.options)) as state:
         missing = plan.missing(state)
         before = len(state.shards)
         parts = plan.find_parts()

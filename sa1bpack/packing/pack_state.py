@@ -29,7 +29,6 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from shlex import quote
-from typing import Self
 
 import msgspec
 import xxhash
@@ -126,7 +125,7 @@ class PackState:
             self._load()
             remove_stale(root)
         except BaseException:
-            self.release()
+            self.close()
             raise
 
     @classmethod
@@ -150,15 +149,9 @@ class PackState:
     # How many of its shards are on this disk at once; None: all of them.
     shards_at_once: int | None = None
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Unlock the folder."""
         os.close(self._lock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
     def _load(self, only: Set[str] | None = None) -> None:
         """Enter what is published, or what is of these sources. Writes nothing."""
@@ -327,13 +320,13 @@ class PartState(PackState):
             self._reopened = False
             self.shards_dir = self._work.enter_context(working_folder(root))
         except BaseException:
-            self.release()
+            self.close()
             raise
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Remove the working folder, and unlock the pack."""
         self._work.close()
-        super().release()
+        super().close()
 
     def publish(self, complete: bool) -> None:
         """Record for `finalize` what has changed in the records of sources."""

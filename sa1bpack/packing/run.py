@@ -3,6 +3,7 @@
 import resource
 import shutil
 from collections.abc import Iterable, Mapping, Set
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -206,7 +207,7 @@ def pack(
             opened = PackState(request.output, request.options)
         else:
             opened = scheme_of(url).upload_state(url, request.output, request.options)
-        with opened as state:
+        with closing(opened) as state:
             result = pack_into(state, request, progress)
             if url is not None:
                 state.finish(result.complete)
@@ -278,7 +279,7 @@ def run_part(
     warm_up(request.options)
     interrupts.check()
     names = [source.name for source in request.sources]
-    with PartState(request.output, request.options, plan, names) as state:
+    with closing(PartState(request.output, request.options, plan, names)) as state:
         return pack_into(state, request, progress), state.rejects()
 
 
@@ -434,7 +435,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
     """
     root = local_path("pack", pack)
     manifest = read_own_manifest(root)
-    with PackState(root, recorded_options(manifest.options, root)) as state:
+    with closing(PackState(root, recorded_options(manifest.options, root))) as state:
         paths = (root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")
         paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
         plans, noted = [read_note(path, Plan) for path in paths], source_notes(root)

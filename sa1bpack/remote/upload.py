@@ -96,7 +96,7 @@ class UploadedState(PackState):
             for shard in list(self.shards.values()):
                 self._upload(shard.entry.name)
         except BaseException:
-            self.release()
+            self.close()
             raise
 
     def add_shard(self, shard: PublishedShard) -> None:
@@ -139,7 +139,7 @@ class UploadedState(PackState):
         for index in sorted(old - {manifest.index}):
             self._bucket.delete(self._bucket.files(f"{index}/"))
 
-    def release(self) -> None:
+    def close(self) -> None:
         """End uploads, abort what they left, and unlock the folder."""
         try:
             if any(not each.done() for each in self._uploads):
@@ -147,7 +147,7 @@ class UploadedState(PackState):
             self._pool.shutdown(cancel_futures=True)
             self._bucket.abort_uploads()
         finally:
-            super().release()
+            super().close()
 
     # ---------------------------------------------------------------------------------- uploading
 

@@ -181,7 +181,7 @@ def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
     state = PackState(root, PackOptions(**SMALL))
     code, _, error = command(*pack_command(tar, root))
     assert code == 3 and "another process packs into this folder" in error
-    state.release()
+    state.close()
     assert command(*pack_command(tar, root))[0] == 0
     before = contents(root)
     code, _, error = command(*pack_command(tar, root, "--fit", "squash", "--min-iou", "0.5"))

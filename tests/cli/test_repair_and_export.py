@@ -67,7 +67,7 @@ def test_a_missing_pack_a_missing_tar_and_a_folder_in_use_have_their_exit_codes(
     assert command("repair", root, "--workers", "0")[0] == 2
     state = PackState(root, PackOptions(**SMALL, max_masks=2))
     assert command("repair", root)[0] == 3
-    state.release()
+    state.close()
 
 
 def test_a_pack_that_is_not_complete_says_so(command, root, tar):

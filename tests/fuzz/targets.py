@@ -249,7 +249,7 @@ def _use(root: Path) -> None:
         for problem in sa1bpack.verify(root, quick=not opened).problems:
             assert len(str(problem)) <= MAX_MESSAGE
     with _refusing(FormatError, OptionsDiffer):
-        PackState(root, PackOptions(**SMALL)).release()
+        PackState(root, PackOptions(**SMALL)).close()
 
 
 def manifest(data: bytes) -> None:
@@ -329,7 +329,7 @@ def rejects(data: bytes) -> None:
             assert all(reject["source"] for reject in state.rejects())
             assert state.counts()["rejects"] == len(state.rejects())
         finally:
-            state.release()
+            state.close()
 
 
 TARGETS = {

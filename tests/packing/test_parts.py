@@ -46,7 +46,7 @@ def opened(sources, root):
 
     yield opened
     for state in states:
-        state.release()
+        state.close()
 
 
 def run_all(state: PartState, sources) -> None:
@@ -114,8 +114,8 @@ def test_of_two_that_pack_the_same_at_once_the_second_finds_it_published(
     assert {name: data for name, data in after.items() if name[0] != "."} == {
         name: data for name, data in between.items() if name[0] != "."
     }
-    first.release(), second.release()
-    first.release = second.release = lambda: None
+    first.close(), second.close()
+    first.close = second.close = lambda: None
     assert sa1bpack.finalize(root).complete
     assert contents(root) == undisturbed
 
@@ -161,12 +161,12 @@ def test_parts_and_what_needs_the_folder_alone_keep_each_other_off(opened, pack_
         sa1bpack.finalize(root)
     with pytest.raises(OutputLocked):
         sa1bpack.repair(root)
-    state.release()
-    state.release = lambda: None
+    state.close()
+    state.close = lambda: None
     alone = PackState(root, PackOptions(**SMALL))
     with pytest.raises(OutputLocked):
         pack_part((1, 2))
-    alone.release()
+    alone.close()
 
 
 def test_finalize_names_what_is_missing_and_the_parts_to_repeat(
