@@ -325,13 +325,11 @@ class Pipeline:
     ) -> torch.Tensor | None:
         """Move masks and relate them. Returns bool (T,), which of them are large enough and not
         covered; None without masks."""
+        if not {"runs", "masks"} & batch.keys():
+            return None
         if "runs" in batch:
             checks.check_runs(batch["runs"], small, rows.shape)
-            masks, areas = self._masks.draw(batch["runs"], small, rows, frame, grid)
-        elif "masks" in batch:
-            masks, areas = self._masks.take(batch["masks"], small, rows, frame, grid)
-        else:
-            return None
+        masks, areas = self._masks(batch, small, rows, frame, grid)
         done["masks"] = masks.view(*rows.shape, *grid)
         counts, used = batch["mask_counts"], areas >= self.min_area
         padded = "mask_offsets" not in batch

@@ -17,6 +17,7 @@ import torch
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, number, whole_number
 from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
+from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.cells import squared_distances
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms.backends import uses_compiled
@@ -275,17 +276,10 @@ def correction_clicks(
     clicks = whole_number("clicks", clicks, 1, 2**31 - 1)
     if where == "interior" and clicks != 1:
         raise OptionError(f"clicks is {clicks}: there is one most interior pixel")
-    for name, value in (("predicted", predicted), ("masks", masks)):
-        if value.dtype != torch.bool or value.shape != masks.shape or value.ndim < 3:
-            raise OptionError(
-                f"{name} is {value.dtype} {tuple(value.shape)}: give bool (..., h, w), the same "
-                "shape for both"
-            )
-    if ids.shape != masks.shape[:-2]:
-        raise OptionError(
-            f"ids is {tuple(ids.shape)}: give {tuple(masks.shape[:-2])}, one per mask"
-        )
+    check_array("masks", masks, "bool", ("...", "h", "w"), kind=torch.Tensor)
+    check_array("predicted", predicted, "bool", tuple(masks.shape), kind=torch.Tensor)
     leading, (height, width) = masks.shape[:-2], masks.shape[-2:]
+    check_array("ids", ids, "int64", tuple(leading), ", one per mask", torch.Tensor)
     truth = masks.reshape(-1, height, width)
     wrong = predicted.reshape(-1, height, width) ^ truth
     if where == "random":

@@ -77,7 +77,7 @@ REFUSED = [
     (lambda: T.Prompts(per="batch"), "choose one of mask, image"),
     (lambda: clicks(where="center"), "choose one of random, interior"),
     (lambda: clicks(where="interior", clicks=2), "one most interior"),
-    (lambda: clicks(predicted=torch.zeros(2, 4, 4)), "predicted is torch.float32"),
+    (lambda: clicks(predicted=torch.zeros(2, 4, 4)), "predicted must be bool"),
     (lambda: clicks(ids=torch.arange(3)), "one per mask"),
     (lambda: points(region="edge"), "region is 'edge': choose one of inside, boundary, outside"),
     (lambda: points(ids=[1] * 12), r"ids must be a torch.Tensor of int64 \(12,\).*got a list"),

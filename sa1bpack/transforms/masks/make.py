@@ -9,7 +9,7 @@ with the cells that are set in each, (T,).
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -29,7 +29,6 @@ from sa1bpack.transforms.geometry.frame import (
     AffineMaps,
     AxisMaps,
     Frame,
-    Maps,
     pair,
     scaling,
     source_to_grid,
@@ -92,59 +91,47 @@ class MaskMaker:
     geometric: bool
     _memory: Memory = field(default_factory=Memory)
 
-    def take(
-        self, masks: torch.Tensor, small: Mapping, rows: Rows, frame: Frame, grid: tuple[int, int]
+    def __call__(
+        self, batch: Mapping, small: Mapping, rows: Rows, frame: Frame, grid: tuple[int, int]
     ) -> Masks:
-        """Masks from the grids in the batch, bits or bool. small: `sizes` of the batch."""
-        masks, sizes = masks.flatten(0, masks.dim() - 3), small["sizes"]
-        taking = Taking(rows.owner, len(sizes), grid, None, None, masks)
-        if not self._as_stored(frame) or grid != (self.cells, self.cells):
-            to_source = self._cells_to_source(sizes, frame, grid)
-            maps = source_to_grid(sizes, self.cells, self.fit).after(to_source)
-            taking = replace(taking, maps=maps, frame=frame)
-        elif masks.dtype == torch.bool:
-            return masks, count_cells(masks)
-        return self._made(taking, _take_compiled, take)
-
-    def draw(
-        self, runs: RunBatch, small: Mapping, rows: Rows, frame: Frame, grid: tuple[int, int]
-    ) -> Masks:
-        """Masks from the runs of the batch.
+        """The masks of a batch, from its runs if it has them, or else from its grids.
 
         small  `sizes` of the batch; `mask_offset` and `source_sizes` of the runs
         """
-        owner, shape, _ = rows
+        sizes, (owner, shape, _) = small["sizes"], rows
+        as_stored = not self.geometric and frame.canvas[0] == frame.canvas[1]
+        masks = None if "runs" in batch else batch["masks"].flatten(0, -3)
+        if masks is not None and as_stored and grid == (self.cells, self.cells):
+            if masks.dtype == torch.bool:
+                return masks, count_cells(masks)
+            return self._made(Taking(owner, len(sizes), grid, None, None, masks))
+        sides = pair(grid[1], grid[0], frame.extent.device)
+        if as_stored:  # the rule of the pack, not rounded to stored pixels
+            to_source = source_to_grid(sizes, self.cells, self.fit).inverse()
+            maps = to_source.after(scaling(self.cells / sides))
+        else:
+            maps = stored_to_source(sizes).after(frame.maps).after(scaling(frame.sides / sides))
+        if masks is not None:
+            maps = source_to_grid(sizes, self.cells, self.fit).after(maps)
+            return self._made(Taking(owner, len(sizes), grid, maps, frame, masks))
+        runs, seen = batch["runs"], frame if self.geometric else None
         if runs.masks == len(owner):
             place = torch.arange(runs.masks, device=owner.device)
         else:  # padding has no runs
             place = padded_rows(small["mask_offset"], runs.masks, shape[1])
-        maps = self._cells_to_source(small["sizes"], frame, grid)
-        seen = frame if self.geometric else None
         given = runs, small["source_sizes"], place, self.sampling
-        drawing = Drawing(owner, len(runs.sizes), grid, maps, seen, *given)
-        return self._made(drawing, _draw_compiled, draw)
+        return self._made(Drawing(owner, len(sizes), grid, maps, seen, *given))
 
-    def _made(self, how: Drawing | Taking, by_kernel: Callable, by_torch: Callable) -> Masks:
+    def _made(self, how: Drawing | Taking) -> Masks:
         """Masks by what their device has."""
+        drawn = isinstance(how, Drawing)
         if backends.uses_compiled(how.device):
-            return by_kernel(how, self._memory)
+            return (_draw_compiled if drawn else _take_compiled)(how, self._memory)
         made = backends.launch(how.device, how.kernel, how)
         if made is None:
-            masks = by_torch(on_device(how, how.device))
+            masks = (draw if drawn else take)(on_device(how, how.device))
             made = masks, count_cells(masks)
         return made
-
-    def _as_stored(self, frame: Frame) -> bool:
-        """Whether the canvas shows what the stored one does."""
-        return not self.geometric and frame.canvas[0] == frame.canvas[1]
-
-    def _cells_to_source(self, sizes: torch.Tensor, frame: Frame, grid: tuple[int, int]) -> Maps:
-        """From cells of the resulting grid to source coordinates."""
-        sides = pair(grid[1], grid[0], frame.extent.device)
-        if self._as_stored(frame):  # the rule of the pack, not rounded to stored pixels
-            to_source = source_to_grid(sizes, self.cells, self.fit).inverse()
-            return to_source.after(scaling(self.cells / sides))
-        return stored_to_source(sizes).after(frame.maps).after(scaling(frame.sides / sides))
 
 
 def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:

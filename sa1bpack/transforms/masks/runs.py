@@ -19,7 +19,7 @@ the other side: the same with the opposite sign.
 import torch
 
 from sa1bpack.masks.window import FRACTION, LEVELS, REACH, UNIT
-from sa1bpack.transforms.geometry.frame import fixed_steps
+from sa1bpack.transforms.geometry.frame import fixed_steps, positions
 from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch
 from sa1bpack.transforms.memory import chunk_bytes
 
@@ -60,55 +60,42 @@ class UprightAxis:
         return [(at, cell - above), (at + 1, above)]
 
 
-class UprightDrawer:
-    """Draws under upright maps, see the module."""
+def _draw_upright(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
+    """Some masks under upright maps, bool (m, h, w); see the module."""
+    (height, width), maps, center = drawing.size, drawing.maps, drawing.sampling == "center"
+    x_axis = UprightAxis(width, maps.scale[:, 0], maps.offset[:, 0], center)
+    y_axis = UprightAxis(height, maps.scale[:, 1], maps.offset[:, 1], center)
+    least = torch.ones_like(x_axis.cell) if center else (x_axis.cell * y_axis.cell + 1) // 2
+    least = torch.where(x_axis.drawn & y_axis.drawn, least, 2**62)
+    position, mask, number = runs.ends()
+    owner = runs.owner
+    sample = owner[mask]
+    rows = runs.sizes[sample, 0]
+    x = position.div(rows, rounding_mode="floor")
+    y = position - x * rows
+    # Not background after the last foreground.
+    paired = (number | 1) < runs.run_offset.diff()[mask]
+    turned = 1 - 2 * (x_axis.mirrored ^ y_axis.mirrored).long()
+    sign = (1 - 2 * (number & 1)) * paired * turned[sample]
 
-    def __init__(self, drawing: Drawing):
-        self.runs, self.size = drawing.runs, drawing.size
-        size = self.size
-        center, maps = drawing.sampling == "center", drawing.maps
-        self.x = UprightAxis(size[1], maps.scale[:, 0], maps.offset[:, 0], center)
-        self.y = UprightAxis(size[0], maps.scale[:, 1], maps.offset[:, 1], center)
-        least = torch.ones_like(self.x.cell) if center else (self.x.cell * self.y.cell + 1) // 2
-        self.least = torch.where(self.x.drawn & self.y.drawn, least, 2**62)
-        self.sign = 1 - 2 * (self.x.mirrored ^ self.y.mirrored).long()
-        # Intermediate sums may overflow; the final one, the covered area, fits.
-        self.dtype = torch.int32 if center else torch.int64
-        self.mask_bytes = (size[0] + 2) * (size[1] + 2) * self.dtype.itemsize + size[0] * size[1]
-
-    def draw(self, runs: RunBatch) -> torch.Tensor:
-        """bool (m, h, w), m masks of the runs."""
-        height, width = self.size
-        position, mask, number = runs.ends()
-        owner = runs.owner
-        sample = owner[mask]
-        rows = runs.sizes[sample, 0]
-        x = position.div(rows, rounding_mode="floor")
-        y = position - x * rows
-        # Not background after the last foreground.
-        paired = (number | 1) < runs.run_offset.diff()[mask]
-        sign = (1 - 2 * (number & 1)) * paired * self.sign[sample]
-
-        grid = torch.zeros((runs.masks, height + 2, width + 2), dtype=self.dtype, device=x.device)
-        left, right = self.x.jumps(x, sample), self.x.jumps(x + 1, sample)
-        place = mask * (height + 2)
-        for row, below in self.y.jumps(y, sample):
-            weight = sign * below
-            _add(grid, place + row, left, weight)
-            _add(grid, place + row, right, -weight)
-        self._add_whole_columns(grid, owner, mask, sign, left, right)
-        grid.cumsum_(2).cumsum_(1)
-        return grid[:, :height, :width] >= self.least[owner][:, None, None]
-
-    def _add_whole_columns(self, grid, owner, mask, sign, left, right):
-        """Add the terms R(x + 1) · R(0) and -R(x) · R(H), whose rows are the same for all ends."""
-        masks = torch.arange(len(owner), device=mask.device)
-        edges = torch.zeros_like(owner), self.runs.sizes[owner, 0]
-        for edge, across, ends in zip(edges, (right, left), (sign, -sign), strict=True):
-            line = torch.zeros_like(grid[:, 0])
-            _add(line, mask, across, ends)
-            for row, below in self.y.jumps(edge, owner):
-                grid[masks, row] += line * below[:, None].to(line.dtype)
+    # Intermediate sums may overflow; the final one, the covered area, fits.
+    dtype = torch.int32 if center else torch.int64
+    grid = torch.zeros((runs.masks, height + 2, width + 2), dtype=dtype, device=x.device)
+    left, right = x_axis.jumps(x, sample), x_axis.jumps(x + 1, sample)
+    place = mask * (height + 2)
+    for row, below in y_axis.jumps(y, sample):
+        weight = sign * below
+        _add(grid, place + row, left, weight)
+        _add(grid, place + row, right, -weight)
+    # The terms R(x + 1) · R(0) and -R(x) · R(H), whose rows are the same for all ends.
+    masks, edges = torch.arange(len(owner), device=x.device), (0 * owner, runs.sizes[owner, 0])
+    for edge, across, ends in zip(edges, (right, left), (sign, -sign), strict=True):
+        line = torch.zeros_like(grid[:, 0])
+        _add(line, mask, across, ends)
+        for row, below in y_axis.jumps(edge, owner):
+            grid[masks, row] += line * below[:, None].to(dtype)
+    grid.cumsum_(2).cumsum_(1)
+    return grid[:, :height, :width] >= least[owner][:, None, None]
 
 
 def _add(grid: torch.Tensor, row: torch.Tensor, across: Jumps, weight: torch.Tensor) -> None:
@@ -118,56 +105,44 @@ def _add(grid: torch.Tensor, row: torch.Tensor, across: Jumps, weight: torch.Ten
         grid.view(-1).index_add_(0, row * width + column, (weight * part).to(grid.dtype))
 
 
-class AffineDrawer:
-    """Draws under maps that rotate or shear: looks up sample points in the run ends."""
-
-    def __init__(self, drawing: Drawing):
-        self.runs, self.size = drawing.runs, drawing.size
-        self.level = LEVELS[drawing.sampling]
-        self.steps = fixed_steps(drawing.maps, 1 << self.level)
-        self.mask_bytes = self.size[0] * self.size[1] * 32  # positions, search results, hits
-
-    def draw(self, runs: RunBatch) -> torch.Tensor:
-        """bool (m, h, w), m masks of the runs."""
-        ends, mask, _ = runs.ends()
-        # Ends are sorted within a mask and below 2**31, so that these are sorted throughout.
-        ends += mask << 31
-        owner = runs.owner
-        base = torch.arange(runs.masks, device=ends.device)[:, None, None] << 31
-        first = runs.run_offset[:-1, None, None]
-        points = 1 << self.level
-        hits = torch.zeros((runs.masks, *self.size), dtype=torch.uint8, device=ends.device)
-        for row in range(points):
-            for column in range(points):
-                query = self._positions(row, column)[owner] + base
-                hits += (torch.searchsorted(ends, query, right=True) - first & 1).to(torch.uint8)
-        return hits >= (points * points + 1) // 2
-
-    def _positions(self, row: int, column: int) -> torch.Tensor:
-        """int64 (B, h, w): the column-major source pixel under one sample point of every cell, -1
-        outside the source."""
-        points = 1 << self.level
-        height, width = self.size
-        device = self.steps.device
-        s = torch.arange(width, device=device) * points + column
-        r = (torch.arange(height, device=device) * points + row)[:, None]
-        across, down, first = self.steps[..., None, None].unbind(2)
-        x, y = (across * s + down * r + first >> FRACTION).unbind(1)
-        rows, columns = self.runs.sizes[:, :, None, None].unbind(1)
+def _draw_affine(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
+    """Some masks under maps that rotate or shear, bool (m, h, w): looks up sample points in the run
+    ends."""
+    (height, width), points = drawing.size, 1 << LEVELS[drawing.sampling]
+    ends, mask, _ = runs.ends()
+    # Ends are sorted within a mask and below 2**31, so that these are sorted throughout.
+    ends += mask << 31
+    owner = runs.owner
+    base = torch.arange(runs.masks, device=ends.device)[:, None, None] << 31
+    before = runs.run_offset[:-1, None, None]
+    rows, columns = runs.sizes[:, :, None, None].unbind(1)
+    across, down, first = fixed_steps(drawing.maps, points).unbind(2)
+    point = torch.arange(points * points, device=ends.device)[:, None, None]
+    starts = first + across * (point % points) + down * (point // points)
+    strides = [(points * step).expand_as(starts) for step in (across, down)]
+    hits = torch.zeros((runs.masks, height, width), dtype=torch.uint8, device=ends.device)
+    for steps in torch.stack([*strides, starts], 3):
+        x, y = (at >> FRACTION for at in positions(steps, (0, height), width))
         inside = (x >= 0) & (x < columns) & (y >= 0) & (y < rows)
-        return torch.where(inside, x * rows + y, -1)
+        query = torch.where(inside, x * rows + y, -1)[owner] + base
+        hits += (torch.searchsorted(ends, query, right=True) - before & 1).to(torch.uint8)
+    return hits >= (points * points + 1) // 2
 
 
 def draw(drawing: Drawing) -> torch.Tensor:
     """Masks drawn from their runs, bool (n, h, w): exactly under upright maps, at sample points
     under affine ones, whatever these do."""
-    drawer = (AffineDrawer if drawing.rotates else UprightDrawer)(drawing)
     runs, device, owner = drawing.runs, drawing.device, drawing.owner
-    masks = torch.empty((runs.masks, *drawing.size), dtype=torch.bool, device=device)
-    chunk = max(1, chunk_bytes(device) // drawer.mask_bytes)
+    height, width = drawing.size
+    some, mask_bytes = _draw_affine, height * width * 32  # positions, search results, hits
+    if not drawing.rotates:
+        itemsize = 4 if drawing.sampling == "center" else 8
+        some, mask_bytes = _draw_upright, (height + 2) * (width + 2) * itemsize + height * width
+    masks = torch.empty((runs.masks, height, width), dtype=torch.bool, device=device)
+    chunk = max(1, chunk_bytes(device) // mask_bytes)
     for start in range(0, runs.masks, chunk):
         stop = min(start + chunk, runs.masks)
-        masks[start:stop] = drawer.draw(runs.part(start, stop))
+        masks[start:stop] = some(drawing, runs.part(start, stop))
     if len(masks) != len(owner):  # the other rows have no runs
         masks = masks.new_zeros(drawing.shape).index_copy_(0, drawing.place, masks)
     if drawing.frame is not None and drawing.rotates:
