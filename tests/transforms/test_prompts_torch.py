@@ -39,32 +39,23 @@ def test_regions_and_points_equal_those_of_the_cpu(
     boxes = None
     if in_boxes:
         boxes = np.sort(random.integers(-3, 17, (runs.masks, 2, 2)), axis=1).reshape(-1, 4)
-    key = {"seed": seed, "epoch": 3, "draw": 1}
-    counts, pixels, points, valid = [], [], [], []
+    key, expected = {"seed": seed, "epoch": 3, "draw": 1}, []
     for place, sample in enumerate(samples):
         rows = slice(6 * place, 6 * place + 6)
         box = None if boxes is None else boxes[rows]
-        counts.append(masks.count_pixels(*sample, region, box))
-        pixels.append(masks.nth_pixels(*sample, numbers[rows], region, box))
         drawn = masks.draw_points(*sample, ids[rows], 5, region, boxes=box, **key)
-        points.append(drawn[0])
-        valid.append(drawn[1])
-
-    def there(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(any_way)
-
-    def same(found: torch.Tensor, arrays: list[np.ndarray]) -> None:
-        assert found.device.type == any_way.type
-        found, arrays = found.cpu().numpy(), np.concatenate(arrays)
-        assert found.dtype == arrays.dtype
-        np.testing.assert_array_equal(found, arrays)
-
-    there_boxes = None if boxes is None else there(boxes)
-    same(prompts.count_pixels(runs, region, there_boxes), counts)
-    same(prompts.nth_pixels(runs, there(numbers), region, there_boxes), pixels)
-    found = prompts.draw_points(runs, there(ids), 5, region, boxes=there_boxes, **key)
-    same(found[0], points)
-    same(found[1], valid)
+        counts = masks.count_pixels(*sample, region, box)
+        expected.append((counts, masks.nth_pixels(*sample, numbers[rows], region, box), *drawn))
+    numbers, ids = (torch.from_numpy(array).to(any_way) for array in (numbers, ids))
+    boxes = None if boxes is None else torch.from_numpy(boxes).to(any_way)
+    found = (
+        prompts.count_pixels(runs, region, boxes),
+        prompts.nth_pixels(runs, numbers, region, boxes),
+        *prompts.draw_points(runs, ids, 5, region, boxes=boxes, **key),
+    )
+    for one, parts in zip(found, zip(*expected, strict=True), strict=True):
+        assert one.device.type == any_way.type
+        np.testing.assert_array_equal(one.cpu().numpy(), np.concatenate(parts), strict=True)
 
 
 def test_boxes_surround_the_masks(any_way):
