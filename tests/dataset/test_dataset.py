@@ -51,13 +51,6 @@ def test_samples_share_the_memory_of_the_mapped_files(packed):
             assert sample[key].size == 0 or np.shares_memory(sample[key], whole)
 
 
-def test_samples_cannot_be_written_to(ds):
-    """They are the files."""
-    for key in ARRAYS:
-        with pytest.raises(ValueError, match="read-only"):
-            ds[0][key][...] = 0
-
-
 def test_indices_behave_like_those_of_lists(ds):
     """Negative, out of range, numpy integers, and no floats."""
     assert ds[-1]["index"] == SAMPLES - 1 and ds[-SAMPLES]["index"] == 0
@@ -169,29 +162,6 @@ def test_an_unknown_column_or_one_of_another_kind_names_the_remedy(ds):
             read("image_id")
 
 
-def test_samples_are_found_by_id_in_subsets_of_any_kind(ds, packed):
-    """Ids decrease along the pack; of repeats the first is found; others are missing."""
-    numbers = [int(sample["image_id"][0]) for sample in packed.samples]
-    for index, number in enumerate(numbers):
-        assert ds.index_of(number) == index
-        assert ds.by_id(number)["image_id"] == number
-    for subset in (ds[::-1], ds[3:9], ds[[7, 2, 7, 11]], ds[::3]):
-        held = ids(subset)
-        for number in numbers:
-            if number in held:
-                assert subset.index_of(number) == held.index(number)
-            else:
-                with pytest.raises(KeyError, match=str(number)):
-                    subset.by_id(number)
-    for number in (0, -5, numbers[0] + 1, 2**62):
-        with pytest.raises(KeyError):
-            ds.by_id(number)
-    assert ds.index_of(np.int64(numbers[3])) == 3
-    for wrong in (None, "100", 100.0, True, 2**63):
-        with pytest.raises(OptionError, match=f"image_id is {wrong!r}: choose a whole number"):
-            ds.index_of(wrong)
-
-
 def test_sources_and_shards_can_be_picked(ds):
     """By their names in the manifest, in any subset."""
     assert [s["index"] for s in ds.from_sources("sa_000001")] == [4, 5, 6, 7, 8]
@@ -280,16 +250,6 @@ def test_options_can_be_changed_for_a_subset(ds):
         ds.with_options(mask_format="none")
     with pytest.raises(OptionError, match="no option 'mask_form': is mask_format meant"):
         ds.with_options(mask_form="bool")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"mask_format": "concat"}, {"coordinates": "xy"}, {"on_error": "drop"}, {"transform": 3}],
-)
-def test_options_that_cannot_be_used_are_refused(packed, wrong):
-    """With the value and the choices."""
-    with pytest.raises(OptionError, match=next(iter(wrong))):
-        open_pack(packed.root, **wrong)
 
 
 def test_an_empty_pack_is_refused(pack_writer, tmp_path):

@@ -107,17 +107,6 @@ def test_a_file_name_that_is_not_text_is_an_error_of_its_sample_alone(root):
     assert ds[4]["file_name"] == "sa_4988.jpg"
 
 
-def test_a_shard_that_comes_back_is_read(root):
-    """An error is not remembered: the network may have been down."""
-    folder = root / "shards" / SHARD
-    ds = open_pack(root)
-    folder.rename(root / "away")
-    with pytest.raises(ReadError):
-        ds[4]
-    (root / "away").rename(folder)
-    assert ds[4]["index"] == 4
-
-
 def test_errors_can_be_pickled_by_a_worker(root):
     """With all their attributes."""
     shutil.rmtree(root / "shards" / SHARD)

@@ -73,6 +73,9 @@ def test_ids_are_found_one_at_a_time_and_many_at_once(several):
         np.testing.assert_array_equal(ds.index_of(ids[shuffled]), shuffled)
         for index, image_id in enumerate(ids.tolist()):
             assert ds.index_of(image_id) == index and ds.by_id(image_id)["image_id"] == image_id
+        for wrong in (None, "100", 100.0, True, 2**63):
+            with pytest.raises(OptionError, match=f"image_id is {wrong!r}: choose a whole number"):
+                ds.index_of(wrong)
         assert ds.index_of([]).shape == (0,)
         with pytest.raises(
             KeyError, match=r"no image_id 1, 2 among the .* samples of .*; rejects\.jsonl"
@@ -107,23 +110,6 @@ def test_the_fingerprint_does_not_need_the_checksums_of_the_pack(several, tmp_pa
     path.unlink(missing_ok=True)
     with pytest.raises(FormatError, match=r"sa_000004-000/checksums.xxh128: missing"):
         _ = open_pack(tmp_path / "pack").fingerprint
-
-
-def test_it_pickles_to_its_paths_and_notices_a_pack_that_changed(several, tmp_path):
-    joined_pack(tmp_path / "one", several.roots[:1])
-    joined_pack(tmp_path / "two", several.roots[1:])
-    ds = open_pack([tmp_path / "two", tmp_path / "one"])[2:]
-    data = pickle.dumps(ds)
-    assert len(data) < 2000
-    copy = pickle.loads(data)
-    assert copy.fingerprint == ds.fingerprint
-    assert same_samples(copy[3], ds[3])
-    manifest = read_manifest(tmp_path / "two")
-    publish(tmp_path / "two", make_manifest(
-        manifest.layout, manifest.shards[1:], complete=True, options={}, sources=[], counts={}
-    ))  # fmt: skip
-    with pytest.raises(FormatError, match=r"two: its index is .* changed since"):
-        pickle.loads(data)
 
 
 def test_packs_of_other_layouts_are_refused_and_the_difference_is_named(

@@ -112,11 +112,6 @@ def same_batches(ours, theirs) -> int:
     return count
 
 
-def on_cpu(batch: dict) -> dict:
-    """A batch on the CPU, its runs too."""
-    return {key: value if key in OF_LOADERS else value.to("cpu") for key, value in batch.items()}
-
-
 READING = [
     {"mask_format": "bits"},
     {"mask_format": "bool", "mask_size": 24},
@@ -171,19 +166,6 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(
     assert same_batches([batch], [expected]) == 1
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("fit, pixels, masks, options", CASES, ids=str)
-def test_a_cuda_device_gets_the_batches_of_the_cpu(layout_packs, fit, pixels, masks, options):
-    ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
-    given = {"max_masks": 3}
-    with (
-        sa1bpack.Loader(ds, 2, device="cuda", **given) as loader,
-        sa1bpack.Loader(ds, 2, device="cpu", **given) as expected,
-    ):
-        assert same_batches(map(on_cpu, loader), expected) == 3
-
-
 def test_a_buffer_grows_for_a_batch_with_more_runs_than_usual(tmp_path):
     """Most masks have a handful of runs; one sample has thousands."""
     found = members([*range(20)], masks=2)
@@ -213,12 +195,6 @@ def test_a_pack_without_runs_draws_nothing_and_says_so(layout_packs):
     for options in ({"mask_format": "runs"}, {"mask_format": "bits", "mask_size": 24}):
         with pytest.raises(OptionError, match=r"without them.*--masks bits\+runs"):
             sa1bpack.open(path, **options)
-
-
-@pytest.mark.parametrize("size", [0, 12, 4104, 16.0, True, "16"])
-def test_a_mask_size_that_cannot_be_drawn_is_refused(layout_packs, size):
-    with pytest.raises(OptionError, match=r"choose a (multiple of 8|whole number from 8 to 4096)"):
-        sa1bpack.open(layout_packs(), mask_size=size)
 
 
 def test_runs_are_not_read_with_their_checksums_by_a_loader(layout_packs):
@@ -258,13 +234,3 @@ def test_damaged_runs_are_an_error_of_their_sample_alone(
         theirs = sa1bpack.make_dataloader(ds, len(ds), num_workers=0, pin_memory=False, **given)
         assert same_batches(loader, theirs) == 1
         assert [error.row for error in loader.dropped] == [bad]
-
-
-def test_image_offsets_that_do_not_fit_the_sizes_are_refused_at_once(layout_packs, tmp_path):
-    root = shutil.copytree(layout_packs("native"), tmp_path / "pack")
-    entry = sa1bpack.open(root).manifest.shards[0]
-    offsets = np.memmap(root / "shards" / entry.name / "image_offset" / "c.0", "<i8", "r+", shape=2)
-    offsets[1] -= 3
-    offsets.flush()
-    with pytest.raises(ReadError, match=r"image_offset.*but its"):
-        sa1bpack.open(root)[0]
