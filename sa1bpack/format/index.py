@@ -16,37 +16,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.arrays import (
-    METADATA_NAME,
-    array_metadata,
-    canonical_json,
-    check_array,
-    check_group,
-    check_offset_ends,
-    check_offsets_rise,
-    chunk_file,
-    group_files,
-    group_metadata,
-    map_array,
-    root_metadata,
-)
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    REMEDY,
-    byte_view,
-    file_digest,
-    flush_folder,
-    format_checksums,
-    make_folder,
-    missing,
-    put_in_place,
-    read_checksums,
-    remove_published,
-    remove_temporaries,
-    replace_file,
-    temporary_beside,
-    write_durably,
-)
+from sa1bpack.format import arrays, files
 from sa1bpack.format.layout import ArraySpec, array_spec
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -104,12 +74,12 @@ def index_name(root: Path, shards: Sequence[ShardEntry]) -> str:
 
 def _read_digests(root: Path, shards: Sequence[ShardEntry]) -> tuple[str, ...]:
     """The XXH3-128 of the checksum file of each shard."""
-    paths = [Path(root) / SHARDS_NAME / shard.name / CHECKSUMS_NAME for shard in shards]
+    paths = [Path(root) / SHARDS_NAME / shard.name / files.CHECKSUMS_NAME for shard in shards]
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
-            return tuple(pool.map(file_digest, paths))
+            return tuple(pool.map(files.file_digest, paths))
     except FileNotFoundError as error:
-        raise missing(Path(error.filename)) from None
+        raise files.missing(Path(error.filename)) from None
 
 
 def index_name_of(shards: Sequence[ShardEntry], digests: Sequence[str]) -> str:
@@ -138,10 +108,10 @@ def shard_digests(root: Path, manifest: Manifest) -> tuple[str, ...]:
     Raises FormatError if one is missing, OSError if it cannot be read.
     """
     try:
-        listed = read_checksums(root / CHECKSUMS_NAME)
+        listed = files.read_checksums(root / files.CHECKSUMS_NAME)
     except FormatError:  # missing or damaged: the shards have their own
         listed = {}
-    paths = (f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards)
+    paths = (f"{SHARDS_NAME}/{shard.name}/{files.CHECKSUMS_NAME}" for shard in manifest.shards)
     found = tuple(listed.get(path, "") for path in paths)
     if all(found) and index_name_of(manifest.shards, found) == manifest.index:
         return found
@@ -160,10 +130,10 @@ def build_index(root: Path, manifest: Manifest, *, rebuild: bool = False) -> str
     name = index_name(root, manifest.shards)
     if (root / name).exists() and not rebuild:
         return name
-    folder = temporary_beside(root / name)
+    folder = files.temporary_beside(root / name)
     try:
         _write_index(folder, root, manifest)
-        put_in_place(folder, root / name)
+        files.put_in_place(folder, root / name)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -174,8 +144,8 @@ def _array_of(root: Path, entry: ShardEntry, manifest: Manifest, name: str) -> n
     """An array of a shard, memory-mapped. Raises FormatError if its length or metadata is wrong."""
     folder, spec = root / SHARDS_NAME / entry.name, manifest.layout.array(name)
     rows = spec.rows(entry.extent)
-    check_array(folder, spec, rows)
-    return map_array(folder, spec, rows)
+    arrays.check_array(folder, spec, rows)
+    return arrays.map_array(folder, spec, rows)
 
 
 def _write_index(folder: Path, root: Path, manifest: Manifest) -> None:
@@ -190,19 +160,24 @@ def _write_index(folder: Path, root: Path, manifest: Manifest) -> None:
         masks[first : stop + 1] = _array_of(root, entry, manifest, "mask_offset")
         masks[first : stop + 1] += first_mask
         first_mask += entry.masks
-    arrays = Index(shard_offset, ids, np.argsort(ids, kind="stable"), masks)
+    index = Index(shard_offset, ids, np.argsort(ids, kind="stable"), masks)
     sizes = index_arrays(manifest)
     folder.mkdir()
     for spec, rows in sizes.items():
         (folder / spec.name).mkdir()
         if rows:
-            data = byte_view(getattr(arrays, spec.name)).tobytes() + chunk_file(spec, rows).tail()
-            write_durably(folder / spec.chunk_path, data)
-        metadata = canonical_json(array_metadata(spec, rows))
-        write_durably(folder / spec.name / METADATA_NAME, metadata)
-        flush_folder(folder / spec.name)
-    write_durably(folder / METADATA_NAME, canonical_json(group_metadata(arrays=sizes)))
-    flush_folder(folder)
+            data = (
+                files.byte_view(getattr(index, spec.name)).tobytes()
+                + arrays.chunk_file(spec, rows).tail()
+            )
+            files.write_durably(folder / spec.chunk_path, data)
+        metadata = arrays.canonical_json(arrays.array_metadata(spec, rows))
+        files.write_durably(folder / spec.name / arrays.METADATA_NAME, metadata)
+        files.flush_folder(folder / spec.name)
+    files.write_durably(
+        folder / arrays.METADATA_NAME, arrays.canonical_json(arrays.group_metadata(arrays=sizes))
+    )
+    files.flush_folder(folder)
 
 
 def open_index(root: Path, manifest: Manifest) -> Index:
@@ -213,11 +188,13 @@ def open_index(root: Path, manifest: Manifest) -> Index:
     if manifest.index is None:
         raise FormatError(f"{root}: the manifest names no index; repeat the pack command")
     folder = Path(root) / manifest.index
-    arrays = index_arrays(manifest)
-    check_group(folder, group_metadata(arrays=arrays), arrays)
-    index = Index(**{spec.name: map_array(folder, spec, rows) for spec, rows in arrays.items()})
-    check_offset_ends(folder / "shard_offset", index.shard_offset, manifest.samples)
-    check_offset_ends(folder / "mask_offset", index.mask_offset, manifest.masks)
+    sizes = index_arrays(manifest)
+    arrays.check_group(folder, arrays.group_metadata(arrays=sizes), sizes)
+    index = Index(
+        **{spec.name: arrays.map_array(folder, spec, rows) for spec, rows in sizes.items()}
+    )
+    arrays.check_offset_ends(folder / "shard_offset", index.shard_offset, manifest.samples)
+    arrays.check_offset_ends(folder / "mask_offset", index.mask_offset, manifest.masks)
     return index
 
 
@@ -232,7 +209,7 @@ def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
     folder = Path(root) / manifest.index
     sizes = {spec.name: (spec, rows) for spec, rows in index_arrays(manifest).items()}
     try:
-        ids, order = (map_array(folder, *sizes[name]) for name in ("image_id", "id_order"))
+        ids, order = (arrays.map_array(folder, *sizes[name]) for name in ("image_id", "id_order"))
     except FileNotFoundError:
         return False
     return _rises(ids, order, distinct=True)
@@ -279,7 +256,7 @@ def check_index(root: Path, manifest: Manifest, index: Index) -> None:
     While a packer publishes, and after it was killed doing so, checksums.xxh128 may list another
     index: this one is then compared with the shards. Raises FormatError naming the array.
     """
-    listed = read_checksums(root / CHECKSUMS_NAME)
+    listed = files.read_checksums(root / files.CHECKSUMS_NAME)
     paths = {spec: f"{manifest.index}/{spec.chunk_path}" for spec in INDEX_ARRAYS}
     if not any(path in listed for path in paths.values()):
         check_against_shards(root, manifest, index, {entry.name for entry in manifest.shards})
@@ -299,11 +276,13 @@ def check_whole_index(root: Path, manifest: Manifest, index: Index, named: bool 
             f"{root}: the manifest names {manifest.index}, but the index of its shards is "
             f"{expected}; repeat the pack command, which publishes it again"
         )
-    check_offsets_rise(folder / "shard_offset", index.shard_offset)
-    check_offsets_rise(folder / "mask_offset", index.mask_offset)
+    arrays.check_offsets_rise(folder / "shard_offset", index.shard_offset)
+    arrays.check_offsets_rise(folder / "mask_offset", index.mask_offset)
     # (id, row) pairs strictly increase: no row occurs twice, so every row occurs.
     if not _rises(index.image_id, index.id_order, distinct=False):
-        raise FormatError(f"{folder / 'id_order'}: not the stable argsort of image_id; {REMEDY}")
+        raise FormatError(
+            f"{folder / 'id_order'}: not the stable argsort of image_id; {files.REMEDY}"
+        )
 
 
 def check_against_shards(root: Path, manifest: Manifest, index: Index, names: Set[str]) -> None:
@@ -318,7 +297,7 @@ def check_against_shards(root: Path, manifest: Manifest, index: Index, names: Se
         ):
             raise FormatError(
                 f"{root / manifest.index}: samples {first} to {stop} are not those of shard "
-                f"{entry.name}; {REMEDY}"
+                f"{entry.name}; {files.REMEDY}"
             )
 
 
@@ -341,12 +320,14 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     Raises FormatError if a listed shard is not published, OSError if writing fails.
     """
     root = Path(root)
-    make_folder(root / SHARDS_NAME)
+    files.make_folder(root / SHARDS_NAME)
     # A killed run may have renamed what is listed now without flushing it.
     for folder in (root, root / SHARDS_NAME):
-        flush_folder(folder)
-    _replace_if_other(root / METADATA_NAME, canonical_json(root_metadata()))
-    _replace_if_other(root / SHARDS_NAME / METADATA_NAME, canonical_json(group_metadata()))
+        files.flush_folder(folder)
+    _replace_if_other(root / arrays.METADATA_NAME, arrays.canonical_json(arrays.root_metadata()))
+    _replace_if_other(
+        root / SHARDS_NAME / arrays.METADATA_NAME, arrays.canonical_json(arrays.group_metadata())
+    )
     index = build_index(root, manifest, rebuild=rebuild_index) if manifest.shards else None
     manifest = msgspec.structs.replace(manifest, index=index)
     steps = (_write_checksums, write_manifest)
@@ -360,18 +341,18 @@ def _write_checksums(root: Path, manifest: Manifest) -> None:
     """Write the top checksum file of a pack with this manifest, which may not be written yet."""
     digests = {MANIFEST_NAME: xxhash.xxh3_128_hexdigest(manifest_bytes(manifest))}
     for path in sorted(top_files(root, manifest) - {MANIFEST_NAME}):
-        digests[path] = file_digest(root / path)
-    _replace_if_other(root / CHECKSUMS_NAME, format_checksums(digests))
+        digests[path] = files.file_digest(root / path)
+    _replace_if_other(root / files.CHECKSUMS_NAME, files.format_checksums(digests))
 
 
 def top_files(root: Path, manifest: Manifest) -> set[str]:
     """Paths below `root` that the top checksum file covers."""
-    paths = {MANIFEST_NAME, METADATA_NAME, f"{SHARDS_NAME}/{METADATA_NAME}"}
+    paths = {MANIFEST_NAME, arrays.METADATA_NAME, f"{SHARDS_NAME}/{arrays.METADATA_NAME}"}
     if (root / REJECTS_NAME).exists():
         paths.add(REJECTS_NAME)
     if manifest.index is not None:
-        paths |= {f"{manifest.index}/{path}" for path in group_files(index_arrays(manifest))}
-    paths.update(f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards)
+        paths |= {f"{manifest.index}/{path}" for path in arrays.group_files(index_arrays(manifest))}
+    paths.update(f"{SHARDS_NAME}/{shard.name}/{files.CHECKSUMS_NAME}" for shard in manifest.shards)
     return paths
 
 
@@ -381,17 +362,17 @@ def remove_stale(root: Path, keep: Path | None = None) -> list[Path]:
     Only for the process that holds the pack's lock: those of a running packer would go, too.
     """
     root = Path(root)
-    return remove_temporaries(root, keep) + remove_temporaries(root / SHARDS_NAME)
+    return files.remove_temporaries(root, keep) + files.remove_temporaries(root / SHARDS_NAME)
 
 
 def _replace_if_other(path: Path, data: bytes) -> None:
     """Replace a file unless it already holds these bytes."""
     if not path.is_file() or path.read_bytes() != data:
-        replace_file(path, data)
+        files.replace_file(path, data)
 
 
 def remove_old_indexes(root: Path, index: str | None) -> None:
     """Remove indexes that the manifest no longer names; their open memory maps stay valid."""
     for path in sorted(root.iterdir()):
         if is_index_name(path.name) and path.name != index:
-            remove_published(path)
+            files.remove_published(path)

@@ -20,25 +20,7 @@ import xxhash
 
 from sa1bpack.disk.direct import open_direct_if_possible, read_direct
 from sa1bpack.errors import FormatError
-from sa1bpack.format.arrays import (
-    METADATA_NAME,
-    check_group,
-    check_offset_ends,
-    check_version,
-    chunk_file,
-    group_metadata,
-    map_array,
-    read_metadata,
-)
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    REMEDY,
-    byte_view,
-    cut_short,
-    naming,
-    read_at,
-    read_checksums,
-)
+from sa1bpack.format import arrays, files
 from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes, image_planes, rows_checksum
 from sa1bpack.format.manifest import ShardEntry
 
@@ -73,7 +55,7 @@ class Shard:
         """All rows of the array of that name. Raises UnknownName naming the arrays."""
         if name not in self._arrays:
             spec = self.layout.array(name)
-            self._arrays[name] = map_array(self.folder, spec, spec.rows(self.extent))
+            self._arrays[name] = arrays.map_array(self.folder, spec, spec.rows(self.extent))
         return self._arrays[name]
 
     def __len__(self) -> int:
@@ -101,7 +83,7 @@ class Shard:
         if image.size != expected:
             raise FormatError(
                 f"{self.folder / 'image_offset'}: sample {row} has {image.size} bytes of pixels, "
-                f"but its {height} x {width} take {expected}; {REMEDY}"
+                f"but its {height} x {width} take {expected}; {files.REMEDY}"
             )
         planes = image_planes(self.layout, height, width)
         return {plane.name: plane.view(image) for plane in planes}
@@ -127,32 +109,32 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     shard of a newer major version.
     """
     folder = Path(folder)
-    path = folder / METADATA_NAME
+    path = folder / arrays.METADATA_NAME
     try:
-        attributes = read_metadata(path)["attributes"]["sa1bpack"]
+        attributes = arrays.read_metadata(path)["attributes"]["sa1bpack"]
         own = {**attributes, "name": folder.name, "bytes": 0}
-        check_version(path, own.get("format"))
+        arrays.check_version(path, own.get("format"))
         entry = msgspec.convert(own, ShardEntry)
     except (KeyError, TypeError):
         raise FormatError(
-            f"{path}: not a Zarr group with sa1bpack's attributes; {REMEDY}"
+            f"{path}: not a Zarr group with sa1bpack's attributes; {files.REMEDY}"
         ) from None
     except msgspec.ValidationError as error:
-        raise FormatError(f"{path}: attributes: {error}; {REMEDY}") from None
+        raise FormatError(f"{path}: attributes: {error}; {files.REMEDY}") from None
     found = Layout.from_json(own.get("layout"), f"{path}: layout")
     if layout is not None and found != layout:
         raise FormatError(f"{path}: layout is {found}, but the pack's is {layout}")
     for name, stored in (("runs", found.runs), ("image_bytes", found.flat)):
         if (count := getattr(entry, name)) and not stored:
             raise FormatError(f"{path}: {name} is {count}, but the layout stores no {name}")
-    arrays = found.array_rows(entry.extent)
-    check_group(folder, group_metadata(attributes, arrays), arrays, deep)
-    nbytes = sum(chunk_file(*each).file_bytes for each in arrays.items())
+    rows = found.array_rows(entry.extent)
+    arrays.check_group(folder, arrays.group_metadata(attributes, rows), rows, deep)
+    nbytes = sum(arrays.chunk_file(*each).file_bytes for each in rows.items())
     shard = Shard(folder, found, attributes, msgspec.structs.replace(entry, bytes=nbytes))
     for spec in found.arrays:
         if spec.offsets:
             last = entry.extent.along(spec.child_axis)
-            check_offset_ends(folder / spec.name, shard[spec.name], last)
+            arrays.check_offset_ends(folder / spec.name, shard[spec.name], last)
     return shard
 
 
@@ -253,12 +235,12 @@ def read_rows(
     begin = first * spec.row_bytes
     try:
         if past_cache is None:
-            read_at(file, byte_view(rows), begin, path)
+            files.read_at(file, files.byte_view(rows), begin, path)
         else:
-            with naming(path):
-                count = read_direct(file, byte_view(rows), begin)
+            with files.naming(path):
+                count = read_direct(file, files.byte_view(rows), begin)
             if count < rows.nbytes:
-                raise cut_short(path, begin + count, begin + rows.nbytes)
+                raise files.cut_short(path, begin + count, begin + rows.nbytes)
     finally:
         os.close(file)
     return rows
@@ -275,7 +257,7 @@ def read_array_rows(shard: Shard, name: str) -> np.ndarray:
     path = f"{shard.folder}/{spec.chunk_path}"
     rows = read_rows(path, spec, 0, count)
     if count:
-        listed = read_checksums(shard.folder / CHECKSUMS_NAME)
+        listed = files.read_checksums(shard.folder / files.CHECKSUMS_NAME)
         check_rows_digest(path, rows, spec, listed.get(spec.chunk_path))
     return rows
 
@@ -287,11 +269,11 @@ def check_rows_digest(
 
     The rest of the file, after the rows, follows from their number and is not read.
     """
-    digest = xxhash.xxh3_128(byte_view(rows))
-    digest.update(chunk_file(spec, len(rows)).tail())
+    digest = xxhash.xxh3_128(files.byte_view(rows))
+    digest.update(arrays.chunk_file(spec, len(rows)).tail())
     if digest.hexdigest() != expected:
         says = "lists none" if expected is None else f"says {expected}"
         raise FormatError(
-            f"{path}: XXH3-128 of its rows is {digest.hexdigest()}, but {CHECKSUMS_NAME} {says}; "
-            f"{REPAIR}"
+            f"{path}: XXH3-128 of its rows is {digest.hexdigest()}, but {files.CHECKSUMS_NAME} "
+            f"{says}; {REPAIR}"
         )

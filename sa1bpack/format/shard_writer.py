@@ -23,26 +23,7 @@ import xxhash
 
 from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.errors import PackError
-from sa1bpack.format.arrays import (
-    METADATA_NAME,
-    array_metadata,
-    canonical_json,
-    chunk_file,
-    group_metadata,
-)
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    TEMPORARY_PREFIX,
-    byte_view,
-    flush_file,
-    flush_folder,
-    format_checksums,
-    naming,
-    read_at,
-    update_zeros,
-    write_at,
-    write_durably,
-)
+from sa1bpack.format import arrays, files
 from sa1bpack.format.layout import (
     FORMAT_VERSION,
     ArraySpec,
@@ -91,12 +72,12 @@ class AppendFile:
         """Take over the first bytes of the file, and cut off the others."""
         while self.nbytes < keep:
             part = self._stage[: min(STAGE_BYTES, keep - self.nbytes)]
-            read_at(self._fd, part, self.nbytes, self.path)
+            files.read_at(self._fd, part, self.nbytes, self.path)
             self._digest.update(part)
             self._written += part.size - part.size % BLOCK
             self._staged = part.size % BLOCK
         self._stage[: self._staged] = part[part.size - self._staged :].copy()
-        with naming(self.path):
+        with files.naming(self.path):
             os.ftruncate(self._fd, keep)
 
     @property
@@ -126,13 +107,13 @@ class AppendFile:
             self._stage[count:end] = 0  # not the rows of another file
             self._write(self._stage[:end])
             self._written = written
-        with naming(self.path):
+        with files.naming(self.path):
             if os.fstat(self._fd).st_size < self.nbytes:  # it ends in a hole
                 os.ftruncate(self._fd, self.nbytes)
 
     def skip(self, count: int) -> None:
         """Append zeros; long runs become a hole."""
-        update_zeros(self._digest, count)
+        files.update_zeros(self._digest, count)
         if count >= HOLE_BYTES:
             count -= self._stage_zeros(-self._staged % BLOCK)
             self._write(self._stage[: self._staged])
@@ -156,13 +137,13 @@ class AppendFile:
 
     def _write(self, data: np.ndarray) -> None:
         try:
-            write_at(self._fd, data, self._written, self.path)
+            files.write_at(self._fd, data, self._written, self.path)
         except OSError as error:
             # A disk with larger blocks, or a short write that ended within a block.
             if error.errno != errno.EINVAL or not self._direct:
                 raise
             self._direct = set_direct(self._fd, False)
-            write_at(self._fd, data, self._written, self.path)
+            files.write_at(self._fd, data, self._written, self.path)
         self._written += data.size
         if not self._direct:
             self._let_go(data.size)
@@ -172,7 +153,7 @@ class AppendFile:
         self._cached += nbytes
         if self._cached >= CACHED_BYTES:
             self._cached = 0
-            with naming(self.path):
+            with files.naming(self.path):
                 os.fdatasync(self._fd)
                 os.posix_fadvise(self._fd, 0, self._written, os.POSIX_FADV_DONTNEED)
 
@@ -183,9 +164,9 @@ class AppendFile:
                 self._direct = set_direct(self._fd, False)
             self._write(self._stage[: self._staged])
             self._staged = 0
-        with naming(self.path):
+        with files.naming(self.path):
             os.ftruncate(self._fd, self._written)  # the file may end in a hole
-        flush_file(self._fd, self.path)
+        files.flush_file(self._fd, self.path)
         return self._digest.hexdigest()
 
     def close(self) -> None:
@@ -206,32 +187,32 @@ def set_direct(fd: int, on: bool) -> bool:
 
 
 def complete_group(
-    folder: Path, group: bytes, files: Mapping[ArraySpec, AppendFile], extent: Extent
+    folder: Path, group: bytes, appended: Mapping[ArraySpec, AppendFile], extent: Extent
 ) -> None:
     """Finish all files, write metadata and checksums, and flush everything.
 
-    group   the group's own metadata
-    files   to which the rows of each array were appended; that of an array without rows is removed
-    extent  how many rows that are
+    group     the group's own metadata
+    appended  the file of each array; that of an array without rows is removed
+    extent    how many rows that are
     """
-    digests = {METADATA_NAME: xxhash.xxh3_128_hexdigest(group)}
-    for spec, file in files.items():
+    digests = {arrays.METADATA_NAME: xxhash.xxh3_128_hexdigest(group)}
+    for spec, file in appended.items():
         count = spec.rows(extent)
         if count == 0:
             file.path.unlink()
         else:
-            sizes = chunk_file(spec, count)
+            sizes = arrays.chunk_file(spec, count)
             zeros = sizes.padded_bytes - sizes.data_bytes
             file.skip(zeros)
             file.append(np.frombuffer(sizes.tail(), np.uint8)[zeros:])
             digests[spec.chunk_path] = file.finish()
-        metadata = canonical_json(array_metadata(spec, count))
-        digests[f"{spec.name}/{METADATA_NAME}"] = xxhash.xxh3_128_hexdigest(metadata)
-        write_durably(folder / spec.name / METADATA_NAME, metadata)
-        flush_folder(folder / spec.name)
-    write_durably(folder / METADATA_NAME, group)
-    write_durably(folder / CHECKSUMS_NAME, format_checksums(digests))
-    flush_folder(folder)
+        metadata = arrays.canonical_json(arrays.array_metadata(spec, count))
+        digests[f"{spec.name}/{arrays.METADATA_NAME}"] = xxhash.xxh3_128_hexdigest(metadata)
+        files.write_durably(folder / spec.name / arrays.METADATA_NAME, metadata)
+        files.flush_folder(folder / spec.name)
+    files.write_durably(folder / arrays.METADATA_NAME, group)
+    files.write_durably(folder / files.CHECKSUMS_NAME, files.format_checksums(digests))
+    files.flush_folder(folder)
 
 
 # ------------------------------------------------------------------------------------------ shards
@@ -303,7 +284,9 @@ class ShardWriter:
         self._final = Path(shards_dir) / name
         if self._final.exists():
             raise PackError(f"{self._final}: the shard exists already; remove it to pack it again")
-        self.folder = self._final.with_name(f"{TEMPORARY_PREFIX}{name}-{secrets.token_hex(4)}")
+        self.folder = self._final.with_name(
+            f"{files.TEMPORARY_PREFIX}{name}-{secrets.token_hex(4)}"
+        )
         self._files: dict[ArraySpec, AppendFile] = {}
         try:
             self.folder.mkdir(parents=True)
@@ -311,7 +294,7 @@ class ShardWriter:
                 (self.folder / spec.name).mkdir()
                 self._files[spec] = file = AppendFile(self.folder / spec.chunk_path)
                 if spec.offsets:
-                    file.append(byte_view(np.zeros(1, spec.dtype)))
+                    file.append(files.byte_view(np.zeros(1, spec.dtype)))
         except BaseException:
             self.discard()
             raise
@@ -325,14 +308,14 @@ class ShardWriter:
         for spec, file in self._files.items():
             if spec.offsets:
                 ends = self.extent.along(spec.child_axis) + np.cumsum(rows[spec.name])
-                file.append(byte_view(ends))
+                file.append(files.byte_view(ends))
             elif spec.name == "image" and not self.layout.flat:
-                image, height = byte_view(rows["image"]), stored_height(rows)
+                image, height = files.byte_view(rows["image"]), stored_height(rows)
                 for zeros, part in canvas_parts(self.layout, image, height):
                     file.skip(zeros)
                     file.append(part)
             else:
-                file.append(byte_view(rows[spec.name]))
+                file.append(files.byte_view(rows[spec.name]))
         self.extent = self.extent + sample_extent(self.layout, rows)
         self._annotations += int(rows["annotation_count"][0])
 
@@ -345,15 +328,15 @@ class ShardWriter:
         Every `append` must have been completed. Raises OSError if writing fails. After an error the
         shard does not exist, unless only the last flush, after the rename, failed.
         """
-        arrays = self.layout.array_rows(self.extent)
+        rows = self.layout.array_rows(self.extent)
         counts = {**asdict(self.extent), "annotations": self._annotations}
         own = {"format": list(FORMAT_VERSION), "layout": self.layout.to_json(), **counts}
-        group = canonical_json(group_metadata({**attributes, **own}, arrays))
+        group = arrays.canonical_json(arrays.group_metadata({**attributes, **own}, rows))
         complete_group(self.folder, group, self._files, self.extent)
         self.folder.rename(self._final)
         self.folder = self._final
         self._close()
-        flush_folder(self._final.parent)
+        files.flush_folder(self._final.parent)
         return ShardEntry(
             name=self.name,
             source=attributes["source"],
@@ -384,5 +367,4 @@ class ShardWriter:
 
 def shard_bytes(layout: Layout, extent: Extent) -> int:
     """Total bytes of the chunk files of a shard, including holes."""
-    arrays = layout.array_rows(extent)
-    return sum(chunk_file(spec, rows).file_bytes for spec, rows in arrays.items())
+    return sum(arrays.chunk_file(*each).file_bytes for each in layout.array_rows(extent).items())

@@ -17,15 +17,8 @@ from pathlib import Path
 from sa1bpack.arguments import ALL, Share, checks_options, choice, local_path, part_of_job, share_of
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, VersionError
-from sa1bpack.format.arrays import (
-    METADATA_NAME,
-    check_metadata,
-    group_files,
-    group_metadata,
-    root_metadata,
-)
+from sa1bpack.format import arrays, files
 from sa1bpack.format.duplicates import find_duplicates
-from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import (
     Index,
     check_against_shards,
@@ -47,18 +40,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, Report
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.side.spec import (
-    AGAIN,
-    SIDES_NAME,
-    ShardIdentity,
-    coverage,
-    is_side,
-    part_names,
-    read_side_manifest,
-    shard_identities,
-    side_folders,
-    side_root_metadata,
-)
+from sa1bpack.format.side import spec as side
 from sa1bpack.format.verify_shard import check_listed, check_part, check_shard, compare_files
 from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 from sa1bpack.wording import counted
@@ -141,7 +123,7 @@ def check_files(
     """What `verify` reports of these files. Raises as it does."""
     root = files.root
     scope = Scope(quick=quick, own_files=share[0] == 1, share=share, features=True)
-    if is_side(root):  # named itself, without its pack
+    if side.is_side(root):  # named itself, without its pack
         check = Check(files, progress)
         files.choose_mode(_side_bytes(root))
         check.total = _side_bytes(root, share)
@@ -188,7 +170,7 @@ def _check_side(
     folder: Path,
     quick: bool,
     share: Share,
-    shards: Sequence[ShardIdentity] | None = None,
+    shards: Sequence[side.ShardIdentity] | None = None,
     index: Index | None = None,
 ) -> int:
     """Check a feature; returns the number of parts that were checked.
@@ -200,19 +182,19 @@ def _check_side(
     names: Sequence[str] = ()
     with check.collecting(feature=folder.name):
         try:
-            spec = read_side_manifest(folder).spec
+            spec = side.read_side_manifest(folder).spec
         except NotAPack as error:
             check.add(f"{error}, or remove it", feature=folder.name, extra=True)
             return 0
-        names = part_names(folder)
+        names = side.part_names(folder)
         if share[0] == 1:
             with check.collecting(feature=spec.name):
-                listed = read_checksums(folder / CHECKSUMS_NAME)
+                listed = files.read_checksums(folder / files.CHECKSUMS_NAME)
                 with check.collecting(feature=spec.name):
-                    check_listed(folder, {MANIFEST_NAME, METADATA_NAME}, listed)
+                    check_listed(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
                 for path, digest in listed.items():
                     check.digest(folder / path, digest, feature=spec.name)
-                check_metadata(folder / METADATA_NAME, side_root_metadata())
+                arrays.check_metadata(folder / arrays.METADATA_NAME, side.side_root_metadata())
             if shards is not None:
                 _note_coverage(check, folder, names, shards)
         numbers = {shard.part: number for number, shard in enumerate(shards or ())}
@@ -224,11 +206,11 @@ def _check_side(
 
 
 def _note_coverage(
-    check: Check, folder: Path, names: Sequence[str], shards: Sequence[ShardIdentity]
+    check: Check, folder: Path, names: Sequence[str], shards: Sequence[side.ShardIdentity]
 ) -> None:
-    found = coverage(names, shards)
+    found = side.coverage(names, shards)
     if found.missing:
-        check.notes.append(f"{folder}: {found}; to make them, {AGAIN}")
+        check.notes.append(f"{folder}: {found}; to make them, {side.AGAIN}")
     if found.others:
         verb = "belongs" if len(found.others) == 1 else "belong"
         check.notes.append(
@@ -241,7 +223,7 @@ def _note_coverage(
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
     """Bytes of the chunk files of a part of a feature, as far as they can be read."""
     try:
-        parts = [folder / name for name in share_of(part_names(folder), share)]
+        parts = [folder / name for name in share_of(side.part_names(folder), share)]
         return sum(path.stat().st_size for part in parts for path in part.glob("*/c.*"))
     except OSError:
         return 0
@@ -250,12 +232,12 @@ def _side_bytes(folder: Path, share: Share = ALL) -> int:
 def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: Scope) -> Report:
     """Check the shards, the index against them, and features."""
     root, share, sources = check.files.root, scope.share, scope.sources
-    sides = side_folders(root) if scope.features else []
+    sides = side.side_folders(root) if scope.features else []
     shards = [*manifest.shards, *_unlisted_shards(check, manifest)]
     check.files.choose_mode(sum(shard.bytes for shard in shards) + sum(map(_side_bytes, sides)))
     shards = [s for s in share_of(shards, share) if sources is None or s.source in sources]
     pack_bytes = sum(shard.bytes for shard in shards)
-    check.total = pack_bytes + sum(_side_bytes(side, share) for side in sides)
+    check.total = pack_bytes + sum(_side_bytes(each, share) for each in sides)
     for entry in shards:
         quick = scope.quick and entry.name not in scope.full
         check.again(partial(_check_shard, check, entry, manifest, quick))
@@ -270,7 +252,7 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
     identities = None
     if sides:
         with suppress(FormatError, OSError):  # reported with the pack
-            identities = shard_identities(root, manifest)
+            identities = side.shard_identities(root, manifest)
     for folder in sides:
         _check_side(check, folder, scope.quick, share, identities, index)
     if scope.own_files:
@@ -314,7 +296,7 @@ def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
     expected = top_files(root, manifest)
     with check.collecting():
         _check_names(check, manifest, expected, is_newer)
-    if not (manifest.complete or manifest.shards or (root / CHECKSUMS_NAME).exists()):
+    if not (manifest.complete or manifest.shards or (root / files.CHECKSUMS_NAME).exists()):
         check.notes.append(f"{root}: nothing is published yet")
         return index
     with check.collecting():
@@ -326,11 +308,11 @@ def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
                 check.add(f"{root / path}: missing")
     with check.collecting():
         if not is_newer:
-            check_metadata(root / METADATA_NAME, root_metadata())
-        check_metadata(root / SHARDS_NAME / METADATA_NAME, group_metadata())
+            arrays.check_metadata(root / arrays.METADATA_NAME, arrays.root_metadata())
+        arrays.check_metadata(root / SHARDS_NAME / arrays.METADATA_NAME, arrays.group_metadata())
     if manifest.index is not None and (root / manifest.index).is_dir():
         with check.collecting():
-            compare_files(check, root / manifest.index, group_files(index_arrays(manifest)))
+            compare_files(check, root / manifest.index, arrays.group_files(index_arrays(manifest)))
     return index
 
 
@@ -340,8 +322,8 @@ def _check_checksums(check: Check, manifest: Manifest, expected: set[str], is_ne
     It may be older than the manifest and rejects.jsonl of an incomplete pack, but not of a complete
     one.
     """
-    root, path = check.files.root, check.files.root / CHECKSUMS_NAME
-    listed = read_checksums(path)
+    root, path = check.files.root, check.files.root / files.CHECKSUMS_NAME
+    listed = files.read_checksums(path)
     changing = () if manifest.complete else (MANIFEST_NAME, REJECTS_NAME)
     different = expected - set(listed) if is_newer else expected ^ set(listed)
     stale = set() if manifest.complete else different
@@ -356,7 +338,7 @@ def _check_checksums(check: Check, manifest: Manifest, expected: set[str], is_ne
             check.digest(root / name, digest, shard=shard)
             continue
         with check.collecting():
-            if name in expected and file_digest(root / name) != digest:
+            if name in expected and files.file_digest(root / name) != digest:
                 stale.add(name)
     if stale:
         check.notes.append(f"{path}: not up to date for {', '.join(sorted(stale))}")
@@ -368,8 +350,12 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str], is_newer:
     Links are followed, such as those to shards on another disk.
     """
     root = check.files.root
-    names = {path.split("/")[0] for path in expected} | {CHECKSUMS_NAME, SHARDS_NAME, SIDES_NAME}
-    listed = {METADATA_NAME} | {shard.name for shard in manifest.shards}
+    names = {path.split("/")[0] for path in expected} | {
+        files.CHECKSUMS_NAME,
+        SHARDS_NAME,
+        side.SIDES_NAME,
+    }
+    listed = {arrays.METADATA_NAME} | {shard.name for shard in manifest.shards}
     top = _visible(root)
     inside = _visible(root / SHARDS_NAME) if (root / SHARDS_NAME).is_dir() else []
     for path in (*top, *inside):

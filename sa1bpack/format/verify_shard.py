@@ -224,9 +224,8 @@ def check_shard(
                     "pack command"
                 )
         arrays = layout.array_rows(shard.extent)
-        return arrays, partial(_check_samples, check, shard) if _check_offsets(
-            check, shard
-        ) else None
+        sound = _check_offsets(check, shard)
+        return arrays, partial(_check_samples, check, shard) if sound else None
 
     streamed = {spec for spec in layout.arrays if not quick or spec.name in HEAVY_ARRAYS}
     # If a damaged checksum file does not list a file that the layout has, that is the problem, and

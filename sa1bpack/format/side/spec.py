@@ -14,26 +14,7 @@ import xxhash
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused
-from sa1bpack.format.arrays import (
-    METADATA_NAME,
-    canonical_json,
-    check_group,
-    check_version,
-    chunk_file,
-    group_metadata,
-    map_array,
-    read_json,
-)
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    byte_view,
-    claim_name,
-    flush_folder,
-    format_checksums,
-    make_folder,
-    temporary_beside,
-    write_durably,
-)
+from sa1bpack.format import arrays, files
 from sa1bpack.format.index import shard_digests
 from sa1bpack.format.layout import ArraySpec, Extent, array_spec
 from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME, Manifest
@@ -69,7 +50,7 @@ MAX_SIDE_ROW_BYTES = 1 << 30
 
 # The keys of the provenance in which all parts of a feature must agree: they decide its rows.
 MADE_WITH = ("function", "options", "pipeline", "samples")
-_TOP_FILES = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
+_TOP_FILES = {MANIFEST_NAME, arrays.METADATA_NAME, files.CHECKSUMS_NAME}
 
 AGAIN = "repeat the `sa1bpack derive` or the `sa1bpack.attach` that made the array"
 REMAKE = f"remove that folder, and {AGAIN}"
@@ -206,13 +187,13 @@ class SideManifest:
 
 def side_root_metadata() -> dict[str, Any]:
     """The zarr.json at the top of a feature."""
-    return group_metadata({"format": list(SIDE_FORMAT_VERSION)})
+    return arrays.group_metadata({"format": list(SIDE_FORMAT_VERSION)})
 
 
 def is_side(folder: Path) -> bool:
     """Whether a folder has the manifest of a feature. Raises OSError if it cannot be read."""
     try:
-        found = read_json(Path(folder) / MANIFEST_NAME)
+        found = arrays.read_json(Path(folder) / MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError, FormatError):
         return False
     return isinstance(found, dict) and found.get("format") == SIDE_FORMAT_NAME
@@ -226,7 +207,7 @@ def read_side_manifest(folder: Path) -> SideManifest:
     """
     path = Path(folder) / MANIFEST_NAME
     try:
-        found = read_json(path, REMAKE)
+        found = arrays.read_json(path, REMAKE)
     except (FileNotFoundError, NotADirectoryError):
         raise NotAPack(
             f"{folder}: not a feature: it has no {MANIFEST_NAME}; make one with "
@@ -234,7 +215,7 @@ def read_side_manifest(folder: Path) -> SideManifest:
         ) from None
     if not isinstance(found, dict) or found.get("format") != SIDE_FORMAT_NAME:
         raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a feature')
-    check_version(path, found.get("version"), SIDE_FORMAT_VERSION, REMAKE)
+    arrays.check_version(path, found.get("version"), SIDE_FORMAT_VERSION, REMAKE)
     try:
         provenance = msgspec.convert(found.get("provenance", {}), dict[str, Any])
         return SideManifest(msgspec.convert(found, SideSpec), provenance)
@@ -253,20 +234,23 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
     OSError as `read_side_manifest`.
     """
     folder = Path(folder)
-    make_folder(folder.parent)
+    files.make_folder(folder.parent)
     if not folder.exists():
-        staging = temporary_beside(folder.with_name(mark + folder.name))
+        staging = files.temporary_beside(folder.with_name(mark + folder.name))
         try:
             staging.mkdir()
-            files = {
-                MANIFEST_NAME: canonical_json(manifest.to_json()),
-                METADATA_NAME: canonical_json(side_root_metadata()),
+            top = {
+                MANIFEST_NAME: arrays.canonical_json(manifest.to_json()),
+                arrays.METADATA_NAME: arrays.canonical_json(side_root_metadata()),
             }
-            digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in files.items()}
-            for name, data in {**files, CHECKSUMS_NAME: format_checksums(digests)}.items():
-                write_durably(staging / name, data)
-            flush_folder(staging)
-            if claim_name(staging, folder):
+            digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in top.items()}
+            for name, data in {
+                **top,
+                files.CHECKSUMS_NAME: files.format_checksums(digests),
+            }.items():
+                files.write_durably(staging / name, data)
+            files.flush_folder(staging)
+            if files.claim_name(staging, folder):
                 return manifest
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -304,7 +288,7 @@ def remove_unused(folder: Path) -> None:
     It is out of the way before it is looked into, and a `PartWriter` looks at the manifest after it
     has put its working folder there: one of the two notices the other.
     """
-    aside = temporary_beside(folder)
+    aside = files.temporary_beside(folder)
     folder.rename(aside)
     if is_unused(aside):
         shutil.rmtree(aside)
@@ -448,7 +432,7 @@ def part_metadata(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
         "samples": shard.extent.samples,
         "masks": shard.extent.masks,
     }
-    return group_metadata(attributes, spec.arrays(shard.extent))
+    return arrays.group_metadata(attributes, spec.arrays(shard.extent))
 
 
 @dataclass(frozen=True)
@@ -469,7 +453,7 @@ class SidePart:
     @property
     def checksum(self) -> np.ndarray:
         """uint64 (N,), of the rows of each sample: a memory map, made at every call."""
-        return map_array(self.folder, CHECKSUM, self.samples)
+        return arrays.map_array(self.folder, CHECKSUM, self.samples)
 
     @property
     def path(self) -> str:
@@ -502,7 +486,7 @@ class SidePart:
         rows = read_rows(path, self.spec.values, first, stop, out, direct)
         checksums = f"{self.folder}/{CHECKSUM.chunk_path}"
         stored = int(read_rows(checksums, CHECKSUM, sample, sample + 1)[0])
-        found = xxhash.xxh3_64_intdigest(byte_view(rows))
+        found = xxhash.xxh3_64_intdigest(files.byte_view(rows))
         if found != stored:
             raise FormatError(
                 f"{path}: checksum of sample {sample} is {found:016x}, but {stored:016x} was "
@@ -523,13 +507,15 @@ def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool 
     if not part.is_dir():
         raise FormatError(f"{folder}: no part for shard {shard.name} ({shard.part}); {AGAIN}")
     try:
-        check_group(part, part_metadata(spec, shard), spec.arrays(shard.extent), deep)
+        arrays.check_group(part, part_metadata(spec, shard), spec.arrays(shard.extent), deep)
     except FormatError as error:
         raise FormatError(f"{str(error).partition('; restore')[0]}; {REMAKE}") from None
-    values = map_array(part, spec.values, spec.values.rows(shard.extent))
+    values = arrays.map_array(part, spec.values, spec.values.rows(shard.extent))
     return SidePart(part, spec, values, shard.extent.samples)
 
 
 def part_bytes(spec: SideSpec, extent: Extent) -> int:
     """Total bytes of the chunk files of a part."""
-    return sum(chunk_file(array, rows).file_bytes for array, rows in spec.arrays(extent).items())
+    return sum(
+        arrays.chunk_file(array, rows).file_bytes for array, rows in spec.arrays(extent).items()
+    )

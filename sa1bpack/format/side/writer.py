@@ -10,19 +10,8 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
+from sa1bpack.format import files
 from sa1bpack.format.arrays import canonical_json
-from sa1bpack.format.files import (
-    TEMPORARY_PREFIX,
-    byte_view,
-    claim_name,
-    flush_folder,
-    locked,
-    naming,
-    opened,
-    read_at,
-    read_metadata_file,
-    write_durably,
-)
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.shard_writer import AppendFile, complete_group
 from sa1bpack.format.side.spec import (
@@ -74,7 +63,7 @@ class PartWriter:
         self.spec, self.shard = spec, shard
         self.samples = self._rows = 0
         self._final = Path(folder) / shard.part
-        self._folder = self._final.with_name(TEMPORARY_PREFIX + shard.part)
+        self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.part)
         self._lock_path = self._folder.with_name(self._folder.name + _LOCK_SUFFIX)
         self._files: dict[ArraySpec, AppendFile] = {}
         self._origin = origin
@@ -88,7 +77,7 @@ class PartWriter:
                 )
             left = None
             with suppress(FileNotFoundError, FormatError):
-                left = read_metadata_file(self._folder / _ORIGIN_NAME)
+                left = files.read_metadata_file(self._folder / _ORIGIN_NAME)
             if origin is not None and origin == left:
                 found = self._complete(counts)
                 self.samples = found if found == len(counts) else found // step * step
@@ -112,7 +101,7 @@ class PartWriter:
         for array in self.spec.arrays(self.shard.extent):
             (self._folder / array.name).mkdir()
         if self._origin is not None:
-            write_durably(self._folder / _ORIGIN_NAME, self._origin)
+            files.write_durably(self._folder / _ORIGIN_NAME, self._origin)
 
     def _complete(self, counts: np.ndarray) -> int:
         """How many samples, from the first on, have rows that agree with their checksums."""
@@ -123,13 +112,13 @@ class PartWriter:
         checksums = self._folder / CHECKSUM.chunk_path
         with (
             suppress(FileNotFoundError, FormatError),  # a file ends here, or is none
-            opened(values, os.O_RDONLY) as rows_file,
-            opened(checksums, os.O_RDONLY) as checksum_file,
+            files.opened(values, os.O_RDONLY) as rows_file,
+            files.opened(checksums, os.O_RDONLY) as checksum_file,
         ):
             while sample < len(counts):
                 data = row[: int(counts[sample]) * self.spec.row_bytes]
-                read_at(rows_file, data, first, values)
-                read_at(checksum_file, byte_view(stored), 8 * sample, checksums)
+                files.read_at(rows_file, data, first, values)
+                files.read_at(checksum_file, files.byte_view(stored), 8 * sample, checksums)
                 if xxhash.xxh3_64_intdigest(data) != int(stored[0]):
                     break
                 sample, first = sample + 1, first + data.size
@@ -144,12 +133,14 @@ class PartWriter:
 
         Raises OSError if the disk fails.
         """
-        data, checksums, first = byte_view(rows), np.empty(len(counts), "<u8"), 0
+        data, checksums, first = files.byte_view(rows), np.empty(len(counts), "<u8"), 0
         for k, count in enumerate(counts):
             end = first + int(count) * self.spec.row_bytes
             checksums[k] = xxhash.xxh3_64_intdigest(data[first:end])
             first = end
-        for file, added in zip(self._files.values(), (data, byte_view(checksums)), strict=True):
+        for file, added in zip(
+            self._files.values(), (data, files.byte_view(checksums)), strict=True
+        ):
             file.append(added)
             if self._origin is not None:
                 file.write_out()
@@ -173,8 +164,8 @@ class PartWriter:
         complete_group(self._folder, group, self._files, extent)
         if self._origin is not None:
             (self._folder / _ORIGIN_NAME).unlink()
-            flush_folder(self._folder)
-        if not claim_name(self._folder, self._final):
+            files.flush_folder(self._folder)
+        if not files.claim_name(self._folder, self._final):
             self.discard()
             return False
         self.leave()
@@ -208,8 +199,8 @@ def _locked(path: Path, final: Path) -> int:
     """Lock the lock file of a part, which exists from then on; returns its descriptor."""
     while True:
         try:
-            with naming(path):
-                lock = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with files.naming(path):
+                lock = files.locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputLocked(
                 f"{final}: another process makes this part; wait for it, or give each process "
