@@ -594,15 +594,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{weights / 1e6:.1f} million parameters\n{trainer.loader.plan()}", flush=True)
     stopped = trainer.run(stop)
     trainer.save()
-    scores = trainer.validate()
-    if trainer.rank == 0:
+    cut_off = stopped and not args.seconds  # SIGTERM: time is up
+    if not cut_off:
+        scores = trainer.validate()
+    if trainer.rank == 0 and not cut_off:
         print("mean IoU after clicks:", json.dumps({k: round(v, 3) for k, v in scores.items()}))
         draw_losses(args.output / "log.jsonl", args.output / "losses.svg")
         draw_predictions(trainer, args.output / "predictions.png")
     if dist.is_initialized():
         del trainer  # and with it DDP, before its group
         dist.destroy_process_group()
-    return 128 + signal.SIGTERM if stopped and not args.seconds else 0
+    return 128 + signal.SIGTERM if cut_off else 0
 
 
 if __name__ == "__main__":

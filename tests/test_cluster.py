@@ -32,6 +32,21 @@ def test_a_script_is_valid_bash(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_an_array_that_counts_from_0_is_told_how_to_count(environment):
+    """Of --array=0-1, part 1/1 would be all tars."""
+    given = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "1"}
+    command = ["bash", SCRIPTS[0], "--output", "pack", "sa_*.tar"]
+    done = subprocess.run(command, env={**environment, **given}, capture_output=True, text=True)
+    assert done.returncode == 2 and "sbatch --array=1-2" in done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_says_that_its_environment_is_not_active(tmp_path, script):
+    path = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", script], env=path, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 127 and "activate" in done.stderr
+
+
 def test_the_tasks_of_an_array_and_finalize_make_the_pack_of_one_run(tmp_path, environment):
     tars = [write_tar(tmp_path / f"sa_00000{n}.tar", members(range(9 * n, 9 * n + 6)))
             for n in range(3)]  # fmt: skip

@@ -105,7 +105,8 @@ def pack(
         return exits.OK if result.fits and not result.unreadable else exits.FAILED
     if job.share:
         say(f"part {job.part} of a job, which `sa1bpack finalize` makes one pack")
-    _say_totals(result, result.url or result.root, more=_this_run(result))
+    place = f"this part, in {result.root}" if job.share else result.url or result.root
+    _say_totals(result, place, more=_this_run(result))
     for name, error in result.failed.items():
         warn(f"{name} was given up: {error}")
         for note in getattr(error, "__notes__", ()):
@@ -149,8 +150,8 @@ def finalize(pack: str) -> int:
 
     examples:
       sa1bpack finalize /data/packed
-    after all parts of a job array, if none failed (SLURM):
-      sbatch --dependency=afterok:$JOB --wrap 'sa1bpack finalize /data/packed'
+    after all parts of a job array have ended (SLURM):
+      sbatch --dependency=afterany:$JOB --wrap 'sa1bpack finalize /data/packed'
 
     Exit code 1 means that sources are missing, or that the pack has no image; 3
     that a part still works on it.

@@ -119,7 +119,7 @@ class ReadingOptions:
         (B,), marks them, so that an evaluation can leave them out.
     rank, world_size
         None: those of torch.distributed when an iteration begins, or 0 of 1 if it is not
-        initialized; that is refused if WORLD_SIZE announces more.
+        initialized; that is refused if torchrun or srun started several.
     on_error
         How to treat samples that cannot be read. "raise": raise ReadError. "drop": drop them, log
         a warning for the first one of each shard, and list them in `dropped` and in the batch. A

@@ -476,7 +476,8 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
         return locked(root / LOCK_NAME, kind | fcntl.LOCK_NB, flags)
     except BlockingIOError:
         raise OutputLocked(
-            f"{root}: another process packs into this folder; wait for it, or choose another folder"
+            f"{root}: another process packs into this folder, or a part of a job does; wait until "
+            "it has ended, or pack into another folder"
         ) from None
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, local_path, whole_number
 from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
-from sa1bpack.loading.order.batches import process_group
+from sa1bpack.loading.order.batches import announced_ranks, process_group
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, RawKeywords, Tars, no_pairs, sources_of, unusable
 from sa1bpack.source.pairs import Pair, PairReader
@@ -220,11 +220,11 @@ class IterableTarDataset(IterableDataset):
         """This consumer's number, and how many there are: workers of all ranks."""
         rank, world_size = self._own_rank()
         if world_size is None:
-            if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+            if announced := announced_ranks():
                 raise LoaderError(
-                    f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not "
-                    "initialized here: every rank would get all samples. Pass rank and world_size "
-                    "(worker processes do not know the process group of their rank)"
+                    f"{announced}, but torch.distributed is not initialized here: every rank "
+                    "would get all samples. Pass rank and world_size (worker processes do not "
+                    "know the process group of their rank)"
                 )
             rank, world_size = 0, 1
         worker = get_worker_info()

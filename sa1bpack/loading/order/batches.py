@@ -395,14 +395,22 @@ def _of_this_process(batches: EpochBatches) -> EpochBatches:
     Raises LoaderError where the environment announces several ranks but there is no process group:
     each would get all samples. Raises OptionError if the batches cannot be cut for so many ranks.
     """
-    announced = os.environ.get("WORLD_SIZE", "1")
-    if announced not in ("", "1") and process_group() is None:
+    announced = announced_ranks()
+    if announced and process_group() is None:
         raise LoaderError(
-            f"WORLD_SIZE is {announced}, but torch.distributed is not initialized: every rank "
+            f"{announced}, but torch.distributed is not initialized: every rank "
             "would get all samples. Call init_process_group before the first batch, or pass "
             "rank and world_size: 0 and 1 if each process is to have all samples"
         )
     return _with_rank(batches)
+
+
+def announced_ranks() -> str | None:
+    """What the environment of torchrun or srun says of several ranks; None if there is one."""
+    for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        if (ranks := os.environ.get(name, "")) not in ("", "1"):
+            return f"{name} is {ranks}"
+    return None
 
 
 def _with_rank(batches: EpochBatches) -> EpochBatches:

@@ -12,6 +12,8 @@ from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 from sa1bpack.loading.plans import cores
 
+# Of torchrun, and of srun.
+ANNOUNCED = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 OF_GROUP = {"rank": None, "world_size": None}
 ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
 
@@ -24,7 +26,8 @@ def group(monkeypatch):
     found.is_initialized = lambda: found.ready
     found.get_rank, found.get_world_size = lambda: found.rank, lambda: found.world_size
     monkeypatch.setitem(sys.modules, "torch.distributed", found)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in ANNOUNCED:
+        monkeypatch.delenv(name, raising=False)
     return found
 
 
@@ -49,10 +52,11 @@ def test_a_batch_size_that_the_ranks_cannot_share_is_refused(group):
         OrderedBatches(ORDER, global_batch_size=3, **OF_GROUP)
 
 
-def test_ranks_that_are_announced_but_have_no_process_group_are_refused(group, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.parametrize("name", ANNOUNCED)
+def test_ranks_that_are_announced_but_have_no_process_group_are_refused(group, monkeypatch, name):
+    monkeypatch.setenv(name, "2")
     batches = OrderedBatches(ORDER, global_batch_size=8, **OF_GROUP)
-    with pytest.raises(LoaderError, match=r"WORLD_SIZE is 2, but .*init_process_group before"):
+    with pytest.raises(LoaderError, match=rf"{name} is 2, but .*init_process_group before"):
         next(iter(batches))
     assert len(list(OrderedBatches(ORDER, 8, rank=0, world_size=1))) == 3
     group.ready, group.world_size = True, 2
