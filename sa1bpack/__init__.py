@@ -79,7 +79,7 @@ _MODULES = {
 }
 
 # Scheme of a URL → the module that reads and writes what is there, see `urls.scheme_of`.
-SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.scheme")
+SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.packs")
 
 # The module that draws datasets and batches for notebooks, see `sa1bpack.display.Pictured`.
 PICTURES = "sa1bpack.export.show"

@@ -1,4 +1,5 @@
-"""Packs and features that are read through a cache.
+"""What the core calls for a URL, see `urls.scheme_of`: packs and features that are read through a
+cache, packs that are checked, and the files that a pattern stands for.
 
 A pack is a folder of the cache with its manifest, its index, and links to those of its shards that
 are here: an ordinary pack once all are. It is named after the digests of manifest and checksums, so
@@ -6,20 +7,33 @@ that a pack that has changed is another folder; shards that are the same, by the
 shared. What is in the folder of a shard is an ordinary shard.
 """
 
+import glob
 import os
+import re
+import tempfile
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import xxhash
 
-from sa1bpack.errors import FormatError, NotAPack, StoreError
+from sa1bpack.arguments import ALL, choice, part_of_job
+from sa1bpack.disk.reading_mode import IO
+from sa1bpack.errors import FormatError, NotAPack, OptionError, SourceError, StoreError
 from sa1bpack.format.arrays import METADATA_NAME, chunk_file
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
     file_digest,
+    is_inside,
     read_checksums,
 )
 from sa1bpack.format.index import index_arrays, index_name_of
@@ -32,7 +46,9 @@ from sa1bpack.format.manifest import (
     ShardEntry,
     read_manifest,
 )
+from sa1bpack.format.problems import PackFiles, Progress, Report, Stream
 from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
+from sa1bpack.format.verify import check_files
 from sa1bpack.remote.cache import Cache, Lock
 from sa1bpack.remote.origin import (
     TRIES,
@@ -43,12 +59,23 @@ from sa1bpack.remote.origin import (
     fetch_files,
     fetch_group,
     folder_bytes,
+    is_large,
     is_replaced,
     is_sound,
     no_pack,
+    submit,
 )
+from sa1bpack.remote.remote_file import RemoteFile, opened_store
 from sa1bpack.remote.stores import Bucket
-from sa1bpack.urls import Counts, is_pack_url, local_folder, pack_url
+from sa1bpack.urls import (
+    STORE_SCHEMES,
+    Address,
+    Counts,
+    is_pack_url,
+    local_folder,
+    pack_url,
+    parse_address,
+)
 
 # A link to a part that has not been brought leads nowhere.
 _ABSENT = ".absent"
@@ -269,3 +296,201 @@ def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
     nbytes = sum(map(len, heads.values())) + folder_bytes({})
     lease = cache.hold(name, nbytes, fetch, lambda _: False)
     return RemoteSide(origin, cache, name, lease, prefix)
+
+
+# ------------------------------------------------------------------------------- a pack is checked
+
+# A stream asks for so many ranges of so many bytes in advance; a shard has three streams.
+RANGE_BYTES = 8 << 20
+AHEAD = 8
+
+# Files that are fetched whole, besides chunk files of small arrays.
+_WHOLE = (MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME)
+
+# What is needed of a shard after it was checked, to compare it with the index.
+_KEPT = ("image_id", "mask_offset")
+
+
+def verify(
+    url: str, *, quick: bool, progress: Progress | None, io: str, part: tuple[int, int] | None
+) -> Report:
+    """Check a pack in an object store; arguments and errors are those of `format.verify.verify`."""
+    if choice("io", io, IO) == "direct":
+        raise OptionError("io is 'direct', but a pack in an object store is not read from a disk")
+    share = ALL if part is None else part_of_job(part)
+    with tempfile.TemporaryDirectory(prefix="sa1bpack-verify-") as name:
+        mirror = _Mirror(Path(name), url)
+        try:
+            report = check_files(mirror, quick=quick, progress=progress, share=share)
+        except FormatError as error:
+            raise type(error)(mirror.shown(str(error))) from None
+    return replace(
+        report,
+        problems=tuple(replace(each, what=mirror.shown(each.what)) for each in report.problems),
+        notes=tuple(map(mirror.shown, report.notes)),
+    )
+
+
+class _Mirror(PackFiles):
+    """The files of a pack in an object store: see the docstring of the module."""
+
+    tries = 2  # the bytes may have been changed on the way
+
+    def __init__(self, root: Path, url: str):
+        """Fetch everything but the shards, of which only the checksum files.
+
+        Raises NotAPack if there is no manifest, StoreError, OptionError, MissingPackage.
+        """
+        super().__init__(root, "cached")
+        origin = Bucket(url)
+        self.url, self._origin = url, origin
+        self._sizes = origin.files()  # path → bytes
+        for path in self._sizes:
+            if not is_inside(path):
+                raise FormatError(
+                    f"{url}: {path!r} cannot be the name of a file; remove that object"
+                )
+        if MANIFEST_NAME not in self._sizes:
+            raise no_pack(url, MANIFEST_NAME)
+        mark = f"/{CHECKSUMS_NAME}"
+        self._fetch(
+            path for path in self._sizes if self._shard_of(path) is None or path.endswith(mark)
+        )
+
+    def shown(self, text: str) -> str:
+        """A text with the URL in place of the temporary folder."""
+        return text.replace(str(self.root), self.url)
+
+    def bring(self, shard: str) -> None:
+        """See PackFiles."""
+        self._fetch(path for path in self._sizes if self._shard_of(path) == shard)
+
+    def leave(self, shard: str) -> None:
+        """See PackFiles."""
+        for path, size in self._sizes.items():
+            keep = path.rpartition("/")[2] in (METADATA_NAME, CHECKSUMS_NAME)
+            if self._shard_of(path) == shard and not keep and path.split("/")[2] not in _KEPT:
+                _make_hole(self.root / path, size)
+
+    def _ranges(self, path: Path, first: int = 0) -> "_RangeStream | None":
+        """A file from byte `first` on, if it is read from the origin."""
+        key = str(path.relative_to(self.root))
+        stop = path.stat().st_size
+        return _RangeStream(self._origin, key, first, stop) if is_large(key) else None
+
+    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
+        """See PackFiles."""
+        return self._ranges(path) or super().stream(path, nbytes, helper)
+
+    def digest(self, path: Path) -> str:
+        """See PackFiles."""
+        if (stream := self._ranges(path)) is None:
+            return super().digest(path)
+        found = xxhash.xxh3_128()
+        while (data := stream.read(RANGE_BYTES)).size:
+            found.update(data)
+        return found.hexdigest()
+
+    def rest(self, path: Path, first: int) -> bytes:
+        """See PackFiles."""
+        if (stream := self._ranges(path, first)) is None:
+            return super().rest(path, first)
+        return stream.read(path.stat().st_size - first).tobytes()
+
+    def _shard_of(self, path: str) -> str | None:
+        parts = path.split("/")
+        return parts[1] if parts[0] == SHARDS_NAME and len(parts) > 2 else None
+
+    def _fetch(self, paths) -> None:
+        """Bring files, all at once: those that are streamed as holes."""
+        wanted: dict[str, tuple[int | None, str | None]] = {}
+        for path in paths:
+            name = path.rpartition("/")[2]
+            if not is_large(path) and (name in _WHOLE or name.startswith("c.")):
+                wanted[path] = self._sizes[path], None
+            else:  # also what is foreign, of which only the name is looked at
+                (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+                _make_hole(self.root / path, self._sizes[path])
+        fetch_files(self._origin, "", self.root, wanted)
+
+
+def _make_hole(path: Path, nbytes: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(nbytes)
+
+
+class _RangeStream:
+    """Bytes of one file, from `first` to `stop`, fetched in ranges ahead of their use.
+
+    Raises StoreError.
+    """
+
+    def __init__(self, origin: Bucket, key: str, first: int, stop: int):
+        self._origin, self._key, self._stop = origin, key, stop
+        self._next = first  # the first byte that has not been asked for
+        self._pending: deque[Future] = deque()
+        self._data = np.empty(0, np.uint8)
+
+    def read(self, nbytes: int) -> np.ndarray:
+        """See Stream."""
+        while self._data.size < nbytes and self._advance():
+            pass
+        found, self._data = self._data[:nbytes], self._data[nbytes:]
+        return found
+
+    def _advance(self) -> bool:
+        """Add the next range; False at the end."""
+        while self._next < self._stop and len(self._pending) < AHEAD:
+            stop = min(self._next + RANGE_BYTES, self._stop)
+            self._pending.append(submit(self._origin.read_range, self._key, self._next, stop))
+            self._next = stop
+        if not self._pending:
+            return False
+        try:
+            found = self._pending.popleft().result()
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{error.filename} is gone: the pack was changed while it was checked; repeat the "
+                "command"
+            ) from None
+        self._data = np.concatenate([self._data, np.frombuffer(found, np.uint8)])
+        return True
+
+    def close(self) -> None:
+        """Forget what was asked for."""
+        self._pending.clear()
+
+
+# --------------------------------------------------------------------------------- other functions
+
+
+# A file that is read once.
+open_stream = RemoteFile
+
+
+def upload_state(url: str, staging: Path, options: Any) -> Any:
+    """See `scheme_of`. Raises as `upload.UploadedState` does."""
+    # By name: reading a pack never loads the packer.
+    return import_module("sa1bpack.remote.upload").UploadedState(url, staging, options)
+
+
+def find_files(address: Address) -> list[Address]:
+    """See `scheme_of`. A pattern has `*`, `?` or `[...]` and is one of an object store.
+
+    Raises MissingPackage or OptionError for an object store that cannot be opened, SourceError if
+    nothing matches, or the bucket cannot be listed.
+    """
+    if address.scheme not in STORE_SCHEMES:
+        return [address]
+    opened_store(address)
+    if address.listed or not glob.has_magic(address.key):
+        return [address]
+    root = f"{address.scheme}://{address.bucket}"
+    folder = re.split(r"[*?[]", address.key)[0].rpartition("/")[0]
+    try:
+        keys = [key for key in Bucket(root).files(folder) if fnmatchcase(key, address.key)]
+    except (FileNotFoundError, StoreError) as error:
+        raise SourceError(f"{address}: cannot be listed: {error}") from None
+    if not keys:
+        raise SourceError(f"{address}: nothing matches this pattern; check the bucket and the path")
+    return [parse_address("source", f"{root}/{key}") for key in keys]

@@ -14,8 +14,8 @@ from s3_server import use_s3
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, SourceError, StoreError
 from sa1bpack.remote import stores
+from sa1bpack.remote.packs import find_files
 from sa1bpack.remote.remote_file import RemoteFile
-from sa1bpack.remote.scheme import find_files
 from sa1bpack.remote.stores import Bucket, error_text, final_error, open_store
 from sa1bpack.urls import parse_address
 

@@ -13,7 +13,7 @@ from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
 pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
 
-from sa1bpack.remote import stores, verify
+from sa1bpack.remote import packs, stores
 
 SHARD, OTHER = "shards/sa_000000-000", "shards/sa_000000-001"
 LAYOUT = ("native", "rgb", "bits+runs")
@@ -154,7 +154,7 @@ def test_an_object_with_a_path_that_leads_out_is_refused(layout_packs, uploaded,
 def test_a_sound_pack_with_features_is_read_once_and_not_kept(
     with_features, uploaded, proxy, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(verify, "RANGE_BYTES", 1 << 16)
+    monkeypatch.setattr(packs, "RANGE_BYTES", 1 << 16)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     url, own = uploaded(with_features.root), sa1bpack.verify(with_features.root)
     report = sa1bpack.verify(url)
