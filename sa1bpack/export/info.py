@@ -7,7 +7,7 @@ Several packs are summed up as `sa1bpack.open` has them as one dataset.
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,131 +87,6 @@ def _checked(found: Any, schema: Any, where: str) -> Any:
         raise FormatError(f"{where}: {printable(str(error)[:200])}; {REMEDY}") from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holdings:
-    """What a pack holds, or several as one, by manifests and indexes.
-
-    roots
-        Its folder, or those of several packs that are summarized as one.
-    manifest
-        Its manifest; of several packs, one that lists the shards of all, with the sums of their
-        counts.
-    sources
-        Its records of them.
-    mask_counts
-        (N,) int64, number of masks of each sample.
-    completeness
-        How much of the pack is published.
-    duplicates
-        Sentences on the image ids that the pack holds more than once.
-    features
-        The features in PACK/side: name → what it holds, how large it is, which function made
-        it, and what is missing; or what is wrong with it.
-    """
-
-    roots: tuple[Path, ...]
-    manifest: Manifest
-    sources: tuple[Source, ...]
-    mask_counts: np.ndarray
-    completeness: Completeness
-    duplicates: list[str]
-    features: dict[str, str]
-
-    @property
-    def annotations(self) -> int:
-        """Masks in the records of the images, before filtering and capping."""
-        return sum(entry.annotations for entry in self.manifest.shards)
-
-    @property
-    def left_out(self) -> str:
-        """The masks that a pack does not hold, with the options that left them out, or nothing."""
-        counts = {**self.manifest.counts, "annotations": self.annotations}
-        return left_out_text(self.manifest.options, counts, self.manifest.masks)
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """Reason → members that were rejected for it."""
-        counts = sorted(self.manifest.counts.items())
-        return {key.removeprefix(_REASON): n for key, n in counts if key.startswith(_REASON)}
-
-
-def read_holdings(roots: Sequence[Path], pack: Pack | None = None) -> Holdings:
-    """Read what packs hold, from their folders, or as an open Pack of these folders has it.
-
-    Raises FormatError if one is not a pack, or what is read here is damaged; OptionError for packs
-    of different layouts.
-    """
-    if pack is None and len(roots) > 1:
-        folders = open_folders(roots)
-        check_same_layout(folders)
-        pack = Pack(folders)
-    if pack is None:
-        manifest, index = open_manifest_and_index(roots[0])
-        packs = {roots[0]: manifest}
-    else:
-        packs = {folder.root: folder.manifest for folder in pack.folders}
-        manifest, index = pack.manifest, pack.folders[0].index
-        if len(packs) > 1:  # as one, in memory: 24 bytes per sample
-            rows = range(manifest.samples)
-            ids, masks = pack.image_ids(rows), pack.mask_offsets(rows)
-            index = Index(np.array(pack.first_row), ids, pack.ids.order, masks)
-    counts: Counter[str] = Counter()
-    features: dict[str, str] = {}
-    for root, own in packs.items():
-        path = root / MANIFEST_NAME
-        for number, source in enumerate(own.sources):
-            _checked(source, Source, f"{path}: sources[{number}]")
-        _checked(own.counts, _Counts, f"{path}: counts")
-        reasons = {key: n for key, n in own.counts.items() if key.startswith(_REASON)}
-        _checked(reasons, dict[str, Count], f"{path}: counts, rejects by reason")
-        counts.update(
-            reasons
-            | {key: own.counts[key] for key in {*_Counts.__struct_fields__} & own.counts.keys()}
-        )
-        for name, text in _features(root, own):
-            features[name if len(packs) == 1 else f"{root}: {name}"] = text
-    if len(packs) > 1:
-        manifest = msgspec.structs.replace(manifest, counts=dict(sorted(counts.items())))
-    states = [completeness_of(*each) for each in packs.items()]
-    return Holdings(
-        roots=tuple(roots),
-        manifest=manifest,
-        sources=msgspec.convert(manifest.sources, tuple[Source, ...]),
-        mask_counts=np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset),
-        completeness=Completeness(
-            complete=manifest.complete,
-            images=manifest.samples,
-            shards=len(manifest.shards),
-            sources=len(manifest.sources),
-            partial=tuple(name for each in states for name in each.partial),
-            unindexed=tuple(name for each in states for name in each.unindexed),
-            remedy="; ".join(dict.fromkeys(each.remedy for each in states if not each.complete)),
-        ),
-        duplicates=find_duplicates(manifest, index),
-        features=features,
-    )
-
-
-def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Name and text of the features in PACK/side. Raises FormatError for damaged digests."""
-    folders = side_folders(root)
-    shards = shard_identities(root, manifest) if folders else ()
-    for folder in folders:
-        try:
-            side = read_side_manifest(folder)
-            names = part_names(folder)
-        except FormatError as error:
-            yield folder.name, str(error)
-            continue
-        there = coverage(names, shards)
-        size = sum(part_bytes(side.spec, shard.extent) for shard in shards if shard.part in names)
-        parts = [side.spec.to_text(), size_text(size)]
-        if (function := side.provenance.get("function")) is not None:
-            parts.append(f"by {brief(function)}")
-        parts.append(str(there) if there.missing else "complete")
-        yield folder.name, ", ".join(parts)
-
-
 def attributes_of(shard: Shard) -> _Attributes:
     """What a shard records of its making. Raises FormatError for what no packer wrote."""
     return _checked(shard.attributes, _Attributes, f"{shard.folder}: attributes")
@@ -265,22 +140,17 @@ class Stored:
         )
 
 
-def name_of(roots: Sequence[Path]) -> str:
-    """The folder of a pack, or what several are called."""
-    return str(roots[0]) if len(roots) == 1 else f"{len(roots):,} packs, {roots[0]} to {roots[-1]}"
-
-
-# --------------------------------------------------------------------------- info
-
-
 @dataclass(frozen=True, kw_only=True)
-class PackInfo(Holdings, Stored):
+class PackInfo(Stored):
     """Summary of a pack, or of several as one.
 
     roots
         Its folder, or those of several packs that are summarized as one.
     manifest
-        Its manifest; of several packs, one that lists the shards of all.
+        Its manifest; of several packs, one that lists the shards of all, with the sums of their
+        counts.
+    sources
+        Its records of them.
     bytes
         Size of its chunk files, including holes; `disk_bytes` is their size on disk.
     files, folders
@@ -296,12 +166,37 @@ class PackInfo(Holdings, Stored):
     duplicates
         Sentences on the image ids that the pack holds more than once.
     features
-        The features in PACK/side, name → text; their files are not counted above.
+        The features in PACK/side, whose files are not counted above: name → what it holds, how
+        large it is, which function made it, and what is missing; or what is wrong with it.
     packs
         Of several packs, what each holds; empty for one.
     """
 
+    roots: tuple[Path, ...]
+    manifest: Manifest
+    sources: tuple[Source, ...]
+    mask_counts: np.ndarray
+    completeness: Completeness
+    duplicates: list[str]
+    features: dict[str, str]
     packs: tuple["PackInfo", ...] = ()
+
+    @property
+    def annotations(self) -> int:
+        """Masks in the records of the images, before filtering and capping."""
+        return sum(entry.annotations for entry in self.manifest.shards)
+
+    @property
+    def left_out(self) -> str:
+        """The masks that a pack does not hold, with the options that left them out, or nothing."""
+        counts = {**self.manifest.counts, "annotations": self.annotations}
+        return left_out_text(self.manifest.options, counts, self.manifest.masks)
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Reason → members that were rejected for it."""
+        counts = sorted(self.manifest.counts.items())
+        return {key.removeprefix(_REASON): n for key, n in counts if key.startswith(_REASON)}
 
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
         """Images by number of masks: counts int64 (b,), edges int64 (b + 1,), upper excluded."""
@@ -315,7 +210,9 @@ class PackInfo(Holdings, Stored):
 
     def as_text(self) -> str:
         """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
-        lines = [name_of(self.roots)]
+        first, last = self.roots[0], self.roots[-1]
+        several = f"{len(self.roots):,} packs, {first} to {last}"
+        lines = [several if len(self.roots) > 1 else str(first)]
         for each in self.packs[:_PACKS]:
             state = "" if each.manifest.complete else ", NOT COMPLETE"
             size = f"{counted(each.manifest.samples, 'image')}, {size_text(each.bytes)}"
@@ -402,6 +299,85 @@ class PackInfo(Holdings, Stored):
         }
 
 
+def read_info(roots: Sequence[Path], pack: Pack | None = None) -> PackInfo:
+    """A summary by manifests and indexes alone: figures of shards are 0.
+
+    It is read from the folders of packs, or is as an open Pack of these folders has it.
+
+    Raises FormatError if one is not a pack, or what is read here is damaged; OptionError for packs
+    of different layouts.
+    """
+    if pack is None and len(roots) > 1:
+        folders = open_folders(roots)
+        check_same_layout(folders)
+        pack = Pack(folders)
+    if pack is None:
+        manifest, index = open_manifest_and_index(roots[0])
+        packs = {roots[0]: manifest}
+    else:
+        packs = {folder.root: folder.manifest for folder in pack.folders}
+        manifest, index = pack.manifest, pack.folders[0].index
+        if len(packs) > 1:  # as one, in memory: 24 bytes per sample
+            rows = range(manifest.samples)
+            ids, masks = pack.image_ids(rows), pack.mask_offsets(rows)
+            index = Index(np.array(pack.first_row), ids, pack.ids.order, masks)
+    counts: Counter[str] = Counter()
+    features: dict[str, str] = {}
+    for root, own in packs.items():
+        path = root / MANIFEST_NAME
+        for number, source in enumerate(own.sources):
+            _checked(source, Source, f"{path}: sources[{number}]")
+        _checked(own.counts, _Counts, f"{path}: counts")
+        reasons = {key: n for key, n in own.counts.items() if key.startswith(_REASON)}
+        _checked(reasons, dict[str, Count], f"{path}: counts, rejects by reason")
+        counts.update(
+            reasons
+            | {key: own.counts[key] for key in {*_Counts.__struct_fields__} & own.counts.keys()}
+        )
+        for name, text in _features(root, own):
+            features[name if len(packs) == 1 else f"{root}: {name}"] = text
+    if len(packs) > 1:
+        manifest = msgspec.structs.replace(manifest, counts=dict(sorted(counts.items())))
+    states = [completeness_of(*each) for each in packs.items()]
+    return PackInfo(
+        roots=tuple(roots),
+        manifest=manifest,
+        sources=msgspec.convert(manifest.sources, tuple[Source, ...]),
+        mask_counts=np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset),
+        completeness=Completeness(
+            complete=manifest.complete,
+            images=manifest.samples,
+            shards=len(manifest.shards),
+            sources=len(manifest.sources),
+            partial=tuple(name for each in states for name in each.partial),
+            unindexed=tuple(name for each in states for name in each.unindexed),
+            remedy="; ".join(dict.fromkeys(each.remedy for each in states if not each.complete)),
+        ),
+        duplicates=find_duplicates(manifest, index),
+        features=features,
+    )
+
+
+def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Name and text of the features in PACK/side. Raises FormatError for damaged digests."""
+    folders = side_folders(root)
+    shards = shard_identities(root, manifest) if folders else ()
+    for folder in folders:
+        try:
+            side = read_side_manifest(folder)
+            names = part_names(folder)
+        except FormatError as error:
+            yield folder.name, str(error)
+            continue
+        there = coverage(names, shards)
+        size = sum(part_bytes(side.spec, shard.extent) for shard in shards if shard.part in names)
+        parts = [side.spec.to_text(), size_text(size)]
+        if (function := side.provenance.get("function")) is not None:
+            parts.append(f"by {brief(function)}")
+        parts.append(str(there) if there.missing else "complete")
+        yield folder.name, ", ".join(parts)
+
+
 @checks_options
 def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
     """Summarize a pack, or several as one.
@@ -424,14 +400,14 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
 
 def _info(roots: Sequence[Path], packs: Sequence[PackInfo] = ()) -> PackInfo:
     """The summary of a pack; of several, with those of each, whose figures add up."""
-    held = read_holdings(roots)
+    held = read_info(roots)
     if packs:
         stored = sum(packs, Stored())
     else:
         folder = roots[0] / SHARDS_NAME
         shards = (open_shard(folder / entry.name) for entry in held.manifest.shards)
         stored = sum(map(Stored.of, shards), _own(roots[0], held.manifest))
-    return PackInfo(**vars(held), **vars(stored), packs=tuple(packs))
+    return replace(held, **vars(stored), packs=tuple(packs))
 
 
 def _own(root: Path, manifest: Manifest) -> Stored:

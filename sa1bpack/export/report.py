@@ -29,7 +29,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.export.drawing import drawn, fitted, mask_text, shape_text
-from sa1bpack.export.info import Holdings, Stored, read_holdings, text_of
+from sa1bpack.export.info import PackInfo, Stored, read_info, text_of
 from sa1bpack.export.output import check_output
 from sa1bpack.export.show import checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_or_reason
@@ -393,7 +393,7 @@ def report(
     dataset = None
     if len(roots) > 1 or read_manifest(roots[0]).index is not None:
         dataset = open_pack(roots, duplicates="all")
-    held = read_holdings(roots, None if dataset is None else dataset.pack)
+    held = read_info(roots, None if dataset is None else dataset.pack)
     manifest = held.manifest
     if dataset is None and not manifest.complete:  # else sa1bpack.open has logged it
         _log.warning("%s: %s", roots[0].absolute(), held.completeness)
@@ -500,7 +500,7 @@ def _templates() -> Environment:
     return templates
 
 
-def _totals(held: Holdings, seen: Survey) -> list[tuple[str, ...]]:
+def _totals(held: PackInfo, seen: Survey) -> list[tuple[str, ...]]:
     """Name, value and remark of the numbers at the top."""
     manifest, counts = held.manifest, held.mask_counts
     masks, disk, shards = [], [], []
@@ -545,7 +545,7 @@ def _verdict(checked: Verification) -> tuple[str, str, str]:
     return kind, f"{verdict}: {counted(len(found), 'problem')}.", remedy
 
 
-def _identity(held: Holdings, seen: Survey) -> list[tuple[str, str]]:
+def _identity(held: PackInfo, seen: Survey) -> list[tuple[str, str]]:
     manifest, stored = held.manifest, seen.stored
     made = [
         "; ".join(f"{name} {version}" for name, version in sorted(versions.items()))

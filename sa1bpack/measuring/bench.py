@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import checks_options, seconds, whole_number
+from sa1bpack.arguments import checks_options, local_path, seconds, whole_number
 from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY, direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.errors import OptionError
@@ -25,7 +25,6 @@ from sa1bpack.measuring.speeds import (
     Setting,
     Speed,
     Task,
-    checked_folder,
     loader_of,
     measure,
     some_samples,
@@ -142,19 +141,27 @@ def compare_settings(
         found.append(sweep(name, settings, once))
         return found[-1].chosen.setting
 
-    threads = thread_counts(available_cpus())
+    # To twice the cores, at least 8 and at most 32: reading, threads mostly wait.
+    threads = [n for n in (1, 2, 4, 8, 16, 32) if n <= max(8, 2 * available_cpus())]
     first = [
-        Setting.of("Loader", batch, threads=count, prefetch=2, io=mode)
+        Setting("Loader", batch, {"threads": count, "prefetch": 2, "io": mode})
         for mode in io
         for count in threads
     ]
     best = best_of("Loader: threads and io", first)
-    best = best_of("Loader: prefetch", [best.changed(prefetch=n) for n in _PREFETCH])
+    best = best_of(
+        "Loader: prefetch",
+        [Setting("Loader", batch, best.options | {"prefetch": n}) for n in _PREFETCH],
+    )
     sizes = sorted({max(1, batch // 2), batch, 2 * batch})
-    best_of("Loader: batch size", [best.changed(batch=n) for n in sizes])
+    best_of("Loader: batch size", [Setting("Loader", n, best.options) for n in sizes])
     pins = (False, True) if CUDA.index_of(task.device) is not None else (False,)
     workers = [
-        Setting.of("DataLoader", batch, num_workers=count, prefetch_factor=ahead, pin_memory=pin)
+        Setting(
+            "DataLoader",
+            batch,
+            {"num_workers": count, "prefetch_factor": ahead, "pin_memory": pin},
+        )
         for pin in pins
         for count in _WORKER_COUNTS
         for ahead in (_PREFETCHED if count else _PREFETCHED[:1])
@@ -163,11 +170,6 @@ def compare_settings(
     plain = ReadingOptions()
     given = {key: value for key, value in task.options.items() if value != getattr(plain, key)}
     return found, {each.reader: each.call(given, task.device) for each in (best, other)}
-
-
-def thread_counts(cores: int) -> tuple[int, ...]:
-    """1, 2, 4, ... to twice the cores, at least 8 and at most 32: reading, threads mostly wait."""
-    return tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= max(8, 2 * cores))
 
 
 def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
@@ -211,7 +213,7 @@ def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
 def _cost(line: Line) -> tuple[int, int]:
     """Cost of a setting: memory in powers of two, less is not worth a choice; then threads."""
     memory = line.host_bytes + line.device_bytes
-    options = dict(line.setting.options)
+    options = line.setting.options
     return max(memory, 1 << 20).bit_length(), options.get("threads", options.get("num_workers", 0))
 
 
@@ -407,7 +409,9 @@ def bench(
         >>> print(result.as_text())  # doctest: +SKIP
     """
     progress = progress or (lambda text: None)
-    path = checked_folder(pack)
+    path = local_path("pack", pack)
+    if path.is_file():  # of one pack, whose pages can be dropped
+        raise OptionError(f"pack is {str(path)!r}, a file: name the folder of a pack")
     batch_size = whole_number("batch_size", batch_size, 1)
     duration = seconds("duration", duration)
     options: dict[str, Any] = {"mask_layout": mask_layout, "max_masks": max_masks}
@@ -419,10 +423,10 @@ def bench(
     ceilings, each = measure_ceilings(tasks["cold"], duration)
     name = CUDA.name_of(device)
     result = BenchResult(str(path), samples, each, batch_size, available_cpus(), name, ceilings)
-    settings = {"Loader": Setting.of("Loader", batch_size)}
+    settings = {"Loader": Setting("Loader", batch_size)}
     for workers in _WORKERS:
         name = f"DataLoader, {counted(workers, 'worker')}"
-        settings[name] = Setting.of("DataLoader", batch_size, num_workers=workers)
+        settings[name] = Setting("DataLoader", batch_size, {"num_workers": workers})
     for name in settings:
         result.lines[name] = dict.fromkeys(("cold", "warm", "first_cold", "first_again"))
     for kind, task in tasks.items():

@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import local_path
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.environment import memory_bytes
-from sa1bpack.errors import OptionError
 from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
@@ -76,44 +74,29 @@ class Task:
                     pass
 
 
-def checked_folder(pack: str | Path) -> Path:
-    """The folder of one pack, whose pages can be dropped. Raises OptionError for a file."""
-    path = local_path("pack", pack)
-    if path.is_file():
-        raise OptionError(f"pack is {str(path)!r}, a file: name the folder of a pack")
-    return path
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """A loader with its settings.
 
     reader   "Loader" or "DataLoader"
     batch    batch_size
-    options  name and value, by name
+    options  others, by name
     """
 
     reader: str
     batch: int
-    options: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def of(cls, reader: str, batch: int, **options: Any) -> "Setting":
-        """With options by name."""
-        return cls(reader, batch, tuple(options.items()))
-
-    def changed(self, batch: int | None = None, **options: Any) -> "Setting":
-        """The same with other options."""
-        return Setting.of(self.reader, batch or self.batch, **dict(self.options) | options)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def short(self) -> str:
         """For tables: batch 32, threads=4, prefetch=2."""
-        return f"batch {self.batch}" + "".join(f", {name}={value}" for name, value in self.options)
+        return f"batch {self.batch}" + "".join(
+            f", {name}={value}" for name, value in self.options.items()
+        )
 
     def call(self, options: dict[str, Any], device: str) -> str:
         """The line of Python that makes it."""
         name = "sa1bpack.Loader" if self.reader == "Loader" else "sa1bpack.make_dataloader"
-        given = {"shuffle": True} | dict(self.options) | options
+        given = {"shuffle": True} | self.options | options
         if self.reader == "Loader" and device != "cpu":
             given["device"] = device
         named = "".join(f", {key}={value!r}" for key, value in given.items())
@@ -172,7 +155,7 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
 @contextmanager
 def loader_of(task: Task, setting: Setting, ds: Dataset, seed: int = 0) -> Iterator[Any]:
     """A loader of a dataset with a setting, shuffled, until the end of the block."""
-    options = {"shuffle": True, "seed": seed} | task.options | dict(setting.options)
+    options = {"shuffle": True, "seed": seed} | task.options | setting.options
     if setting.reader == "Loader":
         with Loader(ds, setting.batch, device=task.device, **options) as loader:
             yield loader

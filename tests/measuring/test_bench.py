@@ -24,7 +24,7 @@ class Machine:
         self.asked = []
 
     def measure(self, task: Task, setting: Setting, seconds: float, seed: int = 0) -> Speed:
-        options = dict(setting.options)
+        options = setting.options
         if setting.reader == "DataLoader":
             speed = Speed(50.0 if options["num_workers"] == 2 else 30.0, 1 << 30)
         else:
@@ -49,14 +49,14 @@ def swept(packed, monkeypatch):
 
 def test_each_sweep_begins_from_the_best_so_far(swept):
     machine, result = swept
-    chosen = [dict(sweep.chosen.setting.options) for sweep in result.sweeps]
+    chosen = [sweep.chosen.setting.options for sweep in result.sweeps]
     assert [sweep.name.split(":")[0] for sweep in result.sweeps] == [*["Loader"] * 3, "DataLoader"]
     assert chosen[0]["threads"] == 4 and chosen[1]["prefetch"] == 4
     assert chosen[3] == {"num_workers": 2, "prefetch_factor": 2, "pin_memory": False}
     for setting in machine.asked:
-        options = dict(setting.options)
+        options = setting.options
         assert setting.batch == 4 or (options["threads"], options["prefetch"]) == (4, 4)
-    workers = {dict(s.options)["num_workers"] for s in machine.asked if s.reader == "DataLoader"}
+    workers = {s.options["num_workers"] for s in machine.asked if s.reader == "DataLoader"}
     assert workers == {0, 2, 4, 8} and {s.batch for s in machine.asked} == {2, 4, 8}
 
 
@@ -87,7 +87,7 @@ def test_the_tables_have_every_setting_and_end_with_the_lines_of_python(swept, p
 def test_loaders_are_measured(packed, reader, cold):
     task = Task(packed.root, options={"mask_layout": "concat"}, cold=cold)
     task.prepare()
-    found = measure(task, Setting.of(reader, 4), 0.01)
+    found = measure(task, Setting(reader, 4), 0.01)
     assert found.samples_per_second > 0
     assert found.host_bytes >= 0
     assert found.device_bytes == 0

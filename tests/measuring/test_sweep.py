@@ -5,7 +5,7 @@ import pytest
 from sa1bpack.measuring.bench import sweep
 from sa1bpack.measuring.speeds import Setting, Speed
 
-SETTINGS = [Setting.of("Loader", 8, threads=count) for count in (1, 2, 4)]
+SETTINGS = [Setting("Loader", 8, {"threads": count}) for count in (1, 2, 4)]
 
 
 class Machine:
@@ -16,7 +16,7 @@ class Machine:
         self._speeds, self._memory = speeds, memory or {}
 
     def measure(self, setting: Setting, number: int) -> Speed:
-        [(_, threads)] = setting.options
+        threads = setting.options["threads"]
         self.asked.append((number, threads))
         speeds = self._speeds[threads]
         if not speeds:
@@ -52,7 +52,7 @@ def test_of_those_within_the_noise_the_one_that_takes_least_is_chosen(
 ):
     found = Machine(speeds).sweep()
     assert [line.noise for line in found.lines] == noise
-    assert found.chosen.setting.options == (("threads", chosen),)
+    assert found.chosen.setting.options == {"threads": chosen}
     assert verdict in found.verdict
 
 
