@@ -34,7 +34,7 @@ _NONE = 2**63 - 1
 
 
 class Relation(NamedTuple):
-    """What one relation is: its dtype, whether it is one of pairs, values per mask, and what it is
+    """The kind of a relation: its dtype, whether it is one of pairs, values per mask, and what it is
     for a mask without pixels, and in the padding of a batch."""
 
     dtype: np.dtype
@@ -479,7 +479,7 @@ def _intersect_runs(stretches, offset, boxes, out):
 
 @njit
 def _meet(stretches, i, i_end, grown, j, j_end, shift):
-    """Whether a stretch i..i_end and one of `grown` j..j_end, moved by `shift`, have a position
+    """Tell if a stretch i..i_end and one of `grown` j..j_end, moved by `shift`, have a position
     in common."""
     if i == i_end or j == j_end:
         return False
@@ -497,7 +497,7 @@ def _meet(stretches, i, i_end, grown, j, j_end, shift):
 
 @njit
 def _touch_runs(stretches, offset, boxes, common, height, corners, out):
-    """Whether masks without a common pixel have pixels that are neighbours: bool (m, m).
+    """Tell which masks without a common pixel have pixels that are neighbours: bool (m, m).
 
     Args:
         stretches, offset, boxes: of `_foreground`.

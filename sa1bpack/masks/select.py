@@ -1,4 +1,4 @@
-"""Which masks of an image are kept: first thresholds, then a cap on their number."""
+"""The choice of the masks of an image: first thresholds, then a cap on their number."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class ThresholdKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(Options):
-    """Which masks pass. Thresholds are inclusive, and NaN passes none; by default all pass."""
+    """Thresholds that masks must pass. They are inclusive, and NaN passes none; by default all pass."""
 
     min_area: int = option(
         0,
@@ -56,7 +56,7 @@ class Thresholds(Options):
 
     @property
     def keeps_all(self) -> bool:
-        """Whether there are no thresholds."""
+        """True if there are no thresholds."""
         return not self._given()
 
     def as_text(self) -> str:
@@ -73,7 +73,7 @@ class Thresholds(Options):
 @checks_options(select="mask_select")
 @dataclass(frozen=True, kw_only=True)
 class MaskRule(Thresholds):
-    """Which masks of an image to keep: thresholds, then a cap. The default keeps all.
+    """The masks of an image to keep: thresholds, then a cap. The default keeps all.
 
     What "random" draws depends only on (seed, image_id, index of the mask), so a higher cap keeps
     the same masks and more. Among equals the lower index is kept.
@@ -159,7 +159,7 @@ def select_masks(
 
 
 def left_out_text(options: Mapping[str, Any], counts: Mapping[str, int], masks: int) -> str:
-    """How many masks a pack does not hold, and which options left them out.
+    """The number of masks that a pack does not hold, and the options that left them out, as text.
 
     options  as a manifest records them; of several packs, those that they share
     counts   of a manifest: "annotations" is the number of masks in the records of its images

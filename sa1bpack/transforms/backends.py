@@ -1,4 +1,4 @@
-"""What makes the large arrays of a batch on a device.
+"""The makers of the large arrays of a batch on a device.
 
     compiled kernels   on a CPU
     Triton kernels     on CUDA, where Triton can be imported
@@ -41,7 +41,7 @@ class KernelWarning(RuntimeWarning):
 
 
 def uses_compiled(device: torch.device) -> bool:
-    """Whether compiled kernels make the arrays of batches on a device."""
+    """True if compiled kernels make the arrays of batches on a device."""
     return device.type in COMPILED_ON
 
 
@@ -56,7 +56,7 @@ def _without_triton(device: torch.device) -> str | None:
 
 @checks_options
 def describe_kernels(device: torch.device | str) -> str:
-    """What that is for a device, and why if it is not obvious.
+    """The makers of the large arrays on a device, and why if it is not obvious, as text.
 
     Examples:
         >>> T.describe_kernels("cpu")

@@ -94,7 +94,7 @@ class Sizes:
         return self.canvas.at(epoch, step), self.grid.at(epoch, step)
 
     def change_by(self, by: str) -> bool:
-        """Whether any size depends on the epoch, or on the step."""
+        """True if any size depends on the epoch, or on the step."""
         return any(not each.constant and each.by == by for each in (self.canvas, self.grid))
 
     def step_of(self, batch: Mapping) -> int | None:

@@ -41,7 +41,7 @@ def all_on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def captured(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether a CUDA graph is captured, by what is done with some tensors."""
+    """True if a CUDA graph is captured, by what is done with some tensors."""
     on_cuda = any(tensor.is_cuda for tensor in tensors)
     return on_cuda and torch.cuda.is_current_stream_capturing()
 

@@ -92,7 +92,7 @@ class Pipeline:
     ===============  =======  ==================================================================
 
     Spatial features of the dataset, (B, C, h, w) over the canvas of the stored image, are moved
-    with the image, and have as many pixels per cell as before (`spatial.move_spatial`). Other
+    with the image, and have as many pixels per cell as before (`images.make.move_spatial`). Other
     features stay as they are. `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`.
 
     Masks are drawn from the exact runs if the batch has `runs`, a `RunBatch` of its masks in the
@@ -212,7 +212,7 @@ class Pipeline:
         return f"Pipeline([{steps}], {self._sizes}, {others}, seed={self.seed})"
 
     def __repr__(self) -> str:
-        """That, and what makes images and masks."""
+        """The same, and what makes images and masks."""
         on_cpu, on_cuda = (describe_kernels(device) for device in ("cpu", "cuda"))
         return f"{self}, on a CPU: {on_cpu}, on CUDA: {on_cuda}"
 

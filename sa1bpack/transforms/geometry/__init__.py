@@ -1,1 +1,1 @@
-"""Where the image lies: maps, the frame of an image on the canvas, and the steps that move it."""
+"""The place of the image: maps, the frame of an image on the canvas, and the steps that move it."""

@@ -158,7 +158,7 @@ _FAR = 2.0**20  # pixels; positions beyond are in no image
 @checks_options
 @dataclass(frozen=True)
 class Frame:
-    """How the stored images lie on the canvas.
+    """The place of the stored images on the canvas.
 
     maps    from canvas to stored coordinates
     extent  float64 (B, 2), x and y in canvas pixels: the image covers exactly the part of the
@@ -313,7 +313,7 @@ def source_to_grid(sizes: torch.Tensor, cells: int, fit: str) -> AxisMaps:
 
 
 def fixed_steps(maps: AffineMaps, points: int = 1) -> torch.Tensor:
-    """Where the centres of cells are in the source, in whole numbers.
+    """The places of the centres of cells in the source, in whole numbers.
 
     maps    from cells to source pixels
     points  sample points along each side of a cell; in place of the centre

@@ -57,7 +57,7 @@ from sa1bpack.transforms.memory import Memory, Table, chunk_bytes
 
 @dataclass(frozen=True)
 class Sampling:
-    """How images are resampled and normalised: the arguments of everything that does it.
+    """The arguments of everything that resamples and normalises images.
 
     images   uint8 (B, S, S, 3), S up to 16384
     stored   integers (B, 2): height and width of the stored images, and

@@ -89,7 +89,7 @@ class ColorJitter:
 
     @property
     def used(self) -> tuple[bool, bool, bool, bool]:
-        """Whether brightness, contrast, saturation and hue can change anything."""
+        """True for those of brightness, contrast, saturation and hue that can change anything."""
         factors = self.brightness, self.contrast, self.saturation
         return (*(factor != (1, 1) for factor in factors), self.hue != (0, 0))
 

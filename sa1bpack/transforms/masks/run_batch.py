@@ -135,7 +135,7 @@ def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Te
 
 @dataclass(frozen=True)
 class Placing:
-    """What is the same for masks from runs and from grids. The tensors may be on the CPU.
+    """Arguments for masks from runs and from grids alike. The tensors may be on the CPU.
 
     owner    int64 (n,): the sample of each mask of the result
     samples  B
@@ -152,7 +152,7 @@ class Placing:
 
     @property
     def rotates(self) -> bool:
-        """Whether the maps may rotate or shear."""
+        """True if the maps may rotate or shear."""
         return isinstance(self.maps, AffineMaps)
 
     @property
@@ -180,7 +180,7 @@ class Drawing(Placing):
 
     @property
     def device(self) -> torch.device:
-        """That of the runs."""
+        """The device of the runs."""
         return self.runs.run_ends.device
 
     @property
@@ -190,7 +190,7 @@ class Drawing(Placing):
 
     @property
     def run_offset(self) -> torch.Tensor:
-        """That of the runs, on the device of the rest."""
+        """The offsets of the runs, on the device of the rest."""
         on_host = self.owner.device.type == "cpu"
         return self.runs.host_offset if on_host else self.runs.run_offset
 
@@ -212,7 +212,7 @@ class Taking(Placing):
 
     @property
     def device(self) -> torch.device:
-        """That of the masks."""
+        """The device of the masks."""
         return self.masks.device
 
     @property

@@ -192,7 +192,7 @@ def _fill_taps(numbers, filters, width, height, taps):
 
 @triton.jit
 def _taps_of(scale, taps):
-    """How many pixels the filters of an axis can have. scale: its address."""
+    """The number of pixels that filters of an axis can have. scale: its address."""
     support = tl.maximum(tl.abs(tl.load(scale)), 1.0)
     return tl.minimum(tl.ceil(2 * tl.minimum(support, FAR)).to(tl.int32), taps)
 
@@ -408,7 +408,7 @@ def _blend(value, other, factor):
 
 @triton.jit
 def _brightened(images, inside, factors, sample, at, plane):
-    """Which pixels are inside; their red, green and blue, brightened."""
+    """The pixels that are inside; their red, green and blue, brightened."""
     wanted = tl.load(inside + sample * plane + at, mask=at < plane, other=0).to(tl.int32) > 0
     place, factor = images + sample * 3 * plane + at, tl.load(factors + sample * 4)
     red = _clip(tl.load(place, mask=wanted, other=0.0) * factor)
@@ -437,7 +437,7 @@ def _hued(base, value, chroma, place: tl.constexpr):
 
 @triton.jit
 def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexpr):
-    """What a factor of 1 leaves as it is needs no test; a hue is rounded even by 0."""
+    """Change colours and normalise. A factor of 1 changes nothing; a hue is rounded even by 0."""
     sample, at = _block(plane, COLOR_BLOCK)
     shown, red, green, blue = _brightened(images, inside, factors, sample, at, plane)
     of = factors + sample * 4

@@ -70,7 +70,7 @@ def _steps_down(count):
 
 @triton.jit
 def _ends_before(ends, count, left, right):
-    """How many of `count` ascending ends are below each of two positions per column, int64."""
+    """Count how many of `count` ascending ends are below each of two positions per column, int64."""
     first, last = left * 0, right * 0
     step = _steps_down(count)
     while step > 0:
@@ -114,7 +114,7 @@ def _most(first, last):
 
 @triton.jit
 def _area(ends, first, last, i, column, frame, height, width):
-    """Whether at least the least part of cells is covered.
+    """Tell of which cells at least the least part is covered.
 
     first, last  int64, of the run ends that decide about each cell column
     i, column    the cell rows and columns before mirroring, int32
@@ -152,7 +152,7 @@ def _area(ends, first, last, i, column, frame, height, width):
 
 @triton.jit
 def _center(ends, first, last, i, left, frame, height):
-    """Whether the source pixel under the centre of cells is foreground.
+    """Tell of which cells the source pixel under the centre is foreground.
 
     left    int64: the first position of the source column of each cell column
     others  see `_area`
