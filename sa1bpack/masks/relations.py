@@ -34,8 +34,8 @@ _NONE = 2**63 - 1
 
 
 class Relation(NamedTuple):
-    """The kind of a relation: its dtype, whether it is one of pairs, values per mask, and what it is
-    for a mask without pixels, and in the padding of a batch."""
+    """The kind of a relation: its dtype, whether it is one of pairs, values per mask, and what it
+    is for a mask without pixels, and in the padding of a batch."""
 
     dtype: np.dtype
     pairs: bool

@@ -26,7 +26,7 @@ class ThresholdKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(Options):
-    """Thresholds that masks must pass. They are inclusive, and NaN passes none; by default all pass."""
+    """Thresholds of masks. They are inclusive, and NaN passes none; by default all masks pass."""
 
     min_area: int = option(
         0,

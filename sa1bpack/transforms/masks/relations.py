@@ -109,7 +109,7 @@ class Relate:
 
     @classmethod
     def of(cls, value: Any) -> "Relate | None":
-        """The meaning of the option `relations`: a Relate, names, or nothing. Raises OptionError."""
+        """The option `relations` as a Relate, or None for no relation. Raises OptionError."""
         found = value if isinstance(value, Relate) else cls(value)
         return found if found.names else None
 

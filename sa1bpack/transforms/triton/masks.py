@@ -70,7 +70,7 @@ def _steps_down(count):
 
 @triton.jit
 def _ends_before(ends, count, left, right):
-    """Count how many of `count` ascending ends are below each of two positions per column, int64."""
+    """The number of `count` ascending ends below each of two positions per column, int64."""
     first, last = left * 0, right * 0
     step = _steps_down(count)
     while step > 0:
