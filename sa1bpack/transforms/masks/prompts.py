@@ -8,7 +8,6 @@ there.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,86 +36,45 @@ from sa1bpack.transforms.random import words
 PART_ENDS = 1 << 18
 
 
-class _Stretches(NamedTuple):
-    """Concatenated stretches of column-major positions of all masks; all (s,).
+def _stretches(runs: RunBatch, region: str) -> tuple[torch.Tensor, ...]:
+    """Concatenated stretches of column-major positions of all masks.
 
-    begin, end  int64, positions
-    mask        int64, non-decreasing
-    counted     bool, whether the stretch belongs to the region
-    rim         bool, whether only pixels at the image's top and bottom count
-    offset      int64 (T + 1,), mask t has the stretches offset[t] to offset[t + 1]
+    Returns, all (s,) but the last, begin and end, int64; mask, int64, non-decreasing; counted,
+    bool: the stretch belongs to the region; rim, bool: only its pixels at the image's top and
+    bottom count; and offset, int64 (T + 1,): mask t has the stretches offset[t] to offset[t + 1].
     """
-
-    begin: torch.Tensor
-    end: torch.Tensor
-    mask: torch.Tensor
-    counted: torch.Tensor
-    rim: torch.Tensor
-    offset: torch.Tensor
-
-
-def _runs_of(runs: RunBatch, foreground: bool) -> _Stretches:
-    """The runs of foreground or of background."""
     end, mask, number = runs.ends()
-    begin, counted = torch.where(number > 0, end.roll(1), 0), (number & 1) == int(foreground)
-    return _Stretches(begin, end, mask, counted, torch.zeros_like(counted), runs.run_offset)
-
-
-def _boundary_of(runs: RunBatch) -> _Stretches:
-    """The foreground; stretches off the boundary count only at the image's top and bottom: see
-    `masks.prompts`, whose five runs are sorted together here."""
-    ends, mask, number = runs.ends()
+    if region != "boundary":
+        begin, counted = torch.where(number > 0, end.roll(1), 0), number & 1 == (region == "inside")
+        return begin, end, mask, counted, torch.zeros_like(counted), runs.run_offset
+    # The foreground; off the boundary only the pixels at the top and bottom count: as in
+    # `masks.prompts`, whose five runs are sorted together here.
     height = runs.sizes[runs.owner[mask], 0]
     paired = (number | 1) < runs.run_offset.diff()[mask]
     step = (1 - 2 * (number & 1)) * paired  # 1 where foreground begins, -1 where it ends
     one = torch.ones_like(height)
     shifts = torch.stack([0 * one, one, -one, height, -height])
     # Shifted by one more column, so that no position is negative; still below 2**32.
-    keys, order = (mask * 2**32 + ends + shifts + height).flatten().sort()
+    keys, order = (mask * 2**32 + end + shifts + height).flatten().sort()
+    own = order < len(end)
     mask, height, step = (each.repeat(5)[order] for each in (mask, height, step))
-    begin, foreground = keys - mask * 2**32 - height, (step * (order < len(ends))).cumsum(0) > 0
+    begin, foreground = keys - mask * 2**32 - height, (step * own).cumsum(0) > 0
     rim = step.cumsum(0) == 5
-    return _Stretches(begin, begin.roll(-1), mask, foreground, rim, 5 * runs.run_offset)
+    return begin, begin.roll(-1), mask, foreground, rim, 5 * runs.run_offset
 
 
-class _Boxes(NamedTuple):
-    """The part of a box inside the image, for each mask or stretch; all int64 (n,).
+def _clip_boxes(runs: RunBatch, boxes: torch.Tensor | None) -> torch.Tensor:
+    """The parts of boxes, int64 (T, 4), inside the images; None for the complete images.
 
-    `top` and `bottom` are 1 if its first and last row are those of the image; an image of one row
-    has only a top.
+    Returns int64 (T, 7): height of the image; x0, y0, columns and rows of the part; top and bottom,
+    1 if its first and last row are those of the image. An image of one row has only a top.
     """
-
-    height: torch.Tensor
-    x0: torch.Tensor
-    y0: torch.Tensor
-    columns: torch.Tensor
-    rows: torch.Tensor
-    top: torch.Tensor
-    bottom: torch.Tensor
-
-    def before(self, position: torch.Tensor) -> torch.Tensor:
-        """The number of the box's pixels before a position, column by column."""
-        x = position.div(self.height, rounding_mode="floor")
-        within = _limit(position - x * self.height - self.y0, self.rows)
-        whole = _limit(x - self.x0, self.columns) * self.rows
-        return whole + torch.where((x >= self.x0) & (x < self.x0 + self.columns), within, 0)
-
-
-def _limit(numbers: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    return torch.minimum(numbers.clamp(min=0), most)
-
-
-def _clip_boxes(runs: RunBatch, boxes: torch.Tensor | None) -> _Boxes:
-    """The boxes of all masks, int64 (T, 4), or None for complete images, clipped to the images."""
-    height, width = runs.sizes[runs.owner].unbind(1)
-    if boxes is None:
-        zeros = torch.zeros_like(height)
-        boxes = torch.stack([zeros, zeros, width, height], 1)
-    x0, y0, x1, y1 = boxes.unbind(1)
-    x0, x1, y0, y1 = _limit(x0, width), _limit(x1, width), _limit(y0, height), _limit(y1, height)
-    rows, columns = (y1 - y0).clamp(min=0), (x1 - x0).clamp(min=0)
-    bottom = (y1 == height) & (height > 1)
-    return _Boxes(height, x0, y0, columns, rows, (y0 == 0).long(), bottom.long())
+    extent = runs.sizes[runs.owner].flip(1)  # x, y
+    boxes = torch.cat([torch.zeros_like(extent), extent], 1) if boxes is None else boxes
+    low, high = (torch.minimum(corner.clamp(min=0), extent) for corner in boxes.split(2, 1))
+    height, sides = extent[:, 1:], (high - low).clamp(min=0)
+    top, bottom = low[:, 1:] == 0, (high[:, 1:] == height) & (height > 1)
+    return torch.cat([height, low, sides, top, bottom], 1)
 
 
 def _parts(runs: RunBatch) -> Iterator[slice]:
@@ -137,21 +95,22 @@ def _find_with_torch(
     runs: RunBatch, region: str, boxes: torch.Tensor | None, numbers: torch.Tensor, modulo: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`_find_pixels` of a part of the masks in torch operations."""
-    boxes = _clip_boxes(runs, boxes)
-    inside = region == "inside"
-    found = _boundary_of(runs) if region == "boundary" else _runs_of(runs, inside)
-    box = _Boxes(*(sides[found.mask] for sides in boxes))
-    rows, on_rim, ends = box.rows.clamp(min=1), box.top + box.bottom, []
-    for position in (found.begin, found.end):
-        before = box.before(position)
-        column = before.div(rows, rounding_mode="floor")
-        before_on_rim = column * on_rim + box.top * (before > column * rows)
-        ends.append(torch.where(found.rim, before_on_rim, before))
+    box = _clip_boxes(runs, boxes)
+    *ends, mask, counted, rim, offset = _stretches(runs, region)
+    height, x0, y0, columns, rows, top, bottom = box[mask].unbind(1)
+    for k, position in enumerate(ends):  # as the number of the box's pixels before it
+        x = position.div(height, rounding_mode="floor")
+        within = torch.minimum((position - x * height - y0).clamp(min=0), rows)
+        before = torch.minimum((x - x0).clamp(min=0), columns) * rows
+        before += torch.where((x >= x0) & (x < x0 + columns), within, 0)
+        column = before.div(rows.clamp(min=1), rounding_mode="floor")
+        on_rim = column * (top + bottom) + top * (before > column * rows)
+        ends[k] = torch.where(rim, on_rim, before)
     begin, end = ends
-    sums = ((end - begin) * found.counted).cumsum(0)
+    sums = ((end - begin) * counted).cumsum(0)
     total = torch.cat([sums.new_zeros(1), sums])  # before each stretch
-    first = total[found.offset[:-1]]  # before each mask
-    count = total[found.offset[1:]] - first
+    first = total[offset[:-1]]  # before each mask
+    count = total[offset[1:]] - first
     if modulo:
         numbers = numbers % count.clamp(min=1)[:, None]
     if not len(begin):
@@ -161,14 +120,14 @@ def _find_with_torch(
     at = torch.searchsorted(total, number, right=True) - 1
     at = at.clamp(max=len(begin) - 1)
     position = begin[at] + number - total[at]
-    box = _Boxes(*(side[:, None] for side in boxes))
-    rows, on_rim = box.rows.clamp(min=1), (box.top + box.bottom).clamp(min=1)
+    _, x0, y0, _, rows, top, bottom = box[:, None].unbind(2)
+    on_rim = (top + bottom).clamp(min=1)
     column = position.div(on_rim, rounding_mode="floor")
-    last = box.bottom * (position - column * on_rim == box.top)
-    nth_on_rim = column * box.rows + last * (box.rows - 1)
-    position = torch.where(found.rim[at], nth_on_rim, position)
+    last = bottom * (position - column * on_rim == top)
+    position = torch.where(rim[at], column * rows + last * (rows - 1), position)
+    rows = rows.clamp(min=1)
     column = position.div(rows, rounding_mode="floor")
-    pixels = torch.stack([box.x0 + column, box.y0 + position - column * rows], 2)
+    pixels = torch.stack([x0 + column, y0 + position - column * rows], 2)
     return count, torch.where(exists[..., None], pixels, -1)
 
 
@@ -346,19 +305,19 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
         for _, rows, image in compiled_samples(runs):
             edges[rows] = rle.mask_boxes(*image)
         return torch.from_numpy(edges)
-    found = _runs_of(runs, foreground=True)
-    height = runs.sizes[runs.owner[found.mask], 0]
-    last = found.end - 1
-    left, right = (at.div(height, rounding_mode="floor") for at in (found.begin, last))
+    begin, end, mask, counted, _, _ = _stretches(runs, "inside")
+    height = runs.sizes[runs.owner[mask], 0]
+    last = end - 1
+    left, right = (at.div(height, rounding_mode="floor") for at in (begin, last))
     one_column = left == right
-    y0 = torch.where(one_column, found.begin - left * height, 0)
+    y0 = torch.where(one_column, begin - left * height, 0)
     y1 = torch.where(one_column, last - right * height + 1, height)
-    some = found.counted & (found.end > found.begin)
+    some = counted & (end > begin)
     far = 2**31
     low, high = (height.new_full((runs.masks, 2), number) for number in (far, 0))
     lows = torch.where(some[:, None], torch.stack([left, y0], 1), far)
     highs = torch.where(some[:, None], torch.stack([right + 1, y1], 1), 0)
-    index = found.mask[:, None].expand(-1, 2)
+    index = mask[:, None].expand(-1, 2)
     low.scatter_reduce_(0, index, lows, "amin")
     high.scatter_reduce_(0, index, highs, "amax")
     return torch.cat([torch.where(high > 0, low, 0), high], 1)
