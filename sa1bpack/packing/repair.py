@@ -31,12 +31,7 @@ from sa1bpack.format.index import remove_old_indexes, remove_stale
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
 from sa1bpack.format.problems import Check, PackFiles, Problem
 from sa1bpack.format.verify_shard import check_shard
-from sa1bpack.packing.damage import (
-    Damage,
-    Unfinished,
-    note_path,
-    recorded_attributes,
-)
+from sa1bpack.packing.damage import Damage, Unfinished, note_path, recorded_attributes
 from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_state import (
     NOT_LOCKED,

@@ -9,12 +9,7 @@ from small_tars import SMALL, contents, members, write_tar
 from unprivileged import give_up_privileges
 
 import sa1bpack
-from sa1bpack.errors import (
-    FormatError,
-    OptionError,
-    OutputRefused,
-    TooManyRejects,
-)
+from sa1bpack.errors import FormatError, OptionError, OutputRefused, TooManyRejects
 from sa1bpack.wording import size_text
 
 Usage = namedtuple("Usage", "total used free")

@@ -15,13 +15,7 @@ from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
 from sa1bpack.cli.main import main
-from sa1bpack.errors import (
-    FormatError,
-    OptionError,
-    OptionsDiffer,
-    OutputLocked,
-    OutputRefused,
-)
+from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputLocked, OutputRefused
 from sa1bpack.format import files
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideSpec

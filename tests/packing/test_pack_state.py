@@ -8,13 +8,7 @@ import xxhash
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import (
-    FormatError,
-    OptionsDiffer,
-    PackError,
-    SourceError,
-    VersionError,
-)
+from sa1bpack.errors import FormatError, OptionsDiffer, PackError, SourceError, VersionError
 from sa1bpack.packing.options import PackOptions
 
 

@@ -6,11 +6,7 @@ import pytest
 from memory import peak_growth
 
 from sa1bpack.errors import AnnotationError
-from sa1bpack.source.annotations import (
-    MAX_ANNOTATIONS,
-    MAX_UNKNOWN_KEYS,
-    parse_annotations,
-)
+from sa1bpack.source.annotations import MAX_ANNOTATIONS, MAX_UNKNOWN_KEYS, parse_annotations
 
 PROGRAM = """
 from sa1bpack.errors import AnnotationError

@@ -23,38 +23,21 @@ from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.source_packer import SourcePacker
 
 # What a worker does differently with one picture, or at its start.
-DEADLY = """
+WITH_SA_6 = """
 import os, signal
 
 make_sample = module.make_sample
-def deadly(file_name, *arguments):
+def changed(file_name, *arguments):
     if file_name == "sa_6.jpg":
-        os.kill(os.getpid(), signal.{name})
+        {action}
     return make_sample(file_name, *arguments)
-module.make_sample = deadly
+module.make_sample = changed
 """
-DEADLY_ONCE = """
-import os, signal
-
-make_sample = module.make_sample
-def deadly(file_name, *arguments):
-    if file_name == "sa_6.jpg" and not os.path.exists({flag!r}):
-        open({flag!r}, "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return make_sample(file_name, *arguments)
-module.make_sample = deadly
-"""
+DIES = "os.kill(os.getpid(), signal.{name})"
+DIES_ONCE = "os.path.exists({flag!r}) or os.mkdir({flag!r}) or os.kill(os.getpid(), signal.SIGKILL)"
 NEVER_STARTS = """
 print("no such library", file=sys.stderr)
 sys.exit(7)
-"""
-OUT_OF_MEMORY = """
-make_sample = module.make_sample
-def hungry(file_name, *arguments):
-    if file_name == "sa_6.jpg":
-        raise MemoryError("no memory for sa_6.jpg")
-    return make_sample(file_name, *arguments)
-module.make_sample = hungry
 """
 
 
@@ -132,7 +115,8 @@ def test_a_run_that_is_interrupted_leaves_no_process_thread_or_descriptor(
 def test_a_worker_that_dies_once_changes_no_byte(
     tar, expected, tmp_path, workers_that, leaves_nothing, capfd
 ):
-    workers_that(DEADLY_ONCE.format(flag=str(tmp_path / "flag")))
+    action = DIES_ONCE.format(flag=str(tmp_path / "flag"))
+    workers_that(WITH_SA_6.format(action=action))
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert (tmp_path / "flag").exists()
     assert contents(tmp_path / "pack") == expected
@@ -144,7 +128,7 @@ def test_a_worker_that_dies_once_changes_no_byte(
 def test_a_sample_that_kills_its_workers_is_rejected_and_the_rest_is_packed(
     tar, tmp_path, workers_that, leaves_nothing
 ):
-    workers_that(DEADLY.format(name="SIGSEGV"))
+    workers_that(WITH_SA_6.format(action=DIES.format(name="SIGSEGV")))
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert (result.complete, result.images, result.rejects) == (True, 11, 1)
     (line,) = rejects_of(tmp_path / "pack")
@@ -156,7 +140,7 @@ def test_a_sample_that_kills_its_workers_is_rejected_and_the_rest_is_packed(
 def test_workers_that_the_kernel_kills_for_lack_of_memory_end_the_run_and_cost_no_sample(
     tar, expected, tmp_path, workers_that
 ):
-    workers_that(DEADLY.format(name="SIGKILL"))
+    workers_that(WITH_SA_6.format(action=DIES.format(name="SIGKILL")))
     root = tmp_path / "pack"
     command = ("pack", tar, "--output", root, "--workers", 2, *SMALL_FLAGS)
     code, _, error = run(*command, path=tmp_path / "site")
@@ -201,7 +185,7 @@ def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
 def test_a_lack_of_memory_in_a_worker_is_not_the_samples_fault(
     tar, tmp_path, workers_that, leaves_nothing
 ):
-    workers_that(OUT_OF_MEMORY)
+    workers_that(WITH_SA_6.format(action='raise MemoryError("no memory for sa_6.jpg")'))
     with pytest.raises(MemoryError, match="sa_6"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert temporaries(tmp_path / "pack") == []

@@ -8,9 +8,7 @@ from damaged_packs import FIRST, SECOND, files_of, flip
 from small_tars import SMALL, changed, contents, members, rejects_of, write_tar
 
 import sa1bpack
-from sa1bpack.errors import (
-    OptionError,
-)
+from sa1bpack.errors import OptionError
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing import source_packer
 

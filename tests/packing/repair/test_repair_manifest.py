@@ -8,9 +8,7 @@ from damaged_packs import FIRST, SECOND, files_of, flip
 from small_tars import SMALL, contents
 
 import sa1bpack
-from sa1bpack.errors import (
-    FormatError,
-)
+from sa1bpack.errors import FormatError
 from sa1bpack.packing.repair import OWN_FILES
 
 

@@ -8,10 +8,7 @@ from small_tars import SMALL, contents, members, write_tar
 from unprivileged import without_privileges
 
 import sa1bpack
-from sa1bpack.errors import (
-    NotAPack,
-    SourceError,
-)
+from sa1bpack.errors import NotAPack, SourceError
 
 
 def test_a_sound_pack_is_left_alone_and_reported_sound(root, tars, expected):

@@ -8,9 +8,7 @@ from damaged_packs import FIRST, FORMAT, VERSION, flip
 from small_tars import contents
 
 import sa1bpack
-from sa1bpack.errors import (
-    VersionError,
-)
+from sa1bpack.errors import VersionError
 from sa1bpack.format.files import file_digest, format_checksums, read_checksums
 
 
