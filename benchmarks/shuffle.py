@@ -26,14 +26,15 @@ from statistics import median
 
 import numpy as np
 
-from sa1bpack.loading.order.functions import Key, permutation
 from sa1bpack.loading.order.orders import (
     Extent,
+    Key,
     LocalShuffleOrder,
     NodeShuffleOrder,
     Order,
     SequentialOrder,
     ShuffleOrder,
+    permutation,
 )
 
 FINGERPRINT = "0123456789abcdef"

@@ -11,9 +11,16 @@ import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, flag, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.order import functions as pure
 from sa1bpack.loading.order.buckets import Buckets
-from sa1bpack.loading.order.orders import Latest, Order, order_seed
+from sa1bpack.loading.order.orders import (
+    BUCKETS,
+    LEFT_OVER,
+    Key,
+    Latest,
+    Order,
+    order_seed,
+    permutation,
+)
 from sa1bpack.schedules import Schedule, whole_numbers
 from sa1bpack.wording import counted
 
@@ -360,22 +367,23 @@ class EpochBatches:
 
     def _bucketed(self, k: int) -> np.ndarray:
         """Return int64 (n,), the samples of batch k of all ranks together, with buckets."""
-        key = pure.Key(order_seed(self.order, None), self.epoch, self.order.fingerprint)
+        key = Key(order_seed(self.order, None), self.epoch, self.order.fingerprint)
         number, buckets = self._first + k, self.buckets
         if k == self._full:
-            return buckets.arranged(self._take(*self.span(k)), pure.left_over_word(key))
+            return buckets.arranged(self._take(*self.span(k)), int(key.words(LEFT_OVER, 0, 1)[0]))
         window = number // buckets.batches
         batches = self._latest.get((self.epoch, window), lambda: self._window(key, window))
         return batches[number - window * buckets.batches].copy()
 
-    def _window(self, key: pure.Key, window: int) -> list[np.ndarray]:
+    def _window(self, key: Key, window: int) -> list[np.ndarray]:
         """Return the full batches of a window, arranged, in the order in which they come."""
         cut, epoch, width = self.cut, self.epoch, self.buckets.batches
         numbers = range(window * width, min((window + 1) * width, self._first + self._full))
         low, high = cut.position(epoch, numbers[0]), cut.position(epoch, numbers[-1] + 1)
         samples = self._take(low, high)
         samples = samples[self.buckets.order(samples)]
-        places, words = pure.bucket_words(key, window, len(numbers))
+        words = key.words(BUCKETS, window, 2 * len(numbers))
+        places, words = permutation(words[: len(numbers)].copy()), words[len(numbers) :]
         batches, low = [np.empty(0, np.int64)] * len(numbers), 0
         for place in places.tolist():
             high = low + cut.size(epoch, numbers[place])

@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.loading.order.functions import (
+from sa1bpack.loading.order.orders import (
     Key,
     shuffle,
     weighted_draws,
