@@ -16,7 +16,7 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.sample import AS_STORED
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import LARGE_ARRAYS, BatchSpec
-from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
+from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource, most_open_shards
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (
     Cuda,
@@ -40,7 +40,6 @@ from sa1bpack.loading.plans import (
     reading_mode,
 )
 from sa1bpack.loading.reader_threads import ReaderThreads
-from sa1bpack.loading.reading import most_open_shards
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.memory import on_device

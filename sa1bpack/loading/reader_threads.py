@@ -12,14 +12,13 @@ import numpy as np
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import Ahead
 from sa1bpack.loading.batch.mask_choice import MaskChoice
-from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.batch_copy import BatchCopy, SampleReader
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool, QueuedBatch
 from sa1bpack.loading.devices import Cuda, Host, keep_if_failed
 from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.reading import SampleReader
 from sa1bpack.loading.stats import EpochCounts
 
 # How long a thread waits at a time. It is woken when there is something to do; this bounds the wait

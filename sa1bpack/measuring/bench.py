@@ -14,8 +14,7 @@ from sa1bpack.arguments import checks_options, local_path, seconds, whole_number
 from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY, direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.cuda_runtime import CUDA
-from sa1bpack.loading.devices import open_device
+from sa1bpack.loading.devices import CUDA, open_device
 from sa1bpack.loading.loader import DIRECT_THREADS, Loader
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.plans import dataset_bytes

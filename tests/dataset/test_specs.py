@@ -17,10 +17,9 @@ from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout
-from sa1bpack.loading.batch_copy import BatchSource
+from sa1bpack.loading.batch_copy import BatchSource, SampleReader
 from sa1bpack.loading.devices import batch_views, finish
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.reading import SampleReader
 
 
 def planes_of(ds, index) -> dict[str, np.ndarray]:

@@ -21,8 +21,8 @@ from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.loading import plans
 from sa1bpack.loading.batch.collate import Collate
+from sa1bpack.loading.batch_copy import SampleReader
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.reading import SampleReader
 
 LARGE = ("image", "mask_bits", "run_ends")  # arrays that are read past the page cache
 

@@ -19,7 +19,7 @@ from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.errors import FormatError, ReadError
-from sa1bpack.loading import reading
+from sa1bpack.loading import batch_copy as reading
 from sa1bpack.masks import rasterize
 
 HELPERS = Path(__file__).parents[1] / "helpers"

@@ -10,7 +10,7 @@ from batches import BOTH
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack import PackFolder
 from sa1bpack.errors import ResourceShortage
-from sa1bpack.loading import reading as files_module
+from sa1bpack.loading import batch_copy as files_module
 from sa1bpack.loading.loader import Loader
 
 
