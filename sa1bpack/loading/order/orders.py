@@ -381,7 +381,7 @@ class SeededOrder(Order):
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self._latest = Latest()
 
-    def key(self, epoch: int) -> Key:
+    def _key(self, epoch: int) -> Key:
         return Key(self.seed, epoch, self.fingerprint)
 
     def identity(self) -> dict[str, int | str]:
@@ -408,7 +408,7 @@ class ShuffleOrder(SeededOrder):
         self.shards_at_once = self.size  # all
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        whole = self._latest.get(epoch, lambda: shuffle(self.key(epoch), self.size))
+        whole = self._latest.get(epoch, lambda: shuffle(self._key(epoch), self.size))
         return whole[start:stop].astype(np.int64)
 
 
@@ -448,7 +448,7 @@ class LocalShuffleOrder(SeededOrder):
         return super().identity() | rule
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        key = self.key(epoch)
+        key = self._key(epoch)
         shards, cuts, starts = self._latest_plan.get(
             epoch, lambda: window_plan(key, self._bounds, self.window)
         )
@@ -539,7 +539,7 @@ class WeightedOrder(SeededOrder):
         return super().identity() | {"samples": self.samples, "weights": self._digest}
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        return weighted_draws(self.key(epoch), self._cumulative(epoch), start, stop)
+        return weighted_draws(self._key(epoch), self._cumulative(epoch), start, stop)
 
 
 def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
@@ -605,7 +605,7 @@ class NodeShuffleOrder(SeededOrder):
         return super().identity() | {"nodes": self.nodes, "shards": self._digest}
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        key = self.key(epoch)
+        key = self._key(epoch)
         whole = self._latest.get(epoch, lambda: node_shuffle(key, self.size, self.nodes))
         places = whole[start:stop].astype(np.int64)
         at = np.searchsorted(self._edges, places, side="right") - 1
