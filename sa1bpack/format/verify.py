@@ -17,8 +17,9 @@ from pathlib import Path
 from sa1bpack.arguments import ALL, Share, checks_options, choice, local_path, part_of_job, share_of
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, VersionError
-from sa1bpack.format import arrays, files
+from sa1bpack.format import arrays
 from sa1bpack.format.duplicates import find_duplicates
+from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import (
     Index,
     check_against_shards,
@@ -189,7 +190,7 @@ def _check_side(
         names = side.part_names(folder)
         if share[0] == 1:
             with check.collecting(feature=spec.name):
-                listed = files.read_checksums(folder / files.CHECKSUMS_NAME)
+                listed = read_checksums(folder / CHECKSUMS_NAME)
                 with check.collecting(feature=spec.name):
                     check_listed(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
                 for path, digest in listed.items():
@@ -296,7 +297,7 @@ def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
     expected = top_files(root, manifest)
     with check.collecting():
         _check_names(check, manifest, expected, is_newer)
-    if not (manifest.complete or manifest.shards or (root / files.CHECKSUMS_NAME).exists()):
+    if not (manifest.complete or manifest.shards or (root / CHECKSUMS_NAME).exists()):
         check.notes.append(f"{root}: nothing is published yet")
         return index
     with check.collecting():
@@ -322,8 +323,8 @@ def _check_checksums(check: Check, manifest: Manifest, expected: set[str], is_ne
     It may be older than the manifest and rejects.jsonl of an incomplete pack, but not of a complete
     one.
     """
-    root, path = check.files.root, check.files.root / files.CHECKSUMS_NAME
-    listed = files.read_checksums(path)
+    root, path = check.files.root, check.files.root / CHECKSUMS_NAME
+    listed = read_checksums(path)
     changing = () if manifest.complete else (MANIFEST_NAME, REJECTS_NAME)
     different = expected - set(listed) if is_newer else expected ^ set(listed)
     stale = set() if manifest.complete else different
@@ -338,7 +339,7 @@ def _check_checksums(check: Check, manifest: Manifest, expected: set[str], is_ne
             check.digest(root / name, digest, shard=shard)
             continue
         with check.collecting():
-            if name in expected and files.file_digest(root / name) != digest:
+            if name in expected and file_digest(root / name) != digest:
                 stale.add(name)
     if stale:
         check.notes.append(f"{path}: not up to date for {', '.join(sorted(stale))}")
@@ -351,7 +352,7 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str], is_newer:
     """
     root = check.files.root
     names = {path.split("/")[0] for path in expected} | {
-        files.CHECKSUMS_NAME,
+        CHECKSUMS_NAME,
         SHARDS_NAME,
         side.SIDES_NAME,
     }
