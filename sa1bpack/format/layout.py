@@ -9,6 +9,7 @@ part of each row starts. Where the pixels of an image lie in its bytes is define
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -48,8 +49,7 @@ class Extent:
     image_bytes: int = 0
 
     def __add__(self, other: "Extent") -> "Extent":
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Extent(*(one + two for one, two in pairs))
+        return Extent(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def along(self, axis: Axis) -> int:
         """The number of rows along one axis."""
@@ -154,7 +154,53 @@ class Layout(Options):
     @functools.cached_property
     def arrays(self) -> tuple[ArraySpec, ...]:
         """The arrays of a shard, in the order in which a sample's checksum covers them."""
-        return _shard_arrays(self)
+        side, grid, box = self.image_size, self.mask_size, ("mask", "xywh")
+        if self.flat:  # the bytes of the images in sequence, see image_planes
+            image = [
+                array_spec("image_offset", "<i8", ("sample_edge",), child_axis="image_byte"),
+                array_spec("image", "|u1", ("image_byte",)),
+            ]
+        elif self.pixels == "yuv420":
+            # I420: the rows of Y, then two rows of Cb in one, then two rows of Cr in one
+            dims = ("sample", "yuv_row", "x")
+            image = [array_spec("image", "|u1", dims, (side * 3 // 2, side))]
+        else:  # RGB pixels: rows down, columns right
+            image = [array_spec("image", "|u1", ("sample", "y", "x", "channel"), (side, side, 3))]
+        per_sample = [
+            array_spec("image_id", "<i8", ("sample",)),
+            # UTF-8, padded with zeros; view as S64
+            array_spec("file_name", "|u1", ("sample", "byte"), (FILE_NAME_BYTES,)),
+            # pixels: source height, source width, stored height, stored width
+            array_spec("size", "<i4", ("sample", "height_width"), (4,)),
+            # annotations in the JSON record, before filtering and capping
+            array_spec("annotation_count", "<i4", ("sample",)),
+            array_spec("mask_offset", "<i8", ("sample_edge",), child_axis="mask"),
+            # XXH3-64 of the sample's rows in the other arrays
+            array_spec("checksum", "<u8", ("sample",)),
+        ]
+        per_mask = [
+            # source pixels: x, y, w = xmax - xmin, h = ymax - ymin
+            array_spec("bbox", "<f8", box, (4,)),
+            array_spec("area", "<i8", ("mask",)),  # source pixels
+            array_spec("predicted_iou", "<f8", ("mask",)),
+            array_spec("stability_score", "<f8", ("mask",)),
+            # source pixels: x, y
+            array_spec("point_coords", "<f8", ("mask", "xy"), (2,)),
+            array_spec("crop_box", "<f8", box, (4,)),  # source pixels: x, y, w, h
+            array_spec("annotation_id", "<i8", ("mask",)),
+            array_spec("number_types", "<u2", ("mask",)),  # see NUMBER_TYPE_BITS
+        ]
+        if self.bits:  # cells, little bit order: cell x of a row is bit x % 8 of byte x // 8
+            dims = ("mask", "mask_y", "mask_byte")
+            per_mask.append(array_spec("mask_bits", "|u1", dims, (grid, grid // 8)))
+        if self.runs:
+            per_mask += [
+                array_spec("run_offset", "<i8", ("mask_edge",), child_axis="run"),
+                # source pixels, column-major: ends of background and foreground runs in turn, at
+                # last H * W
+                array_spec("run_ends", "<i4", ("run",)),
+            ]
+        return (*image, *per_sample, *per_mask)
 
     def array(self, name: str) -> ArraySpec:
         """The array of that name. Raises UnknownName naming the arrays."""
@@ -198,56 +244,6 @@ class Layout(Options):
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:  # also of an OptionError
             raise FormatError(f"{where}: {error}; {remedy}") from None
-
-
-def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
-    side, grid, box = layout.image_size, layout.mask_size, ("mask", "xywh")
-    if layout.flat:  # the bytes of the images in sequence, see image_planes
-        image = [
-            array_spec("image_offset", "<i8", ("sample_edge",), child_axis="image_byte"),
-            array_spec("image", "|u1", ("image_byte",)),
-        ]
-    elif layout.pixels == "yuv420":
-        # I420: the rows of Y, then two rows of Cb in one, then two rows of Cr in one
-        dims = ("sample", "yuv_row", "x")
-        image = [array_spec("image", "|u1", dims, (side * 3 // 2, side))]
-    else:  # RGB pixels: rows down, columns right
-        image = [array_spec("image", "|u1", ("sample", "y", "x", "channel"), (side, side, 3))]
-    per_sample = [
-        array_spec("image_id", "<i8", ("sample",)),
-        # UTF-8, padded with zeros; view as S64
-        array_spec("file_name", "|u1", ("sample", "byte"), (FILE_NAME_BYTES,)),
-        # pixels: source height, source width, stored height, stored width
-        array_spec("size", "<i4", ("sample", "height_width"), (4,)),
-        # annotations in the JSON record, before filtering and capping
-        array_spec("annotation_count", "<i4", ("sample",)),
-        array_spec("mask_offset", "<i8", ("sample_edge",), child_axis="mask"),
-        # XXH3-64 of the sample's rows in the other arrays
-        array_spec("checksum", "<u8", ("sample",)),
-    ]
-    per_mask = [
-        # source pixels: x, y, w = xmax - xmin, h = ymax - ymin
-        array_spec("bbox", "<f8", box, (4,)),
-        array_spec("area", "<i8", ("mask",)),  # source pixels
-        array_spec("predicted_iou", "<f8", ("mask",)),
-        array_spec("stability_score", "<f8", ("mask",)),
-        # source pixels: x, y
-        array_spec("point_coords", "<f8", ("mask", "xy"), (2,)),
-        array_spec("crop_box", "<f8", box, (4,)),  # source pixels: x, y, w, h
-        array_spec("annotation_id", "<i8", ("mask",)),
-        array_spec("number_types", "<u2", ("mask",)),  # see NUMBER_TYPE_BITS
-    ]
-    if layout.bits:  # cells, little bit order: cell x of a row is bit x % 8 of byte x // 8
-        dims = ("mask", "mask_y", "mask_byte")
-        per_mask.append(array_spec("mask_bits", "|u1", dims, (grid, grid // 8)))
-    if layout.runs:
-        per_mask += [
-            array_spec("run_offset", "<i8", ("mask_edge",), child_axis="run"),
-            # source pixels, column-major: ends of background and foreground runs in turn, the last
-            # is H * W
-            array_spec("run_ends", "<i4", ("run",)),
-        ]
-    return (*image, *per_sample, *per_mask)
 
 
 # Bits of number_types: set if the JSON wrote the number as an integer, so that the original

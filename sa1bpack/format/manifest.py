@@ -134,7 +134,22 @@ def read_manifest(root: Path) -> Manifest:
         manifest = msgspec.convert(data, Manifest)
     except msgspec.ValidationError as error:
         raise FormatError(f"{path}: {error}; {REMEDY}") from None
-    _check_manifest(manifest, path)
+    names = [shard.name for shard in manifest.shards]
+    for name in names:
+        check_shard_name(name, str(path))
+    doubled = sorted(name for name, count in Counter(names).items() if count > 1)
+    if doubled:
+        raise FormatError(f"{path}: shards listed twice: {', '.join(doubled[:9])}; {REMEDY}")
+    for key in ("samples", "masks"):
+        total = sum(getattr(shard, key) for shard in manifest.shards)
+        if getattr(manifest, key) != total:
+            raise FormatError(
+                f"{path}: {key} is {getattr(manifest, key)}, but its shards add up to {total}; "
+                f"{REMEDY}"
+            )
+    if manifest.index is not None and not is_index_name(manifest.index):
+        found = brief(manifest.index)
+        raise FormatError(f"{path}: index is {found}, not 'index-' and 8 hex digits; {REMEDY}")
     return manifest
 
 
@@ -205,26 +220,6 @@ def check_shard_name(name: str, where: str) -> None:
             f"{where}: {brief(name)} cannot be the name of a shard: 1 to {MAX_NAME_BYTES} bytes of "
             'printable characters without "/" and "\\", not starting with "." or "__"'
         )
-
-
-def _check_manifest(manifest: Manifest, path: Path) -> None:
-    """Check what types alone do not: names and totals."""
-    names = [shard.name for shard in manifest.shards]
-    for name in names:
-        check_shard_name(name, str(path))
-    doubled = sorted(name for name, count in Counter(names).items() if count > 1)
-    if doubled:
-        raise FormatError(f"{path}: shards listed twice: {', '.join(doubled[:9])}; {REMEDY}")
-    for key in ("samples", "masks"):
-        total = sum(getattr(shard, key) for shard in manifest.shards)
-        if getattr(manifest, key) != total:
-            raise FormatError(
-                f"{path}: {key} is {getattr(manifest, key)}, but its shards add up to {total}; "
-                f"{REMEDY}"
-            )
-    if manifest.index is not None and not is_index_name(manifest.index):
-        found = brief(manifest.index)
-        raise FormatError(f"{path}: index is {found}, not 'index-' and 8 hex digits; {REMEDY}")
 
 
 # Key of a source's record → name of the digest.

@@ -40,6 +40,7 @@ STAGE_BYTES = 64 * BLOCK
 HOLE_BYTES = 4 * BLOCK
 # Without direct writes, the page cache drops the file's pages after each so many bytes.
 CACHED_BYTES = 256 << 20
+_ZEROS = np.zeros(HOLE_BYTES, np.uint8)
 
 
 class AppendFile:
@@ -93,11 +94,8 @@ class AppendFile:
             if self._staged == 0 and blocks >= STAGE_BYTES and data.ctypes.data % BLOCK == 0:
                 self._write(data[:blocks])
                 data = data[blocks:]
-                continue
-            taken = min(STAGE_BYTES - self._staged, data.size)
-            self._stage[self._staged : self._staged + taken] = data[:taken]
-            self._advance(taken)
-            data = data[taken:]
+            else:
+                data = self._gather(data)
 
     def write_out(self) -> None:
         """Write what is gathered, too: every byte so far then outlives this process."""
@@ -115,25 +113,25 @@ class AppendFile:
         """Append zeros; long runs become a hole."""
         files.update_zeros(self._digest, count)
         if count >= HOLE_BYTES:
-            count -= self._stage_zeros(-self._staged % BLOCK)
+            padding = -self._staged % BLOCK
+            self._gather(_ZEROS[:padding])
             self._write(self._stage[: self._staged])
             self._staged = 0
-            self._written += count - count % BLOCK
-            count %= BLOCK
-        while count:
-            count -= self._stage_zeros(min(STAGE_BYTES - self._staged, count))
+            self._written += (count - padding) // BLOCK * BLOCK
+            count = (count - padding) % BLOCK
+        zeros = _ZEROS[:count]
+        while zeros.size:
+            zeros = self._gather(zeros)
 
-    def _stage_zeros(self, count: int) -> int:
-        self._stage[self._staged : self._staged + count] = 0
-        self._advance(count)
-        return count
-
-    def _advance(self, count: int) -> None:
-        """Count `count` more staged bytes, and write the stage once it is full."""
-        self._staged += count
+    def _gather(self, data: np.ndarray) -> np.ndarray:
+        """Fill the stage, and write it once it is full; returns what there was no room for."""
+        taken = data[: STAGE_BYTES - self._staged]
+        self._stage[self._staged : self._staged + taken.size] = taken
+        self._staged += taken.size
         if self._staged == STAGE_BYTES:
             self._write(self._stage)
             self._staged = 0
+        return data[taken.size :]
 
     def _write(self, data: np.ndarray) -> None:
         try:
@@ -145,13 +143,8 @@ class AppendFile:
             self._direct = set_direct(self._fd, False)
             files.write_at(self._fd, data, self._written, self.path)
         self._written += data.size
-        if not self._direct:
-            self._let_go(data.size)
-
-    def _let_go(self, nbytes: int) -> None:
-        """Have the page cache flush and drop the file's pages, once there are many."""
-        self._cached += nbytes
-        if self._cached >= CACHED_BYTES:
+        self._cached += 0 if self._direct else data.size
+        if self._cached >= CACHED_BYTES:  # the page cache flushes and drops the file's pages
             self._cached = 0
             with files.naming(self.path):
                 os.fdatasync(self._fd)
