@@ -49,15 +49,6 @@ def test_a_dataset_pickles_to_a_few_hundred_bytes(ds):
     assert pickle.loads(pickle.dumps(irregular)).fingerprint == irregular.fingerprint
 
 
-def test_a_pickled_dataset_opens_from_another_folder(packed, monkeypatch, tmp_path):
-    """A relative path is resolved when the pack is opened."""
-    monkeypatch.chdir(packed.root.parent)
-    ds = open_pack(packed.root.name)
-    pickled = pickle.dumps(ds)
-    monkeypatch.chdir(tmp_path)
-    assert ds[0]["index"] == pickle.loads(pickled)[0]["index"] == 0
-
-
 def batches(ds, workers, context, **sampling):
     loader = DataLoader(
         ds, num_workers=workers, collate_fn=Collate(), timeout=60 if workers else 0,

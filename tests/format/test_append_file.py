@@ -79,24 +79,6 @@ def check_appending(path, steps):
     assert digest == xxhash.xxh3_128_hexdigest(expected)
 
 
-def test_long_aligned_appends_are_written_without_a_copy(path, monkeypatch):
-    written = []
-    pwrite = os.pwrite
-
-    def note(fd, data, offset):
-        written.append((np.asarray(data).ctypes.data, len(data), offset))
-        return pwrite(fd, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", note)
-    data = noise(STAGE_BYTES + BLOCK + 5)
-    file = AppendFile(path)
-    file.append(data)
-    assert written == [(data.ctypes.data, STAGE_BYTES + BLOCK, 0)]
-    file.finish()
-    file.close()
-    assert written[1:] == [(written[1][0], 5, STAGE_BYTES + BLOCK)]
-
-
 def test_long_zeros_are_a_hole_and_short_ones_are_not(tmp_path):
     blocks = []
     for nbytes in (HOLE_BYTES - 1, 64 * HOLE_BYTES):
@@ -150,18 +132,4 @@ def test_a_disk_error_names_the_file(path, monkeypatch, call):
     monkeypatch.setattr(os, call, fail)
     with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
         file.finish()
-    file.close()
-
-
-def test_pages_leave_the_cache_as_they_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_writer, "set_direct", lambda fd, on: False)
-    monkeypatch.setattr(shard_writer, "CACHED_BYTES", 2 * STAGE_BYTES)
-    flushed, let_go = [], []
-    monkeypatch.setattr(os, "fdatasync", flushed.append)
-    monkeypatch.setattr(os, "posix_fadvise", lambda *call: let_go.append(call), raising=False)
-    file = AppendFile(tmp_path / "file")
-    for _ in range(5):
-        file.append(noise(STAGE_BYTES))
-    assert [call[1:3] for call in let_go] == [(0, 2 * STAGE_BYTES), (0, 4 * STAGE_BYTES)]
-    assert len(flushed) == 2
     file.close()

@@ -62,12 +62,6 @@ def test_unlisted_shard_of_an_unfinished_pack_is_a_note_and_is_counted(unfinishe
     assert (report.counts["shards"], report.counts["samples"], report.counts["masks"]) == (4, 9, 18)
 
 
-def test_unlisted_shard_of_a_complete_pack_is_a_problem(pack, shard_of):
-    shard_of(pack / "shards", SHARD, (2, 1), 7)
-    (problem,) = check(pack).problems
-    assert f"{SHARD}: not in the manifest" in problem.what
-
-
 def test_damage_in_an_unlisted_shard_is_found(unfinished):
     paths = [path for path in (unfinished / "shards" / SHARD).rglob("*") if path.is_file()]
     assert len(paths) == 38

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 from damage import linked_copy
-from reading_packs import SHARDS, made_sample
+from reading_packs import SHARDS, made_sample, publish_shards, write_shard
 
-from sa1bpack.format.index import index_arrays, publish
-from sa1bpack.format.layout import ArraySpec, Layout, image_nbytes
-from sa1bpack.format.manifest import make_manifest, read_manifest
-from sa1bpack.format.shard_writer import ShardWriter, finished_rows
+from sa1bpack.format.index import index_arrays
+from sa1bpack.format.layout import ArraySpec, Layout
+from sa1bpack.format.manifest import read_manifest
 
 LAYOUTS = {
     "pad": Layout(image_size=24, mask_size=16),
@@ -30,27 +29,18 @@ def write_sound_pack(root: Path, layout: Layout) -> None:
     """A pack of that layout whose runs are those of masks of its images."""
     entries, number = [], 5000
     for name, counts in SHARDS.items():
-        with ShardWriter(root / "shards", name, layout) as writer:
-            for masks in counts:
-                writer.append(finished_rows(layout, _sample(number, masks, layout)))
-                number -= 3
-            source, part = name.rsplit("-", 1)
-            entries.append(writer.publish({"source": source, "part": int(part)}))
-    publish(root, make_manifest(
-        layout, entries, complete=True, options={}, sources=[], counts={}
-    ))  # fmt: skip
+        samples = [_sample(number - 3 * k, masks, layout) for k, masks in enumerate(counts)]
+        entries.append(write_shard(root / "shards", name, samples, layout))
+        number -= 3 * len(counts)
+    publish_shards(root, entries, layout)
 
 
 def _sample(number: int, masks: int, layout: Layout) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(number)
-    sample = made_sample(number, masks, Layout(image_size=24, mask_size=16))
-    height, width, stored_height, stored_width = sample["size"].tolist()
+    sample = made_sample(number, masks, layout)
+    height, width = sample["size"][:2].tolist()
     if layout.fit == "squash":
-        stored_height, stored_width = 24, 24
         sample["size"][2:] = 24
-    if layout.flat:
-        nbytes = image_nbytes(layout, stored_height, stored_width)
-        sample["image"] = rng.integers(0, 256, nbytes, dtype=np.uint8)
     runs = 2 * rng.integers(1, 4, masks) + 1
     ends = [np.sort(rng.integers(0, height * width, count)) for count in runs]
     for one in ends:

@@ -12,7 +12,7 @@ from unflushed import unflushed
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.format.index import publish
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import make_manifest
+from sa1bpack.format.manifest import Manifest, ShardEntry, make_manifest
 from sa1bpack.format.shard_writer import ShardWriter, finished_rows
 
 LAYOUT = Layout(image_size=24, mask_size=16)
@@ -26,19 +26,20 @@ SHARDS = {
 }
 
 
-def made_sample(number: int, masks: int, layout: Layout = LAYOUT) -> dict[str, np.ndarray]:
-    """A sample of random content that depends on `number` only."""
+def made_sample(
+    number: int, masks: int, layout: Layout = LAYOUT, narrow: bool = False
+) -> dict[str, np.ndarray]:
+    """A sample of random content that depends on `number` only; `narrow`: of any stored width."""
     rng = np.random.default_rng(number)
     side, grid = layout.image_size, layout.mask_size
     height = int(rng.integers(1, side + 1))
-    image = np.zeros((side, side, 3), np.uint8)
-    image[:height] = rng.integers(1, 256, (height, side, 3))
+    width = int(rng.integers(1, side + 1)) if narrow else side
     runs = rng.integers(1, 9, masks)
     sample = {
-        "image": image,
+        "image": made_image(rng, height, width, layout),
         "image_id": np.array([number], np.int64),
         "file_name": np.frombuffer(f"sa_{number}.jpg".encode().ljust(64, b"\0"), np.uint8),
-        "size": np.array([150, 225, height, side], np.int32),
+        "size": np.array([150, 225, height, width], np.int32),
         "annotation_count": np.array([masks + 1], np.int32),
         "bbox": rng.random((masks, 4)),
         "area": rng.integers(1, 50, masks),  # equal areas happen
@@ -48,27 +49,59 @@ def made_sample(number: int, masks: int, layout: Layout = LAYOUT) -> dict[str, n
         "crop_box": rng.random((masks, 4)),
         "annotation_id": rng.integers(1, 1 << 40, masks),
         "number_types": rng.integers(1, 1 << 12, masks, dtype=np.uint16),
-        "mask_bits": rng.integers(0, 256, (masks, grid, grid // 8), dtype=np.uint8),
     }
+    if layout.bits:
+        sample["mask_bits"] = rng.integers(0, 256, (masks, grid, grid // 8), dtype=np.uint8)
     if layout.runs:
         sample["run_offset"] = np.concatenate([[0], np.cumsum(runs)]).astype(np.int64)
         sample["run_ends"] = rng.integers(1, 1 << 31, int(runs.sum()), dtype=np.int32)
     return sample
 
 
+def made_image(rng, height: int, width: int, layout: Layout) -> np.ndarray:
+    """Random pixels, none of them zero, in the layout, as docs/format.md defines it."""
+    half = [(side + 1) // 2 for side in (height, width)]
+    shapes = [(height, width, 3)] if layout.pixels == "rgb" else [(height, width), half, half]
+    planes = [rng.integers(1, 256, shape, dtype=np.uint8) for shape in shapes]
+    if layout.fit == "native":
+        return np.concatenate([plane.ravel() for plane in planes])
+    side, canvases = layout.image_size, []
+    for plane, length in zip(planes, (side, side // 2, side // 2), strict=False):
+        canvas = np.zeros((length, length, *plane.shape[2:]), np.uint8)
+        canvas[: plane.shape[0], : plane.shape[1]] = plane
+        canvases.append(canvas.ravel())
+    image = np.concatenate(canvases)
+    return image.reshape((side, side, 3) if layout.pixels == "rgb" else (side * 3 // 2, side))
+
+
+def write_shard(
+    shards: Path, name: str, samples: list, layout: Layout, attributes: dict | None = None
+) -> ShardEntry:
+    """Publish a shard of these samples; returns its manifest entry."""
+    with ShardWriter(shards, name, layout) as writer:
+        for sample in samples:
+            writer.append(finished_rows(layout, sample))
+        source, part = name.rsplit("-", 1)
+        return writer.publish({"source": source, "part": int(part), **(attributes or {})})
+
+
+def publish_shards(root: Path, entries: list, layout: Layout, **records) -> Manifest:
+    """Publish a pack of these shards, which is complete; records: of the manifest."""
+    given = {"options": {}, "sources": [], "counts": {}, "complete": True, **records}
+    return publish(root, make_manifest(layout, entries, **given))
+
+
 def write_pack(root: Path, shards=SHARDS, layout: Layout = LAYOUT, first_id: int = 5000) -> list:
     """Publish a pack; returns its samples in order. Ids fall, so that order and ids differ."""
     samples, entries = [], []
     for name, counts in shards.items():
-        with ShardWriter(root / "shards", name, layout) as writer:
-            for count in counts:
-                samples.append(made_sample(first_id - 3 * len(samples), count, layout))
-                writer.append(finished_rows(layout, samples[-1]))
-            source, part = name.rsplit("-", 1)
-            entries.append(writer.publish({"source": source, "part": int(part)}))
-    publish(root, make_manifest(
-        layout, entries, complete=True, options={}, sources=[], counts={}
-    ))  # fmt: skip
+        own = [
+            made_sample(first_id - 3 * (len(samples) + k), count, layout)
+            for k, count in enumerate(counts)
+        ]
+        entries.append(write_shard(root / "shards", name, own, layout))
+        samples += own
+    publish_shards(root, entries, layout)
     return samples
 
 

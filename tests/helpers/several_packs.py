@@ -5,11 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from reading_packs import write_pack
+from reading_packs import publish_shards, write_pack
 from unflushed import unflushed
 
-from sa1bpack.format.index import publish
-from sa1bpack.format.manifest import make_manifest, read_manifest
+from sa1bpack.format.manifest import read_manifest
 
 # Pack → its first image id, and its shards with the masks of their samples. The second shard of all
 # is empty; sources alternate between packs, and one source has a part in each of two packs.
@@ -28,9 +27,7 @@ def joined_pack(root: Path, packs: list[Path]) -> Path:
         entries += read_manifest(pack).shards
     entries.sort(key=lambda entry: (entry.source, entry.part))
     layout = read_manifest(packs[0]).layout
-    publish(root, make_manifest(
-        layout, entries, complete=True, options={}, sources=[], counts={}
-    ))  # fmt: skip
+    publish_shards(root, entries, layout)
     return root
 
 

@@ -2,8 +2,6 @@
 
 import gc
 import resource
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -78,24 +76,6 @@ def test_an_image_in_several_blocks_is_copied_with_the_same_pixels():
         out = np.empty((30, 1000, 3), np.uint8)
         pack_rgb(pixel_words(divided), out)
     assert np.array_equal(out, np.asarray(divided))
-
-
-def test_rows_that_pil_pads_are_copied_with_the_same_pixels():
-    code = f"""
-import sys
-sys.path[:0] = {sys.path!r}
-import numpy as np
-from PIL import Image
-from sa1bpack.pixels.decode import pack_rgb, pixel_words
-assert Image.core.get_alignment() == 64
-pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
-words = pixel_words(Image.fromarray(pixels))
-assert np.array_equal(words.view(np.uint8).reshape(7, 5, 4)[..., :3], pixels)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PILLOW_ALIGNMENT": "64"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 # ------------------------------------------------------------------------ four bytes into three
