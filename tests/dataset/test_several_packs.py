@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_packs import LAYOUT
+from reading_packs import LAYOUT, publish_shards
 from same_samples import same_samples
 from several_packs import PACKS, joined_pack
 
 from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, NotAPack, OptionError, ReadError
-from sa1bpack.format.index import publish
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import make_manifest, read_manifest
+from sa1bpack.format.manifest import read_manifest
 
 SAMPLES = sum(len(shards) for _, names in PACKS.values() for shards in names.values())
 
@@ -129,9 +128,7 @@ def test_packs_of_other_layouts_are_refused_and_the_difference_is_named(
 
 def republished(root, options) -> None:
     manifest = read_manifest(root)
-    publish(root, make_manifest(
-        manifest.layout, manifest.shards, complete=True, options=options, sources=[], counts={}
-    ))  # fmt: skip
+    publish_shards(root, manifest.shards, manifest.layout, options=options)
 
 
 def test_packs_made_with_other_options_open_and_the_log_names_them(several, tmp_path, caplog):

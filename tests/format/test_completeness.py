@@ -1,9 +1,10 @@
 """How much of a pack is published, counted in one place for every reader."""
 
 import msgspec
+from reading_packs import manifest_of
 
 from sa1bpack.format.index import publish
-from sa1bpack.format.manifest import completeness_of, make_manifest, read_manifest, write_manifest
+from sa1bpack.format.manifest import completeness_of, read_manifest, write_manifest
 
 SHARD = "sa_000002-000"
 
@@ -33,9 +34,7 @@ def test_sources_in_part_and_shards_that_are_not_indexed_yet_are_counted(pack, s
 
 def test_a_pack_without_images_says_why(tmp_path, shard_of, small_layout):
     def state(complete):
-        manifest = make_manifest(
-            small_layout, [], complete=complete, options={}, sources=[], counts={}
-        )
+        manifest = manifest_of(small_layout, [], complete=complete)
         write_manifest(tmp_path, manifest)
         return str(completeness_of(tmp_path, manifest))
 

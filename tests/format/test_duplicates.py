@@ -3,11 +3,12 @@
 import dataclasses
 
 import numpy as np
+from reading_packs import manifest_of
 
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.index import Index
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import ShardEntry, make_manifest
+from sa1bpack.format.manifest import ShardEntry
 
 REMEDY = "; open with duplicates='first' to leave the later ones out, or 'all' to keep them"
 
@@ -23,7 +24,7 @@ def pack_of(shards: list[tuple[str, list[int]]]):
         )
         for number, (source, ids) in enumerate(shards)
     ]  # fmt: skip
-    manifest = make_manifest(LAYOUT, entries, complete=True, options={}, counts={}, sources=[])
+    manifest = manifest_of(LAYOUT, entries)
     image_id = np.array([i for _, ids in shards for i in ids], np.int64)
     edges = np.cumsum([0, *(len(ids) for _, ids in shards)])
     order = np.argsort(image_id, kind="stable")

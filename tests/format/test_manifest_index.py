@@ -4,10 +4,11 @@ import shutil
 
 import pytest
 from edited_packs import edit
+from reading_packs import publish_shards
 
 from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.index import open_index, publish
-from sa1bpack.format.manifest import MANIFEST_NAME, make_manifest, read_manifest
+from sa1bpack.format.manifest import MANIFEST_NAME, read_manifest
 from sa1bpack.format.verify import verify
 
 
@@ -65,9 +66,7 @@ def test_a_pack_that_lost_its_manifest_is_damaged_not_a_mistyped_path(pack):
 
 def test_samples_with_equal_ids_keep_their_order_in_the_index(tmp_path, shard_of, small_layout):
     entries = [shard_of(tmp_path / "shards", f"a-{part:03d}", (1, 1), 5) for part in range(2)]
-    manifest = publish(tmp_path, make_manifest(
-        small_layout, entries, complete=True, options={}, sources=[], counts={}
-    ))  # fmt: skip
+    manifest = publish_shards(tmp_path, entries, small_layout)
     index = open_index(tmp_path, manifest)
     assert list(index.image_id) == [5, 4, 5, 4] and list(index.id_order) == [1, 3, 0, 2]
     assert verify(tmp_path).ok
@@ -83,10 +82,7 @@ def test_more_shards_create_a_new_index_and_remove_the_old_one(pack, shard_of):
     manifest = read_manifest(pack)
     old = open_index(pack, manifest)
     entry = shard_of(pack / "shards", "sa_000002-000", (1,), 7)
-    more = make_manifest(
-        manifest.layout, [*manifest.shards, entry], complete=True, options={}, sources=[], counts={}
-    )
-    published = publish(pack, more)
+    published = publish_shards(pack, [*manifest.shards, entry], manifest.layout)
     assert published.index != manifest.index and read_manifest(pack) == published
     assert [path.name for path in pack.glob("index-*")] == [published.index]
     assert list(open_index(pack, published).image_id)[-1] == 7

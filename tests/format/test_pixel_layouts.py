@@ -9,13 +9,13 @@ import xarray
 import xxhash
 import zarr
 from edited_packs import rewrite_checksums, rewrite_sample
+from reading_packs import write_shard
 from sample_views import sample_checksum, sample_views
 from verify_script import script_finds
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.shard_writer import ShardWriter, finished_rows
 from sa1bpack.format.verify import verify
 
 SHARD = "sa_000000-000"
@@ -48,14 +48,6 @@ def pack(layout, pack_of, tmp_path) -> Path:
     """A private pack of that layout."""
     pack_of(tmp_path / "pack", layout)
     return tmp_path / "pack"
-
-
-def write(shards: Path, layout: Layout, samples: list) -> None:
-    """Publish the shard "a-000" of these samples."""
-    with ShardWriter(shards, "a-000", layout) as writer:
-        for sample in samples:
-            writer.append(finished_rows(layout, sample))
-        writer.publish({"source": "a", "part": 0})
 
 
 def size_of(sample) -> tuple[int, int]:
@@ -227,7 +219,7 @@ def test_canvas_rows_below_the_image_are_never_read_nor_written(tmp_path, layout
     dirty = {**clean, "image": dirty.reshape(clean["image"].shape)}
     assert sample_checksum(layout, dirty) == sample_checksum(layout, clean)
     for name, sample in (("clean", clean), ("dirty", dirty)):
-        write(tmp_path / name, layout, [sample])
+        write_shard(tmp_path / name, "a-000", [sample], layout)
     images = [open_shard(tmp_path / name / "a-000") for name in ("clean", "dirty")]
     np.testing.assert_array_equal(images[0]["image"], images[1]["image"])
     listed = [(shard.folder / "checksums.xxh128").read_bytes() for shard in images]

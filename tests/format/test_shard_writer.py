@@ -23,14 +23,6 @@ def extents(samples, layout):
     return positions
 
 
-def write(shards, layout, samples):
-    """Publish the shard "a-000" of these samples."""
-    with ShardWriter(shards, "a-000", layout) as writer:
-        for sample in samples:
-            writer.append(finished_rows(layout, sample))
-        return writer.publish(ATTRIBUTES)
-
-
 @pytest.mark.parametrize("runs", [True, False])
 def test_what_was_written_is_read_back_sample_by_sample(tmp_path, sample_of, runs):
     layout = Layout(image_size=16, mask_size=8, runs=runs)

@@ -6,12 +6,13 @@ import shutil
 import msgspec
 import pytest
 from killed_calls import Killed, killed_after
+from reading_packs import manifest_of
 from verify_script import script_finds
 
 from sa1bpack.format import verify as verify_module
 from sa1bpack.format.index import open_index, publish, remove_stale
 from sa1bpack.format.layout import Layout
-from sa1bpack.format.manifest import make_manifest, read_manifest, shard_folders, write_manifest
+from sa1bpack.format.manifest import read_manifest, shard_folders, write_manifest
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import verify
 
@@ -43,7 +44,7 @@ def unfinished(pack, shard_of):
 
 
 def test_pack_without_a_shard_is_sound_but_not_complete(tmp_path):
-    empty = make_manifest(Layout(), [], complete=False, options={}, sources=[], counts={})
+    empty = manifest_of(Layout(), [], complete=False)
     write_manifest(tmp_path, empty)
     (tmp_path / ".lock").write_text("")
     report = check(tmp_path)
@@ -119,10 +120,7 @@ def test_index_that_the_manifest_does_not_name_is_a_note(pack):
 def all_shards(root, complete):
     """A manifest of all published shards."""
     entries = [open_shard(folder).entry for folder in shard_folders(root)]
-    return make_manifest(
-        read_manifest(root).layout, entries, complete=complete, options={}, sources=[],
-        counts={},
-    )  # fmt: skip
+    return manifest_of(read_manifest(root).layout, entries, complete=complete)
 
 
 def test_an_index_replaced_during_a_long_check_is_not_damage(unfinished):
@@ -180,10 +178,7 @@ def test_a_kill_at_any_step_of_publication_is_not_damage_and_the_next_run_comple
                 patch.setattr(os, step, call)
                 reopen(root)
             entry = shard_of(root / "shards", SHARD, (1,), 7)
-            new = make_manifest(
-                old.layout, [*old.shards, entry], complete=complete, options={}, sources=[],
-                counts={},
-            )  # fmt: skip
+            new = manifest_of(old.layout, [*old.shards, entry], complete=complete)
             with monkeypatch.context() as patch:
                 patch.setattr(os, step, call)
                 publish(root, new)

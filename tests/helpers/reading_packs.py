@@ -1,7 +1,7 @@
 """A synthetic pack of a small layout, and what was put into it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,10 +85,17 @@ def write_shard(
         return writer.publish({"source": source, "part": int(part), **(attributes or {})})
 
 
-def publish_shards(root: Path, entries: list, layout: Layout, **records) -> Manifest:
-    """Publish a pack of these shards, which is complete; records: of the manifest."""
+def manifest_of(layout: Layout, entries: Sequence[ShardEntry], **records) -> Manifest:
+    """The manifest of a complete pack of these shards; records: of the manifest."""
     given = {"options": {}, "sources": [], "counts": {}, "complete": True, **records}
-    return publish(root, make_manifest(layout, entries, **given))
+    return make_manifest(layout, entries, **given)
+
+
+def publish_shards(
+    root: Path, entries: Sequence[ShardEntry], layout: Layout, **records
+) -> Manifest:
+    """Publish a pack of these shards, see `manifest_of`."""
+    return publish(root, manifest_of(layout, entries, **records))
 
 
 def write_pack(root: Path, shards=SHARDS, layout: Layout = LAYOUT, first_id: int = 5000) -> list:
