@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -437,8 +438,20 @@ class Dataset(MapStyle, Pictured):
         return int(np.diff(self.pack.mask_offsets(self._rows)).max(initial=0))
 
     def columns(self) -> Iterator[Columns]:
-        """Metadata of all samples, one shard at a time, which takes little memory."""
-        return select.iterate_columns(self.pack, self._rows, self.options)
+        """Metadata of all samples, one shard at a time, which takes little memory.
+
+        Every sample is in exactly one of the `Columns`.
+        """
+        rows = self._rows
+        if isinstance(rows, range):
+            edges = shard_bounds(self.pack.first_row, rows).tolist()
+            parts = [slice(first, stop) for first, stop in pairwise(edges)]
+        else:
+            numbers = self.pack.shard_numbers(rows)
+            order = np.argsort(numbers, kind="stable")
+            parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+        for positions in parts:
+            yield Columns(self.pack, positions, rows[positions], self.options)
 
     # --------------------------------------------------------------------------------- where it is
 

@@ -21,7 +21,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
 from sa1bpack.errors import OptionError
-from sa1bpack.format.manifest import refuse_in_pack
+from sa1bpack.format.manifest import completeness_of, refuse_in_pack
 from sa1bpack.format.selection import is_selection, packs_of
 from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
@@ -152,8 +152,8 @@ def open(
     check_same_layout(folders)
     pack = Pack(folders, duplicates)
     for folder in folders:
-        if (text := folder.missing()) is not None:
-            _log.warning("%s", text)
+        if not folder.manifest.complete:
+            _log.warning("%s: %s", folder.root, completeness_of(folder.root, folder.manifest))
     ds = Dataset(pack, pack.rows, dataclasses.replace(given, features=()))
     ds = ds if saved is None else ds.load_selection(saved)
     return ds.with_options(features=given.features) if given.features else ds

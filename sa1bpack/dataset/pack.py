@@ -111,12 +111,6 @@ class PackFolder:
         check_offsets_rise(self.index_path("mask_offset"), offsets)
         return offsets
 
-    def missing(self) -> str | None:
-        """The text on what an incomplete pack holds, and the remedy; None for a complete pack."""
-        if self.manifest.complete:
-            return None
-        return f"{self.root}: {completeness_of(self.root, self.manifest)}"
-
     def open_shard(self, number: int) -> tuple[Shard, list[Lease]]:
         """A shard, and what keeps it in place if it was brought here.
 

@@ -13,7 +13,7 @@ contains every smaller one of the same seed, and packs on different machines agr
 import logging
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from sa1bpack.dataset.rows import (
     offsets_of,
     row_array,
     rows_at,
-    shard_bounds,
 )
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.dataset.shards import CACHE
@@ -184,19 +183,6 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
         raise UnknownName(f"{name!r} has one value per sample: use column({name!r})")
     named = ", ".join(columns["sample"] + columns["mask"])
     raise UnknownName(f"no column {name!r}; the columns are {named}")
-
-
-def iterate_columns(pack: Pack, rows: Rows, options: SampleOptions) -> Iterator[Columns]:
-    """Columns of each shard that has samples of the dataset; every sample is in exactly one."""
-    if isinstance(rows, range):
-        edges = shard_bounds(pack.first_row, rows).tolist()
-        parts = [slice(first, stop) for first, stop in pairwise(edges)]
-    else:
-        numbers = pack.shard_numbers(rows)
-        order = np.argsort(numbers, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-    for positions in parts:
-        yield Columns(pack, positions, rows[positions], options)
 
 
 def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:

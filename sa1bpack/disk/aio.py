@@ -187,23 +187,14 @@ class Context:
             _destroy(self.value)
 
 
-class Contexts:
-    """Contexts that no thread uses at the moment: making and destroying one takes milliseconds.
-
-    Their number is its length.
-    """
-
-    def __init__(self):
-        self._free: list[Context] = []
-
-    def __len__(self) -> int:
-        return len(self._free)
+class Contexts(list[Context]):
+    """Contexts that no thread uses at the moment: making and destroying one takes milliseconds."""
 
     def take(self) -> Context:
         """A context for this thread alone. Raises as Context does."""
         while True:
             try:
-                context = self._free.pop()  # one step, so no lock is needed
+                context = self.pop()  # one step, so no lock is needed
             except IndexError:
                 return Context()
             if context.pid == os.getpid():  # a forked child does not inherit contexts
@@ -211,7 +202,7 @@ class Contexts:
 
     def give_back(self, context: Context) -> None:
         """Return one that has no requests in progress."""
-        self._free.append(context)
+        self.append(context)
 
 
 CONTEXTS = Contexts()

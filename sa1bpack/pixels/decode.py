@@ -138,7 +138,10 @@ def _stored_image(jpeg, height: int, width: int, size: tuple[int, int], resample
     # A DCT-scaled image extends up to one pixel beyond the source's edge; the box excludes that, so
     # that nothing shifts relative to the masks.
     box = (0, 0, width * eighths / 8, height * eighths / 8)
-    return _resized(_decode(jpeg, header, eighths), box, h, w)
+    rgbx = _decode(jpeg, header, eighths)
+    # No copy: PIL keeps a reference to `rgbx`, which outlives the call of resize.
+    image = Image.frombuffer("RGBX", rgbx.shape[1::-1], rgbx, "raw", "RGBX", 0, 1)
+    return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
 
 
 def _dct_eighths(header: JpegHeader, h: int, w: int) -> int:
@@ -226,14 +229,6 @@ def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np
         "fetch it again or re-encode it",
         "bad-jpeg",
     )
-
-
-def _resized(rgbx: np.ndarray, box: tuple, h: int, w: int) -> Image.Image:
-    """Resize `box` (left, top, right, bottom) of (rows, columns, 4) pixels to h x w, bicubic."""
-    rows, columns = rgbx.shape[:2]
-    # No copy: PIL keeps a reference to `rgbx`, which outlives the call of resize.
-    image = Image.frombuffer("RGBX", (columns, rows), rgbx, "raw", "RGBX", 0, 1)
-    return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
 
 
 def _resized_by_pil(jpeg, header: JpegHeader, h: int, w: int) -> Image.Image:

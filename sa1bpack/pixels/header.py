@@ -83,15 +83,23 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
         if marker == _SOS:
             scan, data_at = body, end
         elif marker in _START_OF_FRAME and frame is None:
-            frame, frame_marker = _frame(body), marker
-            components = body[6 : 6 + 3 * body[5] : 3]
+            if len(body) < 6 or len(body) < 6 + 3 * body[5]:
+                raise ImageError(f"JPEG with a frame header of only {len(body)} bytes", "bad-jpeg")
+            frame, frame_marker = body[: 6 + 3 * body[5]], marker
         elif marker == _APP0 and body[:5] == b"JFIF\0":
             jfif = True
         elif marker == _APP14 and body[:5] == b"Adobe" and len(body) >= 12:
             adobe = body[11]
     if frame is None:
         raise ImageError("JPEG without a frame header before its first scan", "bad-jpeg")
-    height, width, sampling = frame
+    height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
+    if not height or not width or not frame[5]:
+        raise ImageError(
+            f"JPEG of {width} x {height} pixels and {frame[5]} components; all must be above 0",
+            "bad-jpeg",
+        )
+    components = frame[6::3]
+    sampling = tuple((factors >> 4, factors & 15) for factors in frame[7::3])
     sequential = frame_marker in _SEQUENTIAL
     if height * width > MAX_PIXELS:
         raise ImageError(
@@ -190,17 +198,3 @@ def _next_scan(jpeg: bytes, at: int) -> tuple[bytes | None, int]:
         if marker == _SOS:
             return body, at
     return None, at
-
-
-def _frame(body: bytes) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-    """Parse a frame segment: (height, width, sampling)."""
-    if len(body) < 6 or len(body) < 6 + 3 * body[5]:
-        raise ImageError(f"JPEG with a frame header of only {len(body)} bytes", "bad-jpeg")
-    height, width = body[1] << 8 | body[2], body[3] << 8 | body[4]
-    if not height or not width or not body[5]:
-        raise ImageError(
-            f"JPEG of {width} x {height} pixels and {body[5]} components; all must be above 0",
-            "bad-jpeg",
-        )
-    factors = body[7 : 6 + 3 * body[5] : 3]
-    return height, width, tuple((f >> 4, f & 15) for f in factors)
