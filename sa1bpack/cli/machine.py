@@ -41,10 +41,11 @@ def describe_packages() -> dict[str, str]:
 
 def describe_machine(folder: Path) -> dict[str, str]:
     """Memory, CUDA, the file system of a folder, and limits: label → text, in order."""
+    kinds = _said("df", "--output=fstype", str(folder))  # such as ext4
     return {
         "memory": f"{size_text(memory_bytes())} for this process",
         "CUDA": cuda_devices(),
-        "file system": f"{file_system(folder)}, of {folder}",
+        "file system": f"{(kinds or ['unknown'])[-1]}, of {folder}",
         "O_DIRECT": direct_state(folder),
         "limits": _limits(),
     }
@@ -97,11 +98,6 @@ def cuda_devices() -> str:
     """The devices that the NVIDIA driver names, with their memory; torch is not loaded."""
     found = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     return "; ".join(found) or "none: nvidia-smi is missing, or names no device"
-
-
-def file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on, such as ext4; or "unknown"."""
-    return (_said("df", "--output=fstype", str(folder)) or ["unknown"])[-1]
 
 
 def direct_state(folder: Path) -> str:

@@ -204,7 +204,9 @@ class Target:
         """
         remedy = "store such rows with allow_nonfinite=True (--allow-nonfinite)"
         if self._scaled:
-            rows, remedy = self._halves(rows), "store rows beyond float16 without quantize"
+            with np.errstate(over="ignore"):
+                rows = self._floats(rows).astype(np.float16)
+            remedy = "store rows beyond float16 without quantize"
         half = self.spec.dtype == "bfloat16"
         if self._allow_nonfinite or not (half or rows.dtype.kind == "f"):
             return
@@ -231,10 +233,6 @@ class Target:
         if self._given == "bfloat16":
             return (rows.astype(np.uint32) << 16).view(np.float32)
         return rows
-
-    def _halves(self, rows: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            return self._floats(rows).astype(np.float16)
 
     def result(self, made: Sequence[ShardToDo]) -> DeriveResult:
         """The state of the array, if this call made these."""
