@@ -8,7 +8,7 @@ import sa1bpack
 from sa1bpack.adapters.lightning import DataModule
 
 # Lightning's own: its use of torch, and advice.
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:.*srun")
 EPOCHS = 3
 # By their ids, four of the five images are for training and one for validation.
 OPTIONS = {"val": 0.15, "split_seed": 2, "max_masks": 2, "shuffle": True, "seed": 1}
