@@ -5,7 +5,6 @@ The contents of tensors are checked only on a CPU, through numpy: nothing waits 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,62 +62,20 @@ Sides = tuple[int, int]
 Size = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Schedules of the canvas and of the mask grid, (height, width) each.
+def size_schedules(size: Size, mask_size: Size, side: int, cells: int) -> tuple[Schedule, Schedule]:
+    """The schedules of the canvas and of the mask grid, (height, width) each, of a pipeline.
 
-    proportional  whether the grid has as many pixels per cell as in the batch
+    side, cells  of the images and of the masks of a batch
+
+    Raises OptionError for a value that cannot be used.
     """
-
-    canvas: Schedule
-    grid: Schedule
-    proportional: bool
-
-    @classmethod
-    def of(cls, size: Size, mask_size: Size, side: int, cells: int) -> "Sizes":
-        """Of a pipeline's options. Raises OptionError for a value that cannot be used.
-
-        side, cells  of the images and of the masks of a batch
-        """
-        canvas = as_schedule("size", side if size is None else size)
-        canvas = canvas.map(lambda each: check_sides("size", each, MAX_CANVAS))
-        if mask_size is None:
-            grid = canvas.map(lambda each: [max(1, length * cells // side) for length in each])
-        else:
-            grid = as_schedule("mask_size", mask_size)
-        grid = grid.map(lambda each: check_sides("mask_size", each, MAX_MASK_SIZE))
-        return cls(canvas, grid, mask_size is None)
-
-    def at(self, epoch: int | None, step: int | None) -> tuple[Sides, Sides]:
-        """Canvas and grid in an epoch, at a step; only what they depend on is needed."""
-        return self.canvas.at(epoch, step), self.grid.at(epoch, step)
-
-    def change_by(self, by: str) -> bool:
-        """True if any size depends on the epoch, or on the step."""
-        return any(not each.constant and each.by == by for each in (self.canvas, self.grid))
-
-    def step_of(self, batch: Mapping) -> int | None:
-        """The step of a batch, if any size depends on it.
-
-        Raises OptionError if the batch has none.
-        """
-        if not self.change_by("step"):
-            return None
-        if batch.get("global_step") is None:
-            raise OptionError(
-                "the sizes of the pipeline change by step, but the batch has no 'step': take it "
-                "from Loader or make_dataloader, or choose sizes by epoch"
-            )
-        return whole_number("batch['global_step']", batch["global_step"], 0, MAX_WORD)
-
-    def __str__(self) -> str:
-        canvas, grid = (
-            str(sides.values[0]) if sides.constant else repr(sides)
-            for sides in (self.canvas, self.grid)
-        )
-        if self.proportional and not self.grid.constant:
-            grid = "in proportion"
-        return f"size={canvas}, mask_size={grid}"
+    canvas = as_schedule("size", side if size is None else size)
+    canvas = canvas.map(lambda each: check_sides("size", each, MAX_CANVAS))
+    if mask_size is None:
+        grid = canvas.map(lambda each: [max(1, length * cells // side) for length in each])
+    else:
+        grid = as_schedule("mask_size", mask_size)
+    return canvas, grid.map(lambda each: check_sides("mask_size", each, MAX_MASK_SIZE))
 
 
 # ----------------------------------------------------------------------------------------- batches
@@ -225,6 +182,16 @@ def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
             "pipeline(batch), which takes the epoch from the batch"
         )
     return next(iter(given.values()), None)
+
+
+def check_step(batch: Mapping) -> int:
+    """Return the step of a batch. Raises OptionError if it has none."""
+    if batch.get("global_step") is None:
+        raise OptionError(
+            "the sizes of the pipeline change by step, but the batch has no 'step': take it from "
+            "Loader or make_dataloader, or choose sizes by epoch"
+        )
+    return whole_number("batch['global_step']", batch["global_step"], 0, MAX_WORD)
 
 
 def _kind(value: Any) -> str:

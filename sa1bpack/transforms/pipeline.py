@@ -14,7 +14,7 @@ from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms import checks
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch
-from sa1bpack.transforms.checks import Sides, Size, Sizes, as_numbers
+from sa1bpack.transforms.checks import Sides, Size, as_numbers
 from sa1bpack.transforms.geometry.frame import (
     Frame,
     fit_frame,
@@ -178,8 +178,9 @@ class Pipeline:
         self.spec = getattr(ds, "spec_text", None)
         features = getattr(getattr(ds, "spec", None), "features", ())
         self._spatial = {each.name: each.row_shape for each in features if each.spatial}
-        self._sizes = Sizes.of(size, mask_size, self.image_size, self.cells)
-        self.canvas, self.grid = self._sizes.at(0, 0)  # those of the beginning
+        given = size, mask_size, self.image_size, self.cells
+        self._schedules, self._in_proportion = checks.size_schedules(*given), mask_size is None
+        self.canvas, self.grid = (each.at(0, 0) for each in self._schedules)  # of the beginning
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise OptionError(
                 f"dtype is {dtype!r}: choose a floating-point type, such as torch.bfloat16"
@@ -209,7 +210,13 @@ class Pipeline:
             others += f", max_valid={self.max_valid}"
         if self._relate is not None:
             others += f", relations={self._relate.names}"
-        return f"Pipeline([{steps}], {self._sizes}, {others}, seed={self.seed})"
+        canvas, grid = (
+            str(each.values[0]) if each.constant else repr(each) for each in self._schedules
+        )
+        if self._in_proportion and not self._schedules[1].constant:
+            grid = "in proportion"
+        sizes = f"size={canvas}, mask_size={grid}"
+        return f"Pipeline([{steps}], {sizes}, {others}, seed={self.seed})"
 
     def __repr__(self) -> str:
         """The same, and what makes images and masks."""
@@ -233,10 +240,11 @@ class Pipeline:
             MaskError: runs on the CPU are damaged.
         """
         small = self._checked(batch)
-        changes = self._sizes.change_by("epoch")
+        changing = {each.by for each in self._schedules if not each.constant}
         draws = bool(self.steps) or self.max_valid is not None
-        epoch = checks.check_epoch(batch, epoch, needed=draws or changes)
-        sizes = self._sizes.at(epoch, self._sizes.step_of(batch))
+        epoch = checks.check_epoch(batch, epoch, needed=draws or "epoch" in changing)
+        step = checks.check_step(batch) if "step" in changing else None
+        sizes = (each.at(epoch, step) for each in self._schedules)
         with full_precision(batch["images"].device):
             return self._made(batch, small, epoch, *sizes)
 
