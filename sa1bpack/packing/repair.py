@@ -190,15 +190,15 @@ def repair(
             damage = Damage(root, unfinished, frozenset(shards), advance, quick, share or ALL)
         if share is not None and damage.lost:
             raise FormatError(f"{damage.problems[0].what}; {_first(root)}")
-        run = _Repair(damage, found, workers, progress, held)
+        run = _Repair(damage, found, workers, progress, share)
         if dry_run:
-            run.forecast(share)
-        elif share is not None:
-            run.mend_part()
+            run.result.repaired = [name for parts in run.wanted.values() for name in parts.values()]
+            run.result.rewritten = share is None and damage.own_files
         else:
-            remove_stale(root, keep=note_path(root))
-            held.callback(remove_empty_notes, root)
-            run.mend(lock)
+            if share is None:
+                remove_stale(root, keep=note_path(root))
+                held.callback(remove_empty_notes, root)
+            run.mend(lock, held)
     run.result.dry_run = dry_run
     run.result.seconds = time.perf_counter() - started
     return run.result
@@ -273,19 +273,16 @@ class _Repair:
         sources: list[Source],
         workers: int,
         show_progress: bool | None,
-        held: ExitStack,
+        share: Share | None,
     ):
-        """Choose what to rebuild; what cannot be is in `result.left`. Needed URLs are asked.
-
-        held
-            At its end, the working folder is removed.
-        """
+        """Choose what to rebuild; what cannot be is in `result.left`. Needed URLs are asked."""
         self._root = damage.root
         self._damage = damage
         self._workers = workers
-        self._show_progress, self._held = show_progress, held
+        self._show_progress = show_progress
+        self._share = share
         self._records = {record["name"]: record for record in damage.manifest.sources}
-        self._wanted: dict[str, dict[int, str]] = {}  # source → part → name of the shard
+        self.wanted: dict[str, dict[int, str]] = {}  # source → part → name of the shard
         self._sources = {source.name: source for source in sources}
         self.result = RepairResult(
             damage.root, damage.problems, extra=damage.extra, complete=damage.manifest.complete
@@ -297,7 +294,12 @@ class _Repair:
             if reason := self._obstacle(name, source, unreadable):
                 self.result.left[name] = reason
             else:
-                self._wanted.setdefault(source, {})[part] = name
+                self.wanted.setdefault(source, {})[part] = name
+        if share is not None and damage.own_files:
+            self.result.left[OWN_FILES] = (
+                "no part rewrites them; once all parts have ended: sa1bpack repair "
+                f"{quote(str(self._root))} TARS --quick"
+            )
 
     def _obstacle(self, name: str, source: str, unreadable: dict[str, SourceError]) -> str | None:
         """Why a damaged shard cannot be rebuilt, as far as is known before its source is read."""
@@ -319,49 +321,63 @@ class _Repair:
             )
         return None
 
-    def forecast(self, share: Share | None) -> None:
-        """Report what `mend` would try, or a part."""
-        for parts in self._wanted.values():
-            self.result.repaired += parts.values()
-        if share is None:
-            self.result.rewritten = self._damage.own_files
-        else:
-            self._leave_own_files()
+    def mend(self, lock: int, held: ExitStack) -> None:
+        """Repair what can be repaired; the caller holds the pack's lock, for a part with others.
 
-    def mend_part(self) -> None:
-        """Put in place what has the bytes that the pack demands; other parts may do so, too."""
-        for replaced in self._rebuilt():
-            if replaced.same:
-                with alone(self._root):
-                    put_in_place(replaced.folder, self._damage.folder(replaced.name))
-                self.result.repaired.append(replaced.name)
-            else:
-                self.result.left[replaced.name] = (
-                    f"{replaced.note or 'the digest that it must have is unknown'}; the pack's "
-                    "own files change with it; once all parts have ended: sa1bpack repair "
-                    f"{quote(str(self._root))} TARS --shard {replaced.name}"
-                )
-        self._leave_own_files()
+        A shard with other bytes than the pack's checksums demand is damage to the next check until
+        they are rewritten, so a repair that is killed in between is resumed. No part rewrites them:
+        it puts in place what has the bytes that the pack demands.
 
-    def _leave_own_files(self) -> None:
-        if self._damage.own_files:
-            self.result.left[OWN_FILES] = (
-                "no part rewrites them; once all parts have ended: sa1bpack repair "
-                f"{quote(str(self._root))} TARS --quick"
-            )
-
-    def mend(self, lock: int) -> None:
-        """Repair what can be repaired; the caller holds the pack's lock."""
-        damage = self._damage
-        if not (damage.shards or damage.own_files):
+        held
+            At its end, the working folder is removed.
+        """
+        damage, result = self._damage, self.result
+        whole = self._share is None
+        if whole and not (damage.shards or damage.own_files):
             remove_old_indexes(self._root, damage.manifest.index)
             Unfinished().write(self._root)
             return
-        self._state = PackState(self._root, damage.options, lock)
-        self._state.sources = self._records
-        self._state.rebuild_index = damage.own_files
-        self._state.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
-        self._put_in_place(self._rebuilt())
+        made = self._rebuilt(held)
+        others = [replaced for replaced in made if not replaced.same]
+        rewrite = whole and (damage.own_files or bool(others))
+        state = PackState(self._root, damage.options, lock)
+        if rewrite:
+            state.sources, state.rebuild_index = self._records, damage.own_files
+            state.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
+            if obstacle := self._enter_damaged_shards(state):
+                names = [OWN_FILES, *(replaced.name for replaced in others)]
+                result.left |= dict.fromkeys(names, obstacle)
+                rewrite = False
+        for replaced in () if whole else others:
+            result.left[replaced.name] = (
+                f"{replaced.note or 'the digest that it must have is unknown'}; the pack's own "
+                "files change with it; once all parts have ended: sa1bpack repair "
+                f"{quote(str(self._root))} TARS --shard {replaced.name}"
+            )
+        if damage.lost:
+            Unfinished(lost=True).write(self._root)
+        elif rewrite and damage.manifest.complete:
+            Unfinished(complete=True).write(self._root)
+        interrupts.check()
+        for replaced in made:
+            if replaced.same or rewrite:
+                with alone(self._root):
+                    put_in_place(replaced.folder, damage.folder(replaced.name))
+                state.add_shard(replaced.shard)
+                result.repaired.append(replaced.name)
+                if replaced.note:
+                    self._note(replaced.note)
+        if damage.lost:
+            self._rewrite_lost_manifest(state)
+        elif rewrite:
+            if others:  # for a moment: a complete one that does not match could not be believed
+                state.publish(complete=False)
+            state.publish(complete=damage.manifest.complete)
+        result.rewritten = rewrite
+        # A lost manifest that lacks what a damaged shard would tell is not restored yet.
+        restored = not (damage.lost and result.left)
+        if whole and restored and (rewrite or not damage.own_files):
+            Unfinished().write(self._root)
 
     def _sound_shards(self, sources: Container[str]) -> dict[Key, PublishedShard]:
         """The shards of sources that the check has found sound. Raises FormatError and OSError."""
@@ -385,19 +401,19 @@ class _Repair:
             ignore_space=True,
         )
 
-    def _rebuilt(self) -> list[_Replacement]:
+    def _rebuilt(self, held: ExitStack) -> list[_Replacement]:
         """What can replace damaged shards, in a working folder; what cannot is left."""
-        if not self._wanted:
+        if not self.wanted:
             return []
         damage, packed_by = self._damage, versions_in_force()
-        request = self._request([self._sources[name] for name in self._wanted])
+        request = self._request([self._sources[name] for name in self.wanted])
         state = _Rebuilding(self._root, damage.options, NOT_LOCKED)
-        state.shards_dir = self._held.enter_context(working_folder(self._root))
-        state.shards, state.sources = self._sound_shards(self._wanted), dict(self._records)
+        state.shards_dir = held.enter_context(working_folder(self._root))
+        state.shards, state.sources = self._sound_shards(self.wanted), dict(self._records)
         warm_up(damage.options)
         total = sum(source.nbytes for source in request.sources)
         progress = Progress(total, show=self._show_progress)
-        parts = {name: set(parts) for name, parts in self._wanted.items()}
+        parts = {name: set(parts) for name, parts in self.wanted.items()}
         try:
             run = PackRun(state, request, progress, packed_by)
             failed = pack_sources(run, request.sources, parts)
@@ -405,7 +421,7 @@ class _Repair:
             progress.close()
         self.result.notes += progress.notes
         usable = []
-        for source, wanted in self._wanted.items():
+        for source, wanted in self.wanted.items():
             for part, name in wanted.items():
                 if source in failed:
                     self.result.left[name] = str(failed[source])
@@ -418,44 +434,7 @@ class _Repair:
         interrupts.check()
         return usable
 
-    # Putting them in place
-
-    def _put_in_place(self, made: list[_Replacement]) -> None:
-        """Put shards in place, and rewrite the pack's own files if necessary.
-
-        A shard with other bytes than the pack's checksums demand is damage to the next check until
-        they are rewritten, so a repair that is killed in between is resumed.
-        """
-        damage, state = self._damage, self._state
-        others = [replaced.name for replaced in made if not replaced.same]
-        rewrite = damage.own_files or bool(others)
-        if rewrite and (obstacle := self._enter_damaged_shards()):
-            self.result.left |= dict.fromkeys([OWN_FILES, *others], obstacle)
-            made, rewrite = [replaced for replaced in made if replaced.same], False
-        if damage.lost:
-            Unfinished(lost=True).write(self._root)
-        elif rewrite and damage.manifest.complete:
-            Unfinished(complete=True).write(self._root)
-        interrupts.check()
-        for replaced in made:
-            put_in_place(replaced.folder, damage.folder(replaced.name))
-            state.add_shard(replaced.shard)
-            self.result.repaired.append(replaced.name)
-            if replaced.note:
-                self._note(replaced.note)
-        if damage.lost:
-            self._rewrite_lost_manifest()
-        elif rewrite:
-            if others:  # for a moment: a complete one that does not match could not be believed
-                state.publish(complete=False)
-            state.publish(complete=damage.manifest.complete)
-        self.result.rewritten = damage.lost or rewrite
-        # A lost manifest that lacks what a damaged shard would tell is not restored yet.
-        restored = not (damage.lost and self.result.left)
-        if restored and (rewrite or not damage.own_files):
-            Unfinished().write(self._root)
-
-    def _enter_damaged_shards(self) -> str | None:
+    def _enter_damaged_shards(self, state: PackState) -> str | None:
         """Enter the shards that stay damaged, so that the pack can be published with them.
 
         Returns why it cannot, if one is too damaged for that: it would be described wrongly by the
@@ -468,24 +447,24 @@ class _Repair:
                 vouched = expected is not None or damage.lost
                 if vouched and file_digest(folder / CHECKSUMS_NAME) != expected:
                     raise FormatError(f"{folder / CHECKSUMS_NAME} is damaged")
-                self._state.add_shard(read_shard(folder, damage.options.layout))
+                state.add_shard(read_shard(folder, damage.options.layout))
             except (FormatError, OSError) as error:
                 if not damage.lost:
                     return f"cannot be rewritten as long as {name} is damaged: {error}"
         return None
 
-    def _rewrite_lost_manifest(self) -> None:
+    def _rewrite_lost_manifest(self, state: PackState) -> None:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
         sources = [source for source in self._sources.values() if source.name not in spoilt]
-        packed = pack_into(self._state, self._request(sources), self._show_progress)
+        packed = pack_into(state, self._request(sources), self._show_progress)
         self.result.notes += packed.notes
         self.result.left.update({name: str(error) for name, error in packed.failed.items()})
-        known = {source for source, _ in self._state.shards} | spoilt
-        self.result.complete = not self.result.left and known <= self._state.sources.keys()
+        known = {source for source, _ in state.shards} | spoilt
+        self.result.complete = not self.result.left and known <= state.sources.keys()
         if not self.result.complete:
-            self._state.publish(complete=False)
-        for name in sorted(known - self._state.sources.keys() - spoilt - packed.failed.keys()):
+            state.publish(complete=False)
+        for name in sorted(known - state.sources.keys() - spoilt - packed.failed.keys()):
             self._note(
                 f"the lost manifest's record of {name} is missing: pack again, with all tars, to "
                 "restore it from them; nothing is decoded again"

@@ -10,7 +10,7 @@ import selectors
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
@@ -84,11 +84,8 @@ def pack_with_processes(run: PackRun, packers: Sequence[SourcePacker]) -> None:
         readers = downloads or max(readers, min(DOWNLOADS, workers))
     readers = min(len(packers), readers)
     slots = workers * (JOBS_PER_WORKER + SLOTS_AHEAD) + readers * READ_AHEAD
-    shared_slots = SharedSlots(slots, run.state.options)
-    try:
+    with closing(SharedSlots(slots, run.state.options)) as shared_slots:
         _Dispatcher(run, packers, shared_slots).run(readers, workers)
-    finally:
-        shared_slots.close()
 
 
 class _Dispatcher:
