@@ -1,17 +1,101 @@
-"""Rotation and shear: images, masks, boxes, points and features under one map."""
+"""The place of the image: each step, rotation and shear, and the region that shows it."""
 
 import numpy as np
 import pytest
 import torch
-from made_batches import LAYOUT, RECTANGLES, dataset, moved, noisy_batch, rectangle_batch
+from made_batches import LAYOUT, RECTANGLES, STEPS, dataset, moved, noisy_batch, rectangle_batch
 from packs_with_features import with_features  # noqa: F401 - a fixture
 from PIL import Image
 
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
+from sa1bpack.format.layout import Layout
 from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, fit_frame
+from sa1bpack.transforms.geometry.steps import RandomHorizontalFlip, RandomResizedCrop, ScaleJitter
 from sa1bpack.transforms.random import uniform
+
+CANVAS = (80, 120)
+SIZES = torch.tensor(
+    [[150, 225, 64, 96], [225, 150, 96, 64], [100, 100, 96, 96], [10, 1000, 1, 96]],
+    dtype=torch.int32,
+)
+
+
+def frames(step, many: int = 1):
+    """The frames before and after a step: of all SIZES, `many` times with different numbers."""
+    sizes = SIZES.repeat(many, 1)
+    ids = torch.arange(len(sizes))
+    before = fit_frame(sizes, CANVAS)
+    return before, step(before, lambda n: uniform(0, 0, ids, 0, n))
+
+
+def corners(frame) -> torch.Tensor:
+    """Start and end of the covered part of the canvas, in stored pixels: (B, 2, 2)."""
+    ends = frame.maps.apply(torch.zeros_like(frame.extent)), frame.maps.apply(frame.extent)
+    return torch.stack(ends, 1)
+
+
+def test_an_image_starts_as_large_as_possible_in_the_top_left_corner():
+    frame = fit_frame(SIZES, CANVAS)
+    scale = [80 / 64, 80 / 96, 80 / 96, 120 / 96]
+    for k, factor in enumerate(scale):
+        height, width = SIZES[k, 2:].tolist()
+        assert frame.extent[k].tolist() == pytest.approx([width * factor, height * factor])
+        found = corners(frame)[k].flatten().tolist()
+        assert found == pytest.approx([0, 0, width, height])
+    assert (frame.extent <= frame.sides + 1e-9).all()
+
+
+def test_a_flip_mirrors_the_image_and_keeps_the_padding_in_place():
+    before, after = frames(RandomHorizontalFlip(1.0))
+    assert torch.equal(before.extent, after.extent)
+    near = after.maps.apply(torch.tensor([[3.0, 4.0]]).double())
+    mirrored = torch.stack([before.extent[:, 0] - 3, torch.full((4,), 4.0).double()], 1)
+    torch.testing.assert_close(near, before.maps.apply(mirrored))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_a_flip_has_the_given_probability(p):
+    _, after = frames(RandomHorizontalFlip(p), many=1000)
+    share = (after.maps.scale[:, 0] < 0).double().mean()
+    assert abs(share - p) <= 4 * (p * (1 - p) / 4000) ** 0.5
+    assert (after.maps.scale[:, 1] > 0).all()
+
+
+def test_scale_jitter_scales_both_axes_and_stays_inside_the_image():
+    before, after = frames(ScaleJitter(0.1, 2.0), many=500)
+    factor = before.maps.scale / after.maps.scale
+    torch.testing.assert_close(factor[:, 0], factor[:, 1])
+    assert factor.min() >= 0.1 - 1e-9 and factor.max() <= 2 + 1e-9
+    assert factor.min() < 0.15 and factor.max() > 1.95
+    torch.testing.assert_close(
+        after.extent, torch.minimum(before.extent * factor, after.sides.expand_as(after.extent))
+    )
+    low, high = corners(after).unbind(1)
+    stored = SIZES.repeat(500, 1)[:, [3, 2]].double()
+    assert (low >= -1e-9).all() and (high <= stored + 1e-9).all()
+    # Crops are anywhere: some at the start, some at the end.
+    wide = before.extent[:, 0] * factor[:, 0] > after.sides[0] * 1.2
+    slack = low[wide, 0] / (stored[wide, 0] - (high - low)[wide, 0])
+    assert slack.min() < 0.05 and slack.max() > 0.95
+
+
+def test_a_random_crop_has_an_allowed_area_and_ratio_and_fills_the_canvas():
+    _, after = frames(RandomResizedCrop((0.2, 0.6), (0.5, 2.0)), many=500)
+    assert torch.equal(after.extent, after.sides.expand_as(after.extent))
+    low, high = corners(after).unbind(1)
+    stored = SIZES.repeat(500, 1)[:, [3, 2]].double()
+    assert (low >= -1e-9).all() and (high <= stored + 1e-9).all()
+    sides = high - low
+    thin = stored.amin(1) < 10  # no rectangle of an allowed ratio has the area
+    ratio, area = sides[:, 0] / sides[:, 1], sides.prod(1) / stored.prod(1)
+    assert ratio.min() >= 0.5 - 1e-9 and ratio.max() <= 2 + 1e-9
+    assert area[~thin].min() >= 0.2 - 1e-9 and area[~thin].max() <= 0.6 + 1e-9
+    assert area[~thin].min() < 0.23 and area[~thin].max() > 0.57
+    # There the largest rectangle is taken: the full height, and twice as wide.
+    torch.testing.assert_close(sides[thin], torch.tensor([[2.0, 1.0]]).double().expand(500, 2))
+
 
 PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
 TURN = T.RandomAffine((10, 80), (-30, 30))
@@ -195,3 +279,58 @@ def test_a_center_crop_is_the_middle_at_the_size_of_pil(size, fraction):
         expected = stored.resize((width, height), Image.Resampling.BILINEAR, box)
         found = done["images"][k].permute(1, 2, 0).numpy()
         assert np.abs(found - np.asarray(expected)).max() <= 1.01
+
+
+SOURCES = [(150, 225), (225, 150), (150, 151), (10, 300)]
+CASES = {name: steps for name, steps in STEPS.items() if "color" not in name}
+CASES |= {
+    "center": [T.CenterCrop(0.9)],
+    "crop twice": [T.ScaleJitter(1.5), T.ScaleJitter(0.4, 0.9)],
+}
+
+
+def white_batch(layout: Layout) -> dict:
+    """Images of other shapes, which are white everywhere: where a result is black is no image."""
+    batches = [rectangle_batch(layout, [(0, 0, *size[::-1])], size) for size in SOURCES]
+    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+
+
+@pytest.mark.parametrize("fit", ["pad", "native", "squash"])
+@pytest.mark.parametrize("steps", CASES.values(), ids=CASES.keys())
+def test_the_region_is_where_the_images_have_pixels(steps, fit, device):
+    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    for size in (None, (57, 75), 150):
+        pipeline = T.Pipeline(dataset(layout), steps, size=size, mean=(0, 0, 0), std=(1, 1, 1))
+        for epoch in range(3):
+            done = pipeline(moved(white_batch(layout), device), epoch)
+            region = T.image_region(done)
+            assert torch.equal(region, done["images"].amax(1) > 0)
+            # A third of the pixels to each side: the centre of a cell is that of a pixel.
+            third = tuple(side // 3 for side in pipeline.canvas)
+            assert torch.equal(T.image_region(done, third), region[:, 1::3, 1::3])
+            assert ("source_window" in done) == (steps is STEPS["affine"])
+            if "source_window" not in done:  # the rectangle of the size before padding
+                counts = torch.stack([region.any(2).sum(1), region.any(1).sum(1)], 1)
+                assert torch.equal((done["input_sizes"] - 0.5).ceil().long(), counts)
+
+
+@pytest.mark.parametrize(("fit", "flip"), [("pad", 0), ("native", 1), ("squash", 1)])
+def test_the_size_before_padding_and_its_masks_are_those_of_edgesam(fit, flip):
+    layout = Layout(image_size=1024, mask_size=256, fit=fit)
+    done = T.Pipeline(dataset(layout), [T.RandomHorizontalFlip(flip)])(white_batch(layout), 0)
+    shapes = [
+        (int(1024 * h / max(h, w) + 0.5), int(1024 * w / max(h, w) + 0.5)) for h, w in SOURCES
+    ]
+    shapes = [(1024, 1024)] * 4 if fit == "squash" else shapes
+    assert done["input_sizes"].tolist() == [[*map(float, shape)] for shape in shapes]
+    for side in (64, 256):
+        valid = torch.zeros(4, 1, 1024, 1024)  # as EdgeSAM's training/train.py makes it
+        for k, (height, width) in enumerate(shapes):
+            valid[k, :, :height, :width] = 1
+        valid = torch.nn.functional.interpolate(valid, (side, side), mode="bilinear")
+        assert torch.equal(T.image_region(done, side), valid[:, 0] > 0.5)
+
+
+def test_a_batch_without_its_sizes_is_refused():
+    with pytest.raises(OptionError, match="no input_sizes, input_to_source: give what a Pipeline"):
+        T.image_region(white_batch(Layout(image_size=96, mask_size=96)))
