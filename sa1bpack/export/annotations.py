@@ -37,6 +37,7 @@ from sa1bpack.errors import (
     UnknownName,
 )
 from sa1bpack.export.info import attributes_of
+from sa1bpack.export.output import check_output
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
@@ -254,7 +255,10 @@ def export_sa1b(
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(_folder(output), complete=selection.complete)
+    path = local_path("output", output)
+    refuse_in_pack("output", path, itself=True)
+    check_can_be_folder(path, "name a new folder, or one of an earlier export")
+    result = ExportResult(path, complete=selection.complete)
     cleaned: set[Path] = set()
     with image_steps(selection.images, progress) as advance:
         for shard, rows in selection.shards(check=True):
@@ -432,7 +436,7 @@ def export_coco(
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(_file(output), complete=selection.complete)
+    result = ExportResult(check_output(output), complete=selection.complete)
     images = []
     for shard, rows in selection.shards(check=True):
         images.append(shard["image_id"][rows])
@@ -519,25 +523,6 @@ def _first_double(ids: np.ndarray) -> int | None:
 
 
 # --------------------------------------------------------------------------------- files
-
-
-def _folder(output: str | Path) -> Path:
-    """The folder to export to. Raises OptionError for a URL, a file or a folder in a pack."""
-    path = local_path("output", output)
-    refuse_in_pack("output", path, itself=True)
-    check_can_be_folder(path, "name a new folder, or one of an earlier export")
-    return path
-
-
-def _file(output: str | Path) -> Path:
-    """The file to export to. Raises OptionError for a URL, a folder or a place in a pack."""
-    path = local_path("output", output)
-    refuse_in_pack("output", path, itself=True)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise OptionError(
-            f"{output}: name a file, such as annotations.json, in a folder that exists"
-        )
-    return path
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from sa1bpack.format.manifest import refuse_in_pack
 def check_output(output: str | Path, *suffixes: str) -> Path:
     """The path to write to. An existing file will be replaced; no folder is created.
 
-    suffixes  of which it must have one, in lower case
+    suffixes  of which it must have one, in lower case; none: any
 
     Raises OptionError for a URL, another suffix, a missing folder, a folder in place of the file,
     and a path inside a pack, where a check reports every foreign file; OSError if no file can be
     made there. So nothing is drawn or measured whose result could not be written.
     """
     path = local_path("output", output)
-    if path.suffix.lower() not in suffixes:
+    if suffixes and path.suffix.lower() not in suffixes:
         raise OptionError(f"{output}: name it {' or '.join(f'*{each}' for each in suffixes)}")
     if path.is_dir():
         raise OptionError(f"{output} is a folder; name a file in it")
