@@ -168,7 +168,11 @@ class Cache:
         if lock.record[1] != boot_id():
             return None
         lock.touch()
-        _watch(lock)
+        _in_use.add(lock)
+        if os.getpid() not in _watching:
+            _watching.clear()
+            _watching.add(os.getpid())
+            threading.Thread(target=_release, name="sa1bpack-release", daemon=True).start()
         return lock
 
     def hold(
@@ -366,14 +370,6 @@ def release_idle(seconds: float) -> None:
     """Close open shards that were not used for so long; who reads one keeps it until then."""
     idle = {id(lock) for lock in list(_in_use) if lock.idle >= seconds}
     OPEN_SHARDS.drop(lambda opened: any(id(lease) in idle for lease in opened.leases))
-
-
-def _watch(lock: Lock) -> None:
-    _in_use.add(lock)
-    if os.getpid() not in _watching:
-        _watching.clear()
-        _watching.add(os.getpid())
-        threading.Thread(target=_release, name="sa1bpack-release", daemon=True).start()
 
 
 def _release() -> None:

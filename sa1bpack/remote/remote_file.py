@@ -289,11 +289,17 @@ class WebBody(Body):
 
     def open(self) -> None:
         """Send the request, follow redirects, and read the head of the answer."""
-        address = self._address
+        address, (start, stop) = self._address, self._wanted
+        headers = {"Accept-Encoding": "identity", "User-Agent": "sa1bpack"}
+        if start or stop is not None:
+            headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+        # A weak ETag never matches, and a time is compared afterwards.
+        if (address.version or "").startswith('"'):
+            headers["If-Match"] = address.version
         opener = urllib.request.build_opener(_Connections(self._connected), _Redirects())
         try:
             url = quote(address.url, safe=_UNQUOTED)
-            request = urllib.request.Request(url, headers=self._headers())
+            request = urllib.request.Request(url, headers=headers)
             self._answer = opener.open(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             self._answer = error
@@ -343,16 +349,6 @@ class WebBody(Body):
             with suppress(OSError):
                 self._answer.close()
         self._socket = None
-
-    def _headers(self) -> dict[str, str]:
-        start, stop = self._wanted
-        headers = {"Accept-Encoding": "identity", "User-Agent": "sa1bpack"}
-        if start or stop is not None:
-            headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-        # A weak ETag never matches, and a time is compared afterwards.
-        if (self._address.version or "").startswith('"'):
-            headers["If-Match"] = self._address.version
-        return headers
 
     def _take_head(self) -> None:
         headers, address, status = self._answer.headers, self._address, self._answer.status

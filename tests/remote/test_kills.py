@@ -161,7 +161,7 @@ class Interrupted(BaseException):
     """What a signal raises."""
 
 
-@pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in __del__
 def test_an_interrupted_read_leaves_the_cache_right_wherever_it_is(pack, tmp_path):
     """Raised at any line that the main thread passes, as a signal's exception may be."""
     own = sa1bpack.open(pack)
