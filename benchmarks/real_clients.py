@@ -258,9 +258,12 @@ def each_of(dataset) -> Way:
 def batches_of(ds: Dataset, pipeline: transforms.Pipeline) -> Iterator[dict]:
     """What a pipeline makes of each image and all of its masks, in the order of image ids."""
     with sa1bpack.Loader(ds, 1, device="cpu", threads=1) as loader:
-        # But the runs, which lie in a buffer of the loader.
         made = {
-            int(batch["image_ids"]): {k: v for k, v in pipeline(batch).items() if k != "runs"}
+            int(batch["image_ids"]): {
+                name: value.clone()
+                for name, value in pipeline(batch).items()
+                if torch.is_tensor(value)
+            }
             for batch in loader
         }
     for number in sorted(made):

@@ -22,7 +22,7 @@ import sa1bpack
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 IDS = range(100, 107)
 META = torch.device("meta")
-_PATIENCE = 90  # seconds; a process that takes longer has hung
+_PATIENCE = 180  # seconds; a process that takes longer has hung
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
