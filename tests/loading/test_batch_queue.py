@@ -92,21 +92,6 @@ def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monke
     assert len(pool.lent) == 2
 
 
-def test_a_late_thread_alone_does_not_make_the_pool_grow():
-    """Its buffer comes back when it is done; the consumer keeps none."""
-    pool = pool_of(1)
-    old = BatchQueue(pool, total=2, prefetch=1)
-    late = old.begin(1)
-    old.close()
-    queue = BatchQueue(pool, total=2, prefetch=1)
-    with pytest.raises(LoaderTimeout):
-        queue.take(0.05, doing)
-    assert queue.begin(0) is None
-    buffer = late.buffer
-    old.finish(late)
-    assert queue.begin(1).buffer is buffer
-
-
 @pytest.mark.parametrize("wait", ["begin", "take"])
 def test_close_wakes_every_waiting_thread(wait):
     pool = pool_of(1)

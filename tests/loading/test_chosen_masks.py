@@ -81,16 +81,6 @@ def test_max_masks_of_0_yields_images_and_no_masks(ds, make, mask_layout):
         )
 
 
-@BOTH
-def test_an_error_of_a_function_reaches_the_consumer(root, make):
-    def fails(columns):
-        raise ZeroDivisionError("a weight")
-
-    with pytest.raises(ZeroDivisionError, match="a weight") as caught:
-        list(make(open_pack(root), 4, max_masks=1, mask_select=fails))
-    assert "raised by mask_select for the masks of image_id" in "".join(caught.value.__notes__)
-
-
 def test_a_transform_that_drops_masks_is_refused_with_an_array(root):
     def half(sample):
         return {

@@ -181,28 +181,6 @@ def test_a_read_error_that_is_kept_keeps_no_buffers(
     assert found.value.row >= 1 and pool() is None
 
 
-def test_many_epochs_leave_threads_files_and_shared_memory_as_they_were(ds, packed):
-    def state() -> tuple[list, list[str], list[str]]:
-        gc.collect()
-        files = sorted(open_files_of(packed.root))
-        own = f"_{os.getpid()}_"  # torch names its files so; other processes have theirs
-        shared = sorted(path.name for path in Path("/dev/shm").iterdir() if own in path.name)
-        return readers(), files, shared
-
-    def epochs(count: int) -> None:
-        with Loader(ds, 3, threads=3, mask_layout="padded") as loader:
-            for epoch in range(count):
-                for number, _ in enumerate(loader):
-                    if epoch % 3 == 1 and number == 1:
-                        break
-
-    epochs(2)
-    before = state()
-    assert before[0] == [] and before[1]
-    epochs(20)
-    assert state() == before
-
-
 def test_the_interpreter_ends_with_iterations_that_were_begun(packed):
     script = """
 held = [iter(Loader(ds, 1, threads=2)) for _ in range(3)]   # never taken from, half used, closed

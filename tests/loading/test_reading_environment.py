@@ -1,6 +1,5 @@
 """Where a pack is stored and who reads it makes no difference to the data."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -89,18 +88,6 @@ def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, expected, ve
     assert in_a_child(read) == (3, expected, True)
 
 
-def test_a_pack_is_read_wherever_it_was_moved_to(root, expected, tmp_path):
-    fingerprint = open_pack(root).fingerprint
-    new = tmp_path / "another disk" / "π, renamed"
-    new.parent.mkdir()
-    root.rename(new)
-    assert open_pack(new).fingerprint == fingerprint
-    assert everything(open_pack(new, verify_checksums=True)) == expected and verify(new).ok
-    link = tmp_path / "link"
-    link.symlink_to(new)
-    assert everything(open_pack(link)) == expected and verify(link).ok
-
-
 def test_a_pack_that_is_gone_is_named_and_not_said_to_be_damaged(root, tmp_path):
     """What is gone is named up to the highest folder, in samples as in batches."""
     opened, begun, open_shards = (open_pack(root) for _ in range(3))
@@ -173,25 +160,6 @@ def test_more_shards_than_files_that_may_be_open_are_read(pack_writer, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     expected = [samples * 100, [*batches.values()] * 100, 400]
     assert json.loads(done.stdout) == [expected] * 2
-
-
-def test_a_file_that_cannot_be_opened_is_an_error_with_the_samples_name(root, monkeypatch):
-    """Whatever the reason, of the sample alone."""
-    ds = open_pack(root)
-    real = os.open
-
-    def opened(path, *rest, **options):
-        if str(path).endswith("sa_000001-000/mask_bits/c.0.0.0"):
-            raise OSError(errno.EACCES, "Permission denied", str(path))
-        return real(path, *rest, **options)
-
-    options = {"on_error": "drop", "max_dropped": 0.25}
-    with Loader(ds, 4, **options) as loader:
-        monkeypatch.setattr(os, "open", opened)
-        rows = [row for batch in loader for row in batch["indices"].tolist()]
-        assert rows == [row for row in range(12) if row not in (4, 5, 6)]
-        assert [error.row for error in loader.dropped] == [4, 5, 6]
-        assert all("Permission denied" in str(error) for error in loader.dropped)
 
 
 # ------------------------------------------------------------------------- while it is written

@@ -22,11 +22,6 @@ def check(found, packed, order, runs=RUNS):
         assert all(state == run["states"][0] for state in run["states"])
 
 
-def test_global_batches_of_a_local_pack_are_the_same_on_any_number_of_ranks(packed, tmp_path):
-    runs = [[2, 1], [1, 4]]
-    check(restarted(tmp_path, packed.root, None, runs), packed, None, runs)
-
-
 @pytest.fixture
 def bucket(packed, s3):
     """The URL of the pack in a bucket."""

@@ -101,16 +101,6 @@ def test_an_epoch_that_is_left_ends_with_the_batch_that_was_taken_last():
     assert counts.stats().seconds == pytest.approx(1) and counts.stats().ended
 
 
-def test_a_thread_of_an_ended_epoch_adds_nothing_to_the_next():
-    clock = Clock()
-    old, new = EpochCounts(0, clock.now, clock=clock), EpochCounts(1, clock.now, clock=clock)
-    old.threads = new.threads = 1
-    old.end()
-    clock.now += 3
-    old.worked("copy", 100.0)
-    assert (new.stats().copy_seconds, old.stats().copy_seconds) == (0, 3)
-
-
 # --------------------------------------------------------------------------------------- verdicts
 
 
@@ -234,15 +224,3 @@ def test_with_checked_reading_it_is_not_known_where_bytes_come_from(packed):
         found = loader.stats()
     assert found.cached_share is found.disk_bytes is found.read_seconds is None
     assert found.copy_seconds > 0
-
-
-@BOTH
-def test_an_error_of_the_function_reaches_the_consumer(ds, make):
-    def fails(found):
-        raise KeyError(found.epoch)
-
-    loader = make(ds, 4, on_epoch_end=fails)
-    taken = []
-    with pytest.raises(KeyError, match="0"):
-        taken.extend(batch["batch_idx"] for batch in loader)
-    assert taken == list(range(len(loader)))

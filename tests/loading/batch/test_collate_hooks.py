@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import Subset
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -39,14 +38,6 @@ def test_types_that_a_batch_would_change_are_an_error_with_the_name(ds, key, cha
         fault = f"image is {second} .*images .* {first}"
     with pytest.raises(OptionError, match=rf"sa_\d+.jpg .*{fault}"):
         Collate()(samples)
-
-
-def test_numbers_that_a_batch_can_hold_may_be_of_any_type(ds):
-    def transform(sample):
-        return sample | {"bboxes": sample["bboxes"].astype(np.int16), "index": np.int8(3)}
-
-    batch = Collate()(ds.with_options(transform=transform).__getitems__([0, 2]))
-    assert batch["bboxes"].dtype == torch.float32 and batch["indices"].tolist() == [3, 3]
 
 
 def of_masks(change):

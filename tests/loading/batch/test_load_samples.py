@@ -187,15 +187,6 @@ def test_whole_blocks_are_read_to_their_place(context, paths, opened, data, size
     batch.check(paths)
 
 
-def test_only_the_samples_that_were_asked_for_are_read(context, paths, opened):
-    images = [(100 * k, 50) for k in range(4)]
-    batch = Batch(images, [[1], [2, 3], [4], [5]], opened["past"], 64)
-    assert batch.load(context, 1, 3) == 0
-    batch.check(paths, 1, 3)
-    assert (batch.buffer[:64] == UNTOUCHED).all()
-    assert (batch.buffer[3 * 64 : 4 * 64] == UNTOUCHED).all()
-
-
 def test_scratch_memory_that_is_too_small_is_asked_for_and_nothing_is_read(context, paths, opened):
     images, masks = [(BLOCK - 1, 2), (5 * BLOCK, BLOCK)], [[0], [63, 70]]
     batch = Batch(images, masks, opened["past"], BLOCK)
@@ -236,17 +227,6 @@ def test_masks_whose_rows_are_unknown_and_files_that_are_not_open_are_errors(con
 @pytest.fixture
 def mapped(paths):
     return [np.memmap(path, np.uint8, "r") for path in paths]
-
-
-def test_what_is_in_memory_is_copied_from_its_map(context, paths, opened, mapped):
-    for path in paths:
-        path.read_bytes()
-    batch = Batch([(BLOCK, BLOCK)], [[3, 4]], opened["past"], BLOCK)
-    batch.samples.files[:, :, MAP] = [found.ctypes.data for found in mapped]
-    batch.samples.files[:, :, TELLS] = 1
-    assert batch.load(context, scratch=0) == 0
-    assert batch.counts.tolist() == [BLOCK + 2 * 64, 0, 0, 0]
-    batch.check(paths)
 
 
 def test_what_is_in_the_page_cache_is_copied_from_its_map(paths, opened):

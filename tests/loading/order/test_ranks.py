@@ -1,6 +1,5 @@
 """Rank and world size that nobody passed: those of torch.distributed when an iteration begins."""
 
-import pickle
 import sys
 from types import SimpleNamespace
 
@@ -29,18 +28,6 @@ def group(monkeypatch):
     for name in ANNOUNCED:
         monkeypatch.delenv(name, raising=False)
     return found
-
-
-def test_batches_made_before_the_process_group_are_those_of_its_rank(group):
-    batches = OrderedBatches(ORDER, global_batch_size=8, **OF_GROUP)
-    assert (batches.rank, batches.world_size, batches.most_samples) == (0, 1, 8)
-    group.ready, group.rank, group.world_size = True, 1, 2
-    assert (batches.rank, batches.world_size, batches.most_samples) == (1, 2, 4)
-    assert list(batches) == list(OrderedBatches(ORDER, global_batch_size=8, rank=1, world_size=2))
-    group.rank = 0
-    second = OrderedBatches(ORDER, global_batch_size=8, rank=0, world_size=2)
-    second.set_epoch(1)
-    assert list(pickle.loads(pickle.dumps(batches))) == list(second)
 
 
 def test_a_batch_size_that_the_ranks_cannot_share_is_refused(group):
