@@ -99,9 +99,11 @@ class Ahead:
                 numbers = np.unique(numbers).tolist()
                 new = [n for n in numbers if n not in begun]
                 nbytes = sum(self._ds.manifest.shards[n].bytes for n in new)
-                if not self._wait_until_allowed(number, nbytes):
-                    break
                 with self._changed:
+                    while not (self._over or number <= self._reached or self._fits(nbytes)):
+                        self._changed.wait(_IDLE_SECONDS)
+                    if self._over:
+                        break
                     self._ahead[number] = nbytes
                     self._asked.append(numbers)
                     self._changed.notify_all()
@@ -114,20 +116,12 @@ class Ahead:
             _log.info("shards are not opened in advance any longer: %s", error)
             self.end()
 
-    def _wait_until_allowed(self, number: int, nbytes: int) -> bool:
-        """Wait until a batch may be asked for; False if the epoch is over."""
-
-        def may() -> bool:
-            for reached in [n for n in self._ahead if n <= self._reached]:
-                del self._ahead[reached]
-            ahead = sum(self._ahead.values())
-            fits = not nbytes or not ahead or ahead + nbytes <= self._window
-            return self._over or number <= self._reached or fits
-
-        with self._changed:
-            while not self._changed.wait_for(may, _IDLE_SECONDS):
-                pass
-            return not self._over
+    def _fits(self, nbytes: int) -> bool:
+        """Whether so many bytes may be asked for besides those that are ahead."""
+        for reached in [n for n in self._ahead if n <= self._reached]:
+            del self._ahead[reached]
+        ahead = sum(self._ahead.values())
+        return not nbytes or not ahead or ahead + nbytes <= self._window
 
     def _open(self, number: int) -> None:
         try:

@@ -85,9 +85,6 @@ class ShardFiles:
             else:
                 entry[0] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __len__(self) -> int:
-        return len(self.table)
-
     def __del__(self, close=os.close):  # bound: at interpreter exit `os` may be gone
         for descriptor in self.table[:, 0].tolist():
             if descriptor >= 0:
@@ -149,10 +146,11 @@ class OpenFiles:
         the caller to close, which holds no lock."""
         dropped = []
         with self._lock:
-            count = sum(len(files) for _, files in list(self._files.values()))
+            count = sum(len(files.table) for _, files in list(self._files.values()))
             while count > most and len(self._files) > 1:
-                dropped.append(self._files.popitem(last=False)[1])
-                count -= len(dropped[-1])
+                _, (_, files) = self._files.popitem(last=False)
+                dropped.append(files)
+                count -= len(files.table)
         return dropped
 
     def after_fork(self) -> None:

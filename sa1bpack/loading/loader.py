@@ -164,9 +164,11 @@ class Loader(BatchReader):
         self._threads = whole_number("threads", threads, 1, MAX_THREADS)
         self._set_up(ds, batches, chosen)
         if prefetch is None:
-            direct = self._mode.direct
-            samples = self.batches.most_samples
-            prefetch = _direct_prefetch(self._threads, samples) if direct else PREFETCH
+            prefetch = PREFETCH
+            if self._mode.direct:  # also while one is ready and waits until it is taken; a disk is
+                # faster the more is asked for at once, and smaller parts wait more often
+                together = max(1, batches.most_samples // OPEN_SAMPLES)
+                prefetch = max(PREFETCH, -(-self._threads // together))
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._masks = chosen.choices.over(ds, order_seed(self.batches.order, chosen.seed))
         self._device = open_device(device)
@@ -308,12 +310,3 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
         f"no memory for {plan}; lower batch_size, max_masks or prefetch, keep fewer batches, or "
         f"use packed masks (mask_layout='concat_bits'): {reason}"
     )
-
-
-def _direct_prefetch(threads: int, samples: int) -> int:
-    """Batches of so many samples, as many as let each thread read OPEN_SAMPLES of one at once,
-    also while one is ready and waits until it is taken.
-
-    A disk is faster the more is asked for at once, and smaller parts wait more often.
-    """
-    return max(PREFETCH, -(-threads // max(1, samples // OPEN_SAMPLES)))

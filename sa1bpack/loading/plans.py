@@ -222,10 +222,10 @@ def _aio_obstacle(path: Path) -> str | None:
         return f"the system refuses Linux AIO ({error.strerror or error})"
     try:
         [code] = context.read(np.array([[file, 0, BLOCK, memory.ctypes.data, 1]])).tolist()
+        CONTEXTS.give_back(context)
     except OSError as error:
         context.close()  # waits for what is in progress: `memory` must live until then
-        return f"{path} cannot be read with Linux AIO ({error.strerror})"
+        code = error.errno or 0
     finally:
         os.close(file)
-    CONTEXTS.give_back(context)
     return f"{path} cannot be read with Linux AIO ({os.strerror(code)})" if code > 0 else None
