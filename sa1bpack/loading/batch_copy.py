@@ -551,6 +551,8 @@ class BatchCopy:
     def errors(self) -> list[tuple[int, ReadError]]:
         """(position in the batch, error) of every sample that could not be copied."""
         status = self._place.status
+        if not (self._failed or status.any()):
+            return []
         causes = {k: self._cause(k, status[k]) for k in np.flatnonzero(status.any(1)).tolist()}
         causes |= self._failed
         return [(k, self._source.error(self._where[:, k], causes[k])) for k in sorted(causes)]

@@ -56,6 +56,7 @@ class BufferPool:
 
     changed  the lock and condition for a free buffer. The queues of epochs wait on it as well, so
              that a thread that waits for a buffer is also woken when its epoch ends
+    all      buffers that exist
     free     buffers that can be taken
     lent     buffers that the consumer holds, until `release`
     scratch  scratch memory of threads that have ended, for the next ones to take; none once closed
@@ -65,18 +66,13 @@ class BufferPool:
         """Allocate `count` buffers, for an epoch of `threads`. Raises what `allocate` raises."""
         self.changed = threading.Condition()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
-        self._allocate, self._count = allocate, count
+        self.allocate, self._count = allocate, count
         self.free = deque(allocate() for _ in range(count))
         # Weak: an interrupt may lose one that changes hands, or that is given back by a finalizer,
         # which then ends in the middle; `refill` replaces it.
-        self._all, self.lent = weakref.WeakSet(self.free), weakref.WeakSet[Buffer]()
+        self.all, self.lent = weakref.WeakSet(self.free), weakref.WeakSet[Buffer]()
         self._has_grown = self._closed = False
         self._collect_from = 0  # buffers; with fewer, garbage is not collected
-
-    @property
-    def count(self) -> int:
-        """The number of buffers that exist."""
-        return len(self._all)
 
     def release(self, buffer: Buffer) -> None:
         """Return a buffer that is no longer in use.
@@ -86,7 +82,7 @@ class BufferPool:
         """
         self.lent.discard(buffer)
         if self._closed or len(self.free) >= self._count:
-            self._all.discard(buffer)  # beyond the plan: the consumer had kept batches
+            self.all.discard(buffer)  # beyond the plan: the consumer had kept batches
             self._collect_from = 0
             return
         (self.free.appendleft if buffer.event is None else self.free.append)(buffer)
@@ -98,9 +94,9 @@ class BufferPool:
 
         Raises what `allocate` raises.
         """
-        for _ in range(self._count - len(self._all)):
-            buffer = self._allocate()
-            self._all.add(buffer)
+        for _ in range(self._count - len(self.all)):
+            buffer = self.allocate()
+            self.all.add(buffer)
             self.release(buffer)
 
     def collect(self) -> None:
@@ -109,18 +105,18 @@ class BufferPool:
         That takes as long as many batches. Where it frees none, the consumer keeps them, and it is
         not done again until there are twice as many buffers. Call it without holding the lock.
         """
-        if len(self._all) < self._collect_from:
+        if len(self.all) < self._collect_from:
             return
         lent = len(self.lent)
         gc.collect()
-        self._collect_from = 0 if len(self.lent) < lent else 2 * len(self._all)
+        self._collect_from = 0 if len(self.lent) < lent else 2 * len(self.all)
 
     def grow(self) -> None:
         """Add buffers for a consumer that keeps batches: as many as it takes to read ahead again.
 
         Call it without holding the lock. Raises what `allocate` raises.
         """
-        added = [self._allocate() for _ in range(max(1, self._count - 1))]
+        added = [self.allocate() for _ in range(max(1, self._count - 1))]
         if not self._has_grown:
             self._has_grown = True
             _log.warning(
@@ -131,7 +127,7 @@ class BufferPool:
                 size_text(len(added[0].bytes)),
             )
         with self.changed:
-            self._all.update(added)
+            self.all.update(added)
             self.free.extend(added)
             self.changed.notify_all()
 
@@ -293,4 +289,4 @@ class BatchQueue:
         """Whether no batch can arrive because the consumer holds all buffers."""
         if self._in_progress or self.ready or self._pool.free:
             return False
-        return len(self._pool.lent) >= self._pool.count  # none will come back by itself
+        return len(self._pool.lent) >= len(self._pool.all)  # none will come back by itself

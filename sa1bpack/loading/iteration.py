@@ -198,7 +198,12 @@ class Iteration:
             try:
                 batch = self._next()
             except BaseException as error:
-                self._end(_ended_by(error))
+                text = (
+                    f"this iteration was ended by {type(error).__name__}: {error}. Begin a new one"
+                )
+                if isinstance(error, ReadError):
+                    text += "; with on_error='drop' samples that cannot be read do not end it"
+                self._end(text)
                 traceback.clear_frames(error.__traceback__)  # they hold buffers
                 raise
             if batch is not None:
@@ -210,25 +215,21 @@ class Iteration:
             raise LoaderError(self._over)
         raise StopIteration
 
-    def _begin(self, now: float) -> None:
-        reader = self._reader
-        self._generation, self._batches = reader.batches.begin()
-        reader._end_epoch()  # the loop over the one before was left
-        self._pid, self._total = os.getpid(), len(self._batches)
-        self.counts = reader._counts = EpochCounts(self._batches.epoch, now)
-        self._run = reader._begin(self._batches, self.counts)
-        # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
-        self._end_run = weakref.finalize(self, _end_run, self._run, self.counts)
-        reader._end_run = self._end_run
-        reader.batches.check(self._generation)  # ended meanwhile, when there was no run to end
-        self._run.start()
-
     def _next(self) -> Batch | None:
         """The next batch; None if all have been taken."""
         begin = perf_counter()
-        if self._run is None:
-            self._begin(begin)
         reader, cursor = self._reader, self._reader.batches
+        if self._run is None:
+            self._generation, self._batches = cursor.begin()
+            reader._end_epoch()  # the loop over the one before was left
+            self._pid, self._total = os.getpid(), len(self._batches)
+            self.counts = reader._counts = EpochCounts(self._batches.epoch, begin)
+            self._run = reader._begin(self._batches, self.counts)
+            # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
+            self._end_run = weakref.finalize(self, _end_run, self._run, self.counts)
+            reader._end_run = self._end_run
+            cursor.check(self._generation)  # ended meanwhile, when there was no run to end
+            self._run.start()
         while self._done < self._total:
             cursor.check(self._generation)
             taken = self._run.take()
@@ -318,11 +319,3 @@ def rows_of(errors: list[ReadError], device: torch.device) -> torch.Tensor:
     for place, error in zip(rows, errors, strict=True):
         place.fill_(error.row)
     return rows
-
-
-def _ended_by(error: BaseException) -> str:
-    """The message of an iteration that is asked for more after an error."""
-    text = f"this iteration was ended by {type(error).__name__}: {error}. Begin a new one"
-    if isinstance(error, ReadError):
-        text += "; with on_error='drop' samples that cannot be read do not end it"
-    return text

@@ -203,10 +203,9 @@ class Planner:
         """A planner of batches of this source."""
         self.source = source
         layout, arrays = source.ds.layout, source.spec.arrays
-        names = [spec.name for spec in layout.arrays]
-        columns = [*range(FIRST_ADDRESS), *(FIRST_ADDRESS + names.index(n) for n in arrays)]
-        self._columns = np.array(columns)
-        self._scores = FIRST_ADDRESS + np.array([arrays.index(name) for name in SCORES])
+        place = {spec.name: FIRST_ADDRESS + n for n, spec in enumerate(layout.arrays)}
+        self._columns = np.array([*range(FIRST_ADDRESS), *map(place.__getitem__, arrays)])
+        self._scores = FIRST_ADDRESS + np.array(list(map(arrays.index, SCORES)))
         self._stored = Stored(
             image_bytes=0 if layout.flat else layout.array("image").row_bytes,
             channels=3 if layout.pixels == "rgb" else 0,

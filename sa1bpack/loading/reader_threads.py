@@ -172,9 +172,10 @@ class ReaderThreads:
                 self._device.grow(buffer, copy.nbytes)
             copy.begin(buffer.bytes)
             batch.parts_left = count = min(self._parts_per_batch, len(copy))
-            edges = [len(copy) * n // count for n in range(count + 1)]
+            edges = (np.arange(count + 1) * len(copy) // count).tolist()
             with self._changed:
-                self._parts.extend((batch, *edge) for edge in pairwise(edges))
+                for first, stop in pairwise(edges):
+                    self._parts.append((batch, first, stop))
                 self._changed.notify_all()
         except BaseException as error:
             self._queue.abort(batch, error)

@@ -155,21 +155,6 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
         assert [error.row for error in loader.dropped] == [2]
 
 
-def test_a_thread_without_a_context_is_an_error_of_the_epoch(root, monkeypatch):
-    loader = Loader(open_pack(root), 2, threads=1, io="direct")
-
-    def refused():
-        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(CONTEXTS, "take", refused)
-    with pytest.raises(OSError) as found:
-        next(iter(loader))
-    assert found.value.errno == errno.EAGAIN
-    monkeypatch.undo()
-    assert len([None for _ in loader]) == 3
-    loader.close()
-
-
 # ---------------------------------------------------------------------------------- how it is read
 
 

@@ -113,13 +113,6 @@ def test_the_random_choice_has_the_seed_of_the_order(ds, make):
     assert areas(seed=5) != areas()
 
 
-@BOTH
-def test_a_batch_larger_than_an_epoch_is_planned_as_large_as_the_epoch(ds, make):
-    many = make(ds, 1000).plan()
-    assert many == make(ds, len(ds)).plan()
-    assert make(ds, 1000, pad_last=True).plan().host_bytes > 50 * many.host_bytes
-
-
 def test_missing_memory_is_an_error_that_names_what_to_lower(ds):
     with Loader(ds, 2**31, pad_last=True, prefetch=100) as loader:
         for _ in range(2):

@@ -47,16 +47,6 @@ def test_options_of_the_loader_alone_name_it(ds):
 
 
 @BOTH
-def test_bools_are_not_numbers_but_numpy_integers_are(ds, make):
-    for name in ("max_masks", "num_workers" if make is make_dataloader else "threads"):
-        with pytest.raises(OptionError, match=f"{name} is True: choose a whole number"):
-            make(ds, 4, **{name: True})
-        make(ds, np.uint8(4), **{name: np.int64(2)})
-    with pytest.raises(OptionError, match="batch_size is True"):
-        make(ds, True)
-
-
-@BOTH
 def test_parts_of_random_split_are_read_as_subsets(ds, make):
     generator = torch.Generator().manual_seed(3)
     train, val = torch.utils.data.random_split(ds, [9, 3], generator)
@@ -77,19 +67,6 @@ def test_a_mask_as_indices_of_a_subset_is_a_mask(ds, make):
         make(part, 1)
     with pytest.raises(IndexError, match="integer"):
         make(part, 1, order=ShuffleOrder(part))
-
-
-@BOTH
-def test_the_repr_names_the_dataset_and_the_position_in_the_order(ds, make):
-    loader = make(ds, 5, order="local")
-    loader.set_epoch(3)
-    text = repr(loader)
-    assert text.startswith(f"<{type(loader).__name__} of {ds!r}: ")
-    one = make(ds, 12, **{"threads" if make is Loader else "num_workers": 1})
-    assert ": 1 batch of 12, " in repr(
-        one
-    ) and f"1 {'thread' if make is Loader else 'worker'}>" in repr(one)
-    assert "3 batches of 5, local-shuffle order, epoch 3" in text
 
 
 @BOTH

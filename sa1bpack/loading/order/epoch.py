@@ -215,14 +215,15 @@ class EpochBatches:
     def _global_sizes(self) -> Schedule:
         """Samples per batch, all ranks together. The option that was given becomes a number, or a
         Schedule whose functions have been called."""
-        given = {"batch_size": self.batch_size, "global_batch_size": self.global_batch_size}
-        given = {name: value for name, value in given.items() if value is not None}
-        if len(given) != 1:
+        name, value = "batch_size", self.batch_size
+        if (value is None) == (self.global_batch_size is None):
+            given = "no batch size" if value is None else "batch_size and global_batch_size"
             raise OptionError(
-                f"{' and '.join(given) or 'no batch size'} given: choose batch_size, the samples "
+                f"{given} given: choose batch_size, the samples "
                 "per batch of each rank, or global_batch_size, those of all ranks together"
             )
-        ((name, value),) = given.items()
+        if value is None:
+            name, value = "global_batch_size", self.global_batch_size
         sizes = whole_numbers(name, value, 1, MAX_BATCH)
         vars(self)[name] = sizes.values[0] if sizes.constant else sizes
         if name == "batch_size" and self.world_size > 1:
