@@ -199,24 +199,21 @@ def edit(path: Path, before: str, after: str) -> None:
     path.write_text(text.replace(before, after))
 
 
-@pytest.mark.parametrize("place", ["", "kept"])
-def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(copied, place):
+def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(copied):
     """As after `git pull`: pack_rgb calls a kernel of yuv420.py, and its own file is the same.
 
     Also if a process that was started before writes its own after the change.
     """
     package, start = copied
-    chosen = {kernels.VARIABLE: str(package.parent / place)} if place else {}
-    folder = package.parent
-    assert end(start(**chosen)) == "64", "one of three channels"
-    first = kept(folder)
-    assert first and end(start(**chosen)) == "64" and kept(folder) == first, "nothing changed"
-    earlier = start(**chosen)
+    assert end(start()) == "64", "one of three channels"
+    first = kept(package)
+    assert first and end(start()) == "64" and kept(package) == first, "nothing changed"
+    earlier = start()
     line = "return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)"
     edit(package / "pixels" / "yuv420.py", line, "return count")
-    assert end(start(**chosen)) == "32", "the first vector alone"
+    assert end(start()) == "32", "the first vector alone"
     assert end(earlier) == "64"
-    assert end(start(**chosen)) == "32", "not what the earlier process keeps"
+    assert end(start()) == "32", "not what the earlier process keeps"
 
 
 def test_a_comment_or_another_module_that_changes_compiles_nothing_again(copied):

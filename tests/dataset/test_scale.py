@@ -1,6 +1,6 @@
 """Large packs of sparse files: what opening and reading need does not grow with them.
 
-400,000 samples in 100 shards; with `--torture` all of it in 1000.
+100,000 samples in 50 shards; with `--torture` all of it in 1000.
 """
 
 import json
@@ -18,7 +18,7 @@ def found(tmp_path_factory, request):
     """The benchmark's figures of a small pack and of a large one."""
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("the kernel does not report the memory of a process here")
-    samples, shards = (11_185_362, 1000) if request.config.getoption("torture") else (400_000, 100)
+    samples, shards = (11_185_362, 1000) if request.config.getoption("torture") else (100_000, 50)
     command = [sys.executable, str(SCALE), "--json", "--samples", str(samples)]
     command += ["--shards", str(shards), "--copies", "2", "--reads", "20"]
     command += ["--folder", str(tmp_path_factory.mktemp("scale"))]
