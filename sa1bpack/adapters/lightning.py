@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Unpack
 
-from sa1bpack.adapters.packs import opened
+from sa1bpack.adapters import opened
 from sa1bpack.arguments import checks_options, keywords_of
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.loading.loader import Loader

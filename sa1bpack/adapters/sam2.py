@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sa1bpack import masks
-from sa1bpack.adapters.packs import opened
+from sa1bpack.adapters import opened
 from sa1bpack.arguments import checks_options, number, whole_number
 from sa1bpack.errors import OptionError
 

@@ -4,21 +4,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sa1bpack.errors import (
-    ClusterError,
-    FormatError,
-    MissingPackage,
-    NotAPack,
-    OptionError,
-    OutputRefused,
-    Sa1bpackError,
-    SourceCorrupt,
-    SourceError,
-    SourceTruncated,
-    StoreError,
-    UnknownName,
-    VersionError,
-)
+from sa1bpack import errors
 
 OK = 0
 FAILED = 1  # the work was done, but its result is bad: damage found, a source given up, ...
@@ -50,24 +36,22 @@ class Terminated(BaseException):
     """SIGTERM arrived; unwinds the stack like KeyboardInterrupt."""
 
 
-# The first match counts.
-_CODES = (
-    ((SourceTruncated, SourceCorrupt), FAILED),
+_CODES = {
+    FAILED: (errors.Sa1bpackError, errors.SourceTruncated, errors.SourceCorrupt),
     # A SourceError is raised before any work; later failures are in the result.
-    ((OptionError, UnknownName, NotAPack, SourceError), USAGE),
-    ((OutputRefused, VersionError), REFUSED),
-    ((MissingPackage, ClusterError, StoreError), IO_ERROR),
-    (Sa1bpackError, FAILED),
-    ((OSError, MemoryError), IO_ERROR),
-    (KeyboardInterrupt, INTERRUPTED),
-    (Terminated, TERMINATED),
-)
-ERRORS = (Sa1bpackError, OSError, MemoryError, KeyboardInterrupt, Terminated)
+    USAGE: (errors.OptionError, errors.UnknownName, errors.NotAPack, errors.SourceError),
+    REFUSED: (errors.OutputRefused, errors.VersionError),
+    IO_ERROR: (errors.MissingPackage, errors.ClusterError, errors.StoreError, OSError, MemoryError),
+    INTERRUPTED: (KeyboardInterrupt,),
+    TERMINATED: (Terminated,),
+}
+ERRORS = (errors.Sa1bpackError, OSError, MemoryError, KeyboardInterrupt, Terminated)
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code of an error, one of ERRORS."""
-    return next(code for errors, code in _CODES if isinstance(error, errors))
+    """The exit code of an error, one of ERRORS: that of the nearest of its classes."""
+    code_by_class = {kind: code for code, kinds in _CODES.items() for kind in kinds}
+    return next(code_by_class[kind] for kind in type(error).__mro__ if kind in code_by_class)
 
 
 _MORE_MEMORY = "out of memory: use fewer --workers, or raise the limit"
@@ -108,10 +92,10 @@ def refusing_damage() -> Iterator[None]:
     """Refuse a folder for damage of what it held before: what a run writes itself is sound."""
     try:
         yield
-    except NotAPack:
+    except errors.NotAPack:
         raise
-    except FormatError as error:
-        raise OutputRefused(str(error)) from error
+    except errors.FormatError as error:
+        raise errors.OutputRefused(str(error)) from error
 
 
 def remedy(error: BaseException) -> str | None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import msgspec
 import numpy as np
@@ -36,23 +36,18 @@ Function = Callable[..., torch.Tensor | np.ndarray]
 BATCH_SIZE = 32
 
 
-class LoadingKeywords(TypedDict, total=False):
-    """Options of the Loader that `derive` takes."""
-
-    prefetch: int | None
-    io: str | None
-    mask_layout: str
-    threads: int | None
-    timeout: float
-
-
-class DeriveKeywords(LoadingKeywords, RowKeywords, total=False):
+class DeriveKeywords(RowKeywords, total=False):
     """Options of `derive` that one process and a cluster have in common."""
 
     batch_size: int
     device: str
     pipeline: Pipeline | None
     options: Mapping[str, Any] | None
+    prefetch: int | None
+    io: str | None
+    mask_layout: str
+    threads: int | None
+    timeout: float
 
 
 keywords_of(DeriveKeywords, Target, Loader, batch_size=BATCH_SIZE, pipeline=None, options=None)

@@ -400,23 +400,20 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
 
 def _info(roots: Sequence[Path], packs: Sequence[PackInfo] = ()) -> PackInfo:
     """The summary of a pack; of several, with those of each, whose figures add up."""
-    held = read_info(roots)
+    held, root = read_info(roots), roots[0]
     if packs:
         stored = sum(packs, Stored())
     else:
-        folder = roots[0] / SHARDS_NAME
-        shards = (open_shard(folder / entry.name) for entry in held.manifest.shards)
-        stored = sum(map(Stored.of, shards), _own(roots[0], held.manifest))
+        # Outside its shards, without working files of a packer.
+        paths = [
+            path
+            for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
+            if not path.name.startswith(".") and path != root / SIDES_NAME
+        ]
+        index = held.manifest.index
+        paths += [] if index is None else (root / index).rglob("*")
+        files = sum(path.is_file() for path in paths)
+        own = Stored(files=files, folders=1 + len(paths) - files)
+        shards = (open_shard(root / SHARDS_NAME / entry.name) for entry in held.manifest.shards)
+        stored = sum(map(Stored.of, shards), own)
     return replace(held, **vars(stored), packs=tuple(packs))
-
-
-def _own(root: Path, manifest: Manifest) -> Stored:
-    """Files and folders of a pack outside its shards, without working files of a packer."""
-    paths = [
-        path
-        for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
-        if not path.name.startswith(".") and path != root / SIDES_NAME
-    ]
-    paths += [] if manifest.index is None else (root / manifest.index).rglob("*")
-    files = sum(path.is_file() for path in paths)
-    return Stored(files=files, folders=1 + len(paths) - files)
