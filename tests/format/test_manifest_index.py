@@ -1,14 +1,18 @@
-"""The manifest, the index, and the order in which a pack is published."""
+"""The manifest, the index, and how much of a pack is published, in which order."""
 
+import errno
+import os
 import shutil
 
+import msgspec
 import pytest
 from edited_packs import edit
-from reading_packs import publish_shards
+from reading_packs import manifest_of, publish_shards
 
 from sa1bpack.errors import FormatError, NotAPack
+from sa1bpack.format.files import remove_published, write_at
 from sa1bpack.format.index import open_index, publish
-from sa1bpack.format.manifest import MANIFEST_NAME, read_manifest
+from sa1bpack.format.manifest import MANIFEST_NAME, completeness_of, read_manifest, write_manifest
 from sa1bpack.format.verify import verify
 
 
@@ -95,3 +99,62 @@ def test_unpublished_shard_cannot_be_listed(pack):
     shutil.rmtree(pack / "shards" / "sa_000001-000")
     with pytest.raises(FormatError, match=r"sa_000001-000/checksums.xxh128: missing, with all of"):
         publish(pack, manifest)
+
+
+SHARD = "sa_000002-000"
+
+
+def reopened(root):
+    return publish(root, msgspec.structs.replace(read_manifest(root), complete=False))
+
+
+def test_a_complete_pack_is_called_complete(pristine_pack):
+    found = completeness_of(pristine_pack, read_manifest(pristine_pack))
+    assert (found.complete, found.partial, found.unindexed) == (True, (), ())
+    assert str(found) == "complete: 7 images in 3 shards, 1 source packed to the end"
+
+
+def test_sources_in_part_and_shards_that_are_not_indexed_yet_are_counted(pack, shard_of):
+    manifest = reopened(pack)
+    shard_of(pack / "shards", SHARD, (2, 1), 7)
+    (pack / "shards" / ".tmp-sa_000003-000").mkdir()
+    found = completeness_of(pack, manifest)
+    assert (found.images, found.shards, found.sources) == (7, 3, 1)
+    assert (found.partial, found.unindexed) == (("sa_000001",), (SHARD,))
+    assert str(found) == (
+        "not complete: 7 images in 3 shards, 1 source packed to the end, 1 in part, 1 published "
+        "shard not in the index yet; repeat the pack command"
+    )
+
+
+def test_a_pack_without_images_says_why(tmp_path, shard_of, small_layout):
+    def state(complete):
+        manifest = manifest_of(small_layout, [], complete=complete)
+        write_manifest(tmp_path, manifest)
+        return str(completeness_of(tmp_path, manifest))
+
+    assert state(False) == "no images yet: no shard is published; repeat the pack command"
+    shard_of(tmp_path / "shards", SHARD, (2, 1), 7)
+    assert state(False) == (
+        "no images yet: 1 published shard not in the index yet; repeat the pack command"
+    )
+    assert state(True).startswith("no images: the sources held none that could be packed")
+
+
+def test_a_write_without_progress_is_an_error_not_an_endless_loop(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
+    with path.open("wb") as file, pytest.raises(OSError, match="0 of 5 bytes were written") as got:
+        write_at(file.fileno(), b"hello", 0, path)
+    assert (got.value.errno, got.value.filename) == (errno.EIO, str(path))
+
+
+def test_a_folder_loses_its_final_name_before_anything_in_it_is_removed(tmp_path, monkeypatch):
+    folder = tmp_path / "index-00000000"
+    (folder / "array").mkdir(parents=True)
+    seen = []
+    rmtree = "sa1bpack.format.files.shutil.rmtree"
+    monkeypatch.setattr(rmtree, lambda path: seen.append((path, folder.exists(), path.is_dir())))
+    remove_published(folder)
+    ((path, *found),) = seen
+    assert path.name.startswith(".tmp-index-00000000-") and found == [False, True]
