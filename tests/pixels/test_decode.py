@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import simplejpeg
+from jpegs import by_pil, jpeg_of, picture, psnr
 from PIL import Image, ImageFile
 
 from sa1bpack.errors import ImageError
@@ -18,21 +19,9 @@ from sa1bpack.pixels.header import stored_size
 H, W = 111, 158
 
 
-def picture(height=H, width=W):
-    """A smooth colour picture with a few edges, (height, width, 3) uint8."""
-    y, x = np.mgrid[:height, :width] / max(height, width)
-    waves = [np.sin(9 * x + 4 * y), np.cos(7 * y - 3 * x), np.sin(11 * x * y + 1)]
-    image = np.stack([127 + 100 * wave for wave in waves], axis=-1)
-    image[height // 3 : height // 2, width // 4 : width // 2] = (250, 20, 90)
-    return image.round().astype(np.uint8)
-
-
 def jpeg(image=None, mode="RGB", **options):
-    """Encode with PIL."""
-    file = io.BytesIO()
-    image = Image.fromarray(picture() if image is None else image).convert(mode)
-    image.save(file, "JPEG", **{"quality": 92, **options})
-    return file.getvalue()
+    """The JPEG of an image, or of a picture."""
+    return jpeg_of(picture(H, W) if image is None else image, mode, **options)
 
 
 def exif(orientation):
@@ -53,7 +42,7 @@ def ycck():
 
 def sampled(sampling):
     """Encode with a chroma sampling that PIL cannot write."""
-    return simplejpeg.encode_jpeg(picture(), 92, colorsubsampling=sampling)
+    return simplejpeg.encode_jpeg(picture(H, W), 92, colorsubsampling=sampling)
 
 
 KINDS = {
@@ -74,24 +63,12 @@ KINDS = {
 }
 
 
-def reference(data, h, w):
-    """The documented result of `exact`."""
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    return np.asarray(image.resize((w, h), Image.Resampling.BICUBIC))
-
-
 def decoded(data, size, fit="pad", resample="fast", height=H, width=W):
     """Decode into a canvas filled with 7; return the canvas and the stored size."""
     h, w = stored_size(height, width, size, fit)
     out = np.full((h, w, 3) if fit == "native" else (size, size, 3), 7, np.uint8)
     decode_into(data, (height, width), (h, w), (out,), resample)
     return out, (h, w)
-
-
-def psnr(a, b):
-    """Peak signal-to-noise ratio in dB, infinite for equal images."""
-    error = np.mean((a.astype(float) - b) ** 2)
-    return 10 * np.log10(255**2 / error) if error else np.inf
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,7 +80,7 @@ def test_exact_is_pil_bit_for_bit(kind, fit, has_turbo, monkeypatch):
     data = KINDS[kind]()
     for size in (1, 37, 64, 158, 301):
         out, (h, w) = decoded(data, size, fit, "exact")
-        np.testing.assert_array_equal(out[:h, :w], reference(data, h, w))
+        np.testing.assert_array_equal(out[:h, :w], by_pil(data, h, w))
         assert not out[h:].any()
         assert not out[:, w:].any()
 
@@ -140,7 +117,7 @@ def test_the_smallest_images_work(resample):
         for size in (1, 2, 3, 8, 20):
             out, (h, w) = decoded(data, size, "pad", resample, height, width)
             if resample == "exact" or max(height, width) < 8:
-                np.testing.assert_array_equal(out[:h, :w], reference(data, h, w))
+                np.testing.assert_array_equal(out[:h, :w], by_pil(data, h, w))
 
 
 def test_exif_orientation_is_not_applied():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jpegs import by_pil, jpeg_of, picture, psnr
 from PIL import Image, features
 
 from sa1bpack.errors import OptionError
@@ -21,22 +22,9 @@ H, W = 111, 158
 sides = st.integers(1, 21)
 
 
-def picture(height=H, width=W, seed=0):
-    """A colour picture of waves, edges and noise, (height, width, 3) uint8."""
-    y, x = np.mgrid[:height, :width] / max(height, width)
-    waves = [np.sin(9 * x + 4 * y), np.cos(7 * y - 3 * x), np.sin(11 * x * y + 1)]
-    image = np.stack([127 + 90 * wave for wave in waves], axis=-1)
-    image[height // 3 : height // 2, width // 4 : width // 2] = (250, 20, 90)
-    image += np.random.default_rng(seed).normal(0, 8, image.shape)
-    return image.round().clip(0, 255).astype(np.uint8)
-
-
 def jpeg(height=H, width=W, mode="RGB", **options):
-    """Encode a picture with PIL."""
-    file = io.BytesIO()
-    image = Image.fromarray(picture(height, width)).convert(mode)
-    image.save(file, "JPEG", **{"quality": 92, "subsampling": 2, **options})
-    return file.getvalue()
+    """The JPEG of a picture with noise."""
+    return jpeg_of(picture(height, width, noise=8), mode, **{"subsampling": 2, **options})
 
 
 def empty_planes(height, width, fill=7):
@@ -85,18 +73,6 @@ def documented_rgb(y, cb, cr):
         )
         rgb[i, j] = [min(max(colour, 0), 255) for colour in colours]
     return rgb
-
-
-def psnr(a, b):
-    """Peak signal-to-noise ratio in dB, infinite for equal images."""
-    error = np.mean((a.astype(float) - b) ** 2)
-    return 10 * np.log10(255**2 / error) if error else np.inf
-
-
-def pixels_by_pil(data, h, w):
-    """The pixels that `exact` converts to planes."""
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    return np.asarray(image.resize((w, h), Image.Resampling.BICUBIC))
 
 
 @settings(max_examples=30, deadline=None)
@@ -168,7 +144,7 @@ def test_planes_are_computed_from_the_pixels_of_rgb(kind, fit, resample):
         planes = empty_planes(*whole)
         decode_into(data, (H, W), (h, w), planes, resample)
         if resample == "exact":
-            rgb = pixels_by_pil(data, h, w)
+            rgb = by_pil(data, h, w)
         else:
             rgb = np.empty((h, w, 3) if fit == "native" else (size, size, 3), np.uint8)
             decode_into(data, (H, W), (h, w), (rgb,), resample)
@@ -186,7 +162,7 @@ def test_half_the_bytes_keep_the_quality_of_the_sample_photographs(sample_tar):
     for photo in photos:
         width, height = Image.open(io.BytesIO(photo)).size
         h, w = stored_size(height, width, 1024, "native")
-        truth = pixels_by_pil(photo, h, w)
+        truth = by_pil(photo, h, w)
         for resample, least in (("exact", 44), ("fast", 40)):
             planes = empty_planes(h, w)
             decode_into(photo, (height, width), (h, w), planes, resample)

@@ -1,0 +1,35 @@
+"""Pictures, their JPEGs, and what PIL decodes of them."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+
+def picture(height: int, width: int, noise: float = 0) -> np.ndarray:
+    """A colour picture of waves and a few edges, (height, width, 3) uint8."""
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    waves = [np.sin(9 * x + 4 * y), np.cos(7 * y - 3 * x), np.sin(11 * x * y + 1)]
+    image = np.stack([127 + 100 * wave for wave in waves], axis=-1)
+    image[height // 3 : height // 2, width // 4 : width // 2] = (250, 20, 90)
+    image += np.random.default_rng(0).normal(0, noise, image.shape)
+    return image.round().clip(0, 255).astype(np.uint8)
+
+
+def jpeg_of(image: np.ndarray, mode: str = "RGB", **options) -> bytes:
+    """Encode with PIL."""
+    file = io.BytesIO()
+    Image.fromarray(image).convert(mode).save(file, "JPEG", **{"quality": 92, **options})
+    return file.getvalue()
+
+
+def by_pil(data: bytes, height: int, width: int) -> np.ndarray:
+    """The documented result of `exact`."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def psnr(one: np.ndarray, other: np.ndarray) -> float:
+    """Peak signal-to-noise ratio in dB, infinite for equal images."""
+    error = np.mean((one.astype(float) - other) ** 2)
+    return 10 * np.log10(255**2 / error) if error else np.inf
