@@ -126,11 +126,6 @@ class CenterGrid(NamedTuple):
     column_center: np.ndarray
 
 
-def _on_axis(axis: Axis, edges: np.ndarray) -> np.ndarray:
-    """int64: how far edges of source pixels are from the start of the axis, moved to its ends."""
-    return np.clip(edges * axis.pixel - axis.start, 0, axis.cells * axis.cell)
-
-
 @lru_cache(maxsize=64)  # most images of SA-1B have one of a few sizes; an entry is about 50 kB
 def area_grid(y: Axis, x: Axis) -> AreaGrid:
     """Return the tables for sampling by area."""
@@ -138,9 +133,10 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
     # 4.2: exact for 31-bit numerators, and the product stays below 2**63.
     shift = 31 + (y.pixels - 1).bit_length()
     magic = -(-(1 << shift) // y.pixels)
-    lines = _on_axis(y, np.arange(y.pixels + 1))
+    lines, edges = (  # of source pixels: how far from the start of the axis, moved to its ends
+        np.clip(np.arange(n.pixels + 1) * n.pixel - n.start, 0, n.cells * n.cell) for n in (y, x)
+    )
     edge_row = lines // y.cell
-    edges = _on_axis(x, np.arange(x.pixels + 1))
     column = edges[:-1] // x.cell
     part = np.minimum((column + 1) * x.cell, edges[1:]) - edges[:-1]
     first = -x.cells % 8 if x.mirrored else 0  # number of the leftmost cell column

@@ -118,11 +118,6 @@ def passes(
     return found
 
 
-def _random_keys(seed: int, image_id: int, masks: int) -> np.ndarray:
-    """Return uint64 (masks,): raw output, because numpy guarantees never to change this stream."""
-    return np.random.PCG64(np.random.SeedSequence([seed, image_id % 2**64])).random_raw(masks)
-
-
 def select_masks(
     rule: MaskRule,
     area: np.ndarray,
@@ -148,7 +143,9 @@ def select_masks(
     if rule.max_masks is None or len(kept) <= rule.max_masks:
         return kept
     if rule.mask_select == "random":
-        order = np.argsort(_random_keys(rule.seed, image_id, len(area))[kept], kind="stable")
+        # Raw output, because numpy guarantees never to change this stream.
+        stream = np.random.PCG64(np.random.SeedSequence([rule.seed, image_id % 2**64]))
+        order = np.argsort(stream.random_raw(len(area))[kept], kind="stable")
     else:
         score = {"largest": area, "iou": predicted_iou, "stability": stability_score}[
             rule.mask_select

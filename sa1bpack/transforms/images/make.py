@@ -126,9 +126,18 @@ class ImageMaker:
             made = backends.launch(device, "images.sample_images", sampling, dtype)
         if made is not None and colors is None:
             return made.to(self.dtype)
-        if made is None:
-            made = self._resampled(on_device(sampling, device))
-        inside = on_device(frame, device).visible(frame.canvas)
+        there = on_device(frame, device)
+        if made is None:  # float32, 0 to 255, in torch operations
+            [stored] = sent([stored], device)
+            if not self.geometric and frame.canvas == (self.side, self.side):
+                made = channels_first(images).float()
+            elif frame.window is None:
+                made = resample(images, there.maps, stored.flip(1).double(), frame.canvas)
+            else:
+                steps, most = there.steps(frame.canvas), sampling.shrinks
+                support = supports(there.maps, most)
+                made = resample_affine(images, stored, steps, support, frame.canvas, most)
+        inside = there.visible(frame.canvas)
         if colors is not None:
             step, uniform = colors
             [factors] = sent([step.factors(uniform)], device)
@@ -143,16 +152,6 @@ class ImageMaker:
     def most(self, frame: Frame) -> float:
         """The largest factor by which an image may be reduced on a canvas."""
         return self.shrinks * self.side / min(frame.canvas)
-
-    def _resampled(self, sampling: Sampling) -> torch.Tensor:
-        """float32 (B, 3, H, W), 0 to 255, in torch operations."""
-        images, stored, frame = sampling.images, sampling.stored, sampling.frame
-        if not self.geometric and frame.canvas == (self.side, self.side):
-            return channels_first(images).float()
-        if frame.window is not None:
-            steps, most = frame.steps(frame.canvas), sampling.shrinks
-            return resample_affine(images, stored, steps, sampling.supports, frame.canvas, most)
-        return resample(images, frame.maps, stored.flip(1).double(), frame.canvas)
 
 
 # Rows of an image in one job: small enough for the cache, large enough to be worth a start.

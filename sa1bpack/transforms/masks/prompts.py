@@ -257,7 +257,10 @@ def draw_points(
     if padded:
         shape = ids.shape
         check_array("ids", ids, "int64", (len(runs.sizes), "M"), kind=torch.Tensor)
-        rows = _rows_in(runs, shape)
+        counts = runs.mask_offset.diff()
+        if counts.device.type == "cpu" and (counts > shape[1]).any():
+            raise OptionError(f"ids is {tuple(shape)}, but a sample has {int(counts.max())} masks")
+        rows = runs.padded_rows(shape[1])
         ids = ids.reshape(-1)[rows]
         if boxes is not None:
             boxes = pixel_boxes(boxes, (*shape, 4), torch.Tensor).reshape(-1, 4)[rows]
@@ -275,15 +278,6 @@ def draw_points(
         out.index_copy_(0, rows, each).unflatten(0, shape)
         for out, each in zip(wide, found, strict=True)
     )
-
-
-def _rows_in(runs: RunBatch, shape: torch.Size) -> torch.Tensor:
-    """int64 (T,): the row of each mask in arrays (B, M), concatenated."""
-    if runs.run_ends.device.type == "cpu" and len(runs.sizes):
-        most = int(runs.mask_offset.diff().amax())
-        if most > shape[1]:
-            raise OptionError(f"ids is {tuple(shape)}, but a sample has {most} masks")
-    return runs.padded_rows(shape[1])
 
 
 @checks_options
