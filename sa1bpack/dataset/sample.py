@@ -285,7 +285,7 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
             opened = pack.open(number)
             rows = _views(opened, local, first, stop, spec)
             stored = {part.spec.name: part.rows(local, first, stop) for part in opened.features}
-        sample = sample_of_rows(rows, pack.layout, spec)
+        sample = sample_of_rows(rows, spec)
         sample |= {each.name: each.read(stored[each.name]) for each in spec.features}
         convert(sample, pack.layout, options.rule, spec)
     except ResourceShortage:
@@ -304,7 +304,7 @@ def convert(
 
     Raises FormatError, MaskError or UnicodeDecodeError for rows that no packer wrote.
     """
-    sample["file_name"] = _file_name(sample["file_name"])
+    sample["file_name"] = sample["file_name"].tobytes().rstrip(b"\0").decode()
     if rule is not None:
         _keep(sample, rule, spec)
     if spec.image.flat or spec.image.how != AS_STORED:
@@ -366,13 +366,13 @@ def _views(
     return rows
 
 
-def sample_of_rows(rows: dict[str, np.ndarray], layout: Layout, spec: SampleSpec) -> Sample:
+def sample_of_rows(rows: dict[str, np.ndarray], spec: SampleSpec) -> Sample:
     """A sample of its rows by array name, with run_offset as offsets; they become read-only."""
     for array in rows.values():
         array.flags.writeable = False
     sample = {key: rows[name][0] for key, name in _ROWS}
     sample |= {key: rows[name] for key, name in _MASK_ROWS if name in rows}
-    sample["image"] = rows["image"] if layout.flat else rows["image"][0]
+    sample["image"] = rows["image"] if spec.image.flat else rows["image"][0]
     if spec.masks.source != "bits":
         offset = rows["run_offset"]
         sample |= {"run_ends": rows["run_ends"], "run_offset": offset - offset[0]}
@@ -419,10 +419,6 @@ def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpe
     return canvas
 
 
-def _file_name(stored: np.ndarray) -> str:
-    return stored.tobytes().rstrip(b"\0").decode()
-
-
 def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:
     """The ReadError of a row of the pack, which is row `local` of shard `number`."""
     folder, own = pack.places[number]
@@ -430,7 +426,8 @@ def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) 
     name = None
     with suppress(FormatError, OSError, UnicodeDecodeError):  # whatever else is wrong there
         names = pack.layout.array("file_name")
-        name = _file_name(map_array(pack.folder(number), names, entry.samples)[local])
+        stored = map_array(pack.folder(number), names, entry.samples)[local]
+        name = stored.tobytes().rstrip(b"\0").decode()
     called = f"image_id {image_id}" if name is None else f"{name}, image_id {image_id}"
     return ReadError(
         f"row {folder.first_row[own] + local} of {folder.root} ({called}, shard {entry.name}): "

@@ -130,7 +130,7 @@ class Decoder:
 
     def sample(self, rows: Rows, index: int) -> Any:
         """The sample, or what the transform returns for it, whose exceptions pass."""
-        sample = sample_of_rows(rows, self.layout, self.spec)
+        sample = sample_of_rows(rows, self.spec)
         convert(sample, self.layout, self.rule, self.spec)
         return delivered(sample, int(rows["image_id"][0]), index, self.options)
 
