@@ -194,10 +194,22 @@ def check_group(
 
 
 def check_array(folder: Path, spec: ArraySpec, rows: int, deep: bool = True) -> None:
-    """Check the metadata of one array, if `deep`, and the exact length of its chunk file."""
+    """Check the metadata of one array, if `deep`, and the exact length of its chunk file.
+
+    An array without rows need not have one.
+    """
     if deep:
         check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
-    check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
+    path, expected = folder / spec.chunk_path, chunk_file(spec, rows).file_bytes
+    try:
+        found = path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        if expected == 0:
+            return
+        raise missing(path) from None
+    if found != expected:
+        kind = "cut short" if found < expected else "too long"
+        raise FormatError(f"{path}: {kind}: {found} bytes, but must have {expected}; {REMEDY}")
 
 
 def check_metadata(path: Path, expected: dict[str, Any]) -> None:
@@ -228,19 +240,6 @@ def _first_difference(found: Any, expected: Any, place: str) -> str | None:
                 return difference
         return None
     return f"{place or 'the document'} is {brief(found)}, but must be {brief(expected)}"
-
-
-def check_length(path: Path, expected: int) -> None:
-    """Check that a chunk file has exactly `expected` bytes; with 0 there need not be one."""
-    try:
-        found = path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        if expected == 0:
-            return
-        raise missing(path) from None
-    if found != expected:
-        kind = "cut short" if found < expected else "too long"
-        raise FormatError(f"{path}: {kind}: {found} bytes, but must have {expected}; {REMEDY}")
 
 
 def map_array(folder: Path, spec: ArraySpec, rows: int) -> np.ndarray:
