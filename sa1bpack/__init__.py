@@ -59,7 +59,7 @@ _MODULES = {
     "WeightedOrder": "sa1bpack.loading.order.orders",
     "Extent": "sa1bpack.loading.order.orders",
     "OrderedBatches": "sa1bpack.loading.order.batches",
-    "Buckets": "sa1bpack.loading.order.buckets",
+    "Buckets": "sa1bpack.loading.order.epoch",
     "Steps": "sa1bpack.schedules",
     "Linear": "sa1bpack.schedules",
     "Cosine": "sa1bpack.schedules",

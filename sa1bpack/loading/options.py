@@ -11,7 +11,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledSelect
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout
 from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.epoch import Buckets
 from sa1bpack.loading.order.orders import (
     LocalShuffleOrder,
     NodeShuffleOrder,

@@ -23,8 +23,7 @@ from typing import Any
 
 from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.loading.order.buckets import Buckets
-from sa1bpack.loading.order.epoch import STATE_VERSION, EpochBatches
+from sa1bpack.loading.order.epoch import STATE_VERSION, Buckets, EpochBatches
 from sa1bpack.loading.order.orders import Order
 from sa1bpack.schedules import Schedule, WholeNumbers
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.epoch import Buckets
 from sa1bpack.loading.order.orders import NodeShuffleOrder, ShuffleOrder
 from sa1bpack.schedules import Steps
 
