@@ -184,7 +184,8 @@ class _TorchRun:
     """An epoch iterated by torch. An error, raised in a worker or here, ends the workers."""
 
     def __init__(self, loader: PackDataLoader, batches: EpochBatches):
-        self._loader, self._of_epoch = loader, batches
+        # Weak: what ends an epoch refers to it until then, and so would keep the loader.
+        self._loader, self._of_epoch = weakref.proxy(loader), batches
 
     def start(self) -> None:
         """Begin the epoch, and the workers if there are none."""

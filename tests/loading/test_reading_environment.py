@@ -105,9 +105,6 @@ def test_a_pack_that_is_gone_is_named_and_not_said_to_be_damaged(root, tmp_path)
         next(iter(files_closed))  # its shards are open, the files of images not yet
 
 
-# -------------------------------------------------------------------------------------- versions
-
-
 # ------------------------------------------------------------------------------ few files, many
 
 

@@ -4,6 +4,7 @@ batches of samples that are alike, so that padding them to one shape wastes less
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
@@ -318,7 +319,6 @@ class EpochBatches:
         left_over = samples + moved - cut.position(epoch, last)
         own.update(_first=first, _moved=moved, _full=last - first)
         own["_count"] = self._full + (left_over > 0 and not self.drop_last)
-        own["_first_step"] = cut.first_step(epoch)
         if not (self.drop_last or self.pad_last) and 0 < left_over < self.world_size:
             when = "" if cut.sizes.constant else f" of epoch {epoch}"
             raise OptionError(
@@ -422,6 +422,10 @@ class EpochBatches:
         """
         self.span(k)
         return self._first + k
+
+    @cached_property
+    def _first_step(self) -> int:
+        return self.cut.first_step(self.epoch)
 
     def step(self, k: int) -> int:
         """Return the step of batch k: `number(k)`, and the batches of all earlier epochs.
