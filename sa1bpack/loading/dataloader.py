@@ -33,7 +33,6 @@ from sa1bpack.loading.iteration import BatchReader, Taken
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.order.orders import order_seed
 from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, plan_of
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.schedules import Schedule, WholeNumbers
@@ -117,16 +116,17 @@ class PackDataLoader(BatchReader, DataLoader):
     def __init__(
         self,
         ds: Dataset,
-        batches: OrderedBatches,
-        collate: Collate,
+        batch_size: WholeNumbers | None,
         options: ReadingOptions,
         **of_torch: Any,
     ):
         """Made by `make_dataloader`."""
-        self._set_up(ds, batches, options)
+        self._set_up(ds, batch_size, options)
+        batches, drops = self.batches, options.on_error == "drop"
+        collate = _SendingCollate(ds, options, self._masks)
         super().__init__(
-            EpochDataset(ds, batches),
-            batch_sampler=DealtBatches(batches, collate, drops=options.on_error == "drop"),
+            EpochDataset(ds.with_options(on_error="return") if drops else ds, batches),
+            batch_sampler=DealtBatches(batches, collate, drops),
             collate_fn=collate,
             **of_torch,
         )
@@ -157,7 +157,7 @@ class PackDataLoader(BatchReader, DataLoader):
 
     def plan(self) -> LoadingPlan:
         """The memory that its batches take, not counting transforms. Allocates nothing."""
-        ds, masks = self._dataset, self.collate_fn.masks
+        ds, masks = self._dataset, self._masks
         spec = BatchSpec(ds, self._options.layout, to_device=False)
         largest = largest_batch(ds, spec, self.batches, masks)
         workers, pinned = self.num_workers, 0
@@ -275,7 +275,6 @@ def make_dataloader(
     """
     ds = as_dataset(ds)
     chosen = ReadingOptions(**options)
-    batches = chosen.batches(ds, batch_size)
     prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
     if num_workers is None:
         num_workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0
@@ -287,12 +286,8 @@ def make_dataloader(
     if multiprocessing_context is not None:
         methods = torch.multiprocessing.get_all_start_methods()
         choice("multiprocessing_context", multiprocessing_context, methods)
-    masks = chosen.choices.over(ds, order_seed(batches.order, chosen.seed))
-    collate = _SendingCollate(ds, chosen, masks)
     if ds.options.transform is None:
         BatchSpec(ds, chosen.layout, to_device=False)  # raises if it cannot be made
-    if chosen.on_error == "drop":
-        ds = ds.with_options(on_error="return")
     of_workers: dict[str, Any] = {}
     if num_workers:
         if multiprocessing_context is None and sys.platform.startswith("linux"):
@@ -305,7 +300,7 @@ def make_dataloader(
             "worker_init_fn": _begin_worker,
         }
     of_torch = {"num_workers": num_workers, "pin_memory": flag("pin_memory", pin_memory)}
-    loader = PackDataLoader(ds, batches, collate, chosen, **of_torch, **of_workers)
+    loader = PackDataLoader(ds, batch_size, chosen, **of_torch, **of_workers)
     _check_shared_memory(loader)
     return loader
 

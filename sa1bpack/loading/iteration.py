@@ -15,11 +15,14 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import check_order
+from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.orders import order_seed
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
+from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.wording import counted
 
@@ -79,14 +82,20 @@ class BatchReader:
     dropped: list[ReadError]
     _options: ReadingOptions
     _dataset: Dataset
+    _masks: MaskSchedule
     _counts: EpochCounts | None = None  # of the latest epoch
     _end_run: weakref.finalize | None = None  # ends the latest epoch, once
 
-    def _set_up(self, ds: Dataset, batches: OrderedBatches, options: ReadingOptions) -> None:
-        """Begin an object. Raises OptionError as `check_order` does."""
+    def _set_up(
+        self, ds: Dataset, batch_size: WholeNumbers | None, options: ReadingOptions
+    ) -> None:
+        """Begin an object. Raises OptionError for options that do not fit the dataset."""
+        self.batches = options.batches(ds, batch_size)
+        order = self.batches.order
         if ds.pack.sources:
-            check_order(ds, batches.order)
-        self._dataset, self.batches, self._options = ds, batches, options
+            check_order(ds, order)
+        self._masks = options.choices.over(ds, order_seed(order, options.seed))
+        self._dataset, self._options = ds, options
         self.dropped = []  # in all epochs
         self._warned: set[str] = set()  # shards with dropped samples
 

@@ -29,7 +29,6 @@ from sa1bpack.loading.devices import (
 from sa1bpack.loading.iteration import BatchReader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.order.orders import order_seed
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import (
     LargestBatch,
@@ -156,21 +155,19 @@ class Loader(BatchReader):
                 "a Loader cannot yield runs with verify_checksums=True: run lengths are unknown "
                 "until read; open the pack with a mask_size, or use make_dataloader"
             )
-        batches = chosen.batches(ds, batch_size)
+        self._set_up(ds, batch_size, chosen)
         self._mode = reading_mode("auto" if io is None else io, ds)
         if threads is None:
             least = DIRECT_THREADS if self._mode.direct else 1
             threads = max(least, min(cores(), MOST_THREADS))
         self._threads = whole_number("threads", threads, 1, MAX_THREADS)
-        self._set_up(ds, batches, chosen)
         if prefetch is None:
             prefetch = PREFETCH
             if self._mode.direct:  # also while one is ready and waits until it is taken; a disk is
                 # faster the more is asked for at once, and smaller parts wait more often
-                together = max(1, batches.most_samples // OPEN_SAMPLES)
+                together = max(1, self.batches.most_samples // OPEN_SAMPLES)
                 prefetch = max(PREFETCH, -(-self._threads // together))
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
-        self._masks = chosen.choices.over(ds, order_seed(self.batches.order, chosen.seed))
         self._device = open_device(device)
         on_cuda, relate = self._device.type == "cuda", chosen.relations or None
         self._spec = BatchSpec(ds, chosen.layout, to_device=on_cuda, relate=relate)
