@@ -24,9 +24,8 @@ from sa1bpack.format.verify import verify
 from sa1bpack.packing.damage import sources_in_pack
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request
-from sa1bpack.packing.pack_state import PartState, sources_to_pack
+from sa1bpack.packing.pack_state import PartState, Plan, sources_to_pack
 from sa1bpack.packing.progress import Progress, report
-from sa1bpack.packing.records import Plan
 from sa1bpack.packing.repair import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.run import PackResult, Totals, finalize, run_part
 from sa1bpack.progress import step_bar

@@ -196,6 +196,11 @@ def is_index_name(name: str) -> bool:
     return _INDEX.fullmatch(name) is not None
 
 
+def shard_name(source: str, part: int) -> str:
+    """Name of the shard that a part of a source becomes."""
+    return f"{source}-{part:03d}"
+
+
 def check_shard_name(name: str, where: str) -> None:
     """Check that a shard's name is a plain folder name.
 

@@ -29,11 +29,12 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from shlex import quote
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
-from sa1bpack.errors import OutputLocked, OutputRefused, SourceCorrupt, SourceError
+from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceCorrupt, SourceError
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
@@ -43,6 +44,7 @@ from sa1bpack.format.files import (
     flush_folder,
     locked,
     make_folder,
+    read_metadata_file,
     remove_published,
     replace_file,
 )
@@ -63,15 +65,11 @@ from sa1bpack.format.manifest import (
 from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.records import (
     Key,
-    Plan,
     PublishedShard,
-    SourceNote,
     SourceRecord,
     check_record,
-    note_path,
     published_shard,
     read_own_manifest,
-    source_notes,
 )
 from sa1bpack.source.find import Source, look_at
 from sa1bpack.wording import printable
@@ -79,8 +77,75 @@ from sa1bpack.wording import printable
 LOCK_NAME = ".lock"
 _NAMED = 5  # sources in one line
 NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
+_NOTE_PREFIX = "source-"
+_Kind = TypeVar("_Kind")
 _PARTS_LOCK = "lock"
 _WORKING = f"{TEMPORARY_PREFIX}work-"
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A job: what all its parts together pack.
+
+    parts
+        Into how many parts it is cut.
+    sources
+        Names of all its sources, sorted: the K-th part has every `parts`-th, from the K-th on.
+    """
+
+    parts: int
+    sources: tuple[str, ...]
+
+
+class SourceNote(msgspec.Struct, frozen=True):
+    """What a part of a job leaves of a source, in a file of its own, for `finalize`.
+
+    record
+        Its record in the manifest; None if it was given up.
+    shards
+        Name of each of its shards → the XXH3-128 of its checksum file.
+    error
+        Why it was given up.
+    corrupt
+        It was, because its bytes are wrong: no shard made from them can be trusted.
+    """
+
+    record: dict[str, Any] | None = None
+    shards: dict[str, str] = {}
+    error: str = ""
+    corrupt: bool = False
+
+    def holds(self, root: Path) -> bool:
+        """Whether the source is packed to its end, and its shards are still those of the record."""
+        try:
+            return self.record is not None and all(
+                file_digest(root / SHARDS_NAME / name / CHECKSUMS_NAME) == digest
+                for name, digest in self.shards.items()
+            )
+        except FileNotFoundError:
+            return False
+
+
+def note_path(root: Path, source: str) -> Path:
+    """Where the note on a source is."""
+    return root / PARTS_NAME / f"{_NOTE_PREFIX}{source}.json"
+
+
+def source_notes(root: Path, only: Set[str] | None = None) -> dict[str, SourceNote]:
+    """Name → note, of every source, or of `only` these, by name. Raises as `read_note` does."""
+    paths = sorted((root / PARTS_NAME).glob(f"{_NOTE_PREFIX}*.json"))
+    names = {path.stem.removeprefix(_NOTE_PREFIX): path for path in paths}
+    wanted = names.keys() if only is None else names.keys() & only
+    return {name: read_note(names[name], SourceNote) for name in sorted(wanted)}
+
+
+def read_note(path: Path, kind: type[_Kind]) -> _Kind:
+    """What a part has written. Raises FormatError if it is damaged, OSError if unreadable."""
+    try:
+        return msgspec.json.decode(read_metadata_file(path), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"{path}: damaged ({error}); remove it, and repeat the parts of the job"
+        ) from None
 
 
 class PackState:

@@ -1,39 +1,29 @@
-"""The packer's records: of a shard, of a source, and of what a part of a job leaves.
+"""The packer's records: of a shard, and of a source in the manifest; and what has them, read.
 
 Readers of the format do not depend on them.
 """
 
-from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from sa1bpack.errors import FormatError, VersionError
-from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_metadata_file
 from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
-    PARTS_NAME,
-    SHARDS_NAME,
     Count,
     Manifest,
     ShardEntry,
     read_manifest,
+    shard_name,
 )
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.wording import printable
 
-_NOTE_PREFIX = "source-"
 Key = tuple[str, int]  # source and part
-_Kind = TypeVar("_Kind")
-
-
-def shard_name(source: str, part: int) -> str:
-    """Name of the shard that a part of a source becomes."""
-    return f"{source}-{part:03d}"
 
 
 class _Reject(msgspec.Struct, forbid_unknown_fields=True):
@@ -141,68 +131,3 @@ def check_record(found: dict[str, Any], schema: type[msgspec.Struct], where: str
         msgspec.convert(found, schema)
     except msgspec.ValidationError as error:
         raise FormatError(f"{where}: {printable(str(error)[:200])}") from None
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """A job: what all its parts together pack.
-
-    parts
-        Into how many parts it is cut.
-    sources
-        Names of all its sources, sorted: the K-th part has every `parts`-th, from the K-th on.
-    """
-
-    parts: int
-    sources: tuple[str, ...]
-
-
-class SourceNote(msgspec.Struct, frozen=True):
-    """What a part of a job leaves of a source, in a file of its own, for `finalize`.
-
-    record
-        Its record in the manifest; None if it was given up.
-    shards
-        Name of each of its shards → the XXH3-128 of its checksum file.
-    error
-        Why it was given up.
-    corrupt
-        It was, because its bytes are wrong: no shard made from them can be trusted.
-    """
-
-    record: dict[str, Any] | None = None
-    shards: dict[str, str] = {}
-    error: str = ""
-    corrupt: bool = False
-
-    def holds(self, root: Path) -> bool:
-        """Whether the source is packed to its end, and its shards are still those of the record."""
-        try:
-            return self.record is not None and all(
-                file_digest(root / SHARDS_NAME / name / CHECKSUMS_NAME) == digest
-                for name, digest in self.shards.items()
-            )
-        except FileNotFoundError:
-            return False
-
-
-def note_path(root: Path, source: str) -> Path:
-    """Where the note on a source is."""
-    return root / PARTS_NAME / f"{_NOTE_PREFIX}{source}.json"
-
-
-def source_notes(root: Path, only: Set[str] | None = None) -> dict[str, SourceNote]:
-    """Name → note, of every source, or of `only` these, by name. Raises as `read_note` does."""
-    paths = sorted((root / PARTS_NAME).glob(f"{_NOTE_PREFIX}*.json"))
-    names = {path.stem.removeprefix(_NOTE_PREFIX): path for path in paths}
-    wanted = names.keys() if only is None else names.keys() & only
-    return {name: read_note(names[name], SourceNote) for name in sorted(wanted)}
-
-
-def read_note(path: Path, kind: type[_Kind]) -> _Kind:
-    """What a part has written. Raises FormatError if it is damaged, OSError if unreadable."""
-    try:
-        return msgspec.json.decode(read_metadata_file(path), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(
-            f"{path}: damaged ({error}); remove it, and repeat the parts of the job"
-        ) from None

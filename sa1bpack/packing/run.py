@@ -19,9 +19,17 @@ from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request, recorded_options
-from sa1bpack.packing.pack_state import PackState, PartState, sources_to_pack
+from sa1bpack.packing.pack_state import (
+    PackState,
+    PartState,
+    Plan,
+    note_path,
+    read_note,
+    source_notes,
+    sources_to_pack,
+)
 from sa1bpack.packing.progress import Progress, log_run
-from sa1bpack.packing.records import Plan, note_path, read_note, read_own_manifest, source_notes
+from sa1bpack.packing.records import read_own_manifest
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import PackRun, SourcePacker, pack_inline
 from sa1bpack.source.find import Source, look_at

@@ -17,12 +17,12 @@ import xxhash
 
 from sa1bpack import interrupts
 from sa1bpack.errors import SourceCorrupt, SourceError
-from sa1bpack.format.manifest import DIGEST_NAMES
+from sa1bpack.format.manifest import DIGEST_NAMES, shard_name
 from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import Progress, report
-from sa1bpack.packing.records import PublishedShard, shard_name
+from sa1bpack.packing.records import PublishedShard
 from sa1bpack.packing.sample import Buffers, Outcome, Packed, attempt
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy

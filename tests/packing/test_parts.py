@@ -11,9 +11,8 @@ import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused
 from sa1bpack.packing.options import PackOptions, Request
-from sa1bpack.packing.pack_state import PackState, PartState
+from sa1bpack.packing.pack_state import PackState, PartState, Plan
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.records import Plan
 from sa1bpack.packing.run import pack_sources, versions_in_force
 from sa1bpack.packing.source_packer import PackRun
 from sa1bpack.source.find import find_sources
