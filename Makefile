@@ -38,8 +38,6 @@ BARS := $(shell test -t 2 && echo --progress-bar on)
 PIP  := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip \
         --disable-pip-version-check install --quiet $(BARS) \
         --constraint constraints.txt --build-constraint constraints.txt
-# As a path, so that a script beside the clone imports the package, not the clone's folder.
-EDITABLE := --config-settings editable_mode=compat --editable
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -92,7 +90,7 @@ $(VENV)/.created:
 $(VENV)/.ready: pyproject.toml constraints.txt scripts/setup_pillow.py | $(VENV)/.created
 	@echo "set-up: dependencies, as pinned in constraints.txt: 0.4 GB, or with PyTorch for CUDA some 3 GB"
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt pip
-	@$(PIP) $(EDITABLE) .
+	@$(PIP) --editable .
 	@$(BIN)/python scripts/setup_pillow.py --fresh
 	@touch $@
 
@@ -103,7 +101,7 @@ $(VENV)/.kernels: scripts/compile_kernels.py $(shell grep -rl --include='*.py' n
 
 $(VENV)/.ready-%: $(VENV)/.ready
 	@echo "set-up: dependencies of '$*'"
-	@$(PIP) $(EDITABLE) '.[$*]'
+	@$(PIP) --editable '.[$*]'
 	@touch $@
 
 # The last line runs every time, in a fraction of a second: any package that requires pillow would
@@ -149,7 +147,7 @@ FRAMEWORKS := $(VENV)-frameworks/bin/python
 frameworks:
 	@test -x $(FRAMEWORKS) || $(PYTHON) -m venv $(VENV)-frameworks
 	@$(FRAMEWORKS) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
-	  $(EDITABLE) '.[test,frameworks]'
+	  --editable '.[test,frameworks]'
 	@$(FRAMEWORKS) -m pytest tests/adapters tests/raw/test_streaming.py \
 	  'tests/test_docs.py::test_python_of_the_documents_runs[docs/recipes.md]' $(TEST_FLAGS)
 
@@ -159,7 +157,7 @@ RAY := $(VENV)-ray/bin/python
 ray:
 	@test -x $(RAY) || $(PYTHON) -m venv $(VENV)-ray
 	@$(RAY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
-	  $(EDITABLE) '.[test,pillow,ray]'
+	  --editable '.[test,pillow,ray]'
 	@$(RAY) -m pytest tests/test_ray_cluster.py tests/test_engines.py tests/packing/test_engines.py \
 	  tests/packing/test_ray.py $(TEST_FLAGS)
 
