@@ -15,6 +15,7 @@ from sa1bpack.transforms import (
     RandomAffine,
     RandomHorizontalFlip,
     ScaleJitter,
+    correction_clicks,
 )
 
 TAR = Path(__file__).parent.parent / "tests" / "samples" / "sa_000000.tar"
@@ -51,6 +52,11 @@ def main() -> None:
                         batch = next(iter(loader))
                     for steps in STEPS:
                         Pipeline(ds, steps)(batch, 0)
+        some = sa1bpack.open(root, mask_format="runs", min_area=100)
+        with sa1bpack.Loader(some, 2) as loader:
+            batch = Pipeline(some)(next(iter(loader)))
+        masks, ids = batch["masks"], batch["annotation_ids"]
+        correction_clicks(masks ^ True, masks, ids, where="interior", seed=0, epoch=0)
     print(f"set-up: kernels are compiled ({time.monotonic() - start:.0f} s)")
 
 

@@ -293,9 +293,7 @@ class Trainer:
         self.model = Segmenter(args.width, channels).to(device)
         self.parallel = self.model
         if dist.is_initialized():
-            self.parallel = nn.parallel.DistributedDataParallel(
-                self.model, find_unused_parameters=True
-            )
+            self.parallel = nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), args.lr, weight_decay=0.01)
 
     def autocast(self):
@@ -467,6 +465,7 @@ class Trainer:
             }
             torch.save({"step": self.step, **parts}, path.with_suffix(".part"))
             path.with_suffix(".part").replace(path)
+            print(f"checkpoint after step {self.step}", flush=True)
 
     def load(self) -> None:
         path = self.args.output / "checkpoint.pt"
@@ -474,6 +473,8 @@ class Trainer:
         self.step = state.pop("step")
         for name, part in state.items():
             getattr(self, name).load_state_dict(part)
+        if self.rank == 0:
+            print(f"continues after step {self.step}", flush=True)
 
 
 # --------------------------------------------------------------------------------------- pictures

@@ -325,5 +325,6 @@ def completeness_of(root: Path, manifest: Manifest) -> Completeness:
 def remedy_of(root: Path) -> str:
     """What completes the pack at `root` if it is not complete, in words."""
     if any((root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")):
-        return f"once all parts of its job have ended: sa1bpack finalize {quote(str(root))}"
+        when = "once all parts of its job have ended, this completes it or lists what is missing"
+        return f"{when}: sa1bpack finalize {quote(str(root))}"
     return _REPEAT

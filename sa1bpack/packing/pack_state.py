@@ -541,8 +541,7 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
         return locked(root / LOCK_NAME, kind | fcntl.LOCK_NB, flags)
     except BlockingIOError:
         raise OutputLocked(
-            f"{root}: another process packs into this folder, or a part of a job does; wait until "
-            "it has ended, or pack into another folder"
+            f"{root}: another process packs into this folder, or a part of a job; wait for its end"
         ) from None
 
 

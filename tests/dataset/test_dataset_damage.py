@@ -160,3 +160,14 @@ def test_a_dataset_does_not_come_back_from_pickle_over_another_pack(packed, pack
     pack_writer(root, first_id=9000)
     with pytest.raises(FormatError, match="has changed since"):
         pickle.loads(pickled)
+
+
+def test_a_shard_that_comes_back_is_read(root):
+    """An error is not remembered: the network may have been down."""
+    folder = root / "shards" / SHARD
+    ds = open_pack(root)
+    folder.rename(root / "away")
+    with pytest.raises(ReadError):
+        ds[4]
+    (root / "away").rename(folder)
+    assert ds[4]["index"] == 4

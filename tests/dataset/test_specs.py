@@ -233,3 +233,31 @@ def test_damaged_runs_are_an_error_of_their_sample_alone(
         theirs = sa1bpack.make_dataloader(ds, len(ds), num_workers=0, pin_memory=False, **given)
         assert same_batches(loader, theirs) == 1
         assert [error.row for error in loader.dropped] == [bad]
+
+
+def on_cpu(batch: dict) -> dict:
+    """A batch on the CPU, its runs too."""
+    return {key: value if key in OF_LOADERS else value.to("cpu") for key, value in batch.items()}
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("fit, pixels, masks, options", CASES, ids=str)
+def test_a_cuda_device_gets_the_batches_of_the_cpu(layout_packs, fit, pixels, masks, options):
+    ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
+    given = {"max_masks": 3}
+    with (
+        sa1bpack.Loader(ds, 2, device="cuda", **given) as loader,
+        sa1bpack.Loader(ds, 2, device="cpu", **given) as expected,
+    ):
+        assert same_batches(map(on_cpu, loader), expected) == 3
+
+
+def test_image_offsets_that_do_not_fit_the_sizes_are_refused_at_once(layout_packs, tmp_path):
+    root = shutil.copytree(layout_packs("native"), tmp_path / "pack")
+    entry = sa1bpack.open(root).manifest.shards[0]
+    offsets = np.memmap(root / "shards" / entry.name / "image_offset" / "c.0", "<i8", "r+", shape=2)
+    offsets[1] -= 3
+    offsets.flush()
+    with pytest.raises(ReadError, match=r"image_offset.*but its"):
+        sa1bpack.open(root)[0]

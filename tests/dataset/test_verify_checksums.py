@@ -245,3 +245,30 @@ def test_a_file_cut_short_while_it_is_mapped_never_ends_the_process(root):
     command = [sys.executable, "-W", "error", "-c", CUT_WHILE_MAPPED, str(root), SHARD]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_a_shard_that_was_put_in_place_of_a_damaged_one_is_read_at_once(root, packed):
+    """As `sa1bpack repair` does."""
+    flip(chunk(root, "image"), middle_of(root, "image"))
+    ds = open_pack(root, verify_checksums=True)
+    with pytest.raises(ReadError):
+        ds[5]
+    folder = root / "shards" / SHARD
+    folder.rename(root / ".damaged")
+    shutil.copytree(packed.root / "shards" / SHARD, folder)
+    np.testing.assert_array_equal(ds[5]["image"], packed.samples[5]["image"])
+
+
+def test_offsets_whose_differences_wrap_round_are_errors_of_their_own(root):
+    """In int64 each difference of these is positive, and the last minus the first is right."""
+    ds = open_pack(root, verify_checksums=True)
+    ds[4]
+    path = chunk(root, "run_offset")
+    offsets = np.fromfile(path, "<i8", 10)
+    middle = [2**62, 2**63 - 1, -(2**63) + 3, -(2**62), -1]
+    assert (np.diff([offsets[0], *middle]) > 0).all() and offsets[9] > 0
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(np.array(middle, "<i8").tobytes())
+    with pytest.raises(ReadError, match=r"run_offset.*must be non-decreasing within 0 and"):
+        ds[4]

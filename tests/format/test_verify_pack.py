@@ -321,3 +321,18 @@ def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
 def fail_to_read(*arguments):
     """Replaces a read from an open file: its errors name no file."""
     raise OSError(errno.EIO, "Input/output error")
+
+
+def test_damaged_checksum_file_does_not_hide_damaged_samples(pack):
+    (pack / "shards" / SHARD / "checksums.xxh128").write_text("0" * 32 + "\n")
+    flip(pack / "shards" / SHARD / "image" / "c.0.0.0.0", 2 * 768)
+    assert [p.sample for p in verify(pack).problems if p.sample is not None] == [2]
+
+
+def test_checksum_file_without_its_last_newline_is_found_by_both(pack):
+    for path in (pack / "checksums.xxh128", pack / "shards" / SHARD / "checksums.xxh128"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        assert not verify(pack).ok
+        assert script_finds(pack)[0] == 1
+        path.write_bytes(whole)

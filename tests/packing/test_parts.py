@@ -74,7 +74,10 @@ def test_parts_in_any_order_make_the_pack_of_one_run(pack_part, root, undisturbe
 
 
 def test_readers_name_finalize_until_the_job_is_complete(pack_part, root, capsys, caplog):
-    remedy = f"once all parts of its job have ended: sa1bpack finalize {root}"
+    remedy = (
+        "once all parts of its job have ended, this completes it or lists what is missing: "
+        f"sa1bpack finalize {root}"
+    )
     pack_part((1, 2))
     with pytest.raises(FormatError, match=f"no images yet: .*; {re.escape(remedy)}"):
         sa1bpack.open(root)
