@@ -219,9 +219,7 @@ class PackInfo(Stored):
             lines.append(f"  pack       {each.roots[0]}: {size}{state}")
         for label, text in self._facts():
             indents = {"initial_indent": f"  {label:<10} ", "subsequent_indent": " " * 13}
-            # A path in a command stays whole.
-            whole = {"break_on_hyphens": False, "break_long_words": False}
-            lines += textwrap.wrap(text, _WIDTH, **indents, **whole)
+            lines += textwrap.wrap(text, _WIDTH, break_on_hyphens=False, **indents)
         lines.append("options")
         lines += [f"  {key:<18} {text_of(value)}" for key, value in self.manifest.options.items()]
         lines.append("masks per image")
