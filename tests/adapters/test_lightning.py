@@ -108,3 +108,15 @@ def test_a_split_without_images_in_a_part_is_refused_and_val_0_validates_nothing
         made(photos, val=1.0).setup()
     run = fit(made(photos, val=0), Recorder())
     assert len({image for _, images in run.seen for image in images}) == 5
+
+
+def test_a_trainer_that_asks_again_gets_the_same_training_loader(photos):
+    data = made(photos)
+    data.setup("fit")
+    assert data.train_dataloader() is data.train_dataloader()
+    assert data.train_dataloader().batches.order.seed == 1
+    loader = data.train_dataloader()
+    data.teardown("fit")
+    with pytest.raises(sa1bpack.LoaderError, match="closed"):
+        next(iter(loader))
+    assert data.train_dataloader() is not loader

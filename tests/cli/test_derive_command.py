@@ -163,3 +163,24 @@ def test_a_pack_that_may_not_be_written_advises_another_folder(pack, in_folder, 
     assert error.endswith("sa1bpack: keep the array outside the pack: --output FOLDER\n")
     assert in_folder("derive", pack, "ids", "--fn", "made:ids", "-o", tmp_path / "ids")[0] == 0
     pack.chmod(0o755)
+
+
+def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa: F811
+    pack = layout_packs("pad", "rgb", "bits+runs")
+    code, printed, _ = in_folder(
+        "derive", pack, "extents", "--axis", "mask", "--fn", "sa1bpack.transforms:relation",
+        "--option", "name=mask_boxes", "--mask-format", "runs", "-o", "extents",
+    )  # fmt: skip
+    assert code == 0 and printed == "extents: 2 parts made, 0 present, complete\n"
+    ds = sa1bpack.open(pack, mask_format="runs", features="./extents")
+    for sample in ds:
+        np.testing.assert_array_equal(sample["extents"], sa1bpack.masks.relate(sample).mask_boxes)
+    assert ds.mask_column("extents").max() > ds.layout.mask_size / 2  # pixels of images, not cells
+
+
+def test_parts_of_a_job_array_complete_the_array(pack, in_folder):
+    command = ("derive", pack, "ids", "--fn", "made:ids", "--part")
+    code, printed, _ = in_folder(*command, "1/2")
+    assert code == 0 and printed.endswith(": 2 parts made, 0 present, 2 shards missing\n")
+    code, printed, _ = in_folder(*command, "2/2")
+    assert code == 0 and printed.endswith(": 2 parts made, 2 present, complete\n")

@@ -270,3 +270,22 @@ def test_a_report_of_several_packs_counts_them_together(command, packs, tmp_path
     code, _, error = command("report", *packs, "-o", out, "--verify", verify)
     assert code == 1 and "sa_000001-000" in error
     assert command("report", *packs, "-o", packs[1] / "report.html")[0] == 2
+
+
+@pytest.mark.parametrize("form", ["sa1b", "coco"])
+def test_an_export_of_a_selection_has_its_images_once(command, packs, tmp_path, form):
+    selection = tmp_path / "some.sel"
+    ds = open_pack(packs)
+    ds[ds.index_of([9, 2, 4, 9])].save_selection(selection)
+    written = []
+    for name, given in (
+        ("ids", (*packs, "--image-id", 2, "--image-id", 4, "--image-id", 9)),
+        ("file", (selection,)),
+    ):
+        out, paths = tmp_path / f"{name}.json", [each for each in given if isinstance(each, Path)]
+        code, _, error = command(
+            "export", *paths, "-o", out, "--format", form, *given[len(paths) :]
+        )
+        assert (code, error) == (0, ""), error
+        written.append(contents(out) if form == "sa1b" else out.read_bytes())
+    assert written[0] == written[1] and written[0]

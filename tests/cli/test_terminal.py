@@ -7,7 +7,7 @@ import subprocess
 import termios
 
 import pytest
-from commands import COMMAND, SMALL_FLAGS
+from commands import COMMAND, SMALL_FLAGS, run
 from small_tars import members, write_tar
 
 
@@ -47,3 +47,12 @@ def _read_all(descriptor: int) -> str:
         pass
     os.close(descriptor)
     return b"".join(pieces).decode()
+
+
+def test_a_strange_name_in_a_pack_is_shown_escaped(packed, monkeypatch):
+    """Not UTF-8, and not harmless: it could not be printed, or would colour the terminal."""
+    (packed / "shards" / os.fsdecode(b"sa\xff\x1b[31m")).write_bytes(b"")
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    code, out, error = run("verify", packed)
+    assert (code, error) == (1, "")
+    assert r"sa\udcff\x1b[31m: not in the manifest" in out

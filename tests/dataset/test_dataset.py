@@ -259,3 +259,10 @@ def test_an_empty_pack_is_refused(pack_writer, tmp_path):
         open_pack(tmp_path / "empty")
     with pytest.raises(FormatError, match="not a pack"):
         open_pack(tmp_path / "nothing")
+
+
+def test_samples_cannot_be_written_to(ds):
+    """They are the files."""
+    for key in ARRAYS:
+        with pytest.raises(ValueError, match="read-only"):
+            ds[0][key][...] = 0

@@ -84,3 +84,12 @@ def test_any_sampler_of_torch_works(ds, workers, context):
         for batch in batches(subset, workers, context, batch_size=2, sampler=sampler):
             seen += batch["indices"].tolist()
     assert sorted(seen) == list(range(12))
+
+
+def test_a_pickled_dataset_opens_from_another_folder(packed, monkeypatch, tmp_path):
+    """A relative path is resolved when the pack is opened."""
+    monkeypatch.chdir(packed.root.parent)
+    ds = open_pack(packed.root.name)
+    pickled = pickle.dumps(ds)
+    monkeypatch.chdir(tmp_path)
+    assert ds[0]["index"] == pickle.loads(pickled)[0]["index"] == 0

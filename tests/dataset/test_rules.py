@@ -7,6 +7,7 @@ import pytest
 
 import sa1bpack
 from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS
+from sa1bpack.errors import OptionError
 
 PIXELS = 150 * 225  # of every image of the pack
 RULES = [
@@ -102,3 +103,21 @@ def test_another_rule_is_another_dataset_and_none_is_the_same(packed):
     assert again.fingerprint == ruled[3:7].fingerprint != plain[3:7].fingerprint
     np.testing.assert_array_equal(again.mask_column("area"), ruled[3:7].mask_column("area"))
     assert "masks with min_area=20" in repr(ruled) and "masks with" not in repr(plain)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ({"min_area": -1}, "min_area is -1"),
+        ({"min_area": 2.5}, "min_area is 2.5"),
+        ({"max_area_frac": 90}, "max_area_frac is 90: choose a number from 0 to 1"),
+        ({"min_iou": float("nan")}, "min_iou is nan: choose a number of at most 2"),
+        (
+            {"min_stability": 95},
+            "min_stability is 95: choose a number of at most 1; it is not a percentage",
+        ),
+    ],
+)
+def test_thresholds_that_cannot_be_meant_are_refused(packed, rule, text):
+    with pytest.raises(OptionError, match=text):
+        sa1bpack.open(packed.root, **rule)

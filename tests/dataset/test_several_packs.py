@@ -276,3 +276,18 @@ def test_a_pack_whose_index_is_replaced_while_it_is_opened_is_opened(several, tm
     shutil.rmtree(index)
     pack.duplicates = "error"
     assert len(pack.rows) == pack.manifest.samples
+
+
+def test_it_pickles_to_its_paths_and_notices_a_pack_that_changed(several, tmp_path):
+    joined_pack(tmp_path / "one", several.roots[:1])
+    joined_pack(tmp_path / "two", several.roots[1:])
+    ds = open_pack([tmp_path / "two", tmp_path / "one"])[2:]
+    data = pickle.dumps(ds)
+    assert len(data) < 2000
+    copy = pickle.loads(data)
+    assert copy.fingerprint == ds.fingerprint
+    assert same_samples(copy[3], ds[3])
+    manifest = read_manifest(tmp_path / "two")
+    publish_shards(tmp_path / "two", manifest.shards[1:], manifest.layout)
+    with pytest.raises(FormatError, match=r"two: its index is .* changed since"):
+        pickle.loads(data)

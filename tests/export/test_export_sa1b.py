@@ -1,6 +1,7 @@
 """`export_sa1b` writes the records of the tars, byte for byte."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -9,7 +10,7 @@ from damaged_packs import flip
 from edited_packs import rewrite_checksums
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_tars import SMALL, contents, record
+from small_tars import SMALL, contents, members, record, write_tar
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
@@ -235,3 +236,39 @@ def test_every_layout_with_runs_yields_the_same_records(tars, records_of, tmp_pa
     assert sa1bpack.export_sa1b(root, tmp_path / "out").lossless
     for tar in tars:
         assert contents(tmp_path / "out" / tar.stem) == records_of(tar)
+
+
+def test_a_failed_export_leaves_complete_files_only(pack, tmp_path, monkeypatch):
+    rename, left = os.rename, iter(range(4))
+
+    def failing(*arguments):
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device")
+        rename(*arguments)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(OSError, match="No space"):
+        sa1bpack.export_sa1b(pack, tmp_path / "out")
+    monkeypatch.undo()
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(written) == 4 and all(json.loads(path.read_text()) for path in written)
+    assert sa1bpack.export_sa1b(pack, tmp_path / "out").unchanged == 4
+
+
+def test_equal_file_names_from_two_sources_do_not_collide(tmp_path):
+    for source in ("a", "b"):
+        write_tar(tmp_path / f"{source}.tar", members([1], masks=1 + (source == "b")))
+    sa1bpack.pack([tmp_path / "a.tar", tmp_path / "b.tar"], tmp_path / "pack", workers=1, **SMALL)
+    assert sa1bpack.export_sa1b(tmp_path / "pack", tmp_path / "out").files == 2
+    one, other = (json.loads((tmp_path / "out" / s / "sa_1.json").read_text()) for s in "ab")
+    assert (len(one["annotations"]), len(other["annotations"])) == (1, 2)
+
+
+def test_paths_that_cannot_be_written_to_are_refused(pack, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out in (pack, pack / "json", tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(OptionError):
+            sa1bpack.export_sa1b(pack, out)
+    for out in (pack / "coco.json", tmp_path, tmp_path / "none" / "coco.json"):
+        with pytest.raises(OptionError):
+            sa1bpack.export_coco(pack, out)

@@ -3,13 +3,15 @@
 import itertools
 import os
 import shutil
+from collections import Counter
 
 import pytest
 from feature_arrays import write_side
+from scenarios import Case, Stage
 from small_tars import SMALL, changed, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import TooManyRejects
+from sa1bpack.errors import FormatError, NotAPack, TooManyRejects
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.packing.options import PackOptions
 
@@ -161,3 +163,32 @@ def test_features_are_listed_with_what_is_missing(pack, tmp_path, monkeypatch):
     sa1bpack.report(root, out, samples=1)
     page = out.read_text()
     assert "3 features." in page and "teacher: bfloat16 (3,) per image" in page
+
+
+def test_info_and_open_agree_wherever_a_run_is_killed(tmp_path_factory, tmp_path):
+    """Before and after the first shard is published, and until an index lists it."""
+    stage = Stage(tmp_path_factory.mktemp("stage"))
+    states = Counter()
+    for at in itertools.count():
+        case = Case(stage, tmp_path / "case", "fresh")
+        plan = case.plan("kill", at=at, calls=("rename",))
+        case.run(plan.apply)
+        if not case.hits():
+            break
+        try:
+            info = sa1bpack.info(case.root)
+        except NotAPack:
+            with pytest.raises(NotAPack):
+                sa1bpack.open(case.root)
+            states["not a pack"] += 1
+            continue
+        assert info.manifest.samples == info.completeness.images == len(info.mask_counts)
+        if info.manifest.samples:
+            assert len(sa1bpack.open(case.root)) == info.manifest.samples
+            states[info.manifest.samples] += 1
+        else:
+            with pytest.raises(FormatError, match="shard"):
+                sa1bpack.open(case.root)
+            assert " ".join(_lines_of(info, "state")) == str(info.completeness)
+            states["published" if info.completeness.unindexed else "nothing"] += 1
+    assert {"not a pack", "nothing", "published"} <= states.keys(), states

@@ -317,3 +317,12 @@ def test_attributes_of_the_wrong_type_are_named_with_their_shard(small_pack, tmp
     result, page = page_of(pack, tmp_path, samples=1, verify="none")
     assert len(result.unreadable) == 1 and "1 part of the pack could not be read" in page.text
     assert "sa_000000-001: attributes: " in page.text and key in result.unreadable[0]
+
+
+def test_names_never_become_markup(odd_pack, tmp_path):
+    _, page = page_of(odd_pack, tmp_path)
+    shown = '<img src=x onerror=alert(1)>&"中'
+    assert f"{shown}.jpg" in page.text and f"{shown}2.json" in page.text
+    assert any(attributes["alt"].startswith(shown) for attributes in page.named("img"))
+    assert all("onerror" not in attributes for _, attributes in page.tags)
+    assert len(page.pictures) == 7

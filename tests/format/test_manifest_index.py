@@ -5,6 +5,7 @@ import os
 import shutil
 
 import msgspec
+import numpy as np
 import pytest
 from edited_packs import edit
 from reading_packs import manifest_of, publish_shards
@@ -158,3 +159,13 @@ def test_a_folder_loses_its_final_name_before_anything_in_it_is_removed(tmp_path
     remove_published(folder)
     ((path, *found),) = seen
     assert path.name.startswith(".tmp-index-00000000-") and found == [False, True]
+
+
+@pytest.mark.parametrize("name, row, value", [("shard_offset", 3, 8), ("mask_offset", 0, 1)])
+def test_index_with_wrong_ends_is_refused(pack, name, row, value):
+    manifest = read_manifest(pack)
+    offsets = np.memmap(pack / manifest.index / name / "c.0", "<i8", "r+", shape=row + 1)
+    offsets[row] = value
+    offsets.flush()
+    with pytest.raises(FormatError, match=f"{name}: offsets run from"):
+        open_index(pack, manifest)

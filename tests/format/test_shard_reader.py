@@ -1,7 +1,9 @@
 """Every defect of a shard is named before the first view of it."""
 
+import gc
 import json
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -149,3 +151,20 @@ def test_map_never_reaches_past_the_end_of_a_file(tmp_path):
     assert map_bytes(path, 3).tobytes() == b"abc"
     with pytest.raises(FormatError, match="3 bytes, but 4 are to be mapped"):
         map_bytes(path, 4)
+
+
+def test_views_outlive_the_shard_and_the_map_does_not_outlive_the_views(folder):
+    shard = open_shard(folder)
+    expected = np.array(shard["bbox"][1:3])
+    view = shard["bbox"][1:3]
+    holder = view
+    while isinstance(holder.base, np.ndarray):
+        holder = holder.base
+    mapping = weakref.ref(holder.base)
+    del shard, holder
+    gc.collect()
+    np.testing.assert_array_equal(view, expected)
+    assert mapping() is not None
+    del view
+    gc.collect()
+    assert mapping() is None

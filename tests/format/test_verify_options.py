@@ -94,3 +94,12 @@ def test_where_it_is_impossible_direct_is_refused_and_auto_reads_through_the_pag
     assert verify(cold_pack).ok
     with pytest.raises(OptionError, match="io"):
         verify(cold_pack, io="fast")
+
+
+def test_damage_of_any_block_is_found_and_named_past_the_page_cache(cold_pack):
+    [path, *_] = [path for path in images(cold_pack) if path.is_file()]
+    sound = path.read_bytes()
+    for at in (0, len(sound) // 2, len(sound) - 1):
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        problems = verify(cold_pack, io="direct").problems
+        assert problems and problems == verify(cold_pack, io="cached").problems

@@ -200,3 +200,9 @@ def test_a_kill_at_any_step_of_publication_is_not_damage_and_the_next_run_comple
     assert kills > 1
     report = check(root)
     assert report.ok and report.notes == () and report.complete == complete
+
+
+def test_unlisted_shard_of_a_complete_pack_is_a_problem(pack, shard_of):
+    shard_of(pack / "shards", SHARD, (2, 1), 7)
+    (problem,) = check(pack).problems
+    assert f"{SHARD}: not in the manifest" in problem.what

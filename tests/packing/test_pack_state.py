@@ -8,8 +8,16 @@ import xxhash
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionsDiffer, PackError, SourceError, VersionError
+from sa1bpack.errors import (
+    FormatError,
+    OptionsDiffer,
+    OutputLocked,
+    PackError,
+    SourceError,
+    VersionError,
+)
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 
 
 @pytest.fixture
@@ -113,3 +121,13 @@ def test_a_pack_of_a_newer_minor_version_is_read_but_not_added_to(tar, root):
     with pytest.raises(VersionError, match=r"format version 1\.7, but this release writes 1\.0"):
         sa1bpack.pack(tar, root, workers=1, **SMALL)
     assert contents(root) == before
+
+
+def test_a_second_packer_is_refused_while_the_first_one_works(tar, root):
+    state = PackState(root, PackOptions(**SMALL))
+    before = contents(root)
+    with pytest.raises(OutputLocked, match="another process packs into this folder"):
+        sa1bpack.pack(tar, root, workers=1, **SMALL)
+    assert contents(root) == before
+    state.close()
+    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete

@@ -2,6 +2,8 @@
 
 import gc
 import resource
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -102,3 +104,21 @@ def test_the_first_three_of_each_four_bytes_are_copied(guard, h, w, more, seed):
         h, 3 * w
     )
     np.testing.assert_array_equal(memory, expected)
+
+
+def test_rows_that_pil_pads_are_copied_with_the_same_pixels():
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import numpy as np
+from PIL import Image
+from sa1bpack.pixels.decode import pixel_words
+assert Image.core.get_alignment() == 64
+pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
+words = pixel_words(Image.fromarray(pixels))
+assert np.array_equal(words.view(np.uint8).reshape(7, 5, 4)[..., :3], pixels)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PILLOW_ALIGNMENT": "64"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
