@@ -150,3 +150,36 @@ def test_buffers_are_neither_lost_nor_handed_out_twice(count, ahead, steps):
         assert len(made) == count == len(pool.free) + len(used)
         mine = sum(owner is queue for owner, _ in filling)
         assert mine + len(ready) <= ahead + 1
+
+
+def test_a_late_thread_alone_does_not_make_the_pool_grow():
+    """Its buffer comes back when it is done; the consumer keeps none."""
+    pool = pool_of(1)
+    old = BatchQueue(pool, total=2, prefetch=1)
+    late = old.begin(1)
+    old.close()
+    queue = BatchQueue(pool, total=2, prefetch=1)
+    with pytest.raises(LoaderTimeout):
+        queue.take(0.05, doing)
+    assert queue.begin(0) is None
+    buffer = late.buffer
+    old.finish(late)
+    assert queue.begin(1).buffer is buffer
+
+
+def test_the_garbage_collector_may_release_and_close_at_any_point():
+    pool = pool_of(2)
+    queue = BatchQueue(pool, total=5, prefetch=3)
+    queue.finish(queue.begin(1))
+    buffer = queue.begin(1).buffer
+    pool.lent.add(buffer)
+
+    def inside():
+        with pool.changed:  # as if a collection began while this thread holds the lock
+            pool.release(buffer)
+            queue.close()
+
+    thread = threading.Thread(target=inside, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive() and queue.closed and len(pool.free) == 2

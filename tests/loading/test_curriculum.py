@@ -10,6 +10,7 @@ from batches import BOTH, clone
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
 from sa1bpack.schedules import Linear, Steps
 
@@ -168,3 +169,17 @@ def test_buckets_count_the_masks_that_a_rule_leaves_of_the_samples_of_a_subset(p
         sorted(pair.tolist())
         for pair in np.sort(ruled.column("mask_count")[part.indices]).reshape(3, 2)
     ]
+
+
+def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, monkeypatch):
+    allocated, allocate = [], Host.allocate
+    monkeypatch.setattr(Host, "grow", None)  # not called
+    monkeypatch.setattr(
+        Host, "allocate", lambda self, nbytes: allocated.append(nbytes) or allocate(self, nbytes)
+    )
+    with Loader(ds, [2, 4, 6], max_masks=[9, 3, 1], threads=1) as loader:
+        planned = loader.plan()
+        assert [len(batch["areas"]) for _ in range(3) for batch in loader] == [
+            *([2] * 6), *([4] * 3), *([6] * 2)
+        ]  # fmt: skip
+    assert allocated == [planned.batch_bytes] * planned.batches

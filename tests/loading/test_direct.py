@@ -1,16 +1,18 @@
 """Reading past the page cache: the same batches, an unchanged page cache, errors with names."""
 
 import errno
+import gc
 import logging
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from batches import clone, same
+from batches import clone, join_readers, same
 from forked_child import forked_child
 from open_files import open_files
 from page_cache import drop, resident
@@ -273,3 +275,39 @@ def test_a_fork_while_iterating_disturbs_neither_process(root, layout_packs):
             found += [clone(batch) for batch in batches]
             equal(found, expected)
     loader.close()
+
+
+def test_a_thread_without_a_context_is_an_error_of_the_epoch(root, monkeypatch):
+    loader = Loader(open_pack(root), 2, threads=1, io="direct")
+
+    def refused():
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(CONTEXTS, "take", refused)
+    with pytest.raises(OSError) as found:
+        next(iter(loader))
+    assert found.value.errno == errno.EAGAIN
+    monkeypatch.undo()
+    assert len([None for _ in loader]) == 3
+    loader.close()
+
+
+def test_nothing_is_left_open_but_what_the_caches_keep(root):
+    def run() -> None:
+        with Loader(open_pack(root), 2, threads=2, io="direct") as loader:
+            for _ in loader:
+                break
+            assert len([None for _ in loader]) == 3
+        join_readers()
+        del loader
+        gc.collect()
+
+    run()  # makes the contexts of two threads at most, and what torch keeps open
+    files = Counter(path for _, path in open_files())
+    contexts = len(CONTEXTS)
+    for _ in range(3):
+        run()
+    assert len(CONTEXTS) <= max(contexts, 2)
+    new = Counter(path for _, path in open_files()) - files  # older ones may have gone meanwhile
+    assert not new.total()
+    assert not [name for name in files if str(root) in name]

@@ -5,7 +5,9 @@ import pickle
 import threading
 
 import pytest
+import torch
 from batches import BOTH, readers, rows_of
+from torch._dynamo.utils import counters
 
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.loader import Loader
@@ -155,3 +157,34 @@ def test_an_iteration_that_is_ended_as_it_begins_leaves_no_threads(ds, make, mon
         next(iter(loader))
     assert not readers()
     assert next(iter(loader))["epoch"] == 5
+
+
+@BOTH
+def test_a_batch_larger_than_an_epoch_is_planned_as_large_as_the_epoch(ds, make):
+    many = make(ds, 1000).plan()
+    assert many == make(ds, len(ds)).plan()
+    assert make(ds, 1000, pad_last=True).plan().host_bytes > 50 * many.host_bytes
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")  # of torch
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")
+@BOTH
+def test_a_step_is_compiled_for_the_first_of_the_batches_of_one_shape_and_never_again(ds, make):
+    """Their numbers, their epochs and the buffers change."""
+    torch.compiler.reset()
+    counters.clear()
+    weight, graphs = torch.zeros(3, 4, requires_grad=True), []
+
+    @torch.compile(backend="aot_eager", dynamic=False)
+    def loss_of(batch):
+        means, covered = batch["images"].float().mean((1, 2)), batch["masks"].float().mean((2, 3))
+        valid = torch.arange(4) < batch["mask_counts"][:, None]
+        return ((means @ weight - covered).square() * valid).sum()
+
+    loader = make(ds, 3, max_masks=4, pad_to_max=True, drop_last=True)
+    for _ in range(2):
+        for batch in loader:
+            loss_of(batch).backward()
+            graphs.append(counters["stats"]["unique_graphs"])
+    torch.compiler.reset()
+    assert len(graphs) == 8 and set(graphs) == {graphs[0]} and graphs[0] > 0

@@ -1,11 +1,15 @@
 """Shards and files are opened while other threads keep copying; a shortage drops no sample."""
 
+import errno
+import os
 import threading
 
 import pytest
+from batches import BOTH
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack import PackFolder
+from sa1bpack.errors import ResourceShortage
 from sa1bpack.loading import batch_copy as files_module
 from sa1bpack.loading.loader import Loader
 
@@ -64,3 +68,25 @@ def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
             opened.set()
             thread.join(60)
     assert found == [[0, 1]]
+
+
+@pytest.mark.parametrize("verified", [False, True])
+@BOTH
+def test_an_open_file_that_the_system_refuses_drops_no_sample(root, make, verified, monkeypatch):
+    ds, real = open_pack(root, verify_checksums=verified), os.open
+    loader = make(ds, 2, on_error="drop", max_dropped=1)
+    assert len(list(loader)) == 6
+    loader = make(open_pack(root, verify_checksums=verified), 2, on_error="drop")
+
+    def refused(path, *rest, **options):
+        if str(root) in str(path):
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **options: refused(path, *rest))
+    with pytest.raises(ResourceShortage, match="ulimit -n"):
+        next(iter(loader))
+    monkeypatch.undo()
+    assert loader.dropped == []
+    assert len(list(loader)) == 6

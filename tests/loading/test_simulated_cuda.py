@@ -1,13 +1,13 @@
 """The Loader on CUDA devices that are simulated, in interleavings that seeds decide."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
-from simulated_cuda import SimulatedCuda
+from simulated_cuda import SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled, simulate
 
 from sa1bpack.errors import LoaderError, LoaderTimeout
@@ -15,6 +15,7 @@ from sa1bpack.loading import loader
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BufferPool
+from sa1bpack.loading.devices import Cuda
 from sa1bpack.loading.loader import Loader
 
 SEEDS = 12  # of each kind
@@ -264,3 +265,61 @@ def test_a_batch_that_does_not_fit_beside_the_one_before_is_sent_when_that_is_go
             rows += batch["indices"].tolist()
             del batch
     assert sorted(rows) == list(range(len(ds)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_that_change_their_size_share_the_buffers_of_the_largest(ds, monkeypatch, seed):
+    schedule, cuda = scheduled(monkeypatch, seed)
+    sizes, masks, consumers, numbers = [1, 4, 2], [9, 1, 3], [], []
+
+    def train() -> None:
+        options = {"threads": 2, "prefetch": 1, "io": "cached", "mask_layout": "concat_bits"}
+        with Loader(ds, sizes, max_masks=masks, device="cuda:1", **options) as batches:
+            for most in masks:
+                consumers.append(Consumer(ds, cuda, schedule))
+                consumers[-1].collate = Collate("concat_bits", max_masks=most)
+                for batch in batches:
+                    consumers[-1].take(batch, 1)
+                    numbers.append(batch["global_step"])
+
+    schedule.run(train)
+    assert [consumer.check() for consumer in consumers] == [12, 3, 6]
+    assert numbers == [*range(21)]
+
+
+def nothing(*arguments) -> None:
+    """In place of a step that is left out."""
+
+
+def forgetting(patch) -> None:
+    """Copies that buffers do not know of: they are not waited for, and taken newest first."""
+    sent = Cuda.send
+
+    def forgotten(self, batch):
+        sent(self, batch)
+        batch.buffer.event = None
+
+    patch.setattr(Cuda, "send", forgotten)
+
+
+SABOTAGE: dict[str, Callable] = {
+    "buffers do not know of copies": forgetting,
+    "the consumer does not wait": lambda patch: patch.setattr(Stream, "wait_event", nothing),
+    "memory is not kept": lambda patch: patch.setattr(SimulatedCuda, "keep", nothing),
+    "threads have no device": lambda patch: patch.setattr(Cuda, "enter_thread", nothing),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of finalizers
+@pytest.mark.parametrize("what", SABOTAGE)
+def test_the_simulation_notices_when_a_step_is_left_out(ds, monkeypatch, what):
+    noticed, seed = 0, 0
+    while noticed < 2 and seed < 60:
+        seed += 1
+        with monkeypatch.context() as patch:
+            SABOTAGE[what](patch)
+            try:
+                noticed += run_epochs(ds, patch, seed).cuda.contexts != {1}
+            except (AssertionError, IndexError):  # rows of garbage
+                noticed += 1
+    assert noticed == 2

@@ -173,3 +173,15 @@ def test_a_change_of_one_tensor_is_none_of_another(ds, cuda, device, changed):
         batch[changed].add_(1)
         loss.backward()
         assert torch.equal(weight.grad, tensor), key
+
+
+def test_a_default_device_does_not_move_the_memory_of_the_host(ds, cuda):
+    collate = Collate("padded")
+    for device in ("cpu", "cuda"):
+        with Loader(ds, 4, device=device) as batches:
+            with torch.device("meta"):
+                found = [tensors_of(batch) for batch in batches]
+            for batch in found:
+                expected = collate([ds[row] for row in batch["indices"].tolist()])
+                for key, tensor in expected.items():
+                    assert torch.equal(batch[key], tensor), (device, key)

@@ -224,3 +224,25 @@ def test_with_checked_reading_it_is_not_known_where_bytes_come_from(packed):
         found = loader.stats()
     assert found.cached_share is found.disk_bytes is found.read_seconds is None
     assert found.copy_seconds > 0
+
+
+def test_a_thread_of_an_ended_epoch_adds_nothing_to_the_next():
+    clock = Clock()
+    old, new = EpochCounts(0, clock.now, clock=clock), EpochCounts(1, clock.now, clock=clock)
+    old.threads = new.threads = 1
+    old.end()
+    clock.now += 3
+    old.worked("copy", 100.0)
+    assert (new.stats().copy_seconds, old.stats().copy_seconds) == (0, 3)
+
+
+@BOTH
+def test_an_error_of_the_function_reaches_the_consumer(ds, make):
+    def fails(found):
+        raise KeyError(found.epoch)
+
+    loader = make(ds, 4, on_epoch_end=fails)
+    taken = []
+    with pytest.raises(KeyError, match="0"):
+        taken.extend(batch["batch_idx"] for batch in loader)
+    assert taken == list(range(len(loader)))

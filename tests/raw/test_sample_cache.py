@@ -144,3 +144,19 @@ def test_a_folder_that_is_full_is_said_once(tar, tmp_path, monkeypatch, caplog):
     assert len([ds[index] for index in range(3)]) == 3
     assert caplog.text.count("No space left on device") == 1
     assert not list((tmp_path / "cache").glob("*tmp*"))
+
+
+def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(tar, tmp_path, monkeypatch):
+    """As in a folder that has become read-only, or whose files are another user's."""
+    more = {"options": OPTIONS, "cache_dir": tmp_path, "cache_dir_size": 1 << 24}
+    first = sa1bpack.TarDataset(tar, **more)[0]
+    [path] = tmp_path.glob("*.sample")
+
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    for target, name in ((os, "utime"), (Path, "unlink"), (Path, "replace")):
+        monkeypatch.setattr(target, name, refused)
+    assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)  # of the cache
+    path.write_bytes(b"damaged")
+    assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)

@@ -231,3 +231,11 @@ def test_rank_and_world_size_go_with_it_to_a_spawned_worker(tars, monkeypatch):
 def test_options_that_cannot_be_used_are_refused(tars, options, message):
     with pytest.raises(OptionError, match=message):
         IterableTarDataset(tars, **options)
+
+
+def test_images_without_masks_are_dropped_if_the_options_say_so(tmp_path):
+    found = members(range(4), masks=lambda number: number % 2)
+    tar = write_tar(tmp_path / "sa_000000.tar", found)
+    options = sa1bpack.PackOptions(**SMALL, empty="drop")
+    ds = IterableTarDataset(tar, options=options)
+    assert sorted(ids(ds)) == [1, 3] and ds.rejected == 0

@@ -267,3 +267,38 @@ def test_a_tar_in_gzip_members_of_which_some_are_empty_is_read_as_the_packer_rea
     assert len(ds) == len(packed) == 4
     for index in range(4):
         assert (ds[index]["image"] == packed.by_id(ds[index]["image_id"])["image"]).all()
+
+
+def test_a_transform_gets_the_sample_and_its_error_names_it(source):
+    path = source("folder")
+    ds = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: sample["image_id"])
+    assert ds[_good(ds)[0]] == ds.metadata(_good(ds)[0]).image_id
+    broken = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        broken[0]
+    assert "sa_1.jpg" in raised.value.__notes__[0]
+
+
+def test_images_that_several_tars_have_are_named_in_the_log(tmp_path, caplog):
+    for number, first in enumerate((1, 2, 8)):
+        found = members(range(first, first + 3))
+        write_tar(tmp_path / f"sa_00000{number}.tar", found, compress=False)
+    ds = sa1bpack.TarDataset(f"{tmp_path}/*.tar", options=OPTIONS)
+    assert "2 images are in more than one of these tars, e.g. sa_2.jpg in " in caplog.text
+    assert "sa_000000.tar and " in caplog.text and "sa_000001.tar: their" in caplog.text
+    caplog.clear()
+    pickle.loads(pickle.dumps(ds))
+    sa1bpack.TarDataset([tmp_path / "sa_000000.tar", tmp_path / "sa_000002.tar"])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["index_folder", "cache_dir"])
+def test_what_it_keeps_is_not_kept_in_a_pack(source, tmp_path, name):
+    (tmp_path / "pack" / "shards").mkdir(parents=True)
+    (tmp_path / "pack" / "manifest.json").touch()
+    more = {"cache_dir_size": "1 MB"} if name == "cache_dir" else {}
+    for folder in (tmp_path / "pack", tmp_path / "pack" / "new"):
+        match = f"^{name} is .*, in the pack {tmp_path}/pack, which must hold its own files only"
+        with pytest.raises(OptionError, match=match):
+            sa1bpack.TarDataset(source("tar"), **{name: folder}, **more)
+    assert len(list((tmp_path / "pack").iterdir())) == 2

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -144,3 +145,28 @@ def test_what_is_no_file_or_far_too_large_is_an_error_at_once(pack, tmp_path, na
             file.truncate(3 << 30)
     with pytest.raises(sa1bpack.FormatError, match=r"pipe|at most|came 3 times"):
         open_cached(root, tmp_path / "cache")[0]
+
+
+def test_a_pack_is_no_place_for_a_cache(layout_packs):
+    pack = layout_packs()
+    before = sorted(path.name for path in pack.iterdir())
+    for where in (pack, pack / "cache"):
+        with pytest.raises(OptionError, match=f"in the pack {re.escape(str(pack))}, which must"):
+            open_cached(pack, where)
+    assert sorted(path.name for path in pack.iterdir()) == before
+
+
+def test_a_path_with_percent_signs_is_that_folder_and_no_other(tmp_path, with_features):
+    """`a b` and `a%20b` beside each other: neither is taken for the other."""
+    roots = [tmp_path / "a b", tmp_path / "a%20b"]
+    shutil.copytree(with_features.root, roots[0])
+    with unflushed():
+        write_pack(roots[1], dict.fromkeys(NAMES[:1], (3,)))
+    shutil.copytree(roots[0] / "side/features", tmp_path / "c%20d")
+    for root in roots:
+        ds = open_cached(root, tmp_path / f"cache of {root.name}")
+        assert ds.fingerprint == sa1bpack.open(root).fingerprint
+        assert len([ds[k] for k in range(len(ds))]) == len(sa1bpack.open(root))
+    own = sa1bpack.open(roots[0], features=[tmp_path / "c%20d"])
+    ds = open_cached(roots[0], tmp_path / "cache", features=[(tmp_path / "c%20d").as_uri()])
+    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))

@@ -70,6 +70,7 @@ def test_neither_library_is_loaded_before_a_bucket_is_opened():
         ("", "is '': choose a URL"),
         ("minio.example.org:9000", "is 'minio.example.org:9000': choose a URL"),
         ("https://me:SECRET@host", "has a user name"),
+        ("me:SECRET@host", "has a user name"),
         ("http://h/?SECRET", "has a user name"),
     ],
 )
@@ -297,3 +298,26 @@ def test_a_process_ends_in_peace_while_requests_to_a_server_are_on_their_way(s3,
     command = [sys.executable, "-c", ENDS, str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_date_that_python_does_not_have_is_an_error_of_the_source_or_the_store(
+    web, monkeypatch, tmp_path
+):
+    def answer(handler, data):
+        handler.send_response(200)
+        late = "Fri, 31 Dec 99999 23:59:59 GMT"
+        for name, value in {"Content-Length": "2", "ETag": '"a"', "Last-Modified": late}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(b"{}")
+
+    use_s3(web.url, monkeypatch)
+    monkeypatch.setattr(stores, "PAUSE", 0.001)
+    bucket = f"late-{web.url[-5:]}"
+    for key in ("pack/manifest.json", "sa_0.tar"):
+        web.files[f"/{bucket}/{key}"], web.faults[f"/{bucket}/{key}"] = b"", [answer] * 30
+    with pytest.raises(StoreError, match=f"s3://{bucket}/pack/manifest.json: .* requests failed"):
+        sa1bpack.open(f"s3://{bucket}/pack", cache_dir=tmp_path)
+    file = RemoteFile(parse_address("source", f"s3://{bucket}/sa_0.tar"), attempts=1)
+    with pytest.raises(SourceError, match=f"s3://{bucket}/sa_0.tar"):
+        file.read(1)

@@ -22,6 +22,7 @@ from sa1bpack.errors import NotAPack, OptionError, OutputRefused, StoreError
 pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
 
+import botocore.session
 
 from sa1bpack.remote import stores
 
@@ -298,3 +299,20 @@ def test_a_staging_folder_without_room_for_four_shards_is_refused_with_both_numb
     assert sa1bpack.pack(
         sample_tar, "s3://room/pack", staging=tmp_path / "staging", **options
     ).complete
+
+
+def test_an_object_that_came_back_longer_is_written_again(proxy, monkeypatch):
+    monkeypatch.setattr(stores, "RANGE_BYTES", 1 << 10)
+    folder, data = stores.Bucket("s3://packs/longer"), bytes(3 << 10)
+    beside = botocore.session.Session().create_client(
+        "s3", region_name="us-east-1", endpoint_url=proxy.target.geturl()
+    )
+
+    def meddle(method, path, number):
+        if method == "GET" and number == 0:
+            beside.put_object(Bucket="packs", Key="longer/key", Body=data + b"x")
+
+    proxy.rule = meddle
+    folder.put({"key": (data, xxhash.xxh3_128_hexdigest(data))})
+    methods = [method for method, _ in proxy.requests]
+    assert methods == ["PUT", "GET", "GET", "GET"] * 2

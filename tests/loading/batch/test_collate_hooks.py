@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import Subset
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -114,3 +115,18 @@ def test_planes_that_are_not_of_their_size_are_refused(size):
     sample = {"image": image, "image_id": 1, "size": np.array([8, 8, *size], np.int32)}
     with pytest.raises(OptionError, match="does not fit a canvas"):
         Collate(canvas=64)([sample])
+
+
+def test_bits_that_a_hook_cut_are_still_bits(packed):
+    ds = open_pack(packed.root, transform=of_masks(lambda bits: bits[:, 4:12, :1]))
+    batch = next(iter(make_dataloader(ds, 4, num_workers=0)))
+    complete = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
+    assert torch.equal(batch["masks"], complete[:, :, 4:12, :8])
+
+
+def test_numbers_that_a_batch_can_hold_may_be_of_any_type(ds):
+    def transform(sample):
+        return sample | {"bboxes": sample["bboxes"].astype(np.int16), "index": np.int8(3)}
+
+    batch = Collate()(ds.with_options(transform=transform).__getitems__([0, 2]))
+    assert batch["bboxes"].dtype == torch.float32 and batch["indices"].tolist() == [3, 3]

@@ -276,3 +276,12 @@ def test_a_span_beyond_the_end_of_a_file_is_not_taken_for_memory(context, direct
         assert batch.load(context) == 0
         os.close(file)
         assert batch.status[:, 0].tolist() == [0, CUT_SHORT]
+
+
+def test_only_the_samples_that_were_asked_for_are_read(context, paths, opened):
+    images = [(100 * k, 50) for k in range(4)]
+    batch = Batch(images, [[1], [2, 3], [4], [5]], opened["past"], 64)
+    assert batch.load(context, 1, 3) == 0
+    batch.check(paths, 1, 3)
+    assert (batch.buffer[:64] == UNTOUCHED).all()
+    assert (batch.buffer[3 * 64 : 4 * 64] == UNTOUCHED).all()

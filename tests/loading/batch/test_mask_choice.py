@@ -148,3 +148,11 @@ def test_what_cannot_choose_is_refused():
     for wrong in ("best", None, 3, np.ones(3)):
         with pytest.raises(OptionError, match=r"mask_select is .*largest, iou, stability, random"):
             MaskChoice(1, wrong)
+
+
+def test_balanced_draws_what_remains_from_thirds_at_random():
+    share = drawn("balanced", np.arange(9), 4)
+    by_third = share.reshape(3, 3).sum(1)  # ascending areas: small, medium, large
+    assert np.abs(by_third - 4 / 3).max() < 5 * np.sqrt(2 / 9 / 3000)
+    rows = MaskChoice(4, "balanced").rows({"areas": np.arange(5), "image_id": 1}, 5, 0)
+    assert len(rows) == 4  # thirds of 2, 2 and 1

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import threading
 from dataclasses import dataclass, replace
 
@@ -174,3 +175,13 @@ def test_a_forked_child_has_a_place_even_if_a_thread_held_the_lock_at_the_fork(j
             forked.set()
             thread.join(60)
     assert place(cursor) == (0, 0)
+
+
+def test_a_signal_handler_may_close_a_loader_that_is_about_to_begin(joining):
+    cursor, handled = joining(lambda: signal.raise_signal(signal.SIGUSR1)), []
+    before = signal.signal(signal.SIGUSR1, lambda *_: (cursor.end(), handled.append(1)))
+    try:
+        cursor.begin()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(handled) >= 1 and place(cursor) == (0, 0)

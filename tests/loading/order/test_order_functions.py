@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from sa1bpack.loading.order.orders import (
     Key,
+    permutation,
     shuffle,
     weighted_draws,
     window_order,
+    window_plan,
 )
 
 FINGERPRINT = "0123456789abcdef"
@@ -87,3 +89,37 @@ def test_the_smallest_and_the_largest_word_draw_samples_of_positive_weight():
         cumulative = np.array([0, total / 2, total, total])
         assert weighted_draws(Constant(0), cumulative, 0, 1).tolist() == [1]
         assert weighted_draws(Constant(2**64 - 1), cumulative, 0, 1).tolist() == [2]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=70))
+@settings(max_examples=60, deadline=None)
+def test_a_permutation_sorts_numbers_by_their_words_and_ties_by_number(words):
+    shift = max(len(words) - 1, 0).bit_length()
+    expected = sorted(range(len(words)), key=lambda i: (words[i] >> shift, i))
+    assert permutation(np.array(words, np.uint64)).tolist() == expected
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=9),
+    st.integers(1, 11),
+    st.integers(1, 7),
+    st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=80, deadline=None)
+def test_the_windows_of_an_epoch_hold_every_sample_once(sizes, window, block, seed):
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    key = Key(seed, 0, FINGERPRINT)
+    shards, cuts, starts = window_plan(key, bounds, window)
+    assert sorted(shards.tolist()) == list(range(len(sizes)))
+    parts = [
+        window_order(key, bounds, shards[cuts[n] : cuts[n + 1]], n, block)
+        for n in range(len(starts) - 1)
+    ]
+    assert [len(part) for part in parts] == np.diff(starts).tolist()
+    assert len(parts) == -(-len(sizes) // window)
+    assert max(np.diff(cuts)) <= min(window, min(np.diff(cuts)) + 1)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(bounds[-1]))
+    for n, part in enumerate(parts):
+        chosen = shards[cuts[n] : cuts[n + 1]]
+        members = [i for s in chosen for i in range(bounds[s], bounds[s + 1])]
+        assert sorted(part.tolist()) == sorted(members)
