@@ -256,7 +256,8 @@ def kernel_folder() -> Path | None:
         return Path(given) if _writable(Path(given)) else None
     temporary = Path(tempfile.gettempdir()) / f"sa1bpack-kernels-{os.getuid()}"
     for folder in (_package_folder(), _user_cache(), temporary):
-        if _writable(folder) and (folder != temporary or _is_private(folder)):
+        mode = 0o700 if folder == temporary else 0o777
+        if _writable(folder, mode) and (folder != temporary or _is_private(folder)):
             return folder
     warnings.warn(
         f"compiled kernels cannot be kept in {_package_folder()}, in {_user_cache()} or in "
@@ -276,13 +277,13 @@ def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "sa1bpack"
 
 
-def _writable(folder: Path) -> bool:
-    """Tell if files can be created in `folder`; creates the folder itself."""
+def _writable(folder: Path, mode: int = 0o777) -> bool:
+    """Tell if files can be created in `folder`; creates the folder itself, with this mode."""
     if not folder.is_absolute():
         return False
     try:
         if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode, parents=True, exist_ok=True)
     except OSError:
         return False
     return os.access(folder, os.W_OK | os.X_OK)

@@ -1,6 +1,7 @@
 """Compiled kernels are kept even if neither the package nor the home folder is writable, and no
 longer than they are right."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -40,7 +41,11 @@ def test_kernels_are_kept_where_the_user_says_or_else_where_something_can_be_wri
 ):
     """Beside the package, in the user's cache, or at last in a private temporary folder."""
     private = read_only / f"sa1bpack-kernels-{os.getuid()}"
-    assert chosen() == private
+    umask = os.umask(0o002)  # as many systems have it: others of the group may write
+    try:
+        assert chosen() == private and private.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(umask)
     assert chosen() == private, "the next run finds the kernels of this one"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert chosen() == tmp_path / "cache" / "sa1bpack"
@@ -291,3 +296,24 @@ def test_the_first_use_says_once_that_it_compiles(tmp_path):
         == "sa1bpack: compiling kernels for this processor, once; takes up to half a minute\n"
     )
     assert said() == ""
+
+
+def test_garbage_is_collected_again_after_compiling_and_after_a_kernel_that_cannot_be_compiled():
+    def wrong(value):
+        return value.missing
+
+    with pytest.raises(numba.TypingError):
+        kernels.njit(wrong)(1)
+    assert gc.isenabled()
+    assert kernels.njit(lambda value: value + gc_word)(1) == 3
+    assert gc.isenabled()
+
+
+def test_a_user_without_a_home_folder_gets_no_folder_called_tilde(read_only, monkeypatch, tmp_path):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    assert chosen().is_relative_to(read_only)
+    assert not Path("~").exists()
+
+
+gc_word = 2
