@@ -412,7 +412,7 @@ class Rows:
     device: str = "cpu"
     threads: int | None = None
     allow_nonfinite: bool = False
-    quantize: Literal["int8"] | None = None
+    quantize: Literal["int8", "float8"] | None = None
 
 
 def derive(
@@ -459,8 +459,8 @@ def derive(
             cuda
         address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
         allow_nonfinite: store NaN and infinities, too
-        quantize: store floats as int8 with a scale per row and channel, in half the bytes
-            of float16, which they are read as
+        quantize: store floats as int8, or as float8 for values with outliers, with a scale
+            per row and channel, in half the bytes of float16, which they are read as
 
     examples:
       sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda

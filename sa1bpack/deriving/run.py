@@ -96,8 +96,9 @@ def derive(
         output: folder of the feature, not among the files of the pack. Default: PACK/side/NAME.
         allow_nonfinite: store NaN and infinities, too, in place of an error; default: False.
         quantize: "int8" stores floats as int8 with a scale per row and channel, in half the bytes
-            of float16; samples and batches have them as float16. Channels are axis 0 of a row; a
-            row of one axis has one scale. None (default): rows are stored as they are.
+            of float16; samples and batches have them as float16. "float8", float8_e4m3fn, is for
+            channels with outliers. Channels are axis 0 of a row; a row of one axis has one scale.
+            None (default): rows are stored as they are.
         io, mask_layout, prefetch, threads, timeout: of the Loader.
 
     Raises:

@@ -24,7 +24,7 @@ from sa1bpack.dataset.fields import check_feature_name
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
 from sa1bpack.format.side.spec import (
-    SCALED_INT8,
+    SCALED_DTYPES,
     SIDE_AXES,
     SIDES_NAME,
     ShardIdentity,
@@ -121,10 +121,13 @@ class Target:
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
         self.axis, self._spatial = choice("axis", axis, SIDE_AXES), flag("spatial", spatial)
         self._allow_nonfinite = flag("allow_nonfinite", allow_nonfinite)
-        self._scaled = quantize is not None and choice("quantize", quantize, ("int8",)) == "int8"
+        self._quantize, self._scaled = quantize, None
+        if quantize is not None:
+            self._scaled = SCALED_DTYPES[choice("quantize", quantize, SCALED_DTYPES)]
         if self._scaled and allow_nonfinite:
             raise OptionError(
-                "quantize is 'int8', but allow_nonfinite is True: NaN and infinities have no scale"
+                f"quantize is {quantize!r}, but allow_nonfinite is True: NaN and infinities have "
+                "no scale"
             )
         if spatial and axis != "sample":
             raise OptionError(
@@ -144,13 +147,14 @@ class Target:
         self._given = ""
         if is_side(self.folder) and not is_unused(self.folder):
             found = read_side_manifest(self.folder).spec
-            if found.scaled and not self._scaled:
+            if found.scaled and found.dtype != self._scaled:
+                [was] = (name for name, dtype in SCALED_DTYPES.items() if dtype == found.dtype)
                 raise OutputRefused(
-                    f"{self.folder}: rows are {found.to_text()}, but quantize is None: choose "
-                    "quantize='int8' (--quantize int8), or another folder"
+                    f"{self.folder}: rows are {found.to_text()}, but quantize is {quantize!r}: "
+                    f"choose quantize={was!r} (--quantize {was}), or another folder"
                 )
             spec = replace(found, name=self.name, axis=axis, spatial=spatial)
-            spec = replace(spec, dtype=SCALED_INT8) if self._scaled else spec
+            spec = replace(spec, dtype=self._scaled) if self._scaled else spec
             create_side(self.folder, SideManifest(spec, self.provenance))  # refuses another one
             self.spec = found
 
@@ -162,8 +166,10 @@ class Target:
         self._given = dtype
         if self._scaled:
             if "float" not in dtype:
-                raise OptionError(f"rows are {dtype}, but quantize is 'int8': choose floats")
-            dtype = SCALED_INT8
+                raise OptionError(
+                    f"rows are {dtype}, but quantize is {self._quantize!r}: choose floats"
+                )
+            dtype = self._scaled
         spec = SideSpec(self.name, self.axis, dtype, tuple(shape), self._spatial)
         if self.spec is None:
             manifest = SideManifest(spec, self.provenance)
@@ -226,7 +232,7 @@ class Target:
 
     def stored(self, rows: np.ndarray) -> np.ndarray:
         """Finite rows of the type that `use` was given, as they are stored."""
-        return scaled_of(self._floats(rows)) if self._scaled else rows
+        return scaled_of(self._floats(rows), self._scaled) if self._scaled else rows
 
     def _floats(self, rows: np.ndarray) -> np.ndarray:
         """Rows to be scaled, with the bits of bfloat16 as float32."""

@@ -246,8 +246,8 @@ def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
 
 
 def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> list[tuple[int, int]]:
-    """Of each feature that is stored as int8: bytes of a batch's floats, which `finish` makes, and
-    of its scales. On a CPU, float32 takes twice as many as the floats for a moment.
+    """Of each feature that is stored with scales: bytes of a batch's floats, which `finish` makes,
+    and of its scales. On a CPU, float32 takes twice as many as the floats for a moment.
     """
     of_axis, found = {"sample": samples, "mask": total}, []
     if spec.layout.padded:
@@ -289,11 +289,13 @@ def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
 
 
 def floats_on_device(stored: torch.Tensor, row_shape: tuple[int, ...]) -> torch.Tensor:
-    """`scaled.floats_of` on the device, of rows (B, ...), (T, ...) or (B, M, ...)."""
+    """`floats_of` on the device, of rows (B, ...), (T, ...) or (B, M, ...)."""
     # A clone: what is contiguous already, such as one row, may have odd strides.
     scale = stored[..., :SCALE_BYTES].clone(memory_format=torch.contiguous_format)
     values = stored[..., SCALE_BYTES:]
     rows = torch.empty(values.shape, dtype=torch.float16, device=stored.device)
+    if stored.dtype == torch.uint8:  # each float8 is a float16
+        values = rows.copy_(values.view(torch.float8_e4m3fn))
     torch.mul(values, scale.view(torch.float32), out=rows)
     channels = row_shape[:-1][:1]
     return rows.view(*values.shape[: values.ndim - 1 - len(channels)], *row_shape)

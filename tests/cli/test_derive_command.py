@@ -91,10 +91,11 @@ def test_a_pipeline_is_made_of_the_dataset_by_a_function_that_is_named(pack, in_
     with sa1bpack.Loader(ds, 4) as loader:
         made = np.concatenate([Pipeline(ds)(batch)["images"].mean(1) for batch in loader])
     np.testing.assert_array_equal(values(pack, pack / "side/inputs")[:, 0], made)
-    command = (*command, "sa1bpack.transforms:Pipeline", "--quantize", "int8", "-o", "small")
-    assert in_folder(*command)[0] == 0
-    small = sa1bpack.open(pack, features="./small").column("inputs")
-    np.testing.assert_allclose(small[:, 0], made, atol=np.abs(made).max() / 225)
+    command = (*command, "sa1bpack.transforms:Pipeline", "--quantize")
+    for kind, part in (("int8", 225), ("float8", 27)):
+        assert in_folder(*command, kind, "-o", kind)[0] == 0
+        small = sa1bpack.open(pack, features=f"./{kind}").column("inputs")
+        np.testing.assert_allclose(small[:, 0], made, atol=np.abs(made).max() / part)
     for name, message in (("made:wrong", "of type int"), ("made:none", "is 0: choose a")):
         code, _, error = in_folder("derive", pack, "other", "--fn", "made:ids", "--pipeline", name)
         assert code == 2 and "--pipeline is " in error and message in error

@@ -38,6 +38,8 @@ FEATURES = {
     "mask_odd": ("mask", "bfloat16", (1501,), False),
     "scaled": ("sample", "scaled_int8", (5, 30, 30), True),
     "mask_scaled": ("mask", "scaled_int8", (9,), False),
+    "float8": ("sample", "scaled_float8_e4m3fn", (5, 30, 30), True),
+    "mask_float8": ("mask", "scaled_float8_e4m3fn", (9,), False),
     "mask_large": ("mask", "uint8", (3, 20_000), False),
 }
 
@@ -95,8 +97,8 @@ class Packs:
             kind, more = dtype, {}
             if dtype == "bfloat16":
                 kind, more = "uint16", {"dtype": dtype}
-            elif dtype == "scaled_int8":
-                kind, more = "float32", {"quantize": "int8"}
+            elif dtype.startswith("scaled_"):
+                kind, more = "float32", {"quantize": dtype.split("_")[1]}
             rows = rows.astype(kind)
             sa1bpack.attach(ds, name, rows, ids, axis=axis, spatial=spatial, **more)
 

@@ -1,4 +1,4 @@
-"""quantize="int8": half the bytes of float16, a stated error, and nothing else changes."""
+"""quantize: half the bytes of float16, a stated error, and nothing else changes."""
 
 import shutil
 from functools import partial
@@ -12,10 +12,11 @@ from small_tars import contents
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.side.spec import floats_of, part_names, scaled_of
+from sa1bpack.format.side.spec import SCALED_DTYPES, floats_of, part_names, scaled_of
 from sa1bpack.format.verify import verify
 from sa1bpack.loading.devices import floats_on_device
 
+KINDS = list(SCALED_DTYPES)
 CHANNELS = 10.0 ** torch.linspace(-2, 2, 8)
 
 
@@ -34,37 +35,136 @@ def part_sizes(folder) -> int:
     return sum(path.stat().st_size for path in folder.glob("*/values/c.0*"))
 
 
-def test_the_bytes_are_half_and_the_error_is_within_what_is_stated(ds, pack):
+def reference(rows: np.ndarray, kind: str) -> np.ndarray:
+    """Floats (..., C, n) as they are read again, by torch and its own float8."""
+    rows = torch.from_numpy(rows).float()
+    scale = rows.abs().amax(-1, keepdim=True) / {"int8": 127, "float8": 448}[kind]
+    values = (rows / scale).nan_to_num()
+    values = values.round() if kind == "int8" else values.to(torch.float8_e4m3fn).float()
+    return (values * scale).half().numpy()
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of the last axis."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bytes_are_half_and_the_error_is_within_what_is_stated(ds, pack, kind):
     made = sa1bpack.derive(ds, "half", embed, spatial=True)
-    small = sa1bpack.derive(ds, "int8", embed, spatial=True, quantize="int8")
+    small = sa1bpack.derive(ds, kind, embed, spatial=True, quantize=kind)
     assert part_sizes(small.folder) / part_sizes(made.folder) < 0.51
-    found = sa1bpack.open(pack, features="int8").column("int8")
+    found = sa1bpack.open(pack, features=kind).column(kind)
     assert found.dtype == np.float16 and found.shape == (len(ds), 8, 16, 16)
     rows = exact(ds.column("image_id"))
     largest = np.abs(rows).max((2, 3), keepdims=True)
-    # Half a step of the channel, and twice half a step of float16: what embed returns, and here.
-    assert (np.abs(found - rows) <= largest / 254 + np.abs(rows) * 2.0**-10).all()
-    a, b = (x.reshape(len(ds), 8, -1) for x in (rows, found.astype(float)))
-    cosine = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
-    assert cosine.min() > 0.9999  # of every channel, also of those that are small
+    # Half a step, and twice half a step of float16: what embed returns, and here.
+    step = largest / 254 if kind == "int8" else np.abs(rows) / 16 + largest / 448 / 1024
+    assert (np.abs(found - rows) <= step + np.abs(rows) * 2.0**-10 + 2.0**-24).all()
+    a, b = (x.reshape(len(ds), 8, -1) for x in (rows, found))
+    # Of every channel, also of those that are small.
+    assert cosines(a, b).min() > {"int8": 0.9999, "float8": 0.9994}[kind]
     assert verify(pack).ok
-    assert "int8: scaled_int8 (8, 16, 16) per image, spatial" in str(sa1bpack.info(pack))
+    line = f"{kind}: {SCALED_DTYPES[kind]} (8, 16, 16) per image, spatial"
+    assert line in str(sa1bpack.info(pack))
 
 
+def normal(rng):
+    return rng.standard_normal((2, 256, 4096), np.float32)
+
+
+def laplace(rng):
+    return rng.laplace(size=(2, 256, 4096)).astype(np.float32)
+
+
+def outliers(rng):
+    """Of a thousand values, one is thirty times as large."""
+    rows = normal(rng)
+    return np.where(rng.random(rows.shape) < 0.001, 30 * rows, rows)
+
+
+# The cosine of an image, and of all channels at a position, scaled to the same size.
+@pytest.mark.parametrize(
+    ("kind", "rows", "image", "position"),
+    [
+        ("int8", normal, 0.99995, 0.9999), ("float8", normal, 0.9996, 0.9994),
+        ("int8", laplace, 0.9998, 0.9998), ("float8", laplace, 0.9996, 0.9994),
+        ("int8", outliers, 0.996, 0.98), ("float8", outliers, 0.9996, 0.9990),
+    ],
+)  # fmt: skip
+def test_the_cosines_of_embeddings_of_sams_shape_are_those_of_the_page(kind, rows, image, position):
+    sizes = 10.0 ** np.linspace(-1, 1, 256, dtype=np.float32)[:, None]
+    given = rows(np.random.default_rng(0)) * sizes
+    stored = scaled_of(given, SCALED_DTYPES[kind])
+    assert stored.nbytes / len(given) == 1_049_600
+    found = floats_of(stored, given.shape[1:])
+    np.testing.assert_array_equal(found, reference(given, kind))
+    assert cosines(*(x.reshape(2, -1) for x in (given, found))).min() > image
+    each = cosines(*(np.swapaxes(x / sizes, 1, 2) for x in (given, found)))
+    assert each.min() > position
+    largest = np.abs(given).max(-1, keepdims=True)
+    assert (np.abs(given - found) / largest).max() < {"int8": 1 / 220, "float8": 1 / 27}[kind]
+
+
+def test_float8_is_torchs_and_so_is_its_rounding():
+    bits = np.arange(256, dtype=np.uint8)
+    values = torch.from_numpy(bits).view(torch.float8_e4m3fn).float().numpy()
+    scale = np.broadcast_to(np.array([1], "<f4").view(np.uint8), (256, 4))
+    found = floats_of(np.concatenate([scale, bits[:, None]], 1), (1,))[:, 0]
+    np.testing.assert_array_equal(found, values)
+    values = np.unique(values[np.isfinite(values)])
+    ties = (values[1:] + values[:-1]) / 2
+    near = [np.nextafter(ties, np.float32(way)) for way in (-np.inf, np.inf)]
+    row = np.concatenate([values, -values, ties, *near])
+    stored = scaled_of(row[None], SCALED_DTYPES["float8"])[0, 4:]
+    expected = torch.from_numpy(row).to(torch.float8_e4m3fn).view(torch.uint8)
+    np.testing.assert_array_equal(stored, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_floats_of_every_type_are_taken(ds, dtype):
+def test_floats_of_every_type_are_taken(ds, dtype, kind):
     options = {"dtype": dtype}
-    made = sa1bpack.derive(ds, "a", embed, options=options, quantize="int8")
+    made = sa1bpack.derive(ds, "a", embed, options=options, quantize=kind)
     found = sa1bpack.open(ds.root, features=[made.folder])[0]["a"]
     given = embed({"image_ids": ds.column("image_id")[:1]}, dtype).double().numpy()
-    np.testing.assert_array_equal(found[None], floats_of(scaled_of(given), given.shape[1:]))
+    expected = reference(given.reshape(1, 8, -1), kind)
+    np.testing.assert_array_equal(found, expected.reshape(8, 16, 16))
 
 
-def test_bits_of_bfloat16_are_attached_like_the_tensor(ds, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_call_resumes_in_the_middle_of_a_part(ds, tmp_path, kind):
+    calls = []
+
+    def rows(batch):
+        calls.append(batch["image_ids"].tolist())
+        if len(calls) == stop_at:
+            raise KeyboardInterrupt
+        return embed(batch)
+
+    source = ds.from_sources("sa_000000")
+    call = partial(sa1bpack.derive, source, "a", rows, batch_size=1, quantize=kind)
+    stop_at = -1
+    whole = call(output=tmp_path / "whole").folder
+    part, *_ = part_names(whole)
+    expected, stop_at = calls.copy(), 3
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    folder = ds.root / "side" / "a"
+    assert part_names(folder) == [] and len(calls) == 3
+    calls.clear()
+    call()
+    assert calls == expected[2:] and contents(folder / part) == contents(whole / part)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_of_bfloat16_are_attached_like_the_tensor(ds, tmp_path, kind):
     ids = ds.column("image_id")
     rows = embed({"image_ids": ids}, "bfloat16")
     bits = rows.view(torch.int16).numpy().view(np.uint16)
-    attach = partial(sa1bpack.attach, ds, "a", ids=ids, quantize="int8")
+    attach = partial(sa1bpack.attach, ds, "a", ids=ids, quantize=kind)
     one = attach(array=rows, output=tmp_path / "one").folder
     two = attach(array=bits, dtype="bfloat16", output=tmp_path / "two").folder
     for name in part_names(one):
@@ -74,23 +174,28 @@ def test_bits_of_bfloat16_are_attached_like_the_tensor(ds, tmp_path):
         attach(array=-rows, output=tmp_path / "one")
 
 
-def test_batches_have_the_rows_of_samples_and_a_pipeline_moves_them(ds, pack):
-    sa1bpack.derive(ds, "a", embed, spatial=True, quantize="int8")
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_have_the_rows_of_samples_and_a_pipeline_moves_them(ds, pack, kind):
+    sa1bpack.derive(ds, "a", embed, spatial=True, quantize=kind)
     opened = sa1bpack.open(pack, features="a")
     pipeline = T.Pipeline(opened, [T.RandomHorizontalFlip(1.0)])
-    for batch in sa1bpack.Loader(opened, 3):
+    collate = sa1bpack.Collate(sample_spec=opened.spec)
+    workers = torch.utils.data.DataLoader(opened, 3, num_workers=1, collate_fn=collate)
+    for batch, other in zip(sa1bpack.Loader(opened, 3), workers, strict=True):
+        assert torch.equal(batch["a"], other["a"])
         rows = np.stack([opened.by_id(image)["a"] for image in batch["image_ids"].tolist()])
         np.testing.assert_array_equal(batch["a"].numpy(), rows)
         assert pipeline(batch)["a"].shape == batch["a"].shape
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row_shape", [(7,), (3, 4), (2, 3, 5)])
 @pytest.mark.parametrize("lead", [(), (1,), (4,), (2, 3), (0,)])
-def test_whatever_is_stored_numpy_and_torch_make_the_same_of_it(row_shape, lead):
+def test_whatever_is_stored_numpy_and_torch_make_the_same_of_it(row_shape, lead, kind):
     rng = np.random.default_rng(0)
-    shape = scaled_of(np.zeros((1, *row_shape))).shape[1:]
+    zeros = scaled_of(np.zeros((1, *row_shape)), SCALED_DTYPES[kind])
     for _ in range(20):
-        stored = rng.integers(-128, 128, (*lead, *shape), np.int8)
+        stored = rng.integers(0, 256, (*lead, *zeros.shape[1:]), np.uint8).view(zeros.dtype)
         found = floats_of(stored, row_shape)
         assert found.shape == (*lead, *row_shape)
         np.testing.assert_array_equal(
@@ -98,48 +203,58 @@ def test_whatever_is_stored_numpy_and_torch_make_the_same_of_it(row_shape, lead)
         )
 
 
-def test_zeros_and_the_smallest_and_largest_numbers_stay_in_range():
+@pytest.mark.parametrize("kind", KINDS)
+def test_zeros_and_the_smallest_and_largest_numbers_stay_in_range(kind):
     rows = np.array([[0, 0], [1e-45, -1e-44], [65504, -65504], [3e-5, 0]], np.float32)
-    found = floats_of(scaled_of(rows), (2,))
+    found = floats_of(scaled_of(rows, SCALED_DTYPES[kind]), (2,))
     np.testing.assert_array_equal(found, rows.astype(np.float16))
 
 
-def test_zarr_reads_it_as_the_page_of_the_format_says(ds, pack):
-    made = sa1bpack.derive(ds, "a", embed, quantize="int8")
+@pytest.mark.parametrize("kind", KINDS)
+def test_zarr_reads_it_as_the_page_of_the_format_says(ds, pack, kind):
+    made = sa1bpack.derive(ds, "a", embed, quantize=kind)
     expected = sa1bpack.open(pack, features="a").column("a")
     found = []
     for name in part_names(made.folder):
         array = zarr.open_group(made.folder / name, mode="r")["values"]
         assert array.metadata.dimension_names == ("sample", "channel", "scale_and_values")
         stored = array[:]
-        values = stored[..., 4:] * stored[..., :4].copy().view("<f4")
+        values = stored[..., 4:]
+        if kind == "float8":
+            assert array.dtype == np.uint8
+            values = torch.from_numpy(values).view(torch.float8_e4m3fn).float().numpy()
+        values = values * stored[..., :4].copy().view("<f4")
         found.append(values.astype(np.float16).reshape(len(stored), 8, 16, 16))
     np.testing.assert_array_equal(np.concatenate(found), expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("rows", "change", "message"),
     [
-        ([[1, 2]], {}, "rows are int64, but quantize is 'int8': choose floats"),
+        ([[1, 2]], {}, "rows are int64, but quantize is '{}': choose floats"),
         ([1.0], {}, "rows are single numbers"),
-        ([[1.0]], {"quantize": "int4"}, "quantize is 'int4': choose one of int8"),
+        ([[1.0]], {"quantize": "int4"}, "quantize is 'int4': choose one of int8, float8"),
         ([[1.0]], {"allow_nonfinite": True}, "have no scale"),
         ([[np.nan, 1.0]], {}, "a of image .* has NaN or an infinity.* without quantize"),
         ([[1.0, 1e5]], {}, "a of image .* has NaN or an infinity.* beyond float16"),
     ],
     ids=str,
 )
-def test_what_cannot_be_quantized_is_refused(ds, rows, change, message):
+def test_what_cannot_be_quantized_is_refused(ds, rows, change, message, kind):
     rows = np.repeat(np.array(rows), len(ds), 0)
-    with pytest.raises(OptionError, match=message):
-        sa1bpack.attach(ds, "a", rows, ds.column("image_id"), **{"quantize": "int8"} | change)
+    with pytest.raises(OptionError, match=message.replace("{}", kind)):
+        sa1bpack.attach(ds, "a", rows, ds.column("image_id"), **{"quantize": kind} | change)
 
 
-def test_a_folder_made_with_it_is_not_continued_without_it_nor_the_reverse(ds):
-    small = sa1bpack.derive(ds, "a", embed, quantize="int8")
-    with pytest.raises(OutputRefused, match="but quantize is None: choose quantize='int8'"):
-        sa1bpack.derive(ds, "a", embed)
+@pytest.mark.parametrize(("kind", "other"), [KINDS, KINDS[::-1]])
+def test_a_folder_made_with_it_is_not_continued_without_it_nor_the_reverse(ds, kind, other):
+    small = sa1bpack.derive(ds, "a", embed, quantize=kind)
+    for wrong in (None, other):
+        message = f"but quantize is {wrong!r}: choose quantize='{kind}'"
+        with pytest.raises(OutputRefused, match=message):
+            sa1bpack.derive(ds, "a", embed, quantize=wrong)
     shutil.rmtree(small.folder)
     sa1bpack.derive(ds, "a", embed)
-    with pytest.raises(OutputRefused, match="dtype is 'float16', not 'scaled_int8'"):
-        sa1bpack.derive(ds, "a", embed, quantize="int8")
+    with pytest.raises(OutputRefused, match="dtype is 'float16', not 'scaled_"):
+        sa1bpack.derive(ds, "a", embed, quantize=kind)

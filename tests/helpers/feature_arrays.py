@@ -20,7 +20,7 @@ def side_rows(spec: SideSpec, image_id: int, masks: int) -> np.ndarray:
     rng = np.random.default_rng([image_id, len(spec.name)])
     count = 1 if spec.axis == "sample" else masks
     rows = rng.integers(0, 100, (count, *spec.row_shape))
-    return scaled_of(rows - 50.5) if spec.scaled else rows.astype(spec.stored)
+    return scaled_of(rows - 50.5, spec.dtype) if spec.scaled else rows.astype(spec.stored)
 
 
 def write_side(

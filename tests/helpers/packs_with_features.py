@@ -21,6 +21,8 @@ SPECS = {
         SideSpec("level", "mask", "uint8", ()),
         SideSpec("scaled", "sample", "scaled_int8", (5, 30, 30)),
         SideSpec("scaled_mask", "mask", "scaled_int8", (9,)),
+        SideSpec("float8", "sample", "scaled_float8_e4m3fn", (5, 30, 30)),
+        SideSpec("float8_mask", "mask", "scaled_float8_e4m3fn", (9,)),
     )
 }
 

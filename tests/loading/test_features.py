@@ -18,7 +18,8 @@ from sa1bpack.errors import ReadError
 NAMES = list(SPECS)
 TYPES = {"quality": torch.bfloat16, "teacher": torch.float16, "odd": torch.int8,
          "score": torch.float64, "features": torch.float32, "level": torch.uint8,
-         "scaled": torch.float16, "scaled_mask": torch.float16}  # fmt: skip
+         "scaled": torch.float16, "scaled_mask": torch.float16,
+         "float8": torch.float16, "float8_mask": torch.float16}  # fmt: skip
 
 
 def as_stored(tensor: torch.Tensor) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from batches import same, tensors_of
+from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from simulated_cuda import SimulatedCuda
 from simulated_loading import LATE
 
@@ -65,6 +66,19 @@ def test_batches_of_a_device_are_those_of_collate(ds, cuda, layout):
         for batch in batches:
             cuda.synchronize()
             same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_features_are_those_of_samples(with_features, cuda, layout):  # noqa: F811
+    ds = open_pack(with_features.root, features=list(SPECS))
+    collate = Collate(layout, sample_spec=ds.spec)
+    with Loader(ds, 5, device="cuda", mask_layout=layout) as batches:
+        for batch in batches:
+            cuda.synchronize()
+            expected = collate([ds[row] for row in batch["indices"].tolist()])
+            for name in SPECS:
+                assert batch[name].dtype == expected[name].dtype
+                assert torch.equal(batch[name], expected[name]), name
 
 
 # ------------------------------------------------------------------------- memory that is not there

@@ -316,7 +316,7 @@ def test_features_of_one_name_that_differ_are_refused_before_anything_is_written
     assert sa1bpack.merge([a, b], tmp_path / "pack").complete
 
 
-@pytest.mark.parametrize("dtype", ["float16", "scaled_int8"])
+@pytest.mark.parametrize("dtype", ["float16", "scaled_int8", "scaled_float8_e4m3fn"])
 def test_features_come_along(copied, tmp_path, dtype):
     a, b = copied("ab")
     spec = SideSpec("score", "mask", dtype, (2,))

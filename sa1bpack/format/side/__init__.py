@@ -4,6 +4,6 @@ docs/format.md, "Features", is the specification. A feature is a Zarr group with
 shard; a part is bound to its shard by the digest of the shard's checksum file.
 
     spec        what a feature holds, its manifest, and its parts: which shard each belongs to;
-                memory maps, checked before the first view; rows of floats as int8 with scales
+                memory maps, checked before the first view; rows of floats in scaled bytes
     writer      rows into a working folder, published by one rename
 """

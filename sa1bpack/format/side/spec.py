@@ -37,14 +37,17 @@ SIDE_DTYPES = (
     "float32",
     "float64",
 )
-# Floats that are stored as int8 with a scale per channel, see `scaled_shape`.
-SCALED_INT8 = "scaled_int8"
+# What `quantize` may be → floats that are stored in a byte each, with a scale per channel, see
+# `scaled_shape`: as int8, and as bits of torch.float8_e4m3fn, which numpy does not have, in uint8.
+SCALED_DTYPES = {"int8": "scaled_int8", "float8": "scaled_float8_e4m3fn"}
 SCALE_BYTES = 4
 SCALE_DTYPE = np.dtype("<f4")
-# Of the stored int8, either sign.
-LARGEST = 127
+# Of the stored numbers, either sign.
+LARGEST = {"scaled_int8": 127, "scaled_float8_e4m3fn": 448}
 # Of the rows that are read.
 FLOAT_DTYPE = np.dtype("<f2")
+# Where the name of a type is not numpy's.
+_STORED = {"bfloat16": "uint16", "scaled_int8": "int8", "scaled_float8_e4m3fn": "uint8"}
 MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
@@ -63,7 +66,7 @@ class SideSpec:
 
     name       its key in samples and batches: a letter, then at most 63 letters, digits and "_"
     axis       "sample": a row per image; "mask": a row per mask, in the order of the shard
-    dtype      one of SIDE_DTYPES, or SCALED_INT8
+    dtype      one of SIDE_DTYPES, or a value of SCALED_DTYPES
     row_shape  shape of a row: at most 8 sides of at least 1
     spatial    rows are (C, h, w) over the canvas of the stored image: cell (i, j) covers the pixels
                from row i * S / h and column j * S / w on
@@ -80,7 +83,7 @@ class SideSpec:
     def __post_init__(self):
         side_name(self.name)
         choice("axis", self.axis, SIDE_AXES)
-        choice("dtype", self.dtype, (*SIDE_DTYPES, SCALED_INT8))
+        choice("dtype", self.dtype, (*SIDE_DTYPES, *LARGEST))
         if not isinstance(self.row_shape, tuple) or len(self.row_shape) > MAX_SIDE_DIMS:
             raise OptionError(
                 f"row_shape is {brief(self.row_shape)}: a row has at most {MAX_SIDE_DIMS} axes"
@@ -88,7 +91,7 @@ class SideSpec:
         for length in self.row_shape:
             whole_number("row_shape", length, 1, MAX_SIDE_ROW_BYTES)
         if self.scaled and not self.row_shape:
-            raise OptionError("rows are single numbers: they cannot be stored as int8 with scales")
+            raise OptionError("rows are single numbers: they cannot be stored with scales")
         if self.row_bytes > MAX_SIDE_ROW_BYTES:
             raise OptionError(
                 f"row_shape is {self.row_shape}: a row of {self.row_bytes} bytes, but at most "
@@ -104,14 +107,13 @@ class SideSpec:
 
     @property
     def scaled(self) -> bool:
-        """Whether rows are stored as int8 with scales, and read as float16."""
-        return self.dtype == SCALED_INT8
+        """Whether rows are stored in bytes with scales, and read as float16."""
+        return self.dtype in LARGEST
 
     @property
     def stored(self) -> np.dtype:
         """The numpy type of the stored numbers, little-endian: uint16 for bfloat16."""
-        name = {"bfloat16": "uint16", SCALED_INT8: "int8"}.get(self.dtype, self.dtype)
-        return np.dtype(name).newbyteorder("<")
+        return np.dtype(_STORED.get(self.dtype, self.dtype)).newbyteorder("<")
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -220,7 +222,8 @@ def read_side_manifest(folder: Path) -> SideManifest:
         provenance = msgspec.convert(found.get("provenance", {}), dict[str, Any])
         return SideManifest(msgspec.convert(found, SideSpec), provenance)
     except msgspec.ValidationError as error:  # also of an OptionError of the spec
-        raise FormatError(f"{path}: {error}; {REMAKE}") from None
+        later = "install the release of sa1bpack that wrote it, if it is a later one; otherwise "
+        raise FormatError(f"{path}: {error}; {later}{REMAKE}") from None
 
 
 def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
@@ -296,11 +299,11 @@ def remove_unused(folder: Path) -> None:
         aside.rename(folder)
 
 
-# ------------------------------------------------------------------- rows of floats as scaled int8
+# ------------------------------------------------------------------ rows of floats in scaled bytes
 # Half the bytes of float16. Axis 0 of a row are its channels; a row of one axis is a single one. A
-# channel is stored as its scale, a little-endian float32 in four int8, then its values divided by
-# the scale and rounded. They lie together, so that a row is read at once and its checksum is of its
-# scales, too.
+# channel is stored as its scale, a little-endian float32 in four bytes, then its values divided by
+# the scale and rounded to int8 or float8. They lie together, so that a row is read at once and its
+# checksum is of its scales, too.
 
 
 def scaled_shape(row_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -309,24 +312,48 @@ def scaled_shape(row_shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*channels, SCALE_BYTES + prod(row_shape[len(channels) :]))
 
 
-def scaled_of(rows: np.ndarray) -> np.ndarray:
-    """Finite floats (n, *row_shape) as they are stored: int8 (n, *scaled_shape)."""
-    shape = (len(rows), *scaled_shape(rows.shape[1:]))
+def scaled_of(rows: np.ndarray, dtype: str) -> np.ndarray:
+    """Finite floats (n, *row_shape) as they are stored: int8 or uint8 (n, *scaled_shape)."""
+    shape, largest = (len(rows), *scaled_shape(rows.shape[1:])), LARGEST[dtype]
     values = rows.astype(np.float32).reshape(*shape[:-1], shape[-1] - SCALE_BYTES)
-    scale = (np.abs(values).max(-1, keepdims=True) / LARGEST).astype(SCALE_DTYPE)
+    scale = (np.abs(values).max(-1, keepdims=True) / largest).astype(SCALE_DTYPE)
     np.divide(values, scale, out=values, where=scale > 0)
-    stored = np.empty(shape, np.int8)
-    stored[..., :SCALE_BYTES] = scale.view(np.int8)
+    stored = np.empty(shape, _STORED[dtype])
+    stored[..., :SCALE_BYTES] = scale.view(stored.dtype)
     # A scale that is hardly above zero is not exact.
-    stored[..., SCALE_BYTES:] = np.rint(values, out=values).clip(-LARGEST, LARGEST)
+    values.clip(-largest, largest, out=values)
+    rounded = np.rint(values, out=values) if dtype == "scaled_int8" else _float8_of(values)
+    stored[..., SCALE_BYTES:] = rounded
     return stored
 
 
+def _float8_of(values: np.ndarray) -> np.ndarray:
+    """float32 from -448 to 448 → uint8, the bits of the nearest float8, of two the even ones."""
+    sizes = np.abs(values)
+    _, exponent = np.frexp(sizes.clip(2.0**-6))  # below, all have the same step
+    bits = 8 * (exponent + 5) + np.rint(np.ldexp(sizes, 4 - exponent)).astype(np.int32)
+    return (bits + 128 * np.signbit(values)).astype(np.uint8)
+
+
+def _float8_values() -> np.ndarray:
+    """float32 (256,): float8 by its bits, a sign, 4 of the exponent and 3 of the mantissa."""
+    exponent, mantissa = np.divmod(np.arange(128), 8)
+    found = np.ldexp(mantissa + 8.0 * (exponent > 0), np.maximum(exponent, 1) - 10)
+    found[127] = np.nan
+    return np.concatenate([found, -found]).astype(np.float32)
+
+
+_FLOAT8 = _float8_values()
+
+
 def floats_of(stored: np.ndarray, row_shape: tuple[int, ...]) -> np.ndarray:
-    """int8 (..., *scaled_shape) as float16 (..., *row_shape), a new array."""
+    """int8 or uint8 (..., *scaled_shape) as float16 (..., *row_shape), a new array."""
     scale = np.ascontiguousarray(stored[..., :SCALE_BYTES]).view(SCALE_DTYPE)
+    values = stored[..., SCALE_BYTES:]
+    if stored.dtype == np.uint8:
+        values = _FLOAT8.take(values)
     with np.errstate(all="ignore"):  # of what a damaged file holds, infinities included
-        values = (stored[..., SCALE_BYTES:] * scale).astype(FLOAT_DTYPE)
+        values = (values * scale).astype(FLOAT_DTYPE)
     return values.reshape(*stored.shape[: stored.ndim - len(scaled_shape(row_shape))], *row_shape)
 
 

@@ -19,7 +19,7 @@ from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import (
     CHECKSUM,
-    SCALED_INT8,
+    SCALED_DTYPES,
     SIDE_AXES,
     SIDE_DTYPES,
     SIDE_FORMAT_NAME,
@@ -53,7 +53,7 @@ def test_the_documented_keys_and_types_are_those_of_the_code():
     keys = re.findall(r"^\| `(\w+)` \|", section(), re.MULTILINE)
     assert set(keys) == set(SideManifest(IMAGE, {}).to_json())
     line = next(line for line in section().splitlines() if line.startswith("| `dtype`"))
-    assert tuple(re.findall(r'"(\w+)"', line)) == (*SIDE_DTYPES, SCALED_INT8)
+    assert tuple(re.findall(r'"(\w+)"', line)) == (*SIDE_DTYPES, *SCALED_DTYPES.values())
     line = next(line for line in section().splitlines() if line.startswith("| `axis`"))
     assert tuple(re.findall(r'"(\w+)"', line)) == SIDE_AXES
     assert f'"{SIDE_FORMAT_NAME}"' in section() and SIDE_FORMAT_VERSION == (1, 0)
