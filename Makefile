@@ -124,6 +124,7 @@ endif
 pack: setup
 	@set -f; $(BIN)/sa1bpack pack $(TARS) --output "$$OUTPUT" $(PACK_FLAGS)
 	@$(if $(findstring --dry-run,$(PACK_FLAGS)),,$(BIN)/sa1bpack verify "$$OUTPUT")
+	@echo "to use the command sa1bpack and the package: . $(BIN)/activate"
 
 verify: setup
 	@$(BIN)/sa1bpack verify "$$OUTPUT"

@@ -553,7 +553,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--size", type=int, default=512, help="side of the images; masks have half of it")
     add("--width", type=int, default=128, help="channels of the model")
     add("--min-area", type=int, default=2000, help="pixels of the source that a mask must have")
-    add("--val", type=float, default=0.01, help="fraction to validate on; 0: on what is trained on")
+    val = "fraction to validate on, larger if there are few images; 0: on what is trained on"
+    add("--val", type=float, default=0.01, help=val)
     add("--distill", help="a feature of the pack to imitate: a teacher's embeddings, (C, h, w)")
     add("--no-augment", dest="augment", action="store_false", help="no flips and crops")
     add("--lr", type=float, default=4e-4, help="learning rate, after a linear warm-up")

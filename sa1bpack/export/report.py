@@ -307,7 +307,7 @@ def verification(
     covered = {
         "none": "Nothing was checked for this report.",
         "sample": f"{_LIGHT}, of {SAMPLED_SHARDS} of {counted(len(shards), 'shard')}, chosen at "
-        f"random (seed {seed}). `sa1bpack verify --quick` checks all shards.",
+        f"random (seed {seed}). sa1bpack verify --quick checks all shards.",
         "quick": f"{_LIGHT}, of {size} and of {own}.",
         "full": f"Every byte of {size} against the checksums of files and samples.",
     }[how]

@@ -31,7 +31,7 @@ _INDEX = re.compile(r"index-[0-9a-f]{8}")
 PARTS_NAME = ".parts"
 PLAN_PREFIX = "plan-"
 
-_REPEAT = "repeat the pack command"
+_REPEAT = "repeat the pack command, which names what is missing"
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):

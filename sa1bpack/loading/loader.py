@@ -284,6 +284,15 @@ class Loader(BatchReader):
             self._pool.close()
         self._pool = None
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("sampler", "batch_sampler"):  # a DataLoader has them; Accelerate asks for them
+            raise AttributeError(
+                f"a Loader has no {name}, so skip_first_batches cannot make a DataLoader of it: "
+                "resume with load_state_dict, which accelerator.register_for_checkpointing(loader) "
+                "makes load_state call; or use make_dataloader, as Trainer requires"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_pool": None}
 

@@ -41,8 +41,8 @@ class LoadingStats:
     ended           whether it has ended; if not, the figures are those up to now
     batches         that the consumer took, on this rank, since the epoch began or was resumed
     samples         in them
-    bytes           in them: of a Loader as they were read, before masks are unpacked or planes are
-                    converted; of a DataLoader those of the tensors
+    bytes           in them: of a Loader those that it put into buffers, before masks are unpacked
+                    (Y'CbCr as RGB on a CPU); of a DataLoader those of the tensors
     dropped         samples that could not be read
     seconds         from the first request for a batch to the end of the epoch
     waited_seconds  of these, how long the consumer waited for batches, the first one included

@@ -497,7 +497,8 @@ def sources_to_pack(
             raise OutputRefused(
                 f"{source.path} {found}, but the pack holds a source {source.name!r} of "
                 f"{record['nbytes']} bytes{' with ' if had else ''}{' and '.join(had)}; rename one "
-                "of them, or use another output folder"
+                "of them if they have other images (the same ones are packed already), or use "
+                "another output folder"
             )
         if record["md5"] is None and request.md5 and source.kind != "folder":
             todo.append(source)

@@ -267,6 +267,6 @@ def test_verify_says_that_a_sound_pack_is_not_complete(command, tar, root, tmp_p
     code, out, error = command("verify", root)
     assert (code, error) == (5, "")
     *notes, advice, last = out.splitlines()
-    assert advice == "NOT COMPLETE: repeat the pack command"
+    assert advice == "NOT COMPLETE: repeat the pack command, which names what is missing"
     assert last == f"{root}: sound, NOT COMPLETE; 6 images in 2 shards, every byte read"
     assert notes == list(sa1bpack.verify(root).notes)

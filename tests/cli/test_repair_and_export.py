@@ -97,7 +97,7 @@ def test_an_export_and_a_report_of_a_pack_that_is_not_complete_say_so(tmp_path):
         assert code == 0 and out.splitlines()[0].endswith(", NOT COMPLETE"), out
         assert ": 4 images, " in out
         assert error.startswith(f"{root}: not complete: ") and error.count("\n") == 1
-        assert error.endswith("repeat the pack command\n")
+        assert error.endswith("repeat the pack command, which names what is missing\n")
 
 
 def test_the_summary_of_an_export_names_what_the_pack_lacks(command, root, tmp_path):

@@ -39,7 +39,7 @@ def test_an_incomplete_pack_is_reported_with_its_counts_and_the_remedy(incomplet
     [text] = warnings_of(caplog)
     assert text == (
         f"{incomplete}: not complete: 12 images in 5 shards, 2 sources packed to the end, 1 in "
-        "part; repeat the pack command"
+        "part; repeat the pack command, which names what is missing"
     )
 
 
@@ -53,7 +53,8 @@ def test_a_pack_that_was_killed_before_its_first_shard_was_listed_says_what_ther
         manifest, complete=False, shards=(), samples=0, masks=0, index=None
     ))  # fmt: skip
     with pytest.raises(FormatError, match=(
-        r"no images yet: 5 published shards not in the index yet; repeat the pack command"
+        r"no images yet: 5 published shards not in the index yet; repeat the pack command, "
+        r"which names what is missing"
     )):  # fmt: skip
         open_pack(root)
 

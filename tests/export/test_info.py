@@ -106,7 +106,7 @@ def test_a_pack_that_is_not_complete_says_so(tmp_path):
     assert "8 in 2 shards from 1 source\n" in info.as_text()
     assert " ".join(_lines_of(info, "state")) == (
         "not complete: 8 images in 2 shards, 0 sources packed to the end, 1 in part; repeat the "
-        "pack command"
+        "pack command, which names what is missing"
     )
 
 

@@ -124,7 +124,7 @@ def test_sources_in_part_and_shards_that_are_not_indexed_yet_are_counted(pack, s
     assert (found.partial, found.unindexed) == (("sa_000001",), (SHARD,))
     assert str(found) == (
         "not complete: 7 images in 3 shards, 1 source packed to the end, 1 in part, 1 published "
-        "shard not in the index yet; repeat the pack command"
+        "shard not in the index yet; repeat the pack command, which names what is missing"
     )
 
 
@@ -134,11 +134,10 @@ def test_a_pack_without_images_says_why(tmp_path, shard_of, small_layout):
         write_manifest(tmp_path, manifest)
         return str(completeness_of(tmp_path, manifest))
 
-    assert state(False) == "no images yet: no shard is published; repeat the pack command"
+    again = "repeat the pack command, which names what is missing"
+    assert state(False) == f"no images yet: no shard is published; {again}"
     shard_of(tmp_path / "shards", SHARD, (2, 1), 7)
-    assert state(False) == (
-        "no images yet: 1 published shard not in the index yet; repeat the pack command"
-    )
+    assert state(False) == (f"no images yet: 1 published shard not in the index yet; {again}")
     assert state(True).startswith("no images: the sources held none that could be packed")
 
 

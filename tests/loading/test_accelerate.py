@@ -242,3 +242,11 @@ def test_accelerate_saves_and_loads_the_place_of_a_loader(ds, make, complete, tm
     other.load_state(tmp_path)
     assert [content(batch) for batch in resumed] == complete[1][1:]
     assert [content(batch) for batch in resumed] == complete[2]
+
+
+def test_a_loader_names_what_resumes_it_where_accelerate_cannot(ds):
+    with Loader(ds, global_batch_size=BATCH) as loader:
+        assert Accelerator(cpu=True).prepare(loader) is loader
+        with pytest.raises(AttributeError, match=r"load_state_dict.*make_dataloader"):
+            skip_first_batches(loader, 1)
+        assert not hasattr(loader, "sampler")

@@ -365,9 +365,12 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
         raise OptionError(f"a state's order is a dict, this one is {state['order']!r}")
     differences = _differences(state["order"], own)
     if differences:
-        remedy = "Open the same data with the same options, or start a new run"
+        remedy = (
+            "Open the same data with the same options (after more tars were added, "
+            "ds.from_sources of those there were), or begin an epoch of this with set_epoch"
+        )
         if differences.keys() <= {*_SCHEDULES, "bucket_by", "drop_last", "pad_last"}:
-            remedy += "; to continue with other ones, begin an epoch with set_epoch"
+            remedy = "Give the same options; to continue with others, begin an epoch with set_epoch"
         listed = "; ".join(differences.values())
         raise OptionError(f"the state belongs to another order: {listed}. {remedy}")
     epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
