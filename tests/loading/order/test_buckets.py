@@ -178,7 +178,7 @@ def test_buckets_by_numbers_of_ones_own_sort_by_them():
 def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
     state = OrderedBatches(ORDER, 24, bucket_by=Buckets(DS)).state_after(1)
     for sizes, buckets, named in (
-        (24, None, ": bucket_by was 'mask_count, windows of 64 batches', is none.*ones, begin"),
+        (24, None, ": bucket_by was 'mask_count, windows of 64 batches', is none.*others, begin"),
         (24, Buckets(DS, batches=8), "windows of 8 batches"),
         (24, Buckets(DS, COUNTS * 2), "bucket_by was 'mask_count.*', is 'int64 [0-9a-f]{16}, win"),
         (12, Buckets(DS), "batch_size was 24, is 12"),
