@@ -18,6 +18,7 @@ from sa1bpack.deriving.run import (
 )
 from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import ClusterError, OptionError
+from sa1bpack.format.problems import Progress
 from sa1bpack.wording import counted
 
 # Reader threads of a task, and as many cores, which are also those of torch.
@@ -34,7 +35,7 @@ def derive_on_ray(
     fn: Function,
     *,
     address: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     check: Callable[[], None] = lambda: None,
     **call: Unpack[DeriveKeywords],
 ) -> DeriveResult:
@@ -80,7 +81,7 @@ def derive_on_ray(
                 died[shard] = found
                 continue
             done += images[shard]
-            if progress is not None:
+            if progress:
                 progress(done, sum(images.values()))
     if died:  # once all others are done
         first = min(died)

@@ -1,6 +1,5 @@
 """`sa1bpack.attach`: a feature from an array that exists already."""
 
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import numpy as np
@@ -13,6 +12,7 @@ from sa1bpack.deriving.run import stored_rows
 from sa1bpack.deriving.target import DeriveResult, RowKeywords, ShardToDo, Target
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
+from sa1bpack.format.problems import Progress
 from sa1bpack.format.side.spec import SideSpec, open_part
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.wording import counted
@@ -29,7 +29,7 @@ def attach(
     ids: Any,
     *,
     dtype: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     **options: Unpack[RowKeywords],
 ) -> DeriveResult:
     """Make a feature of rows that exist, matched by id, whatever their order.
@@ -84,7 +84,7 @@ def attach(
         else:
             _compare(target, shard, pieces)
         done += len(shard.samples)
-        if progress is not None:
+        if progress:
             progress(done, total)
     return target.result(made)
 

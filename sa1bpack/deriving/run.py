@@ -23,6 +23,7 @@ from sa1bpack.deriving.target import (
     share,
 )
 from sa1bpack.errors import OptionError
+from sa1bpack.format.problems import Progress
 from sa1bpack.format.side.spec import SIDE_DTYPES
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.loading.batch.spec import MaskLayout
@@ -60,7 +61,7 @@ def derive(
     fn: Function,
     *,
     part: tuple[int, int] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     **call: Unpack[DeriveKeywords],
 ) -> DeriveResult:
     """Compute a feature: one row per image or per mask, by a function of batches.
@@ -126,7 +127,7 @@ def derive(
     for shard in todo:
         for count in maker.make(shard):
             done += count
-            if progress is not None:
+            if progress:
                 progress(done, total)
     return maker.target.result(maker.made)
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest
 from sa1bpack.format.manifest import MANIFEST_NAME
 
-Progress = Callable[[int, int], None]
+# Called with what is done and what is to do; False, which other calls take for "no bar", is none.
+Progress = Callable[[int, int], None] | Literal[False]
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class Check:
     def advance(self, nbytes: int) -> None:
         """Count bytes that were checked."""
         self.done += nbytes
-        if self._progress is not None:
+        if self._progress:
             self._progress(min(self.done, self.total), self.total)
 
     def again(self, work: Callable[[], None]) -> None:

@@ -41,8 +41,9 @@ class LoadingStats:
     ended           whether it has ended; if not, the figures are those up to now
     batches         that the consumer took, on this rank, since the epoch began or was resumed
     samples         in them
-    bytes           in them: of a Loader those that it put into buffers, before masks are unpacked
-                    (Y'CbCr as RGB on a CPU); of a DataLoader those of the tensors
+    bytes           in them: of a Loader those that it put into buffers, on a CPU with masks
+                    unpacked and Y'CbCr as RGB, for a device as stored; of a DataLoader those of the
+                    tensors
     dropped         samples that could not be read
     seconds         from the first request for a batch to the end of the epoch
     waited_seconds  of these, how long the consumer waited for batches, the first one included
@@ -55,7 +56,7 @@ class LoadingStats:
                     verify_checksums=True, also reading past it, and hashing
     stage_seconds   as before: waiting for copies to a device to end, and starting them
     deliver_seconds the part of `waited_seconds` in which the batch was there, and its tensors were
-                    made: on a CPU, masks are unpacked then
+                    made: on a CPU, relations, and floats of quantized features
     cached_share    share of the bytes of images, masks and feature rows that were in the page cache
     disk_bytes      the others: they came from the disk
     disk_seconds    how long at least one thread read from the disk. Through the page cache, the

@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,6 +42,7 @@ from sa1bpack.format.manifest import (
     ShardEntry,
     refuse_in_pack,
 )
+from sa1bpack.format.problems import Progress
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
     ShardIdentity,
@@ -101,7 +102,7 @@ def merge(
     packs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> MergeResult:
     """Make one pack of several that were made with the same options.
 
@@ -341,7 +342,7 @@ class Placing:
     linked, cloned, copied  files that were made
     """
 
-    def __init__(self, folders: Sequence[Path], progress: Callable[[int, int], None] | None):
+    def __init__(self, folders: Sequence[Path], progress: Progress | None):
         """
         folders
             What will be placed.
@@ -419,6 +420,6 @@ class Placing:
             if data != _ZEROS[: len(data)]:
                 write_at(write, data, at, target)
                 self._done += len(data)
-                if self._progress is not None:
+                if self._progress:
                     self._progress(self._done, max(self._done, self._total))
             at += len(data)

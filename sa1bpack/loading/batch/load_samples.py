@@ -114,7 +114,7 @@ class Place(NamedTuple):
 
     buffer      uint8 (n,)
     low         the batch's first sample, of `Samples`
-    how         images are put on their canvases: see `canvas.put_image`
+    how         images are put on their canvases: see `put.put_image`
     side        of a canvas, in pixels
     stored_side  of a stored canvas; 0 if images have none
     arrays      int64 (p, 6): see START
