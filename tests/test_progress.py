@@ -2,9 +2,12 @@
 
 import threading
 
+import numpy as np
 import pytest
+from small_tars import members, write_tar
 from tqdm import tqdm
 
+import sa1bpack
 from sa1bpack.packing.progress import Progress
 from sa1bpack.progress import byte_bar, image_steps
 
@@ -19,3 +22,15 @@ def test_bars_start_no_thread_that_stays_in_the_program(monkeypatch, show):
         step(1)
     Progress(10, show=show).close()
     assert set(threading.enumerate()) <= before
+
+
+def test_calls_that_report_progress_take_false_as_pack_does(tmp_path):
+    pack = tmp_path / "pack"
+    tar = write_tar(tmp_path / "sa_000000.tar", members(range(2)))
+    sa1bpack.pack(tar, pack, workers=1, image_size=64, mask_size=16, progress=False)
+    assert sa1bpack.verify(pack, progress=False).ok
+    assert sa1bpack.report(pack, tmp_path / "page.html", progress=False).ok
+    assert sa1bpack.merge([pack], tmp_path / "merged", progress=False).images == 2
+    ds = sa1bpack.open(tmp_path / "merged")
+    numbers = np.ones((len(ds), 2), np.float32)
+    assert sa1bpack.attach(ds, "ones", numbers, ds.column("image_id"), progress=False).complete

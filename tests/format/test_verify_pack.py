@@ -9,13 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import xxhash
 from edited_packs import edit, flip, rewrite_checksums
 from verify_script import SCRIPT, script, script_finds
 
-import sa1bpack
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.files import format_checksums
 from sa1bpack.format.index import publish
@@ -338,12 +336,3 @@ def test_checksum_file_without_its_last_newline_is_found_by_both(pack):
         assert not verify(pack).ok
         assert script_finds(pack)[0] == 1
         path.write_bytes(whole)
-
-
-def test_calls_that_report_progress_take_false_as_pack_does(pristine_pack, tmp_path):
-    assert verify(pristine_pack, progress=False).ok
-    assert sa1bpack.report(pristine_pack, tmp_path / "page.html", progress=False).ok
-    assert sa1bpack.merge([pristine_pack], tmp_path / "merged", progress=False).images > 0
-    ds = sa1bpack.open(tmp_path / "merged")
-    numbers = np.ones((len(ds), 2), np.float32)
-    assert sa1bpack.attach(ds, "ones", numbers, ds.column("image_id"), progress=False).complete
