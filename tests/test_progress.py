@@ -33,4 +33,5 @@ def test_calls_that_report_progress_take_false_as_pack_does(tmp_path):
     assert sa1bpack.merge([pack], tmp_path / "merged", progress=False).images == 2
     ds = sa1bpack.open(tmp_path / "merged")
     numbers = np.ones((len(ds), 2), np.float32)
-    assert sa1bpack.attach(ds, "ones", numbers, ds.column("image_id"), progress=False).complete
+    result = sa1bpack.attach(ds, "ones", numbers, ds.column("image_id"), progress=False)
+    assert result.missing == ()
