@@ -29,7 +29,6 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pipeline import read_photos
+from pipeline import measure, read_photos
 
 import sa1bpack
 from sa1bpack import masks, transforms
@@ -483,18 +482,6 @@ def sam2_compared(samples: InOrder, ds: Dataset) -> list[Compared]:
 
 
 # --------------------------------------------------------------------------------------- measuring
-
-
-def measure(ways: dict[str, Way], rounds: int) -> dict[str, list[float]]:
-    """CPU milliseconds per sample of each way, one number per round, after one that is not kept."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(-1, rounds):
-        for name, work in ways.items():
-            start = time.process_time()
-            samples = work()
-            if number >= 0:
-                found[name].append(1e3 * (time.process_time() - start) / samples)
-    return found
 
 
 def table(found: dict[str, list[float]]) -> str:
