@@ -79,6 +79,14 @@ def ray_address():
     cluster.shutdown()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_flushed():
+    """Flushing to the disk takes most of the time, and only a power cut shows the difference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def signals_restored():
     """The command handles signals its own way, and a test calls it within this process."""

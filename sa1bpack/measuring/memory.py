@@ -41,7 +41,7 @@ def drop_pages(files: Iterable[Path]) -> None:
     for path in files:
         file = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(file)  # dirty pages are not dropped
+            os.fdatasync(file)  # dirty pages are not dropped
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)

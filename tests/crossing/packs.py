@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 from small_tars import photo, record, write_tar
-from unflushed import unflushed
 
 import sa1bpack
 
@@ -109,6 +108,5 @@ class Packs:
         mark = self.folder / "made" / str(what.relative_to(self.folder)).replace("/", "-")
         if not mark.exists():
             mark.parent.mkdir(parents=True, exist_ok=True)
-            with unflushed():
-                make()
+            make()
             mark.touch()

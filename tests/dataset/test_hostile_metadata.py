@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 from hostile_packs import LAYOUTS, Hostile
 from hostile_reading import SPECS, read_everything
-from unflushed import unflushed
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    with unflushed():
-        yield Hostile(tmp_path_factory.mktemp("hostile"))
+    return Hostile(tmp_path_factory.mktemp("hostile"))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -20,16 +20,11 @@ from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused, V
 from sa1bpack.format.selection import read_selection
 
 
-@pytest.fixture
-def no_flush(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
 @pytest.mark.parametrize("select", [
     lambda ds: ds, lambda ds: ds[[7, 3, 3, 0]], lambda ds: ds[::-1], lambda ds: ds[:0],
     lambda ds: ds.from_sources("sa_000003"), lambda ds: ds.where("mask_count >= 3"),
 ])  # fmt: skip
-def test_a_selection_opens_as_it_was_saved(several, tmp_path, no_flush, select):
+def test_a_selection_opens_as_it_was_saved(several, tmp_path, select):
     for path in (several.roots, several.joined):
         ds = select(open_pack(path))
         ds.save_selection(tmp_path / "file")
@@ -40,7 +35,7 @@ def test_a_selection_opens_as_it_was_saved(several, tmp_path, no_flush, select):
         assert [f.root for f in again.pack.folders] == [f.root for f in ds.pack.folders]
 
 
-def test_the_file_is_read_with_python_and_numpy_alone(several, tmp_path, no_flush):
+def test_the_file_is_read_with_python_and_numpy_alone(several, tmp_path):
     ds = open_pack(several.roots)[5:9]
     ds.save_selection(tmp_path / "file")
     line, _, body = (tmp_path / "file").read_bytes().partition(b"\n")
@@ -73,7 +68,7 @@ def test_ids_are_found_by_any_way_where_they_are_first(ids, wanted, near):
         assert lookup.positions(np.array([number])).tolist() == [position]
 
 
-def test_a_subset_outlives_more_tars_a_merge_and_other_machines(several, tmp_path, no_flush):
+def test_a_subset_outlives_more_tars_a_merge_and_other_machines(several, tmp_path):
     ds = open_pack(several.roots[1])
     val = ds.split(val_fraction=0.4)[1]
     val.save_selection(tmp_path / "val")
@@ -86,7 +81,7 @@ def test_a_subset_outlives_more_tars_a_merge_and_other_machines(several, tmp_pat
     assert open_pack(tmp_path / "rest").fingerprint == ds[2:].fingerprint
 
 
-def test_a_pack_is_sought_beside_the_file_first_and_then_where_it_was(several, tmp_path, no_flush):
+def test_a_pack_is_sought_beside_the_file_first_and_then_where_it_was(several, tmp_path):
     pack = joined_pack(tmp_path / "one" / "pack", several.roots[1:2])
     (tmp_path / "one" / "lists").mkdir()
     open_pack(pack)[1:].save_selection(tmp_path / "one" / "lists" / "file")
@@ -105,7 +100,7 @@ def test_a_pack_is_sought_beside_the_file_first_and_then_where_it_was(several, t
     assert len(open_pack(tmp_path / "file")) == 4
 
 
-def test_missing_ids_are_counted_and_named(several, tmp_path, no_flush):
+def test_missing_ids_are_counted_and_named(several, tmp_path):
     open_pack(several.roots).save_selection(tmp_path / "file")
     with pytest.raises(OptionError) as caught:
         open_pack(several.roots[0]).load_selection(tmp_path / "file")
@@ -126,7 +121,7 @@ def test_other_bytes_of_the_same_images_are_logged(several, tmp_path, pack_write
     assert "not the same bytes" in caplog.text and ds.fingerprint in caplog.text
 
 
-def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several, no_flush):
+def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several):
     twin = tmp_path / "twin"
     pack_writer(twin, {"sa_000007-000": (3, 3)}, first_id=5000)
     paths = [several.roots[1], twin]
@@ -145,7 +140,7 @@ def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several,
     assert not (tmp_path / "other").exists()
 
 
-def test_a_selection_is_opened_alone(several, tmp_path, no_flush):
+def test_a_selection_is_opened_alone(several, tmp_path):
     open_pack(several.joined).save_selection(tmp_path / "file")
     with pytest.raises(OptionError, match="open it alone"):
         open_pack([tmp_path / "file", several.joined])
@@ -153,7 +148,7 @@ def test_a_selection_is_opened_alone(several, tmp_path, no_flush):
         open_pack([several.joined, tmp_path / "file"])
 
 
-def test_only_a_selection_is_replaced(several, tmp_path, no_flush):
+def test_only_a_selection_is_replaced(several, tmp_path):
     ds = open_pack(several.joined)
     for path in (tmp_path / "mine.py", tmp_path / "empty"):
         path.write_text("print(1)\n" if path.suffix else "")

@@ -1,6 +1,5 @@
 """A small pack, and its own copy for one test."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -9,12 +8,6 @@ from layout_packs import layout_packs  # noqa: F401 - a fixture
 from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
-
-
-@pytest.fixture(autouse=True)
-def no_flushing(monkeypatch):
-    """Skip flushing to disk: it is slow, and no test here cuts the power."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture

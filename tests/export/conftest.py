@@ -7,18 +7,10 @@ from pathlib import Path
 
 import pytest
 from small_tars import SMALL, Members, members, photo, record, write_tar
-from unflushed import unflushed
 
 import sa1bpack
 
 EVIL = '<img src=x onerror=alert(1)>&"中'  # a file name that must not become markup
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_is_flushed():
-    """No test here needs the disk itself, and flushing would take most of the time."""
-    with unflushed():
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +31,7 @@ def tars(tmp_path_factory) -> list[Path]:
 def pack(tars, tmp_path_factory) -> Path:
     """A pack of all of `tars`; never changed."""
     root = tmp_path_factory.mktemp("export") / "pack"
-    with unflushed():
-        sa1bpack.pack(tars, root, workers=1, max_masks=None, **SMALL)
+    sa1bpack.pack(tars, root, workers=1, max_masks=None, **SMALL)
     return root
 
 

@@ -1,7 +1,6 @@
 """`info` says what a pack holds."""
 
 import itertools
-import os
 import shutil
 from collections import Counter
 
@@ -143,8 +142,7 @@ def test_a_pack_without_a_sample_has_a_summary_too(tmp_path):
     assert info.histogram()[0].sum() == 0 and "0 in 0 shards" in info.as_text()
 
 
-def test_features_are_listed_with_what_is_missing(pack, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+def test_features_are_listed_with_what_is_missing(pack, tmp_path):
     root = shutil.copytree(pack, tmp_path / "pack")
     before = sa1bpack.info(root)
     assert before.features == {}

@@ -1,6 +1,5 @@
 """Synthetic samples and packs of a small layout."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -35,12 +34,6 @@ def write_pack(root: Path, layout: Layout = LAYOUT):
     ]
     records = {"sources": [{"name": "sa_000000"}], "counts": {"rejects": 0}}
     return publish_shards(root, entries, layout, options={"fit": "pad"}, **records)
-
-
-@pytest.fixture(autouse=True)
-def no_flushing(monkeypatch):
-    """Skip flushing to disk: it is slow, and no test here cuts the power."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture(scope="session")

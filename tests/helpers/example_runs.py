@@ -15,7 +15,6 @@ from types import ModuleType
 import torch
 from made_batches import sent
 from small_tars import members, write_tar
-from unflushed import unflushed
 
 import sa1bpack
 
@@ -37,9 +36,8 @@ def load(name: str) -> ModuleType:
 def write_pack(folder: Path, masks=lambda number: (number - 102) % 5) -> Path:
     """Seven images in two shards; by default the third has no masks. Returns its folder."""
     tar = write_tar(folder / "sa_000000.tar", members(IDS, masks=masks))
-    with unflushed():
-        sa1bpack.pack(tar, folder / "pack", workers=1, image_size=64, mask_size=16,
-                      samples_per_shard=4)  # fmt: skip
+    sa1bpack.pack(tar, folder / "pack", workers=1, image_size=64, mask_size=16,
+                  samples_per_shard=4)  # fmt: skip
     return folder / "pack"
 
 

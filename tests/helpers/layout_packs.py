@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from small_tars import photo, record, write_tar
-from unflushed import unflushed
 
 import sa1bpack
 
@@ -37,11 +36,10 @@ def layout_packs(tmp_path_factory) -> Callable[..., Path]:
     @functools.cache
     def pack(fit: str = "pad", pixels: str = "rgb", masks: str = "bits+runs") -> Path:
         out = root / f"{fit}-{pixels}-{masks}"
-        with unflushed():
-            sa1bpack.pack(
-                tar, out, workers=1, fit=fit, pixels=pixels, masks=masks, image_size=SIDE,
-                mask_size=GRID, samples_per_shard=4,
-            )  # fmt: skip
+        sa1bpack.pack(
+            tar, out, workers=1, fit=fit, pixels=pixels, masks=masks, image_size=SIDE,
+            mask_size=GRID, samples_per_shard=4,
+        )  # fmt: skip
         return out
 
     return pack

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from feature_arrays import side_rows, write_side
 from reading_packs import write_pack
-from unflushed import unflushed
 
 from sa1bpack.format.side.spec import SideSpec
 
@@ -31,10 +30,9 @@ SPECS = {
 def with_features(tmp_path_factory) -> SimpleNamespace:
     """A pack that no test may change, with all SPECS in its folder: `root` and `samples`."""
     root = tmp_path_factory.mktemp("with-features") / "pack"
-    with unflushed():
-        samples = write_pack(root)
-        for spec in SPECS.values():
-            write_side(root, spec)
+    samples = write_pack(root)
+    for spec in SPECS.values():
+        write_side(root, spec)
     return SimpleNamespace(root=root, samples=samples)
 
 

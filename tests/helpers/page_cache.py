@@ -44,7 +44,7 @@ def drop(*paths: Path) -> None:
 def forget(path: Path) -> None:
     """Drop what can be dropped of a file: pages that a process has mapped and used stay."""
     file = os.open(path, os.O_RDONLY)
-    os.fdatasync(file)  # os.fsync does nothing in some tests
+    os.fdatasync(file)  # os.fsync does nothing in tests
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(file)
 

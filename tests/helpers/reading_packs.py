@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from unflushed import unflushed
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.format.index import publish
@@ -126,15 +125,13 @@ def overwrite_scores(root: Path, array: str, values: Callable[[np.ndarray], np.n
 def packed(tmp_path_factory) -> SimpleNamespace:
     """A pack that no test may change: its `root`, and its `samples` as they were written."""
     root = tmp_path_factory.mktemp("packed") / "pack"
-    with unflushed():
-        samples = write_pack(root)
+    samples = write_pack(root)
     return SimpleNamespace(root=root, samples=samples)
 
 
 @pytest.fixture
-def pack_writer(monkeypatch):
+def pack_writer():
     """The function that writes a pack: (root, shards, layout, first_id) → its samples."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     return write_pack
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 from reading_packs import publish_shards, write_pack
-from unflushed import unflushed
 
 from sa1bpack.format.manifest import read_manifest
 
@@ -35,9 +34,8 @@ def joined_pack(root: Path, packs: list[Path]) -> Path:
 def several(tmp_path_factory) -> SimpleNamespace:
     """Packs that no test may change: their `roots`, and `joined`, one pack of the same shards."""
     folder = tmp_path_factory.mktemp("several")
-    with unflushed():
-        for name, (first_id, shards) in PACKS.items():
-            write_pack(folder / name, shards, first_id=first_id)
-        roots = [folder / name for name in PACKS]
-        joined = joined_pack(folder / "joined", roots)
+    for name, (first_id, shards) in PACKS.items():
+        write_pack(folder / name, shards, first_id=first_id)
+    roots = [folder / name for name in PACKS]
+    joined = joined_pack(folder / "joined", roots)
     return SimpleNamespace(folder=folder, roots=roots, joined=joined)

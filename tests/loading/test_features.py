@@ -10,7 +10,6 @@ import torch
 from feature_arrays import write_side
 from packs_with_features import SPECS, expected_rows, with_features  # noqa: F401 - a fixture
 from page_cache import drop
-from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.errors import ReadError
@@ -38,9 +37,8 @@ def real_masks(layout_packs, tmp_path_factory) -> Path:
     """A pack whose runs can be drawn, with features."""
     root = tmp_path_factory.mktemp("real-masks") / "pack"
     shutil.copytree(layout_packs(), root)
-    with unflushed():
-        for spec in SPECS.values():
-            write_side(root, spec)
+    for spec in SPECS.values():
+        write_side(root, spec)
     return root
 
 

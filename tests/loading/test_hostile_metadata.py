@@ -15,7 +15,6 @@ import pytest
 from batches import clone
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
 from page_cache import why_not_direct
-from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.errors import FormatError, ReadError
@@ -31,8 +30,7 @@ READ = (0, 3, *ROWS, 7)
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    with unflushed():
-        yield Hostile(tmp_path_factory.mktemp("hostile"))
+    return Hostile(tmp_path_factory.mktemp("hostile"))
 
 
 @pytest.fixture(scope="module")

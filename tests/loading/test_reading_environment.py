@@ -175,11 +175,8 @@ def publish_some(root: Path, count: int, complete: bool) -> None:
 
 
 @pytest.mark.parametrize("verified", [False, True])
-def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(
-    root, expected, verified, monkeypatch
-):
+def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(root, expected, verified):
     """Bit for bit, over epochs; a pack opened again shows more."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     publish_some(root, 3, complete=False)
     ds = open_pack(root, verify_checksums=verified)
     late = open_pack(
@@ -202,9 +199,8 @@ def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(
     assert everything(late) == before
 
 
-def test_opening_never_fails_while_a_packer_publishes(root, monkeypatch):
+def test_opening_never_fails_while_a_packer_publishes(root):
     """The manifest may name an index that is gone by the time it is opened."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     published, stop = forking.Value("q", 0), forking.Event()
 
     def publish_again_and_again():

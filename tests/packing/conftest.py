@@ -7,16 +7,8 @@ import pytest
 from fault_server import web  # noqa: F401 - a fixture
 from s3_server import s3, s3_process  # noqa: F401 - fixtures
 from small_tars import SMALL, as_jpeg, changed, contents, members, pixels_of, write_tar
-from unflushed import unflushed
 
 import sa1bpack
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_is_flushed():
-    """Nothing here needs the disk itself, and flushing to it would take most of the time."""
-    with unflushed():
-        yield
 
 
 def _spoil(found: dict[str, bytes], number: int) -> None:
@@ -58,8 +50,7 @@ def sources(tmp_path_factory) -> list[Path]:
 def undisturbed(sources, tmp_path_factory) -> dict[str, bytes]:
     """What a pack of `sources` holds when one process makes it at once."""
     root = tmp_path_factory.mktemp("undisturbed") / "pack"
-    with unflushed():
-        sa1bpack.pack(sources, root, workers=1, **SMALL)
+    sa1bpack.pack(sources, root, workers=1, **SMALL)
     return contents(root)
 
 
@@ -79,8 +70,7 @@ def long_tars(tmp_path_factory) -> list[Path]:
 def long_pack(long_tars, tmp_path_factory) -> dict[str, bytes]:
     """What an undisturbed pack of `long_tars` holds."""
     root = tmp_path_factory.mktemp("long") / "pack"
-    with unflushed():
-        sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
     return contents(root)
 
 

@@ -13,7 +13,6 @@ from cached_packs import open_cached, url_of
 from feature_arrays import write_side
 from reading_packs import write_pack
 from same_samples import same_samples
-from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.errors import OptionError, StoreError
@@ -28,8 +27,7 @@ CHANGED = "has changed since it was opened: open it again"
 def write(root, shards=SHARDS, first_id=5000):
     """A pack, in place of what is there. Its samples follow from their ids and masks."""
     shutil.rmtree(root, ignore_errors=True)
-    with unflushed():
-        write_pack(root, shards, first_id=first_id)
+    write_pack(root, shards, first_id=first_id)
 
 
 @pytest.fixture

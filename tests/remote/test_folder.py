@@ -10,7 +10,6 @@ import pytest
 from cached_packs import open_cached, shards_in
 from reading_packs import write_pack
 from same_samples import same_samples
-from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.errors import CacheFull, OptionError
@@ -25,8 +24,7 @@ NAMES = [f"sa_00000{k}-000" for k in range(4)]
 def pack(tmp_path_factory):
     """Four shards of two samples, equally large."""
     root = tmp_path_factory.mktemp("four") / "pack"
-    with unflushed():
-        write_pack(root, dict.fromkeys(NAMES, (2, 1)))
+    write_pack(root, dict.fromkeys(NAMES, (2, 1)))
     return root
 
 
@@ -160,8 +158,7 @@ def test_a_path_with_percent_signs_is_that_folder_and_no_other(tmp_path, with_fe
     """`a b` and `a%20b` beside each other: neither is taken for the other."""
     roots = [tmp_path / "a b", tmp_path / "a%20b"]
     shutil.copytree(with_features.root, roots[0])
-    with unflushed():
-        write_pack(roots[1], dict.fromkeys(NAMES[:1], (3,)))
+    write_pack(roots[1], dict.fromkeys(NAMES[:1], (3,)))
     shutil.copytree(roots[0] / "side/features", tmp_path / "c%20d")
     for root in roots:
         ds = open_cached(root, tmp_path / f"cache of {root.name}")

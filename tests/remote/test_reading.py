@@ -11,7 +11,6 @@ from cached_packs import open_cached, shards_in, url_of
 from packs_with_features import SPECS
 from reading_packs import write_pack
 from same_samples import same_samples
-from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.errors import NotAPack, OptionError
@@ -76,8 +75,7 @@ def test_what_a_loader_reads_it_fetched_and_counts(layout_packs, tmp_path):
 
 
 def test_a_loader_opens_the_next_shards_before_they_are_needed(tmp_path, driven):
-    with unflushed():
-        write_pack(tmp_path / "pack", {f"sa_00000{k}-000": (2, 1) for k in range(4)})
+    write_pack(tmp_path / "pack", {f"sa_00000{k}-000": (2, 1) for k in range(4)})
     origin, ds = driven(tmp_path / "pack"), open_cached(tmp_path / "pack", tmp_path / "cache")
     with sa1bpack.Loader(ds, 2, shuffle=True) as loader:
         batches = iter(loader)

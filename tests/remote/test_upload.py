@@ -13,7 +13,6 @@ import pytest
 import xxhash
 from s3_server import use_s3
 from same_samples import same_samples
-from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.cli.main import main
@@ -31,18 +30,11 @@ FLAGS = ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-s
 ONE_SHARD = OPTIONS | {"samples_per_shard": 3}
 
 
-@pytest.fixture(autouse=True)
-def files_unflushed():
-    with unflushed():
-        yield
-
-
 @pytest.fixture(scope="module")
 def expected(sample_tar, tmp_path_factory):
     """The pack of the sample tar on this machine."""
     out = tmp_path_factory.mktemp("expected") / "pack"
-    with unflushed():
-        sa1bpack.pack(sample_tar, out, **OPTIONS)
+    sa1bpack.pack(sample_tar, out, **OPTIONS)
     return out
 
 
@@ -75,7 +67,7 @@ def files(root) -> dict[str, str]:
 def staging(proxy_process, sample_tar, tmp_path_factory):
     """The staging folder of the pack `one`, which was uploaded."""
     folder = tmp_path_factory.mktemp("one")
-    with unflushed(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         use_s3(proxy_process.url, patch)
         proxy_process.requests.clear()
         assert upload(sample_tar, folder, "one").complete
