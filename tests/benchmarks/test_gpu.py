@@ -1,7 +1,5 @@
 """The benchmark for GPUs: all its parts, small and on the CPU, and what it does when they fail."""
 
-import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -11,47 +9,37 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SMALL = [
-    "--images", "4", "--masks", "2", "--batch", "2", "--side", "64", "--rounds", "1",
-    "--test", "tests/loading/test_device_cuda.py",
-]  # fmt: skip
+ROOT = Path(__file__).parents[2]
+SMALL = ["--images", 4, "--masks", 2, "--batch", 2, "--side", 64, "--rounds", 1]
+SMALL += ["--test", "tests/loading/test_device_cuda.py"]
 
 
 @pytest.fixture(scope="module")
-def gpu():
-    """The module benchmarks/gpu.py."""
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", BENCHMARKS / "gpu.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def gpu(module):
+    return module("gpu")
 
 
-def run_parts(names: list[str], tmp_path: Path, sample_tar: Path) -> tuple[dict, dict]:
-    """Results of some parts that must succeed, and way → its figures."""
-    found = tmp_path / "found.json"
-    chosen = [argument for name in names for argument in ("--part", name)]
-    command = [sys.executable, BENCHMARKS / "gpu.py", sample_tar, *SMALL, *chosen]
-    done = subprocess.run(
-        [*map(str, command), "--json", found, "--folder", tmp_path],
-        capture_output=True, text=True, check=False,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    results = json.loads(found.read_text())
-    assert [name for name, part in results["parts"].items() if part["status"] == "ok"] == names
-    figures = [f for name in names for f in results["parts"][name]["figures"]]
-    assert [figure for figure in figures if "error" in figure] == []
-    assert "## Targets" in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
-    return results, {f["way"]: f for f in figures if f.get("speed", 0) > 0}
+@pytest.fixture
+def run_parts(figures_of, tmp_path, sample_tar, complete_runs):
+    """run_parts(*names): results of parts that must succeed, and way → its figures."""
+
+    def run(*names: str) -> tuple[dict, dict]:
+        chosen = [argument for name in names for argument in ("--part", name)]
+        options = [*SMALL, *chosen, "--folder", tmp_path]
+        results, out = figures_of("gpu", tmp_path, sample_tar, *options)
+        parts = results["parts"]
+        assert [name for name, part in parts.items() if part["status"] == "ok"] == [*names]
+        figures = [f for name in names for f in parts[name]["figures"]]
+        assert [figure for figure in figures if "error" in figure] == []
+        assert "## Targets" in out
+        assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+        return results, {f["way"]: f for f in figures if f.get("speed", 0) > 0}
+
+    return run
 
 
-def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(
-    tmp_path, sample_tar, complete_runs
-):
-    names = ["machine", "kernels", "packs", "loading", "compact"]
-    results, ways = run_parts(names, tmp_path, sample_tar)
+def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(run_parts):
+    results, ways = run_parts("machine", "kernels", "packs", "loading", "compact")
     assert "there is no CUDA device" in results["parts"]["machine"]["figures"][0]["device"]
     assert {"pinned copy (ceiling)", "Loader, bits"} < ways.keys()
     assert sum("DataLoader" in way for way in ways) == 2
@@ -64,9 +52,8 @@ def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(
     assert [target["met"] for target in found[1:]] == [None, None, None]
 
 
-def test_the_parts_that_compute_run(tmp_path, sample_tar, complete_runs):
-    names = ["model", "steps", "sam2", "peers", "tests"]
-    results, ways = run_parts(names, tmp_path, sample_tar)
+def test_the_parts_that_compute_run(run_parts):
+    results, ways = run_parts("model", "steps", "sam2", "peers", "tests")
     assert len(ways) >= 24 and {"SAM 2's steps, 3 masks", "bits to bool"} < ways.keys()
     assert "not run" in results["parts"]["peers"]["figures"][0]["peers"]
     assert results["parts"]["tests"]["figures"][-1]["skipped"] > 0
@@ -139,10 +126,9 @@ def test_missing_packages_are_named_with_what_to_do(gpu, tmp_path, monkeypatch):
 
 
 def test_all_tests_that_need_a_device_are_run(gpu):
-    root = BENCHMARKS.parent
-    chosen = [root / path for path in gpu.CUDA_TESTS]
+    chosen = [ROOT / path for path in gpu.CUDA_TESTS]
     assert all(path.exists() for path in chosen)
-    marked = [path for path in root.glob("tests/**/*.py") if "mark.cuda" in path.read_text()]
+    marked = [path for path in ROOT.glob("tests/**/*.py") if "mark.cuda" in path.read_text()]
     marked.remove(Path(__file__))
     assert len(marked) > 3
     assert [p for p in marked if not any(p.is_relative_to(path) for path in chosen)] == []
@@ -158,16 +144,13 @@ def test_a_signal_ends_the_part_as_well(gpu, tmp_path):
     )
     (tmp_path / "gpu_parts.py").write_text(part)
     run = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('gpu', {str(BENCHMARKS / 'gpu.py')!r})\n"
-        "gpu = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(gpu)\n"
+        "import gpu, sys\n"
         f"gpu.__file__ = {str(tmp_path / 'gpu.py')!r}\n"
         f"sys.argv[1:] = ['x.tar', '--part', 'model', '--folder', {str(tmp_path)!r}]\n"
         "gpu.main()\n"
     )
     os.mkfifo(tmp_path / "fifo")
-    with subprocess.Popen([sys.executable, "-c", run]) as process:
+    with subprocess.Popen([sys.executable, "-c", run], cwd=ROOT / "benchmarks") as process:
         with (tmp_path / "fifo").open() as fifo:  # the part has begun
             [lines] = tmp_path.glob("sa1bpack-gpu-*/model.jsonl")
             number = json.loads(lines.read_text())["process"]
@@ -180,14 +163,8 @@ def test_a_signal_ends_the_part_as_well(gpu, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def parts():
-    """The module benchmarks/gpu_parts.py."""
-    before = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield importlib.import_module("gpu_parts")
-    finally:
-        sys.path[:] = before
+def parts(module):
+    return module("gpu_parts")
 
 
 def test_batches_are_timed_from_the_first_on_and_for_long_enough(parts, monkeypatch):

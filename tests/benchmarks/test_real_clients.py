@@ -1,34 +1,22 @@
 """benchmarks/real_clients.py on stand-ins with the files and classes of EdgeSAM and SAM 2."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STAND_INS = Path(__file__).parents[1] / "helpers" / "stand_ins"
+OPTIONS = ["--images", "1", "--prompts", "4", "--rounds", "1"]
 
 
-def run(clone: Path, tar: Path, folder: Path) -> tuple[dict, dict, str]:
-    """Largest and mean differences by name, the other figures, and what was printed."""
-    command = [sys.executable, str(BENCHMARKS / "real_clients.py"), str(clone), str(tar)]
-    command += ["--images", "1", "--prompts", "4", "--rounds", "1", "--json"]
-    done = subprocess.run(
-        [*command, str(folder / "found.json")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads((folder / "found.json").read_text())
-    return (
-        {line["name"]: (line["largest"], line["mean"]) for line in found["compared"]},
-        found,
-        (done.stdout),
-    )
+def differences(found: dict) -> dict[str, tuple[float, float]]:
+    """Largest and mean differences by name."""
+    return {line["name"]: (line["largest"], line["mean"]) for line in found["compared"]}
 
 
-def test_what_edgesam_gives_is_what_a_pack_does(tmp_path, sample_tar):
-    compared, found, out = run(STAND_INS / "edgesam", sample_tar, tmp_path)
+def test_what_edgesam_gives_is_what_a_pack_does(figures_of, tmp_path, sample_tar):
+    clone = STAND_INS / "edgesam"
+    found, out = figures_of("real_clients", tmp_path, clone, sample_tar, *OPTIONS)
+    compared = differences(found)
     assert compared["size before padding"] == compared["embeddings"] == (0, 0)
     assert max(compared["boxes"] + compared["points"]) < 1e-3
     assert compared["images"][1] < 0.02
@@ -40,21 +28,20 @@ def test_what_edgesam_gives_is_what_a_pack_does(tmp_path, sample_tar):
     assert all(taken[0] > 0 for taken in found["ms"].values())
 
 
-def test_what_sam_2_gives_is_what_a_pack_does(tmp_path, sample_tar):
-    compared, found, out = run(STAND_INS / "sam2", sample_tar, tmp_path)
+def test_what_sam_2_gives_is_what_a_pack_does(figures_of, tmp_path, sample_tar):
+    found, out = figures_of("real_clients", tmp_path, STAND_INS / "sam2", sample_tar, *OPTIONS)
+    compared = differences(found)
     assert compared["images"][1] < 0.02 and compared["masks"][1] < 0.01
     assert any(line.startswith("iopath.common.file_io: ") for line in found["replaced"])
     assert len(found["ms"]) == 6 and all(name in out for name in found["ms"])
 
 
-def test_a_folder_that_is_no_clone_or_of_another_version_is_refused(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from real_clients import FILES, client_of
-
+def test_a_folder_that_is_no_clone_or_of_another_version_is_refused(module, tmp_path):
+    clients = module("real_clients")
     with pytest.raises(SystemExit, match=r"sa1b_dataset.py \(EdgeSAM\) or .*: give the folder of"):
-        client_of(tmp_path)
-    first, *others = FILES["SAM 2"]
+        clients.client_of(tmp_path)
+    first, *others = clients.FILES["SAM 2"]
     (tmp_path / first).parent.mkdir(parents=True)
     (tmp_path / first).touch()
     with pytest.raises(SystemExit, match=f"SAM 2, but has no {', '.join(others)}: another version"):
-        client_of(tmp_path)
+        clients.client_of(tmp_path)

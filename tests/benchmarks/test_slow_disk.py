@@ -1,29 +1,18 @@
 """The slow disk of the benchmarks: it mirrors exactly, delays every read, and counts them."""
 
-import json
 import mmap
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DELAY_MS = 20
 
 
 @pytest.fixture(scope="module")
-def slow_disk():
-    """The module benchmarks/slow_disk.py."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import slow_disk
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return slow_disk
+def slow_disk(module):
+    return module("slow_disk")
 
 
 @pytest.fixture
@@ -87,15 +76,11 @@ def test_page_faults_of_a_map_wait_too_and_again_after_pages_are_dropped(disk):
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory, sample_tar, complete_runs):
+def figures(figures_of, tmp_path_factory, sample_tar, complete_runs) -> dict:
     """What the benchmark writes about a few samples, with and without a delay."""
     folder = tmp_path_factory.mktemp("slow")
-    figures = folder / "figures.json"
-    done = _slow(folder, sample_tar, "--delays", "0", str(DELAY_MS), "--json", str(figures))
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-    return json.loads(figures.read_text())
+    options = ["--samples", 6, "--rounds", 1, "--batch", 2, "--delays", 0, DELAY_MS]
+    return figures_of("slow", folder, sample_tar, "--folder", folder, *options)[0]
 
 
 def test_the_benchmark_reports_every_line_with_every_delay(figures):
@@ -118,11 +103,3 @@ def test_two_round_trips_suffice_for_a_sample_past_the_page_cache_if_its_index_i
         one for one in figures["single"] if one["line"].endswith("io=direct") and one["warm_index"]
     ]
     assert min(len(chain) for chain in one["chain"]) <= 2  # a busy machine makes some longer
-
-
-def _slow(folder: Path, tar: Path, *options: str, **environment: str):
-    command = [sys.executable, str(BENCHMARKS / "slow.py"), str(tar), "--folder", str(folder)]
-    command += ["--samples", "6", "--rounds", "1", "--batch", "2", *options]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | environment, check=False
-    )

@@ -1,16 +1,10 @@
 """The benchmark of the usual way: all ways deliver the same samples, and every line is reported."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 # pycocotools' decode and numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LINES = [
     "guide, 0 workers", "guide, 2 workers", "guide, 2 workers, prefetch_factor 4",
     "guide, 2 workers, pin_memory", "TarDataset, 0 workers", "TarDataset, 2 workers",
@@ -20,14 +14,8 @@ LINES = [
 
 
 @pytest.fixture(scope="module")
-def usual():
-    """The module benchmarks/usual.py."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import usual
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return usual
+def usual(module):
+    return module("usual")
 
 
 def test_the_ways_of_a_task_deliver_the_same_samples(usual, tmp_path, sample_tar, monkeypatch):
@@ -85,19 +73,14 @@ def test_a_claim_is_judged_by_the_ratios_of_the_same_round(usual):
     assert "| guide, 2 workers | 16.0 | 8.0 | 5 |" in usual.table(found)
 
 
-def test_every_line_is_reported(tmp_path, sample_tar, complete_runs):
+def test_every_line_is_reported(figures_of, tmp_path, sample_tar, complete_runs):
     pytest.importorskip("indexed_gzip")
-    figures = tmp_path / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "usual.py"), str(sample_tar), "--images", "4"]
-    command += ["--masks", "3", "--rounds", "2", "--workers", "0", "2", "--seconds", "0.1"]
-    command += ["--folder", str(tmp_path), "--json", str(figures)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(figures.read_text())
+    options = ["--images", 4, "--masks", 3, "--rounds", 2, "--workers", 0, 2, "--seconds", 0.1]
+    found, out = figures_of("usual", tmp_path, sample_tar, *options, "--folder", tmp_path)
     assert [line["line"] for line in found["lines"]] == LINES
     for line in found["lines"]:
         assert len(line["speed"]) == 2 and min(line["speed"]) > 0
         assert line["memory_bytes"] > 2 * 3 * 1024 * 1024  # a batch of bytes, and much else
-        assert f"| {line['line']} |" in done.stdout
+        assert f"| {line['line']} |" in out
     assert [claim["claim"] for claim in found["claims"]] == ["workers", "pinning"]
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
