@@ -1,16 +1,12 @@
 """The figures of README.md are those of docs/figures/*.json, which are those of performance.md."""
 
-import importlib.util
 import re
 from pathlib import Path
 
+import make_figures
 import pytest
 
 ROOT = Path(__file__).parent.parent
-spec = importlib.util.spec_from_file_location("make_figures", ROOT / "scripts/make_figures.py")
-make_figures = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(make_figures)
-
 PANELS = make_figures.measured()
 
 

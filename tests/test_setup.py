@@ -1,6 +1,5 @@
 """The decisions of set-up; nothing is installed here."""
 
-import importlib.util
 import os
 import re
 import runpy
@@ -11,14 +10,11 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
+import setup_pillow
 
 from sa1bpack.environment import PilInForce, PilRecord
 
 ROOT = Path(__file__).parent.parent
-_spec = importlib.util.spec_from_file_location("setup_pillow", ROOT / "scripts/setup_pillow.py")
-setup_pillow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(setup_pillow)
-
 NOW = PilInForce("pillow-simd", "12.1.1.post0", "ab")
 RECORD = PilRecord("pillow-simd", "12.1.1.post0", "ab", "AVX2", "")
 WANTED = setup_pillow.Choice("pillow-simd", "-mavx2", "AVX2")

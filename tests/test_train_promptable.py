@@ -1,28 +1,33 @@
 """scripts/train_promptable.py: a few steps of a tiny model, in this process and in others."""
 
+import itertools
+import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
-import example_runs
 import numpy as np
 import pytest
 import torch
-from example_runs import TORCHRUN, finish, lines, same_as, start, weights
+import train_promptable as script
+from commands import finish
+from made_batches import sent
 from PIL import Image
+from small_tars import SMALL as SMALL_PACK
+from small_tars import members, write_tar
 from sync_debug import waiting_is_an_error
 
 import sa1bpack
 
-SCRIPT = "train_promptable"
+IDS = range(100, 107)
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SMALL = ("--size", "64", "--width", "16", "--masks", "4", "--batch-size", "4", "--min-area", "1")
 DISTILLED = (*SMALL, "--val", "0", "--distill", "teacher")
-
-
-@pytest.fixture(scope="module")
-def script():
-    return example_runs.load(SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +35,10 @@ def pack(tmp_path_factory):
     """Seven images in two shards, a feature of each as a teacher's embeddings would be; those of
     even ids have no masks."""
     folder = tmp_path_factory.mktemp("promptable")
-    root = example_runs.write_pack(folder, lambda number: number % 2 * 3)
-    sa1bpack.derive(sa1bpack.open(root), "teacher", embed, batch_size=2)
-    return root
+    tar = write_tar(folder / "sa_000000.tar", members(IDS, lambda number: number % 2 * 3))
+    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL_PACK)
+    sa1bpack.derive(sa1bpack.open(folder / "pack"), "teacher", embed, batch_size=2)
+    return folder / "pack"
 
 
 def embed(batch):
@@ -42,43 +48,81 @@ def embed(batch):
     return pooled.half()
 
 
-def run(script, pack, out, *options, settings=DISTILLED) -> list[dict]:
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As in the processes, which must have the same losses."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def main(*arguments) -> int:
+    """The script in this process, on the CPU; what it sets is restored. Returns the exit code."""
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        code = script.main(list(map(str, arguments)))
+    signal.signal(signal.SIGTERM, handler)
+    return code
+
+
+def run(pack, out, *options, settings=DISTILLED) -> list[dict]:
     """Train in this process; returns the lines of the log."""
-    with pytest.MonkeyPatch.context() as patch, example_runs.in_this_process(patch):
-        given = [str(pack), "--output", str(out), *settings, *map(str, options)]
-        assert script.main(given) == 0
+    assert main(pack, "--output", out, *settings, *options) == 0
     return lines(out)
 
 
-def trainer_of(script, pack, out, *options, device="cpu"):
+def start(*arguments, launcher=()) -> subprocess.Popen:
+    """Train in a process of its own, on the CPU."""
+    environment = {key: value for key, value in os.environ.items()
+                   if key not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")}  # fmt: skip
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, *launcher, script.__file__, *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+
+def lines(folder: Path) -> list[dict]:
+    """The log of a run, a line per step."""
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+
+
+def same_as(undisturbed: Path, folder: Path) -> bool:
+    """Whether a run had exactly the same losses and weights."""
+    expected, found = weights(undisturbed), weights(folder)
+    return lines(undisturbed) == lines(folder) and all(
+        torch.equal(expected[name], found[name]) for name in expected | found
+    )
+
+
+def trainer_of(pack, out, *options, device="cpu"):
     arguments = [str(pack), "--output", str(out), *DISTILLED, *options]
     return script.Trainer(script.make_parser().parse_args(arguments), torch.device(device))
 
 
-@pytest.fixture
-def deterministic(monkeypatch):
-    """The settings of the script on a CPU, in this process for one test."""
-    with example_runs.in_this_process(monkeypatch):
-        yield
-
-
 @pytest.fixture(scope="module")
-def undisturbed(script, pack, tmp_path_factory):
+def undisturbed(pack, tmp_path_factory):
     """The folder of a run of five steps, two and a half epochs."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    run(script, pack, out, "--steps", 5)
+    run(pack, out, "--steps", 5)
     return out
 
 
 @pytest.fixture(scope="module")
-def stopped(script, pack, tmp_path_factory):
+def stopped(pack, tmp_path_factory):
     """The folder of a run of three steps, in mid-epoch."""
     out = tmp_path_factory.mktemp("stopped") / "run"
-    assert run(script, pack, out, "--steps", 3)[-1]["epoch"] == 1
+    assert run(pack, out, "--steps", 3)[-1]["epoch"] == 1
     return out
 
 
-def test_a_run_has_losses_scores_and_pictures(undisturbed, script):
+def test_a_run_has_losses_scores_and_pictures(undisturbed):
     found = lines(undisturbed)
     assert [line["step"] for line in found] == [1, 2, 3, 4, 5]
     assert {line["epoch"] for line in found} == {0, 1, 2}
@@ -91,29 +135,27 @@ def test_a_run_has_losses_scores_and_pictures(undisturbed, script):
 
 
 def test_resuming_in_mid_epoch_has_bit_for_bit_the_losses_of_an_undisturbed_run(
-    script, pack, undisturbed, stopped, tmp_path
+    pack, undisturbed, stopped, tmp_path
 ):
     out = shutil.copytree(stopped, tmp_path / "run")
     assert not same_as(undisturbed, out)
-    run(script, pack, out, "--steps", 5, "--resume")
+    run(pack, out, "--steps", 5, "--resume")
     assert same_as(undisturbed, out)
 
 
-def test_sigterm_saves_after_the_step_and_the_same_command_resumes(
-    script, pack, undisturbed, tmp_path
-):
+def test_sigterm_saves_after_the_step_and_the_same_command_resumes(pack, undisturbed, tmp_path):
     options = ("--output", tmp_path, *DISTILLED, "--resume", "--epochs", 100_000)
-    process = start(SCRIPT, pack, *options)
+    process = start(pack, *options)
     for line in process.stdout:
         if line.startswith("step 1 "):
             process.send_signal(signal.SIGTERM)
             break
-    code, out = finish(process)
-    assert code == 128 + signal.SIGTERM, out
+    code, _, error = finish(process)
+    assert code == 128 + signal.SIGTERM, error
     steps = len(lines(tmp_path))
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == steps
     target = max(5, steps + 1)
-    found = run(script, pack, tmp_path, "--steps", target, "--resume", "--epochs", 100_000)
+    found = run(pack, tmp_path, "--steps", target, "--resume", "--epochs", 100_000)
     assert [line["step"] for line in found] == list(range(1, target + 1))
     assert found[:5] == lines(undisturbed)
 
@@ -124,8 +166,8 @@ def test_a_run_of_one_process_resumes_as_two_ranks_with_the_same_losses(
     """Images of even ids have no masks, so a rank may have none, and takes part all the same."""
     out = shutil.copytree(stopped, tmp_path / "run")
     options = ("--output", out, *DISTILLED, "--steps", 5, "--resume")
-    code, text = finish(start(SCRIPT, pack, *options, launcher=TORCHRUN))
-    assert code == 0, text
+    code, _, error = finish(start(pack, *options, launcher=TORCHRUN))
+    assert code == 0, error
     for expected, found in zip(lines(undisturbed), lines(out), strict=True):
         assert found["epoch"] == expected["epoch"]
         for name in ("loss", "iou", "distill"):
@@ -134,31 +176,34 @@ def test_a_run_of_one_process_resumes_as_two_ranks_with_the_same_losses(
         assert torch.allclose(weights(out)[name], tensor, atol=1e-3), name
 
 
-def test_a_batch_without_masks_is_a_step_without_a_loss(script, pack, tmp_path):
+def test_a_batch_without_masks_is_a_step_without_a_loss(pack, tmp_path):
     settings = (*SMALL, "--val", "0", "--batch-size", "1", "--epochs", "1")
-    found = run(script, pack, tmp_path / "run", settings=settings)
+    found = run(pack, tmp_path / "run", settings=settings)
     assert sorted(line["loss"] > 0 for line in found) == [False] * 4 + [True] * 3
 
 
-def test_results_that_are_read_together_are_those_of_single_steps(
-    script, pack, deterministic, undisturbed, tmp_path
-):
+def test_results_that_are_read_together_are_those_of_single_steps(pack, undisturbed, tmp_path):
     (tmp_path / "run").mkdir()
-    trainer = trainer_of(script, pack, tmp_path / "run", "--steps", "5")
+    trainer = trainer_of(pack, tmp_path / "run", "--steps", "5")
     trainer.read_every = 3
     assert not trainer.run(threading.Event())
     assert lines(tmp_path / "run") == lines(undisturbed)
 
 
-def test_a_step_does_not_wait_for_the_device(script, pack, deterministic, tmp_path):
-    trainer = trainer_of(script, pack, tmp_path)
-    assert all(done["sums"].is_meta for done in example_runs.steps_on_meta(trainer))
+def test_a_step_does_not_wait_for_the_device(pack, tmp_path):
+    """On meta tensors: what needs their contents, and so would wait, raises."""
+    trainer, meta = trainer_of(pack, tmp_path), torch.device("meta")
+    trainer.device = meta
+    trainer.model.to(meta)
+    trainer.optimizer = torch.optim.AdamW(trainer.model.parameters())
+    for batch in itertools.islice(trainer.loader, 3):
+        assert trainer.train_step(sent(batch, meta), stop=False)["sums"].is_meta
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_step_on_cuda_does_not_wait_for_it(script, pack, tmp_path):
-    trainer = trainer_of(script, pack, tmp_path, device="cuda:0")
+def test_a_step_on_cuda_does_not_wait_for_it(pack, tmp_path):
+    trainer = trainer_of(pack, tmp_path, device="cuda:0")
     batches = iter(trainer.loader)
     trainer.train_step(next(batches), stop=False)  # the optimizer makes its state
     batch = next(batches)
@@ -168,59 +213,57 @@ def test_a_step_on_cuda_does_not_wait_for_it(script, pack, tmp_path):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_run_on_cuda_resumes_with_step_counts_on_the_cpu(script, pack, tmp_path):
+def test_a_run_on_cuda_resumes_with_step_counts_on_the_cpu(pack, tmp_path):
     """Those of the optimizer, which would be read at every step."""
     (tmp_path / "run").mkdir()
-    trainer = trainer_of(script, pack, tmp_path / "run", "--steps", "2", device="cuda:0")
+    trainer = trainer_of(pack, tmp_path / "run", "--steps", "2", device="cuda:0")
     assert not trainer.run(threading.Event())
     trainer.save()
-    again = trainer_of(script, pack, tmp_path / "run", device="cuda:0")
+    again = trainer_of(pack, tmp_path / "run", device="cuda:0")
     again.load()
     states = list(again.optimizer.state.values())
     assert all(state["step"].device.type == "cpu" and state["step"] == 2 for state in states)
     assert all(state["exp_avg"].is_cuda for state in states)
 
 
-def test_the_model_learns_what_it_is_shown(script, pack, tmp_path):
+def test_the_model_learns_what_it_is_shown(pack, tmp_path):
     options = "--no-augment", "--lr", 3e-3, "--warmup", 1, "--steps", 24, "--batch-size", 2
     settings = (*SMALL, "--val", "0")
-    found = run(script, pack, tmp_path / "run", *options, settings=settings)
+    found = run(pack, tmp_path / "run", *options, settings=settings)
     losses = [line["loss"] for line in found if line["loss"]]
     assert np.mean(losses[-6:]) < 0.8 * np.mean(losses[:6])
 
 
-def test_a_part_is_held_out_unless_all_is_trained_on(script, pack, deterministic, tmp_path):
-    trainer = trainer_of(script, pack, tmp_path, "--val", "0.3")
+def test_a_part_is_held_out_unless_all_is_trained_on(pack, tmp_path):
+    trainer = trainer_of(pack, tmp_path, "--val", "0.3")
     train, held_out = (set(part.column("image_id")) for part in (trainer.train, trainer.val))
     assert train and held_out and not train & held_out
-    assert len(train | held_out) == len(example_runs.IDS)
+    assert len(train | held_out) == len(IDS)
 
 
-def test_a_folder_with_a_checkpoint_is_not_overwritten(script, pack, undisturbed, capsys):
+def test_a_folder_with_a_checkpoint_is_not_overwritten(pack, undisturbed, capsys):
     with pytest.raises(SystemExit) as ended:
-        script.main([str(pack), "--output", str(undisturbed)])
+        main(pack, "--output", undisturbed)
     assert ended.value.code == 2 and "--resume" in capsys.readouterr().err
 
 
-def test_an_invalid_pack_is_one_line_and_exit_code_2(script, deterministic, tmp_path, capsys):
-    assert script.main([str(tmp_path / "none"), "--output", str(tmp_path / "run")]) == 2
+def test_an_invalid_pack_is_one_line_and_exit_code_2(tmp_path, capsys):
+    assert main(tmp_path / "none", "--output", tmp_path / "run") == 2
     out, error = capsys.readouterr()
     assert out == "" and "none" in error and error.count("\n") == 1
 
 
-def test_a_checkpoint_of_other_images_is_one_line_and_exit_code_2(
-    script, deterministic, pack, stopped, tmp_path, capsys
-):
+def test_a_checkpoint_of_other_images_is_one_line_and_exit_code_2(pack, stopped, tmp_path, capsys):
     part = tmp_path / "part.sel"
     sa1bpack.open(pack)[1:].save_selection(part)
     out = shutil.copytree(stopped, tmp_path / "run")
-    assert script.main([str(part), "--output", str(out), *DISTILLED, "--resume"]) == 2
+    assert main(part, "--output", out, *DISTILLED, "--resume") == 2
     error = capsys.readouterr().err
     assert "the state belongs to another order: fingerprint was" in error
     assert error.count("\n") == 1
 
 
-def test_its_losses_are_those_that_the_recipe_takes_from_monai(script):
+def test_its_losses_are_those_that_the_recipe_takes_from_monai():
     """docs/recipes.md, Losses and metrics."""
     losses, metrics = (pytest.importorskip(f"monai.{name}") for name in ("losses", "metrics"))
     draws = torch.Generator().manual_seed(0)

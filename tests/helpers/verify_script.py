@@ -1,17 +1,14 @@
-"""scripts/verify_shards.py as a module, for more checks than processes could be started for."""
+"""scripts/verify_shards.py without a process of its own, for more checks than could be started."""
 
 import contextlib
-import importlib.util
 import io
 import sys
 from pathlib import Path
 from unittest import mock
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
+import verify_shards as script
 
-_spec = importlib.util.spec_from_file_location("verify_shards", SCRIPT)
-script = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(script)
+SCRIPT = Path(script.__file__)
 
 
 def script_finds(root: Path, *options: str) -> tuple[int, str]:
