@@ -26,8 +26,8 @@ from sa1bpack.arguments import (
     paths_of,
     whole_number,
 )
-from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import (
     FormatError,
     MaskError,
@@ -121,84 +121,58 @@ def _count_shard(result: ExportResult, shard: Shard, rows: np.ndarray) -> None:
     result.unknown_keys |= {*attributes_of(shard).unknown_keys}
 
 
-class Selection:
-    """Images of one or several packs, in the order of `sa1bpack.open`.
+def _chosen(
+    pack: str | Path | Iterable[str | Path],
+    sources: Iterable[str],
+    shards: Iterable[str],
+    image_ids: Iterable[int],
+) -> tuple[Pack, np.ndarray]:
+    """A pack, or several as one, and int64 (n,), ascending: the rows that any of the three names.
 
-    images
-        Number of selected images.
-    complete
-        Whether all packs are; what an incomplete one holds so far is logged as a warning.
+    None of them names all. Raises OptionError if the pack has no exact runs, or does not have a
+    given source, shard or image id, and for a saved selection with other choices; and what
+    `sa1bpack.open` raises, as for several packs that share an image id, but not for an id that one
+    pack has twice.
     """
-
-    def __init__(
-        self,
-        pack: str | Path | Iterable[str | Path],
-        sources: Iterable[str] = (),
-        shards: Iterable[str] = (),
-        image_ids: Iterable[int] = (),
-    ):
-        """Select the images that any of the three names, or all if none is given.
-
-        Raises OptionError if `pack` has no exact runs, or does not have a given source, shard or
-        image id, and for a saved selection with other choices; and what `sa1bpack.open` raises, as
-        for several packs that share an image id, but not for an id that one pack has twice.
-        """
-        paths = paths_of("pack", pack)
-        chosen = list(sources), list(shards), list(image_ids)
-        saved = next(filter(is_selection, paths), None)
-        if saved is not None and (len(paths) > 1 or any(chosen)):
-            raise OptionError(f"{saved} is a selection: export it alone, without naming images")
-        alone = len(paths) == 1 and saved is None
-        ds = open_pack(paths, duplicates="all" if alone else "error")
-        if not ds.layout.runs:
-            raise OptionError(
-                f"{ds.pack.name} was packed without the exact masks, which cannot be recovered "
-                "from the bits of a grid; pack again with --masks bits+runs"
-            )
-        rows = ds.rows_at(np.arange(len(ds)))
-        if any(chosen):
-            rows = rows[_named(ds, *chosen)]
-        self._pack, self._rows = ds.pack, np.unique(rows)
-        self.images, self.complete = len(self._rows), ds.manifest.complete
-
-    def shards(self, *, check: bool) -> Iterator[tuple[Shard, np.ndarray]]:
-        """Yield each shard and its selected rows, int64 (k,), ascending.
-
-        check
-            First compare all files that records are made from with their checksums. Raises
-            FormatError for the first that differs, before the shard is yielded.
-        """
-        first_row = self._pack.first_row
-        edges = np.searchsorted(self._rows, first_row).tolist()
-        for number, (low, high) in enumerate(pairwise(edges)):
-            if low == high:
-                continue
-            shard = self._pack[number]
-            if check:
-                _check_files(shard)
-            yield shard, self._rows[low:high] - first_row[number]
-
-    def samples(self) -> Iterator[tuple[Shard, int]]:
-        """Yield each selected sample, its shard and its row."""
-        for shard, rows in self.shards(check=False):
-            for row in rows.tolist():
-                yield shard, row
+    paths = paths_of("pack", pack)
+    sources, shards = list(sources), list(shards)
+    ids = [whole_number("image_ids", each, -(2**63), 2**63 - 1) for each in image_ids]
+    saved = next(filter(is_selection, paths), None)
+    if saved is not None and (len(paths) > 1 or sources or shards or ids):
+        raise OptionError(f"{saved} is a selection: export it alone, without naming images")
+    alone = len(paths) == 1 and saved is None
+    ds = open_pack(paths, duplicates="all" if alone else "error")
+    if not ds.layout.runs:
+        raise OptionError(
+            f"{ds.pack.name} was packed without the exact masks, which cannot be recovered from "
+            "the bits of a grid; pack again with --masks bits+runs"
+        )
+    rows = ds.rows_at(np.arange(len(ds)))
+    if sources or shards or ids:
+        wanted = np.isin(ds.column("image_id"), np.array(ids, np.int64))
+        try:
+            ds.index_of(np.array(ids, np.int64))
+            for part in (ds.from_sources(sources), ds.from_shards(shards)):
+                wanted |= np.isin(rows, part.rows_at(np.arange(len(part))))
+        except UnknownName as error:
+            raise OptionError(str(error)) from None
+        rows = rows[wanted]
+    return ds.pack, np.unique(rows)
 
 
-def _named(ds: Dataset, sources: list[str], shards: list[str], image_ids: list[int]) -> np.ndarray:
-    """bool (n,): the samples that any of the three names. Raises OptionError."""
-    ids = np.array([whole_number("image_ids", i, -(2**63), 2**63 - 1) for i in image_ids], np.int64)
-    wanted = np.isin(ds.column("image_id"), ids)
-    try:
-        ds.index_of(ids)
-        for part in (ds.from_sources(sources), ds.from_shards(shards)):
-            wanted[part.rows_at(np.arange(len(part)))] = True
-    except UnknownName as error:
-        raise OptionError(str(error)) from None
-    return wanted
+def _by_shard(pack: Pack, rows: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
+    """Each shard of rows of a pack, int64 (n,), ascending, and its own of them, int64 (k,)."""
+    edges = np.searchsorted(rows, pack.first_row).tolist()
+    for number, (low, high) in enumerate(pairwise(edges)):
+        if low < high:
+            yield pack[number], rows[low:high] - pack.first_row[number]
 
 
 def _check_files(shard: Shard) -> None:
+    """Compare all files that records are made from with their checksums.
+
+    Raises FormatError for the first that differs.
+    """
     listed = read_checksums(shard.folder / CHECKSUMS_NAME)
     for spec, rows in shard.layout.array_rows(shard.extent).items():
         if spec.name in _NOT_EXPORTED or not rows:
@@ -254,58 +228,42 @@ def export_sa1b(
         PosixPath('annotations/sa_000000/sa_5.json')
     """
     started = time.perf_counter()
-    selection = Selection(pack, sources, shards, image_ids)
+    packed, rows = _chosen(pack, sources, shards, image_ids)
     path = local_path("output", output)
     refuse_in_pack("output", path, itself=True)
     check_can_be_folder(path, "name a new folder, or one of an earlier export")
-    result = ExportResult(path, complete=selection.complete)
+    result = ExportResult(path, complete=packed.manifest.complete)
     cleaned: set[Path] = set()
-    with image_steps(selection.images, progress) as advance:
-        for shard, rows in selection.shards(check=True):
+    with image_steps(len(rows), progress) as advance:
+        for shard, own in _by_shard(packed, rows):
+            _check_files(shard)
             check_shard_name(shard.entry.source, f"{shard.folder}: source")
-            folder = result.path / shard.entry.source
+            folder = path / shard.entry.source
             if folder not in cleaned:
                 folder.mkdir(parents=True, exist_ok=True)
                 remove_temporaries(folder)
                 cleaned.add(folder)
-            for row in rows.tolist():
+            for row in own.tolist():
                 image = _image(shard, row)
                 record = {"image": image, "annotations": annotations_of(shard, row)}
-                path = folder / PurePath(image["file_name"]).with_suffix(".json").name
-                if _write(path, json.dumps(record).encode()):
-                    result.files += 1
-                else:
-                    result.unchanged += 1
+                file = folder / PurePath(image["file_name"]).with_suffix(".json").name
+                result.unchanged += file.exists()
+                with _writing(file) as write:
+                    write(json.dumps(record).encode())
                 advance(1)
-            _count_shard(result, shard, rows)
+            _count_shard(result, shard, own)
+    result.files = result.images - result.unchanged
     result.seconds = time.perf_counter() - started
     return result
-
-
-def _write(path: Path, data: bytes) -> bool:
-    """Write a file atomically; returns False if it exists already with these bytes."""
-    try:
-        there = path.read_bytes()
-    except FileNotFoundError:
-        temporary = temporary_beside(path)
-        try:
-            temporary.write_bytes(data)
-            temporary.rename(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        return True
-    _require_same(path, there == data)
-    return False
 
 
 # ------------------------------------------------------------------------------------- records
 
 
-def _file_name(shard: Shard, row: int) -> str:
-    """The name of an image's JPEG.
+def _image(shard: Shard, row: int) -> dict[str, Any]:
+    """The `image` object of a record.
 
-    Raises FormatError unless it is a plain file name: files are named after it.
+    Raises FormatError unless the name of its JPEG is a plain file name: files are named after it.
     """
     raw = shard["file_name"][row].tobytes().rstrip(b"\0")
     name = raw.decode(errors="replace")
@@ -314,17 +272,12 @@ def _file_name(shard: Shard, row: int) -> str:
             f"{shard.folder}: sample {row}: {name!r} is not a plain file name; rename the image "
             "and pack it again"
         )
-    return name
-
-
-def _image(shard: Shard, row: int) -> dict[str, Any]:
-    """The `image` object of a record."""
     height, width = shard["size"][row, :2].tolist()
     return {
         "image_id": int(shard["image_id"][row]),
         "width": width,
         "height": height,
-        "file_name": _file_name(shard, row),
+        "file_name": name,
     }
 
 
@@ -335,38 +288,36 @@ def annotations_of(shard: Shard, row: int) -> list[dict[str, Any]]:
     damaged.
     """
     first, stop = shard["mask_offset"][row : row + 2].tolist()
-    fields = {name: _numbers(shard, row, name, first, stop) for name in _NUMBERS}
-    fields["id"] = shard["annotation_id"][first:stop].tolist()
-    fields["counts"] = _counts(shard, row, first, stop)
-    size = shard["size"][row, :2].tolist()
-    found = []
-    for values in zip(*fields.values(), strict=True):
-        of = dict(zip(fields, values, strict=True))
-        record = {"bbox": of["bbox"], "area": of["area"]}
-        record["segmentation"] = {"size": size, "counts": of["counts"]}
-        record |= {name: of[name] for name in ("predicted_iou", "point_coords", "crop_box")}
-        record |= {"point_coords": [of["point_coords"]]}
-        found.append(record | {"id": of["id"], "stability_score": of["stability_score"]})
-    return found
+    height, width = shard["size"][row, :2].tolist()
+    try:
+        runs = check_image_runs(*_runs(shard, first, stop), height * width)
+    except MaskError as error:
+        raise ReadError(f"{shard.folder}: sample {row}: {error}", shard.entry.name) from None
+    text, edges = encode_counts(*runs)
+    counts = (text[low:high].tobytes().decode("ascii") for low, high in pairwise(edges.tolist()))
+    numbers = (_numbers(shard, row, name, first, stop) for name in _NUMBERS)
+    ids = shard["annotation_id"][first:stop].tolist()
+    return [
+        {
+            "bbox": bbox,
+            "area": area,
+            "segmentation": {"size": [height, width], "counts": code},
+            "predicted_iou": iou,
+            "point_coords": [point],
+            "crop_box": crop,
+            "id": number,
+            "stability_score": stability,
+        }
+        for bbox, area, iou, point, crop, stability, number, code in zip(
+            *numbers, ids, counts, strict=True
+        )
+    ]
 
 
 def _runs(shard: Shard, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Run ends int32 (r,) and offsets int64 (m + 1,) starting at 0, of masks first to stop - 1."""
     offset = shard["run_offset"][first : stop + 1]
     return shard["run_ends"][offset[0] : offset[-1]], offset - offset[0]
-
-
-def _counts(shard: Shard, row: int, first: int, stop: int) -> list[str]:
-    """The compressed run-length texts of masks first to stop - 1."""
-    run_ends, run_offset = _runs(shard, first, stop)
-    height, width = shard["size"][row, :2].tolist()
-    try:
-        run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
-    except MaskError as error:
-        raise ReadError(f"{shard.folder}: sample {row}: {error}", shard.entry.name) from None
-    text, text_offset = encode_counts(run_ends, run_offset)
-    everything, ends = text.tobytes().decode("ascii"), text_offset.tolist()
-    return [everything[low:high] for low, high in pairwise(ends)]
 
 
 def _numbers(shard: Shard, row: int, name: str, first: int, stop: int) -> list[Any]:
@@ -386,9 +337,8 @@ def _numbers(shard: Shard, row: int, name: str, first: int, stop: int) -> list[A
             f"{expected}; pack its source again",
             shard.entry.name,
         )
-    found = np.empty(values.shape, object)
+    found = values.astype(np.float64).astype(object)
     found[integer] = list(map(int, values[integer].tolist()))
-    found[~integer] = list(map(float, values[~integer].tolist()))
     return found.tolist()
 
 
@@ -435,31 +385,51 @@ def export_coco(
         (3, 203, 1)
     """
     started = time.perf_counter()
-    selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(check_output(output), complete=selection.complete)
-    images = []
-    for shard, rows in selection.shards(check=True):
-        images.append(shard["image_id"][rows])
-        _count_shard(result, shard, rows)
-    if (double := _first_double(np.concatenate([np.empty(0, np.int64), *images]))) is not None:
+    packed, rows = _chosen(pack, sources, shards, image_ids)
+    result = ExportResult(check_output(output), complete=packed.manifest.complete)
+    images, annotations = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for shard, own in _by_shard(packed, rows):
+        _check_files(shard)
+        images.append(shard["image_id"][own])
+        wanted = np.isin(np.arange(len(shard)), own)
+        annotations.append(shard["annotation_id"][np.repeat(wanted, np.diff(shard["mask_offset"]))])
+        _count_shard(result, shard, own)
+    if (double := _first_double(np.concatenate(images))) is not None:
         raise OptionError(
             f"image id {double} occurs twice, and COCO's tools would lose all but one; export the "
             "sources one by one (--source)"
         )
-    if not renumber:
-        _check_annotation_ids(selection)
+    ids = np.concatenate(annotations)
+    double = _first_double(ids)
+    if not renumber and (double is not None or not ids.all()):
+        what = "0" if double is None else f"{double}, which occurs twice"
+        raise OptionError(
+            f"an annotation has the id {what}: COCO's tools would lose it; renumber them with "
+            "--renumber (renumber=True)"
+        )
     result.unchanged = int(result.path.exists())
     result.files = 1 - result.unchanged
-    with image_steps(2 * result.images, progress) as advance, _writing(result.path) as write:
+    for left in result.path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(result.path.name)}-*"):
+        left.unlink()  # by an export that was killed
+    with (
+        image_steps(2 * result.images, progress) as advance,
+        _writing(result.path, durably=True) as write,
+    ):
         head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
         write(json.dumps(head)[:-1].encode())
         write(b', "images": ')
-        _write_list(write, _images(selection, advance))
+        _write_list(write, _images(packed, rows, advance))
         write(b', "annotations": ')
-        _write_list(write, _annotations(selection, renumber, advance))
+        _write_list(write, _annotations(packed, rows, renumber, advance))
         write(b"}\n")
     result.seconds = time.perf_counter() - started
     return result
+
+
+def _first_double(ids: np.ndarray) -> int | None:
+    ids = np.sort(ids)
+    doubles = np.flatnonzero(ids[1:] == ids[:-1])
+    return int(ids[doubles[0]]) if doubles.size else None
 
 
 def _write_list(write: Callable[[bytes], object], items: Iterator[dict]) -> None:
@@ -470,63 +440,40 @@ def _write_list(write: Callable[[bytes], object], items: Iterator[dict]) -> None
     write(b"[]" if separator == b"[" else b"]")
 
 
-def _images(selection: Selection, advance: Callable[[int], object]) -> Iterator[dict[str, Any]]:
-    for shard, row in selection.samples():
-        image = _image(shard, row)
-        yield {"id": image.pop("image_id"), **image}
-        advance(1)
+def _images(
+    pack: Pack, rows: np.ndarray, advance: Callable[[int], object]
+) -> Iterator[dict[str, Any]]:
+    for shard, own in _by_shard(pack, rows):
+        for row in own.tolist():
+            image = _image(shard, row)
+            yield {"id": image.pop("image_id"), **image}
+            advance(1)
 
 
 def _annotations(
-    selection: Selection, renumber: bool, advance: Callable[[int], object]
+    pack: Pack, rows: np.ndarray, renumber: bool, advance: Callable[[int], object]
 ) -> Iterator[dict[str, Any]]:
     number = 0
-    for shard, row in selection.samples():
-        for found, box in zip(annotations_of(shard, row), _boxes(shard, row), strict=True):
-            number += 1
-            own = {"id": number, "sa1b_id": found["id"]} if renumber else {"id": found["id"]}
-            own |= {"image_id": int(shard["image_id"][row]), "category_id": 1}
-            own |= {"segmentation": found["segmentation"], "area": found["area"]}
-            yield own | {"bbox": box, "iscrowd": 0} | {key: found[key] for key in _SA1B}
-        advance(1)
-
-
-def _boxes(shard: Shard, row: int) -> list[list[int]]:
-    """COCO's x, y, w, h of each mask, with w = xmax - xmin + 1."""
-    height, width = shard["size"][row, :2].tolist()
-    runs = _runs(shard, *shard["mask_offset"][row : row + 2].tolist())
-    boxes = mask_boxes(*runs, height, width)
-    boxes[:, 2:] -= boxes[:, :2]
-    return boxes.tolist()
-
-
-def _check_annotation_ids(selection: Selection) -> None:
-    """Check that no id is 0 or occurs twice."""
-    found = [np.empty(0, np.int64)]
-    for shard, rows in selection.shards(check=False):
-        wanted = np.isin(np.arange(len(shard)), rows)
-        found.append(shard["annotation_id"][np.repeat(wanted, np.diff(shard["mask_offset"]))])
-    ids = np.concatenate(found)
-    double = _first_double(ids)
-    if double is not None or (ids == 0).any():
-        what = "0" if double is None else f"{double}, which occurs twice"
-        raise OptionError(
-            f"an annotation has the id {what}: COCO's tools would lose it; renumber them with "
-            "--renumber (renumber=True)"
-        )
-
-
-def _first_double(ids: np.ndarray) -> int | None:
-    ids = np.sort(ids)
-    doubles = np.flatnonzero(ids[1:] == ids[:-1])
-    return int(ids[doubles[0]]) if doubles.size else None
+    for shard, own in _by_shard(pack, rows):
+        for row in own.tolist():
+            height, width = shard["size"][row, :2].tolist()
+            runs = _runs(shard, *shard["mask_offset"][row : row + 2].tolist())
+            boxes = mask_boxes(*runs, height, width)
+            boxes[:, 2:] -= boxes[:, :2]
+            for found, box in zip(annotations_of(shard, row), boxes.tolist(), strict=True):
+                number += 1
+                ids = {"id": number, "sa1b_id": found["id"]} if renumber else {"id": found["id"]}
+                ids |= {"image_id": int(shard["image_id"][row]), "category_id": 1}
+                mask = {"segmentation": found["segmentation"], "area": found["area"], "bbox": box}
+                yield ids | mask | {"iscrowd": 0} | {key: found[key] for key in _SA1B}
+            advance(1)
 
 
 # --------------------------------------------------------------------------------- files
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[Callable[[bytes], object]]:
+def _writing(path: Path, durably: bool = False) -> Iterator[Callable[[bytes], object]]:
     """Yields the function that appends bytes to a file, which has its name once it is complete.
 
     An existing file must hold the same bytes. Raises OutputRefused as soon as it does not.
@@ -536,16 +483,16 @@ def _writing(path: Path) -> Iterator[Callable[[bytes], object]]:
             yield lambda data: _require_same(path, there.read(len(data)) == data)
             _require_same(path, not there.read(1))
         return
-    for left in path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(path.name)}-*"):
-        left.unlink()  # by an export that was killed
     temporary = temporary_beside(path)
     try:
         with temporary.open("xb") as file:
             yield file.write
-            file.flush()
-            os.fsync(file.fileno())
+            if durably:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.rename(path)
-        flush_folder(path.parent)
+        if durably:
+            flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
