@@ -166,26 +166,17 @@ def report(
         result = sa1bpack.report(
             packs, output, verify=verify, samples=samples, seed=seed, progress=advance
         )
-    checked = result.verification
-    problems = (*checked.problems, *result.unreadable)
-    for line in problems[:_NAMED]:
+    found = result.verification.problems
+    for line in (*found, *result.unreadable)[:_NAMED]:
         warn(line)
-    if len(problems) > _NAMED:
-        more = counted(len(problems) - _NAMED, "more problem")
-        warn(f"and {more}; `sa1bpack verify` lists all")
-    for line in advice(packs[0] if len(packs) == 1 else "PACK", checked.problems):
+    if (more := len(found) + len(result.unreadable) - _NAMED) > 0:
+        warn(f"and {counted(more, 'more problem')}; `sa1bpack verify` lists all")
+    for line in advice(packs[0] if len(packs) == 1 else "PACK", found):
         warn(line)
-    verdict = {
-        "none": "not verified",
-        "sample": "no problem in the shards that were checked",
-        "quick": "no problem in a quick check",
-        "full": "sound",
-    }[checked.how]
-    if not result.ok:
-        denied = all(problem.denied for problem in checked.problems)
-        verdict = "NOT ALL COULD BE READ" if denied else "DAMAGED"
+    unread = f", {counted(len(result.unreadable), 'part')} NOT READ" if result.unreadable else ""
     state = "" if result.complete else ", NOT COMPLETE"
-    say(f"{result.path}: {counted(result.images, 'image')}, {verdict}{state}")
+    images = counted(result.images, "image")
+    say(f"{result.path}: {images}, {result.verification.verdict}{unread}{state}")
     return exits.OK if result.ok else exits.FAILED
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path, PurePath
 from shlex import quote
 from typing import Any
@@ -387,21 +387,20 @@ def export_coco(
     started = time.perf_counter()
     packed, rows = _chosen(pack, sources, shards, image_ids)
     result = ExportResult(check_output(output), complete=packed.manifest.complete)
-    images, annotations = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    found, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for shard, own in _by_shard(packed, rows):
         _check_files(shard)
-        images.append(shard["image_id"][own])
+        found.append(shard["image_id"][own])
         wanted = np.isin(np.arange(len(shard)), own)
-        annotations.append(shard["annotation_id"][np.repeat(wanted, np.diff(shard["mask_offset"]))])
+        ids.append(shard["annotation_id"][np.repeat(wanted, np.diff(shard["mask_offset"]))])
         _count_shard(result, shard, own)
-    if (double := _first_double(np.concatenate(images))) is not None:
+    if (double := _first_double(np.concatenate(found))) is not None:
         raise OptionError(
             f"image id {double} occurs twice, and COCO's tools would lose all but one; export the "
             "sources one by one (--source)"
         )
-    ids = np.concatenate(annotations)
-    double = _first_double(ids)
-    if not renumber and (double is not None or not ids.all()):
+    double = _first_double(np.concatenate(ids))
+    if not renumber and (double is not None or not np.concatenate(ids).all()):
         what = "0" if double is None else f"{double}, which occurs twice"
         raise OptionError(
             f"an annotation has the id {what}: COCO's tools would lose it; renumber them with "
@@ -418,9 +417,10 @@ def export_coco(
         head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
         write(json.dumps(head)[:-1].encode())
         write(b', "images": ')
-        _write_list(write, _images(packed, rows, advance))
+        images = starmap(_image, _samples(packed, rows, advance))
+        _write_list(write, ({"id": image.pop("image_id")} | image for image in images))
         write(b', "annotations": ')
-        _write_list(write, _annotations(packed, rows, renumber, advance))
+        _write_list(write, _annotations(_samples(packed, rows, advance), renumber))
         write(b"}\n")
     result.seconds = time.perf_counter() - started
     return result
@@ -440,33 +440,29 @@ def _write_list(write: Callable[[bytes], object], items: Iterator[dict]) -> None
     write(b"[]" if separator == b"[" else b"]")
 
 
-def _images(
+def _samples(
     pack: Pack, rows: np.ndarray, advance: Callable[[int], object]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[tuple[Shard, int]]:
+    """Shard and row in it of each sample; `advance` is called after each."""
     for shard, own in _by_shard(pack, rows):
         for row in own.tolist():
-            image = _image(shard, row)
-            yield {"id": image.pop("image_id"), **image}
+            yield shard, row
             advance(1)
 
 
-def _annotations(
-    pack: Pack, rows: np.ndarray, renumber: bool, advance: Callable[[int], object]
-) -> Iterator[dict[str, Any]]:
+def _annotations(samples: Iterable[tuple[Shard, int]], renumber: bool) -> Iterator[dict[str, Any]]:
     number = 0
-    for shard, own in _by_shard(pack, rows):
-        for row in own.tolist():
-            height, width = shard["size"][row, :2].tolist()
-            runs = _runs(shard, *shard["mask_offset"][row : row + 2].tolist())
-            boxes = mask_boxes(*runs, height, width)
-            boxes[:, 2:] -= boxes[:, :2]
-            for found, box in zip(annotations_of(shard, row), boxes.tolist(), strict=True):
-                number += 1
-                ids = {"id": number, "sa1b_id": found["id"]} if renumber else {"id": found["id"]}
-                ids |= {"image_id": int(shard["image_id"][row]), "category_id": 1}
-                mask = {"segmentation": found["segmentation"], "area": found["area"], "bbox": box}
-                yield ids | mask | {"iscrowd": 0} | {key: found[key] for key in _SA1B}
-            advance(1)
+    for shard, row in samples:
+        height, width = shard["size"][row, :2].tolist()
+        runs = _runs(shard, *shard["mask_offset"][row : row + 2].tolist())
+        boxes = mask_boxes(*runs, height, width)
+        boxes[:, 2:] -= boxes[:, :2]
+        for found, box in zip(annotations_of(shard, row), boxes.tolist(), strict=True):
+            number += 1
+            ids = {"id": number, "sa1b_id": found["id"]} if renumber else {"id": found["id"]}
+            ids |= {"image_id": int(shard["image_id"][row]), "category_id": 1}
+            mask = {"segmentation": found["segmentation"], "area": found["area"], "bbox": box}
+            yield ids | mask | {"iscrowd": 0} | {key: found[key] for key in _SA1B}
 
 
 # --------------------------------------------------------------------------------- files

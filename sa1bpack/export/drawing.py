@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -335,7 +334,7 @@ def mask_text(subject: Subject) -> str:
 
 def large_picture(subject: Subject, title: str) -> Image.Image:
     """The picture, RGB, 1600 pixels wide."""
-    shape = subject.rgb.shape[:2]
+    shape, sample = subject.rgb.shape[:2], subject.sample
     if shape[1] > shape[0]:
         height, width = fitted(*shape, _PICTURE_HEIGHT, _PICTURE_WIDTH)
         left = _MARGIN + width + _BETWEEN  # of the image beside the picture
@@ -349,27 +348,20 @@ def large_picture(subject: Subject, title: str) -> Image.Image:
     bottom = max(_TOP + height, table[1] + (1 + min(rows, subject.masks + 1)) * _ROW)
     sheet = Image.new("RGB", (WIDTH, bottom + _MARGIN), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    _write_header(draw, WIDTH, subject.sample["file_name"], title)
-    draw.text((_MARGIN, 54), plain_text(_facts(subject)), font=font(15), fill=_FAINT)
+    _write_header(draw, WIDTH, sample["file_name"], title)
+    grid = sample["masks"].shape[1]
+    how = "drawn from exact runs" if subject.from_runs else f"on a grid of {grid} x {grid} cells"
+    facts = [
+        f"id {sample['image_id']}, row {sample['index']:,}",
+        *([f"shard {subject.shard}"] if subject.shard else []),
+        f"{shape_text(subject)} pixels, fit {subject.fit}",
+        f"{mask_text(subject)} {how}" if subject.masks else "no masks",
+    ]
+    draw.text((_MARGIN, 54), plain_text(", ".join(facts)), font=font(15), fill=_FAINT)
     sheet.paste(drawn(subject, height, width, line=2), (_MARGIN, _TOP))
     sheet.paste(plain(subject, *alone), (left, _TOP))
     _write_table(draw, subject, *table, rows)
     return sheet
-
-
-def _facts(subject: Subject) -> str:
-    masks, grid = mask_text(subject), subject.sample["masks"].shape[1]
-    if subject.masks:
-        masks += (
-            " drawn from exact runs"
-            if subject.from_runs
-            else f" on a grid of {grid} x {grid} cells"
-        )
-    shard = f"shard {subject.shard}, " if subject.shard else ""
-    return (
-        f"id {subject.sample['image_id']}, row {subject.sample['index']:,}, {shard}"
-        f"{shape_text(subject)} pixels, fit {subject.fit}, {masks}"
-    )
 
 
 def _write_table(
@@ -390,63 +382,50 @@ def _write_table(
             write_right(draw, left + right, top, label, font=letters, fill=_FAINT)
     shown = order if len(order) <= rows else order[: rows - 1]
     colours = dict(zip(shown.tolist(), mask_colours(len(shown)).tolist(), strict=True))
+    sample, pixels = subject.sample, math.prod(subject.source)
     corners: list[tuple[int, int]] = []  # of the squares
-    for place, row in enumerate(as_tree(subject.sample["masks"], shown)):
+    for place, (mask, depth, parent) in enumerate(as_tree(sample["masks"], shown)):
         line = top + (1 + place) * _ROW
-        x, y = left + _INDENT * min(row.depth, _DEEPEST), line + 3
+        x, y = left + _INDENT * min(depth, _DEEPEST), line + 3
         corners.append((x, y))
-        if row.parent is not None:
-            x_above, y_above = corners[row.parent]
+        if parent is not None:
+            x_above, y_above = corners[parent]
             x_stem, middle = x_above + _SQUARE // 2, y + _SQUARE // 2
             draw.line((x_stem, y_above + _SQUARE + 1, x_stem, middle), fill=_FAINT)
             draw.line((x_stem, middle, x - 1, middle), fill=_FAINT)
-        draw.rectangle((x, y, x + _SQUARE, y + _SQUARE), fill=tuple(colours[row.mask]))
-        number, *others = _cells(subject, row.mask)
-        draw.text((x + _SQUARE + 4, line), number, font=letters, fill=_INK)
-        for (_, right), text in zip(_COLUMNS, others, strict=True):
+        draw.rectangle((x, y, x + _SQUARE, y + _SQUARE), fill=tuple(colours[mask]))
+        draw.text((x + _SQUARE + 4, line), f"{mask}", font=letters, fill=_INK)
+        cells = np.bitwise_count(sample["masks"][mask]).sum()
+        texts = (
+            f"{sample['areas'][mask]:,}",
+            f"{sample['areas'][mask] / pixels:.2%}",
+            f"{sample['predicted_ious'][mask]:.3f}",
+            f"{sample['stability_scores'][mask]:.3f}",
+            "" if subject.from_runs else f"{cells:,}",
+        )
+        for (_, right), text in zip(_COLUMNS, texts, strict=True):
             write_right(draw, left + right, line, text, font=letters, fill=_INK)
     if len(shown) < len(order):
         more = f"and {len(order) - len(shown):,} smaller ones"
         draw.text((left, top + (1 + len(shown)) * _ROW), more, font=letters, fill=_FAINT)
 
 
-def _cells(subject: Subject, mask: int) -> tuple[str, ...]:
-    """The row of a mask in the table, one text per column."""
-    pixels = math.prod(subject.source)
-    cells = int(np.bitwise_count(subject.sample["masks"][mask]).sum())
-    return (
-        f"{mask}",
-        f"{subject.sample['areas'][mask]:,}",
-        f"{subject.sample['areas'][mask] / pixels:.2%}",
-        f"{subject.sample['predicted_ious'][mask]:.3f}",
-        f"{subject.sample['stability_scores'][mask]:.3f}",
-        "" if subject.from_runs else f"{cells:,}",
-    )
-
-
-class Row(NamedTuple):
-    """A mask, how many masks of the table it lies in, and the line of its parent, or None."""
-
-    mask: int
-    depth: int
-    parent: int | None
-
-
-def as_tree(bits: np.ndarray, shown: np.ndarray) -> list[Row]:
-    """The rows of a table of some masks: a mask's children follow it, in the order of `shown`.
+def as_tree(bits: np.ndarray, shown: np.ndarray) -> list[tuple[int, int, int | None]]:
+    """The lines of a table of some masks: a mask's children follow it, in the order of `shown`.
 
     bits   uint8 (m, G, G / 8), of all masks
     shown  int64 (k,), the masks of the table; one whose parent is not among them is a root
+
+    Each line has its mask, the number of masks of the table that this lies in, and the line of its
+    parent, or None.
     """
-    parents = relate_bits(bits[shown]).parents  # places in `shown`
-    rows: list[Row] = []
+    parents = relate_bits(bits[shown]).parents  # places in `shown`, -1 for none
+    lines: list[tuple[int, int, int | None]] = []
 
-    def add(place: int, depth: int, above: int | None) -> None:
-        rows.append(Row(int(shown[place]), depth, above))
-        line = len(rows) - 1
-        for child in np.flatnonzero(parents == place).tolist():
-            add(child, depth + 1, line)
+    def add_children(parent: int, depth: int, above: int | None) -> None:
+        for place in np.flatnonzero(parents == parent).tolist():
+            lines.append((int(shown[place]), depth, above))
+            add_children(place, depth + 1, len(lines) - 1)
 
-    for root in np.flatnonzero(parents < 0).tolist():
-        add(root, 0, None)
-    return rows
+    add_children(-1, 0, None)
+    return lines

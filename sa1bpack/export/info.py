@@ -4,10 +4,12 @@ The format leaves records to the packer: a missing one is fine, one of another t
 Several packs are summed up as `sa1bpack.open` has them as one dataset.
 """
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
 from sa1bpack.errors import FormatError
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import REMEDY
-from sa1bpack.format.index import Index, open_manifest_and_index
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
@@ -28,6 +29,7 @@ from sa1bpack.format.manifest import (
     Manifest,
     completeness_of,
     identity_text,
+    read_manifest,
 )
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.side.spec import (
@@ -42,8 +44,7 @@ from sa1bpack.format.side.spec import (
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.wording import brief, counted, printable, size_text
 
-# Bins of the histogram, at most: a bin is a tenth of the largest mask count, rounded up.
-_BINS = 10
+_BINS, _BINS_A_DECADE = 10, 4
 _BAR = 40
 _WIDTH = 90  # columns
 _PACKS = 20  # of several, those that are listed
@@ -63,19 +64,15 @@ class Source(msgspec.Struct):
     md5_checked: bool = False
 
 
-class _Counts(msgspec.Struct):
-    annotations: Count = 0
-    dropped_images: Count = 0
-    rejects: Count = 0
-
-
 class _Attributes(msgspec.Struct):
     packed_by: dict[str, str] = {}
     unknown_keys: list[str] = []
 
 
 def text_of(value: Any) -> str:
-    """A recorded value: strings and numbers as they are, lists and objects shortened."""
+    """A recorded value: texts and numbers as they are, lists and objects shortened."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
     return brief(value) if isinstance(value, (list, dict)) else str(value)
 
 
@@ -199,11 +196,8 @@ class PackInfo(Stored):
         return {key.removeprefix(_REASON): n for key, n in counts if key.startswith(_REASON)}
 
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
-        """Images by number of masks: counts int64 (b,), edges int64 (b + 1,), upper excluded."""
-        top = int(self.mask_counts.max(initial=0)) + 1
-        step = max(1, -(-top // _BINS))
-        edges = np.arange(0, top + step, step)
-        return np.histogram(self.mask_counts, edges)[0], edges
+        """Images by number of masks: counts int64 (b,), edges float64 (b + 1,), upper excluded."""
+        return histogram(self.mask_counts, _BINS)
 
     def __str__(self) -> str:
         return self.as_text()
@@ -223,12 +217,10 @@ class PackInfo(Stored):
         lines.append("options")
         lines += [f"  {key:<18} {text_of(value)}" for key, value in self.manifest.options.items()]
         lines.append("masks per image")
-        counts, edges = self.histogram()
-        most = max(1, int(counts.max(initial=0)))
-        for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-            label = f"{low}" if high - low == 1 else f"{low}-{high - 1}"
-            bar = "#" * round(_BAR * int(count) / most)
-            lines.append(f"  {label:>9}  {bar:<{_BAR}} {count:,}")
+        counts, edges = map(np.ndarray.tolist, self.histogram())
+        for count, edge in zip(counts, pairwise(edges), strict=True):
+            bar = "#" * round(_BAR * count / max(1, *counts))
+            lines.append(f"  {bin_text(*edge, whole=True):>12}  {bar:<{_BAR}} {count:,}")
         return "\n".join(lines)
 
     def _facts(self) -> Iterator[tuple[str, str]]:
@@ -288,7 +280,10 @@ class PackInfo(Stored):
                 "bytes": self.bytes,
                 "disk_bytes": self.disk_bytes,
             },
-            "masks_per_image": {"edges": edges.tolist(), "images": images.tolist()},
+            "masks_per_image": {
+                "edges": edges.astype(np.int64).tolist(),
+                "images": images.tolist(),
+            },
             "options": manifest.options,
             "identity": identity_text(manifest.sources),
             "packed_by": self.packed_by,
@@ -299,61 +294,40 @@ class PackInfo(Stored):
         }
 
 
-def read_info(roots: Sequence[Path], pack: Pack | None = None) -> PackInfo:
+def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
     """A summary by manifests and indexes alone: figures of shards are 0.
 
-    It is read from the folders of packs, or is as an open Pack of these folders has it.
+    roots  folders of packs
+    pack   the same, open; None for a pack that has no index yet
 
-    Raises FormatError if one is not a pack, or what is read here is damaged; OptionError for packs
-    of different layouts.
+    Raises FormatError if what is read here is damaged.
     """
-    if pack is None and len(roots) > 1:
-        folders = open_folders(roots)
-        check_same_layout(folders)
-        pack = Pack(folders)
+    ids = mask_counts = np.zeros(0, np.int64)
+    duplicates: list[str] = []
     if pack is None:
-        manifest, index = open_manifest_and_index(roots[0])
-        packs = {roots[0]: manifest}
+        manifests = [manifest := read_manifest(roots[0])]
     else:
-        packs = {folder.root: folder.manifest for folder in pack.folders}
-        manifest, index = pack.manifest, pack.folders[0].index
-        if len(packs) > 1:  # as one, in memory: 24 bytes per sample
-            rows = range(manifest.samples)
-            ids, masks = pack.image_ids(rows), pack.mask_offsets(rows)
-            index = Index(np.array(pack.first_row), ids, pack.ids.order, masks)
+        manifests, manifest = [folder.manifest for folder in pack.folders], pack.manifest
+        rows = range(manifest.samples)
+        ids, mask_counts = pack.image_ids(rows), np.diff(pack.mask_offsets(rows))
+        duplicates = find_duplicates(manifest, replace(pack.folders[0].index, image_id=ids))
     counts: Counter[str] = Counter()
+    sources: list[Source] = []
     features: dict[str, str] = {}
-    for root, own in packs.items():
+    for root, own in zip(roots, manifests, strict=True):
         path = root / MANIFEST_NAME
-        for number, source in enumerate(own.sources):
-            _checked(source, Source, f"{path}: sources[{number}]")
-        _checked(own.counts, _Counts, f"{path}: counts")
-        reasons = {key: n for key, n in own.counts.items() if key.startswith(_REASON)}
-        _checked(reasons, dict[str, Count], f"{path}: counts, rejects by reason")
-        counts.update(
-            reasons
-            | {key: own.counts[key] for key in {*_Counts.__struct_fields__} & own.counts.keys()}
-        )
+        sources += _checked(own.sources, list[Source], f"{path}: sources")
+        counts.update(_checked(own.counts, dict[str, Count], f"{path}: counts"))
         for name, text in _features(root, own):
-            features[name if len(packs) == 1 else f"{root}: {name}"] = text
-    if len(packs) > 1:
-        manifest = msgspec.structs.replace(manifest, counts=dict(sorted(counts.items())))
-    states = [completeness_of(*each) for each in packs.items()]
+            features[name if len(roots) == 1 else f"{root}: {name}"] = text
+    states = [completeness_of(*each) for each in zip(roots, manifests, strict=True)]
     return PackInfo(
         roots=tuple(roots),
-        manifest=manifest,
-        sources=msgspec.convert(manifest.sources, tuple[Source, ...]),
-        mask_counts=np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset),
-        completeness=Completeness(
-            complete=manifest.complete,
-            images=manifest.samples,
-            shards=len(manifest.shards),
-            sources=len(manifest.sources),
-            partial=tuple(name for each in states for name in each.partial),
-            unindexed=tuple(name for each in states for name in each.unindexed),
-            remedy="; ".join(dict.fromkeys(each.remedy for each in states if not each.complete)),
-        ),
-        duplicates=find_duplicates(manifest, index),
+        manifest=msgspec.structs.replace(manifest, counts=dict(sorted(counts.items()))),
+        sources=tuple(sources),
+        mask_counts=mask_counts,
+        completeness=next((state for state in states if not state.complete), states[0]),
+        duplicates=duplicates,
         features=features,
     )
 
@@ -371,11 +345,10 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
             continue
         there = coverage(names, shards)
         size = sum(part_bytes(side.spec, shard.extent) for shard in shards if shard.part in names)
-        parts = [side.spec.to_text(), size_text(size)]
-        if (function := side.provenance.get("function")) is not None:
-            parts.append(f"by {brief(function)}")
-        parts.append(str(there) if there.missing else "complete")
-        yield folder.name, ", ".join(parts)
+        function = side.provenance.get("function")
+        by = f", by {brief(function)}" if function is not None else ""
+        state = there if there.missing else "complete"
+        yield folder.name, f"{side.spec.to_text()}, {size_text(size)}{by}, {state}"
 
 
 @checks_options
@@ -394,26 +367,70 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
         >>> print(facts.as_text().splitlines()[2])
           images     3 in 1 shard from 1 source
     """
-    packs = [_info([each]) for each in paths_of("root", root)]
-    return packs[0] if len(packs) == 1 else _info([each.roots[0] for each in packs], packs)
+    packs = [_of_pack(each) for each in paths_of("root", root)]
+    if len(packs) == 1:
+        return packs[0]
+    roots = [each.roots[0] for each in packs]
+    folders = open_folders(roots)
+    check_same_layout(folders)
+    held = read_info(roots, Pack(folders))
+    return replace(held, **vars(sum(packs, Stored())), packs=tuple(packs))
 
 
-def _info(roots: Sequence[Path], packs: Sequence[PackInfo] = ()) -> PackInfo:
-    """The summary of a pack; of several, with those of each, whose figures add up."""
-    held, root = read_info(roots), roots[0]
-    if packs:
-        stored = sum(packs, Stored())
-    else:
-        # Outside its shards, without working files of a packer.
-        paths = [
-            path
-            for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
-            if not path.name.startswith(".") and path != root / SIDES_NAME
-        ]
-        index = held.manifest.index
-        paths += [] if index is None else (root / index).rglob("*")
-        files = sum(path.is_file() for path in paths)
-        own = Stored(files=files, folders=1 + len(paths) - files)
-        shards = (open_shard(root / SHARDS_NAME / entry.name) for entry in held.manifest.shards)
-        stored = sum(map(Stored.of, shards), own)
-    return replace(held, **vars(stored), packs=tuple(packs))
+def _of_pack(root: Path) -> PackInfo:
+    """The summary of one pack."""
+    index = read_manifest(root).index
+    held = read_info([root], None if index is None else Pack(open_folders([root])))
+    # Outside its shards, without working files of a packer.
+    paths = [
+        path
+        for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
+        if not path.name.startswith(".") and path != root / SIDES_NAME
+    ]
+    paths += [] if index is None else (root / index).rglob("*")
+    files = sum(path.is_file() for path in paths)
+    shards = (open_shard(root / SHARDS_NAME / entry.name) for entry in held.manifest.shards)
+    own = Stored(files=files, folders=1 + len(paths) - files)
+    return replace(held, **vars(sum(map(Stored.of, shards), own)))
+
+
+# ------------------------------------------------------------------------------------- histograms
+
+
+def histogram(
+    values: np.ndarray, most: int, logarithmic: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Counts int64 (b,) and edges float64 (b + 1,): a value on an edge is in the bin above it.
+
+    At most about `most` bins of equal, round width; whole numbers get whole widths. With
+    `logarithmic`, four bins per decade, from that of the smallest to that of the largest. Values
+    that are not finite, or not above 0 on a logarithmic axis, are not counted.
+    """
+    kept = values[values > 0 if logarithmic else np.isfinite(values)]
+    if not kept.size:
+        return np.zeros(0, np.int64), np.ones(1)
+    low, high = float(kept.min()), float(kept.max())
+    if logarithmic:
+        first, last = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
+        edges = np.logspace(first, last, (last - first) * _BINS_A_DECADE + 1)
+        return np.histogram(kept, edges)
+    whole = np.issubdtype(values.dtype, np.integer)
+    scale = max(1.0, abs(high))
+    span = 1.5 * scale if low == high and not whole else max(high - low, 1e-9 * scale)
+    # The smallest 1, 2 or 5 times a power of ten of which at most `most` cover the span.
+    power = 10.0 ** math.floor(math.log10(span / most))
+    step = next(k * power for k in (1, 2, 5, 10) if k * power * most >= span * (1 - 1e-9))
+    step = max(1.0, step) if whole else step
+    numbers = range(math.floor(low / step) - 1, math.floor(high / step) + 3)
+    # A product has few digits: 0.95 is an edge, not 0.9500000000001.
+    edges = np.array([float(f"{number * step:.12g}") for number in numbers])
+    first, last = np.searchsorted(edges, (low, high), "right").tolist()
+    return np.histogram(kept, edges[first - 1 : last + 1])
+
+
+def bin_text(low: float, high: float, whole: bool) -> str:
+    """The values of a bin as text, such as `20 to 29` or `0.95 to 0.96`."""
+    if not whole:
+        return f"{low:g} to {high:g}"
+    first, last = math.ceil(low - 1e-9), math.ceil(high - 1e-9) - 1
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"

@@ -7,7 +7,6 @@ samples from a few shards show the same. A pack of up to 20,000 images is survey
 import base64
 import io
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -29,15 +28,14 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.export.drawing import drawn, fitted, mask_text, shape_text
-from sa1bpack.export.info import PackInfo, Stored, read_info, text_of
+from sa1bpack.export.info import Stored, bin_text, histogram, read_info, text_of
 from sa1bpack.export.output import check_output
 from sa1bpack.export.show import checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_or_reason
 from sa1bpack.format.files import replace_file
-from sa1bpack.format.manifest import REJECTS_NAME, SHARDS_NAME, Manifest, read_manifest
-from sa1bpack.format.problems import Check, PackFiles, Problem, Progress, joined, reason_of
+from sa1bpack.format.manifest import REJECTS_NAME, Manifest, read_manifest
+from sa1bpack.format.problems import Problem, Progress, joined, reason_of
 from sa1bpack.format.verify import verify as verify_pack
-from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.progress import read_runs
 from sa1bpack.wording import counted, printable, size_text
 
@@ -51,7 +49,7 @@ _COLUMNS = {
     "stability_score": ("Stability score", "stability score"),
 }
 _COMMON_SIZES = 8  # the rest are one bar
-_BINS, _BINS_A_DECADE = 30, 4
+_BINS = 30
 
 
 @dataclass
@@ -165,39 +163,8 @@ def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[
     return found
 
 
-def round_step(span: float, most: int) -> float:
-    """The smallest 1, 2 or 5 times a power of ten of which at most `most` cover `span` (> 0)."""
-    power = 10.0 ** math.floor(math.log10(span / most))
-    return next(each * power for each in (1, 2, 5, 10) if each * power * most >= span * (1 - 1e-9))
-
-
-def histogram(values: np.ndarray, logarithmic: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Counts int64 (b,) and edges float64 (b + 1,): a value on an edge is in the bin above it.
-
-    At most about 30 bins of equal, round width; whole numbers get whole widths. With `logarithmic`,
-    four bins per decade, from that of the smallest to that of the largest. Values that are not
-    finite, or not above 0 on a logarithmic axis, are not counted.
-    """
-    kept = values[values > 0 if logarithmic else np.isfinite(values)]
-    low, high = (float(kept.min()), float(kept.max())) if kept.size else (1.0, 9.0)
-    if logarithmic:
-        first, last = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
-        edges = np.logspace(first, last, (last - first) * _BINS_A_DECADE + 1)
-    else:
-        whole = np.issubdtype(values.dtype, np.integer)
-        scale = max(1.0, abs(high))
-        span = 1.5 * scale if low == high and not whole else max(high - low, 1e-9 * scale)
-        step = max(1.0, round_step(span, _BINS)) if whole else round_step(span, _BINS)
-        numbers = range(math.floor(low / step) - 1, math.floor(high / step) + 3)
-        # A product has few digits: 0.95 is an edge, not 0.9500000000001.
-        edges = np.array([float(f"{number * step:.12g}") for number in numbers])
-        first, last = np.searchsorted(edges, (low, high), "right").tolist()
-        edges = edges[first - 1 : last + 1]
-    return np.histogram(kept, edges)
-
-
 def _chart(values: np.ndarray, title: str, of: str, columns: tuple[str, str]) -> Chart:
-    counts, edges = map(np.ndarray.tolist, histogram(values, columns[0].endswith("(log scale)")))
+    counts, edges = map(np.ndarray.tolist, histogram(values, _BINS, "log" in columns[0]))
     whole = np.issubdtype(values.dtype, np.integer)
     form = ",.0f" if whole else ".3f"
     low, middle, high = (format(float(at), form) for at in np.quantile(values, (0, 0.5, 1)))
@@ -206,25 +173,16 @@ def _chart(values: np.ndarray, title: str, of: str, columns: tuple[str, str]) ->
         note += f" Not shown: {counted(left_out, 'value')} that the axis cannot show."
     if not any(counts):
         return Chart(title, note, columns, [])
-    names = [_range(*pair, whole) for pair in pairwise(edges)]
+    names = [bin_text(*pair, whole) for pair in pairwise(edges)]
     ends = f"{edges[0]:,.10g}", f"{edges[-1]:,.10g}"
     return Chart(title, note, columns, _bars(names, counts), ends)
 
 
 def _bars(names: list[str], counts: list[int]) -> list[Bar]:
-    most = max(counts)
     return [
-        Bar(name, f"{count:,}", round(100 * count / most, 2))
+        Bar(name, f"{count:,}", round(100 * count / max(counts), 2))
         for name, count in zip(names, counts, strict=True)
     ]
-
-
-def _range(low: float, high: float, whole: bool) -> str:
-    """The values of a bin as text, such as `20 to 29` or `0.95 to 0.96`."""
-    if not whole:
-        return f"{low:g} to {high:g}"
-    first, last = math.ceil(low - 1e-9), math.ceil(high - 1e-9) - 1
-    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
 # -------------------------------------------------------------------------------------- the report
@@ -270,6 +228,15 @@ class Verification:
         """True if no problem was found, also if nothing was checked."""
         return not self.problems
 
+    @property
+    def verdict(self) -> str:
+        """The result in a few words."""
+        problems = counted(len(self.problems), "problem")
+        if not self.ok and all(problem.denied for problem in self.problems):
+            return f"NOT ALL COULD BE READ: {problems}"
+        sound = {"none": "not verified", "full": "every byte is sound"}
+        return sound.get(self.how, "no problem found") if self.ok else f"DAMAGED: {problems}"
+
 
 _LIGHT = (
     "Structure, exact file sizes and the checksums of all files except pixels, mask bits and runs"
@@ -277,37 +244,30 @@ _LIGHT = (
 
 
 def verification(
-    packs: Sequence[tuple[Path, Manifest]], how: str, seed: int, progress: Progress | None = None
+    roots: Sequence[Path], how: str, seed: int, progress: Progress | None = None
 ) -> Verification:
-    """Check packs, their folders and manifests, by `how`, one of VERIFY.
+    """Check packs by `how`, one of VERIFY.
 
     progress  called as progress(bytes done, bytes in all), for one pack after the other
     """
-    shards = [(root, manifest, entry) for root, manifest in packs for entry in manifest.shards]
-    if how == "sample" and len(shards) <= SAMPLED_SHARDS:
+    shards = sum(len(read_manifest(root).shards) for root in roots)
+    parts = -(-shards // SAMPLED_SHARDS)
+    part = None
+    if how == "sample" and parts > 1:
+        part = int(np.random.default_rng(seed).integers(parts)) + 1, parts
+    elif how == "sample":
         how = "quick"
     started = time.monotonic()
-    if how == "sample":
-        picked = np.random.default_rng(seed).permutation(len(shards))[:SAMPLED_SHARDS]
-        chosen = [shards[number] for number in np.sort(picked).tolist()]
-        check = Check(PackFiles(packs[0][0]), progress)
-        check.total = sum(entry.bytes for _, _, entry in chosen)
-        for root, manifest, entry in chosen:
-            folder = root / SHARDS_NAME / entry.name
-            check_shard(check, folder, entry, manifest.layout, quick=True)
-        found = check.report({})
-    else:
-        roots = [root for root, _ in packs if how != "none"]
-        found = joined(
-            [verify_pack(root, quick=how == "quick", progress=progress) for root in roots]
-        )
+    checked = [] if how == "none" else roots
+    options = {"quick": how != "full", "progress": progress, "part": part}
+    found = joined([verify_pack(root, **options) for root in checked])
     count, images = (found.counts.get(key, 0) for key in ("shards", "samples"))
     size = f"{counted(count, 'shard')} with {counted(images, 'image')}"
-    own = "the pack's own files" if len(packs) == 1 else "the packs' own files"
+    own = "the pack's own files" if len(roots) == 1 else "the packs' own files"
     covered = {
         "none": "Nothing was checked for this report.",
-        "sample": f"{_LIGHT}, of {SAMPLED_SHARDS} of {counted(len(shards), 'shard')}, chosen at "
-        f"random (seed {seed}). sa1bpack verify --quick checks all shards.",
+        "sample": f"{_LIGHT}, of {count:,} of {counted(shards, 'shard')}, 1 in {parts:,} from a "
+        f"random one on (seed {seed}). sa1bpack verify --quick checks all shards.",
         "quick": f"{_LIGHT}, of {size} and of {own}.",
         "full": f"Every byte of {size} against the checksums of files and samples.",
     }[how]
@@ -397,10 +357,7 @@ def report(
     manifest = held.manifest
     if dataset is None and not manifest.complete:  # else sa1bpack.open has logged it
         _log.warning("%s: %s", roots[0].absolute(), held.completeness)
-    packs = [(roots[0], manifest)]
-    if dataset is not None:
-        packs = [(folder.root, folder.manifest) for folder in dataset.pack.folders]
-    checked = verification(packs, verify, seed, progress)
+    checked = verification(roots, verify, seed, progress)
     seen = Survey() if dataset is None else survey(dataset, seed)
     runs = (run for root in roots for run in read_runs(root))
     text = (
@@ -417,11 +374,8 @@ def report(
             pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
             seed=seed,
             version=version("sa1bpack"),
-            totals=_totals(held, seen),
             features=[f"{name}: {text}" for name, text in held.features.items()],
-            verdict=_verdict(checked),
             charts=charts(manifest, held.mask_counts, seen),
-            identity=_identity(held, seen),
         )
     )
     replace_file(path, text.encode())
@@ -447,38 +401,35 @@ def _first_rejects(root: Path) -> list[tuple[Any, ...]]:
     return found
 
 
-class _Picture(NamedTuple):
-    """A sample on the page; without a JPEG, the title says why it cannot be read.
+def _pictures(
+    dataset: Dataset, count: int, seed: int, unreadable: list[str]
+) -> list[dict[str, str | int]]:
+    """Random samples: title, facts, masks, JPEG in base64 with its size in pixels.
 
-    jpeg  in base64
+    One that cannot be read has a title that says why, and no JPEG; its error is added to the list.
     """
-
-    title: str
-    facts: str = ""
-    masks: str = ""
-    jpeg: str = ""
-    width: int = 0
-    height: int = 0
-
-
-def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) -> list[_Picture]:
-    """Random samples; errors are shown in place of a picture and added to the list."""
     pictures = []
     for index in random_indices(len(dataset), count, seed):
         subject = read_or_reason(dataset, index, max(_TILE))
         if isinstance(subject, Unreadable):
             if subject.reason not in unreadable:
                 unreadable.append(subject.reason)
-            pictures.append(_Picture(f"Row {index:,}: {subject.reason}"))
+            pictures.append({"title": f"Row {index:,}: {subject.reason}", "jpeg": ""})
             continue
         height, width = fitted(*subject.rgb.shape[:2], *_TILE)
         buffer = io.BytesIO()
         drawn(subject, height, width).save(buffer, "JPEG", quality=_QUALITY)
-        jpeg = base64.b64encode(buffer.getvalue()).decode()
         sample = subject.sample
-        facts = f"id {sample['image_id']}, row {sample['index']:,}, {shape_text(subject)}"
-        masks = mask_text(subject)
-        pictures.append(_Picture(sample["file_name"], facts, masks, jpeg, width, height))
+        pictures.append(
+            {
+                "title": sample["file_name"],
+                "facts": f"id {sample['image_id']}, row {sample['index']:,}, {shape_text(subject)}",
+                "masks": mask_text(subject),
+                "jpeg": base64.b64encode(buffer.getvalue()).decode(),
+                "height": height,
+                "width": width,
+            }
+        )
     return pictures
 
 
@@ -495,79 +446,9 @@ def _templates() -> Environment:
         finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
         keep_trailing_newline=True,
     )
-    templates.filters |= {"counted": counted, "duration": _duration, "shown": _shown}
+    templates.filters |= {"counted": counted, "duration": _duration, "shown": text_of}
     templates.filters |= {"moment": _moment, "size": size_text}
     return templates
-
-
-def _totals(held: PackInfo, seen: Survey) -> list[tuple[str, ...]]:
-    """Name, value and remark of the numbers at the top."""
-    manifest, counts = held.manifest, held.mask_counts
-    masks, disk, shards = [], [], []
-    if counts.size:
-        masks = [f"{np.mean(counts):.1f} per image, median {np.median(counts):.0f}"]
-    nbytes = sum(entry.bytes for entry in manifest.shards)
-    if seen.stored.bytes:
-        about = "" if seen.stored.bytes == nbytes else "about "
-        on_disk = size_text(nbytes * seen.stored.disk_bytes / seen.stored.bytes)
-        disk = [f"{about}{on_disk} on disk"]
-    if sizes := sorted(entry.samples for entry in manifest.shards):
-        same = sizes[0] == sizes[-1]
-        span = counted(sizes[0], "image") if same else f"{sizes[0]:,} to {sizes[-1]:,} images"
-        sources = counted(len({entry.source for entry in manifest.shards}), "source")
-        shards = [f"of {span}, from {sources}"]
-    rejects = manifest.counts.get("rejects")
-    return [
-        ("Images", f"{manifest.samples:,}"),
-        ("Masks", f"{manifest.masks:,}", *masks),
-        (
-            "Masks left out",
-            f"{held.annotations - manifest.masks:,}",
-            held.left_out or f"of {held.annotations:,}",
-        ),
-        ("Size", size_text(nbytes), *disk),
-        ("Shards", f"{len(manifest.shards):,}", *shards),
-        ("Rejects", "not recorded" if rejects is None else f"{rejects:,}"),
-    ]
-
-
-def _verdict(checked: Verification) -> tuple[str, str, str]:
-    """The result of a check: "good", "warn" or "bad", in words, and the remedy."""
-    if checked.how == "none":
-        return "warn", "Not verified.", ""
-    if checked.ok:
-        return "good", "Every byte is sound." if checked.how == "full" else "No problem found.", ""
-    found = checked.problems
-    denied = all(problem.denied for problem in found)
-    kind, verdict = ("warn", "Not all could be read") if denied else ("bad", "Damaged")
-    damaged = any(not (problem.extra or problem.denied) for problem in found)
-    remedy = "sa1bpack repair rebuilds what is damaged, from the tars." if damaged else ""
-    return kind, f"{verdict}: {counted(len(found), 'problem')}.", remedy
-
-
-def _identity(held: PackInfo, seen: Survey) -> list[tuple[str, str]]:
-    manifest, stored = held.manifest, seen.stored
-    made = [
-        "; ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-        for versions in stored.packed_by
-    ]
-    unknown = "no key of the JSON, in the shards read"
-    if stored.unknown_keys:
-        unknown = f"keys of the JSON: {', '.join(stored.unknown_keys)}"
-    index = "one in each pack" if len(held.roots) > 1 else manifest.index or "none yet"
-    return [
-        ("format", f"{manifest.format} {'.'.join(map(str, manifest.version))}"),
-        *(("packed by", text) for text in made or ["not recorded"]),
-        ("seen in", f"{len(seen.shards):,} of {counted(len(manifest.shards), 'shard')}"),
-        ("index", index),
-        ("not stored", unknown),
-    ]
-
-
-def _shown(value: Any) -> str:
-    """A recorded value as text."""
-    words = {None: "none", True: "yes", False: "no"}
-    return words[value] if value is None or isinstance(value, bool) else text_of(value)
 
 
 def _moment(moment: datetime) -> str:

@@ -35,10 +35,9 @@ _IMAGES = (".jpg", ".jpeg")
 _TARS = (".tar", ".tar.gz", ".tgz")
 _MOST_SAMPLES = 400  # a sheet of more than a hundred rows is of no use
 
-# Of a notebook's picture: its width in screen pixels, at most; bytes as text, which the notebook
-# keeps, so that it is made smaller if need be; and the quality of its JPEG.
-_INLINE_SAMPLES, INLINE_WIDTH, INLINE_BYTES = 3, 960, 100_000
-_QUALITY = 70
+# Of a notebook's picture, which the notebook keeps: its width in screen pixels, at most, and the
+# quality of its JPEG.
+_INLINE_SAMPLES, INLINE_WIDTH, _QUALITY = 3, 960, 70
 
 _log = logging.getLogger("sa1bpack")
 
@@ -300,21 +299,11 @@ def html_of(value: Any) -> str | None:
         return None
     else:
         picture = draw_samples(value, rows=range(min(_INLINE_SAMPLES, len(value)))).picture
-    data = base64.b64encode(jpeg(picture)).decode()
+    picture.thumbnail((INLINE_WIDTH, INLINE_WIDTH))
+    out = io.BytesIO()
+    picture.save(out, "JPEG", quality=_QUALITY)
+    data = base64.b64encode(out.getvalue()).decode()
     return (
         f'<img src="data:image/jpeg;base64,{data}" alt="samples under their masks">'
         f"<pre>{html.escape(repr(value))}</pre>"
     )
-
-
-def jpeg(picture: Image.Image) -> bytes:
-    """The picture as JPEG, at most INLINE_WIDTH pixels wide and INLINE_BYTES long as base64."""
-    width = min(INLINE_WIDTH, picture.width)
-    while True:
-        height = max(1, round(picture.height * width / picture.width))
-        small = picture.resize((width, height), Image.LANCZOS, reducing_gap=2.0)
-        out = io.BytesIO()
-        small.save(out, "JPEG", quality=_QUALITY)
-        if len(out.getvalue()) <= INLINE_BYTES * 3 // 4:
-            return out.getvalue()
-        width = width * 4 // 5

@@ -153,17 +153,15 @@ def _array(value: Any) -> np.ndarray:
 
 def _subject(batch: Batch, row: int) -> Subject:
     rgb = _pixels(batch, row)
-    part = _part(batch, row)
-    bits, boxes, points = found = [look(batch, row, part) for look in (_bits, _boxes, _points)]
-    count = next((len(array) for array in found if array is not None), 0)
+    has_masks = "mask_counts" in batch
+    count = int(batch["mask_counts"][row]) if has_masks else 0
+    part: Any = row, slice(0, count)  # of arrays with one row per mask: padded, or concatenated
+    if "mask_offsets" in batch:
+        first = int(batch["mask_offsets"][row])
+        part = slice(first, first + count)
+    bits = _bits(batch, row, part) if has_masks else np.zeros((0, 1, 1), np.uint8)
+    boxes, points = _boxes_and_points(batch, row, part, count)
     valid = _array(batch["valid"][part]) if "valid" in batch else np.ones(count, bool)
-    boxes = np.full((count, 4), np.nan) if boxes is None else boxes
-    points = np.full((count, 2), np.nan) if points is None else points
-    extents = boxes[:, 2:] - boxes[:, :2]
-    if bits is None:
-        bits, areas = np.zeros((count, 1, 1), np.uint8), extents.prod(1)
-    else:
-        areas = np.bitwise_count(bits).sum((1, 2), dtype=np.int64)
     sample = {
         "index": row,
         "image_id": int(_array(batch["image_ids"])[row]) if "image_ids" in batch else -1,
@@ -171,9 +169,9 @@ def _subject(batch: Batch, row: int) -> Subject:
         "image": rgb,
         "size": np.tile(rgb.shape[:2], 2),
         "masks": bits[valid],
-        "bboxes": np.concatenate([boxes[:, :2], extents - 1], 1)[valid],
+        "bboxes": np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[valid],
         "point_coords": points[valid],
-        "areas": areas[valid],
+        "areas": np.bitwise_count(bits).sum((1, 2), dtype=np.int64)[valid],
         "predicted_ious": np.zeros(valid.sum()),
         "stability_scores": np.zeros(valid.sum()),
     }
@@ -204,22 +202,8 @@ def _pixels(batch: Batch, row: int) -> np.ndarray:
     return np.rint(np.clip(image * std + mean, 0, 255)).astype(np.uint8).transpose(1, 2, 0)
 
 
-def _part(batch: Batch, row: int) -> Any:
-    """The rows of a sample in the arrays with one row per mask: a slice of concatenated arrays, or
-    the sample and a slice of padded ones."""
-    if "mask_counts" not in batch:
-        return slice(0, 0)
-    count = int(batch["mask_counts"][row])
-    if "mask_offsets" in batch:
-        first = int(batch["mask_offsets"][row])
-        return slice(first, first + count)
-    return row, slice(0, count)
-
-
-def _bits(batch: Batch, row: int, part: Any) -> np.ndarray | None:
-    """uint8 (m, h, w / 8): the masks, over the canvas; None if the batch has none."""
-    if "mask_counts" not in batch:
-        return None
+def _bits(batch: Batch, row: int, part: Any) -> np.ndarray:
+    """uint8 (m, h, w / 8): the masks, over the canvas; without cells if the batch has none."""
     if "masks" in batch:
         masks = _array(batch["masks"][part])
         if masks.dtype == np.uint8:
@@ -228,44 +212,41 @@ def _bits(batch: Batch, row: int, part: Any) -> np.ndarray | None:
         if cells.shape[2] % 8:  # eight cells in place of each, so that a row is whole bytes
             cells = np.repeat(cells, 8, 2)
         return np.packbits(cells, axis=2, bitorder="little")
-    if "runs" in batch:
-        runs = batch["runs"]
-        ends, offset = _array(runs.run_ends), _array(runs.run_offset)
-        first, last = _array(runs.mask_offset)[row : row + 2].tolist()
-        present = first + np.flatnonzero(np.diff(offset[first : last + 1]) > 0)
-        height, width = _array(runs.sizes)[row].tolist()
-        fit = "squash" if str(batch.get("spec", "")).startswith("squash") else "pad"
-        return rasterize(ends, np.append(offset[present], offset[last]), height, width, _GRID, fit)
-    return None
+    if "runs" not in batch:
+        return np.zeros((int(batch["mask_counts"][row]), 1, 1), np.uint8)
+    runs = batch["runs"]
+    ends, offset = _array(runs.run_ends), _array(runs.run_offset)
+    first, last = _array(runs.mask_offset)[row : row + 2].tolist()
+    present = first + np.flatnonzero(np.diff(offset[first : last + 1]) > 0)
+    height, width = _array(runs.sizes)[row].tolist()
+    fit = "squash" if str(batch.get("spec", "")).startswith("squash") else "pad"
+    return rasterize(ends, np.append(offset[present], offset[last]), height, width, _GRID, fit)
 
 
-def _boxes(batch: Batch, row: int, part: Any) -> np.ndarray | None:
-    """float (m, 4): edges x0, y0, x1, y1 in pixels of the canvas; None if the batch has none."""
-    if "boxes_xyxy" in batch:  # of a pipeline
-        return _array(batch["boxes_xyxy"][part])
-    if "bboxes" not in batch:
-        return None
-    boxes, (scale, pixel) = _array(batch["bboxes"][part]), _scales(batch, row)
-    corner = boxes[:, :2]
-    return np.concatenate([corner * scale, (corner + boxes[:, 2:] + pixel) * scale], 1)
+def _boxes_and_points(
+    batch: Batch, row: int, part: Any, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Edges x0, y0, x1, y1, float (m, 4), and x, y, float (m, 2), in pixels of the canvas.
 
-
-def _points(batch: Batch, row: int, part: Any) -> np.ndarray | None:
-    """float (m, 2): x and y in pixels of the canvas; None if the batch has none."""
-    if "point_coords" not in batch:
-        return None
-    points = _array(batch["point_coords"][part])
-    if "boxes_xyxy" in batch or "input_to_source" in batch:
-        inside = batch.get("point_inside")
-        shown = np.ones(len(points), bool) if inside is None else _array(inside[part])
-        return np.where(shown[:, None], points, np.nan)
-    return points * _scales(batch, row)[0]
-
-
-def _scales(batch: Batch, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two float (2,), x and y: from the coordinates of a loader's batch to stored pixels, and the
-    extent of a source pixel in these coordinates."""
-    sizes = _array(batch["sizes"])[row].astype(float)
-    stored = (sizes[2:] / sizes[:2])[::-1]
-    in_source = "source coordinates" in str(batch.get("spec", ""))
-    return (stored, np.ones(2)) if in_source else (np.ones(2), stored)
+    They are not finite where the batch has none, or where a point is outside.
+    """
+    boxes, points = np.full((count, 4), np.nan), np.full((count, 2), np.nan)
+    if "boxes_xyxy" in batch or "input_to_source" in batch:  # of a pipeline
+        if "boxes_xyxy" in batch:
+            boxes = _array(batch["boxes_xyxy"][part])
+        if "point_coords" in batch:
+            points = _array(batch["point_coords"][part])
+        if "point_inside" in batch:
+            points = np.where(_array(batch["point_inside"][part])[:, None], points, np.nan)
+        return boxes, points
+    if "bboxes" in batch or "point_coords" in batch:
+        sizes = _array(batch["sizes"])[row].astype(float)
+        scale = pixel = (sizes[2:] / sizes[:2])[::-1]  # of a source pixel on the canvas, x and y
+        if "source coordinates" not in str(batch.get("spec", "")):
+            scale = np.ones(2)
+        if "bboxes" in batch:
+            edges = np.split(_array(batch["bboxes"][part]), 2, axis=1)
+            boxes = np.concatenate([edges[0] * scale, sum(edges) * scale + pixel], 1)
+        if "point_coords" in batch:
+            points = _array(batch["point_coords"][part]) * scale
+    return boxes, points

@@ -89,7 +89,8 @@ def test_the_text_has_everything_in_90_columns(pack):
     options = PackOptions(**SMALL, max_masks=20, empty="drop").to_json()
     lines = [line.split(None, 1) for line in text.splitlines()]
     for name, value in options.items():
-        assert [name, str(value)] in lines
+        shown = {"None": "none", "True": "yes", "False": "no"}.get(str(value), str(value))
+        assert [name, shown] in lines
     bars = text[text.index("masks per image") :].splitlines()[1:]
     assert sum(int(line.split()[-1].replace(",", "")) for line in bars) == 22
 

@@ -34,7 +34,7 @@ def test_damage_is_named_and_sets_the_exit_code(small_pack, tmp_path, capsys):
     out = tmp_path / "r.html"
     assert main(["report", str(pack), "-o", str(out)]) == 1
     said = capsys.readouterr()
-    assert "11 images, DAMAGED" in said.out and "missing" in said.err
+    assert "11 images, DAMAGED: 22 problems" in said.out and "missing" in said.err
     *_, more, remedy = said.err.splitlines()
     assert len(said.err.splitlines()) == 12 and "more problems" in more
     assert remedy.endswith(f"sa1bpack repair {pack} TARS")
@@ -85,7 +85,7 @@ def test_show_finds_a_flipped_pixel_only_in_samples_that_it_shows(small_pack, tm
     assert main(["show", str(pack), "-o", str(out), "--row", "4", "6"]) == 0
     page = tmp_path / "r.html"
     assert main(["report", str(pack), "-o", str(page), "--samples", "11"]) == 1
-    assert capsys.readouterr().out.endswith("11 images, NOT ALL COULD BE READ\n")
+    assert capsys.readouterr().out.endswith("11 images, no problem found, 1 part NOT READ\n")
     assert "1 part of the pack could not be read" in Page(page.read_text()).text
 
 
@@ -98,7 +98,7 @@ def test_what_may_not_be_read_is_not_called_damaged(small_pack, tmp_path, capsys
         said = capsys.readouterr()
         assert main(["show", str(pack), "-o", str(tmp_path / "x.png"), "--row", "4", "8"]) == 1
         shown = capsys.readouterr()
-    assert said.out.endswith("11 images, NOT ALL COULD BE READ\n")
+    assert said.out.endswith("11 images, NOT ALL COULD BE READ: 1 problem, 1 part NOT READ\n")
     assert "owner and mode" in said.err and "repair" not in said.err
     page = Page(out.read_text())
     assert "Not all could be read: 1 problem." in page.text and "Damaged" not in page.text
