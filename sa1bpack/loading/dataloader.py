@@ -407,12 +407,13 @@ class DealtBatches:
         return self._deal()
 
     def _deal(self) -> Iterator[list[int]]:
-        generation, batches = self.batches.begin()
+        place = self.batches.begin()
+        batches = place.batches
         self._collate.set_epoch(batches.epoch)
         for k in range(len(batches)):
             indices = batches.global_batch(k).tolist()
             for part in _parts(batches, k):
-                self.batches.took(generation, None)
+                self.batches.took(place, None)
                 yield OfBatch(indices[part], batches.epoch, batches.step(k))
 
 

@@ -20,7 +20,6 @@ from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.order.orders import order_seed
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.batch import Batch
@@ -94,7 +93,7 @@ class BatchReader:
         order = self.batches.order
         if ds.pack.sources:
             check_order(ds, order)
-        self._masks = options.choices.over(ds, order_seed(order, options.seed))
+        self._masks = options.choices.over(ds, order.seed or options.seed or 0)
         self._dataset, self._options = ds, options
         self.dropped = []  # in all epochs
         self._warned: set[str] = set()  # shards with dropped samples
@@ -229,7 +228,8 @@ class Iteration:
         begin = perf_counter()
         reader, cursor = self._reader, self._reader.batches
         if self._run is None:
-            self._generation, self._batches = cursor.begin()
+            self._place = cursor.begin()
+            self._batches = self._place.batches
             reader._end_epoch()  # the loop over the one before was left
             self._pid, self._total = os.getpid(), len(self._batches)
             self.counts = reader._counts = EpochCounts(self._batches.epoch, begin)
@@ -237,13 +237,13 @@ class Iteration:
             # Tied to the iteration, not the loader: leaving a loop early ends its threads at once.
             self._end_run = weakref.finalize(self, _end_run, self._run, self.counts)
             reader._end_run = self._end_run
-            cursor.check(self._generation)  # ended meanwhile, when there was no run to end
+            cursor.check(self._place)  # ended meanwhile, when there was no run to end
             self._run.start()
         while self._done < self._total:
-            cursor.check(self._generation)
+            cursor.check(self._place)
             taken = self._run.take()
             if taken is None:
-                cursor.check(self._generation)
+                cursor.check(self._place)
                 raise LoaderError("the loader was closed while waiting for a batch")
             batch, errors, nbytes, ready = taken
             samples = 0 if batch is None else len(batch["image_ids"])
@@ -253,7 +253,7 @@ class Iteration:
                 self._note(batch, errors)
             number, step = self._batches.number(self._done), self._batches.step(self._done)
             self._done += 1
-            cursor.took(self._generation, self._done)
+            cursor.took(self._place, self._done)
             if batch is None:
                 continue
             epoch, spec = self._batches.epoch, reader._dataset.spec_text
@@ -310,7 +310,7 @@ class Iteration:
         """Keep only the reason. Ends the epoch, unless a later iteration is running."""
         if self._run is not None:
             self.counts.end()
-            self._reader.batches.end(self._generation)
+            self._reader.batches.end(self._place)
             self._end_run()
         self._over = self._over or why
         self._run = None

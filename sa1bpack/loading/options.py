@@ -19,20 +19,12 @@ from sa1bpack.loading.order.orders import (
     Ordered,
     SequentialOrder,
     ShuffleOrder,
-    order_seed,
 )
 from sa1bpack.loading.stats import LoadingStats
 from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 
 ORDERS = {"local": LocalShuffleOrder, "by_node": NodeShuffleOrder}
-# What `order` was once, and what says it now.
-_FORMER_ORDERS = {
-    "shuffle": "shuffle=True",
-    "sequential": "shuffle=False, the default",
-    "home": "'by_node'",
-}
-
 # Options of other loaders, and their names here.
 OF_OTHER_LOADERS = {
     "sampler": "order: an Order, or a subset of the dataset",
@@ -190,11 +182,6 @@ class ReadingOptions:
 
         Raises OptionError for a value out of range, or values that do not fit together.
         """
-        if (self.rank is None) != (self.world_size is None):
-            raise OptionError(
-                f"rank is {self.rank} and world_size is {self.world_size}: give both or neither, "
-                "for those of torch.distributed"
-            )
         buckets = self.bucket_by
         if buckets is not None and not isinstance(buckets, Buckets):
             buckets = Buckets(ds, buckets)
@@ -217,8 +204,6 @@ class ReadingOptions:
             return ShuffleOrder(ds, seed=seed or 0) if self.shuffle else SequentialOrder(ds)
         if isinstance(order, str) and order in ORDERS:
             return ORDERS[order](ds, seed=seed or 0)
-        if isinstance(order, str) and order in _FORMER_ORDERS:
-            raise OptionError(f"order is {order!r}: use {_FORMER_ORDERS[order]}")
         if not isinstance(order, Order):
             raise OptionError(
                 f"order is {order!r}: choose one of {', '.join(ORDERS)}, or an Order, such as "
@@ -229,10 +214,10 @@ class ReadingOptions:
                 f"the order has {order.size} samples with fingerprint {order.fingerprint}, but the "
                 f"dataset has {len(ds)} with {ds.fingerprint}; make the order from this dataset"
             )
-        if seed not in (None, own := order_seed(order, seed)):
+        if None not in (seed, order.seed) and seed != order.seed:
             raise OptionError(
-                f"seed is {seed}, but the order has the seed {own}: make the order with this seed, "
-                "or omit seed here"
+                f"seed is {seed}, but the order has the seed {order.seed}: make the order with "
+                "this seed, or omit seed here"
             )
         return order
 

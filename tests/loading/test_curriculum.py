@@ -63,7 +63,7 @@ def test_a_state_of_another_schedule_is_refused_by_name(ds, make):
             OPTIONS | {"mask_select": "largest"},
             r"mask_select was \"Steps\('largest', \{1: 'random'\}\)\", is",
         ),
-        (OPTIONS | {"max_masks": None}, "max_masks was .*, is none"),
+        (OPTIONS | {"max_masks": None}, "max_masks was .*, is None"),
     ):
         with pytest.raises(OptionError, match=named):
             make(ds, SIZES, **options).load_state_dict(state)

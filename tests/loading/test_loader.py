@@ -81,7 +81,7 @@ def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monk
     ({"timeout": float("nan")}, "timeout is nan"),
     ({"io": "mmap"}, r"io .*'mmap'.*auto.*cached.*direct"),
     ({"on_error": "skip"}, "on_error is 'skip'"),
-    ({"rank": 0}, "give both or neither"),
+    ({"rank": 0}, "world_size is None: choose a whole number"),
 ])  # fmt: skip
 def test_a_value_that_cannot_be_used_is_named(ds, options, named):
     with pytest.raises(OptionError, match=named):

@@ -15,7 +15,6 @@ of a run in its order, and is a batch sampler for one rank.
 
 import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -27,7 +26,6 @@ from sa1bpack.loading.order.epoch import STATE_VERSION, Buckets, EpochBatches
 from sa1bpack.loading.order.orders import Order
 from sa1bpack.schedules import Schedule, WholeNumbers
 
-_SCHEDULES = ("global_batch_size", "max_masks", "mask_select")
 _STATE_KEYS = {"version", "order", "epoch", "samples"}
 
 ENDED = (
@@ -35,31 +33,20 @@ ENDED = (
     "or close(); make a second loader for two at once"
 )
 
-# Of all cursors: it is held for moments. Reentrant: a signal handler or a finalizer may close a
-# loader in the middle of a method. In a forked child a new one: a thread may have held it.
-_lock = threading.RLock()
 
+@dataclass(eq=False)
+class Place:
+    """An iteration, or the one to come. Whoever iterates holds it, and has ended once there is
+    another one: so threads need no lock, and what a late one notes here is lost.
 
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-@dataclass(frozen=True)
-class _Position:
-    """Replaced as one object, so that a signal handler or a forked child never finds half of it.
-
-    batches     of the latest iteration, or of the one to come
-    done        how many of them came out; None if a library took some and only it knows how many
-    generation  number of the iteration; another one, once that iteration has ended
+    batches  of the iteration
+    done     how many of them came out; None if a library took some and only it knows how many
+    ended    no further batch may come out
     """
 
     batches: EpochBatches
     done: int | None = 0
-    generation: int = 0
+    ended: bool = False
 
 
 @checks_options(buckets="bucket_by", last="drop_last=True or pad_last=True")
@@ -126,8 +113,6 @@ class OrderedBatches:
         bucket_by: Buckets | None = None,
         schedules: Sequence[tuple[str, Schedule]] = (),
     ):
-        if bucket_by is not None and not isinstance(bucket_by, Buckets):
-            raise OptionError(f"bucket_by is {bucket_by!r}: pass Buckets(ds, {bucket_by!r})")
         self._by_group = rank is None and world_size is None
         batches = EpochBatches(
             order,
@@ -140,13 +125,13 @@ class OrderedBatches:
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
         )
-        self._position = _Position(batches.check_epochs())
+        self._place = Place(batches)
         self.current  # noqa: B018 - raises where they cannot be cut
 
     @property
     def order(self) -> Order:
         """The order of the samples."""
-        return self._position.batches.order
+        return self._place.batches.order
 
     @property
     def batch_size(self) -> int | Schedule:
@@ -169,12 +154,9 @@ class OrderedBatches:
 
     def __repr__(self) -> str:
         current = self.current
-        last = "".join(
-            f", {name}=True" for name in ("drop_last", "pad_last") if getattr(current, name)
-        )
         return (
             f"<{type(self).__name__} of {self.order!r}: batch_size={self.batch_size}, "
-            f"rank {self.rank} of {self.world_size}{last}>"
+            f"rank {current.rank} of {current.world_size}>"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -187,8 +169,7 @@ class OrderedBatches:
                 "With Accelerate, prepare a loader of make_dataloader, or give OrderedBatches "
                 "rank=0 and world_size=1"
             )
-        hint = ": see current.drop_last and current.pad_last" if name == "last" else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def most_samples(self) -> int:
@@ -207,8 +188,10 @@ class OrderedBatches:
     def current(self) -> EpochBatches:
         """The batches of the latest iteration, of the rank that this process has now; before it has
         begun, of the one to come."""
-        batches = self._position.batches
-        return _with_rank(batches) if self._by_group else batches
+        batches, group = self._place.batches, process_group()
+        if not self._by_group or group is None:
+            return batches
+        return batches.of_rank(group.get_rank(), group.get_world_size())
 
     def __len__(self) -> int:
         """Return the batches of the complete epoch of `current`, also if the rest of it is yielded.
@@ -218,10 +201,10 @@ class OrderedBatches:
         return self.current.cut.length(self.epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        generation, batches = self.begin()
-        for k in range(len(batches)):
-            indices = batches[k].tolist()
-            self.took(generation, k + 1)
+        place = self.begin()
+        for k in range(len(place.batches)):
+            indices = place.batches[k].tolist()
+            self.took(place, k + 1)
             yield indices
 
     def state_after(self, k: int) -> dict[str, Any]:
@@ -238,51 +221,51 @@ class OrderedBatches:
     @property
     def epoch(self) -> int:
         """The epoch of the latest iteration; before it has begun, of the one to come."""
-        return self._position.batches.epoch
+        return self._place.batches.epoch
 
-    def begin(self) -> tuple[int, EpochBatches]:
-        """Begin an iteration and return its generation number and its batches.
+    def begin(self) -> Place:
+        """Begin an iteration.
 
         The iteration before ends. Until a batch came out, the next iteration is this one again.
 
         Raises:
-            LoaderError, OptionError: this process has no rank, or there is no cut for it; then
+            LoaderError, OptionError: this process has no rank, though the environment announces
+                several, each of which would get all samples; or there is no cut for its rank. Then
                 nothing has changed.
         """
-        with _lock:
-            before = self._position
-            batches = before.batches
-            if before.done != 0:
-                batches = batches.after(len(batches))
-            if self._by_group:
-                batches = _of_this_process(batches)
-            self._position = _Position(batches, 0, before.generation + 1)
-            return before.generation + 1, batches
+        announced = announced_ranks()
+        if self._by_group and announced and process_group() is None:
+            raise LoaderError(
+                f"{announced}, but torch.distributed is not initialized: every rank "
+                "would get all samples. Call init_process_group before the first batch, or pass "
+                "rank and world_size: 0 and 1 if each process is to have all samples"
+            )
+        batches = self.current
+        if self._place.done != 0:
+            batches = batches.after(len(batches))
+        self._place = place = Place(batches)
+        return place
 
-    def check(self, generation: int) -> None:
-        """Raise LoaderError if the iteration of this number has ended."""
-        if generation != self._position.generation:
+    def check(self, place: Place) -> None:
+        """Raise LoaderError if this iteration has ended."""
+        if place.ended or place is not self._place:
             raise LoaderError(ENDED)
 
-    def took(self, generation: int, done: int | None) -> None:
+    def took(self, place: Place, done: int | None) -> None:
         """Note that batch number `done` - 1 of an iteration came out: `done` are done.
 
         None: a library took a batch and may have fetched it ahead, so only it can count them.
 
         Raises:
-            LoaderError: the iteration has ended. The place is then that of its successor, and
-                stays so.
+            LoaderError: the iteration has ended. The place in the order is then that of its
+                successor, and stays so.
         """
-        with _lock:
-            self.check(generation)
-            self._position = replace(self._position, done=done)
+        self.check(place)
+        place.done = done
 
-    def end(self, generation: int | None = None) -> None:
-        """End the running iteration, if there is one; with a number, only that iteration."""
-        with _lock:
-            before = self._position
-            if generation in (None, before.generation):
-                self._position = replace(before, generation=before.generation + 1)
+    def end(self, place: Place | None = None) -> None:
+        """End the running iteration, if there is one; with a place, only that iteration."""
+        (self._place if place is None else place).ended = True
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration this epoch, from its first batch; end the running iteration.
@@ -295,12 +278,10 @@ class OrderedBatches:
             OptionError: epoch is not a whole number of 0 or more.
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
-        with _lock:
-            before = self._position
-            batches = before.batches
-            if before.done != 0 or batches.epoch != epoch:
-                batches = replace(batches, epoch=epoch, start=0)
-            self._position = _Position(batches, 0, before.generation + 1)
+        batches = self._place.batches
+        if self._place.done != 0 or batches.epoch != epoch:
+            batches = replace(batches, epoch=epoch, start=0)
+        self._place = Place(batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the batch that came out last, equal on all ranks.
@@ -311,14 +292,14 @@ class OrderedBatches:
         Raises:
             LoaderError: another library takes the batches, so only it knows how many were used.
         """
-        position = self._position
-        if position.done is None:
+        place = self._place
+        if place.done is None:
             raise LoaderError(
                 "the batches of this epoch are taken by another library through batch_sampler, so "
                 "only it knows how many were used: save its count, and resume with set_epoch() and "
                 "its own way of skipping batches (Accelerate: skip_first_batches)"
             )
-        return position.batches.state_after(position.done)
+        return place.batches.state_after(place.done)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next iteration begin after the last batch of the state; end the running one.
@@ -327,32 +308,23 @@ class OrderedBatches:
             OptionError: the state is damaged, has another version, or belongs to another order.
                 Nothing has changed then.
         """
-        with _lock:
-            before = self._position
-            self._position = _Position(_restored(before.batches, state), 0, before.generation + 1)
+        batches = self._place.batches
+        epoch, start = _checked_state(state, batches.identity(), len(batches.order))
+        rest = replace(batches, epoch=epoch, start=start)
+        # With drop_last and a larger batch_size than before, too few samples may remain.
+        self._place = Place(rest if len(rest) else rest.after(0))
 
     def __getstate__(self) -> dict[str, Any]:
-        position = self._position
-        return vars(self) | {"_position": _Position(position.batches, position.done)}
-
-
-def _restored(batches: EpochBatches, state: Any) -> EpochBatches:
-    """The batches that remain after a state, cut as these are.
-
-    Raises:
-        OptionError: the state is damaged, has another version, or belongs to another order; the
-            message names every difference.
-    """
-    epoch, start = _checked_state(state, batches.identity(), len(batches.order))
-    rest = replace(batches, epoch=epoch, start=start)
-    # With drop_last and a larger batch_size than before, too few samples may remain.
-    return rest if len(rest) else rest.after(0)
+        return vars(self) | {"_place": replace(self._place, ended=False)}
 
 
 def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
     """Return epoch and samples of a state of the order that `own` identifies.
 
     size  samples of an epoch
+
+    Raises OptionError if it is damaged, has another version, or belongs to another order, with
+    every difference.
     """
     if not isinstance(state, dict) or set(state) != _STATE_KEYS:
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
@@ -363,48 +335,19 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
         )
     if not isinstance(state["order"], dict):
         raise OptionError(f"a state's order is a dict, this one is {state['order']!r}")
-    differences = _differences(state["order"], own)
-    if differences:
-        remedy = (
-            "Open the same data with the same options (after more tars were added, "
-            "ds.from_sources of those there were), or begin an epoch of this with set_epoch"
+    saved = state["order"]
+    names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
+    if names:
+        listed = "; ".join(
+            f"{name} was {saved.get(name)!r}, is {own.get(name)!r}" for name in names
         )
-        if differences.keys() <= {*_SCHEDULES, "bucket_by", "drop_last", "pad_last"}:
-            remedy = "Give the same options; to continue with others, begin an epoch with set_epoch"
-        listed = "; ".join(differences.values())
-        raise OptionError(f"the state belongs to another order: {listed}. {remedy}")
+        raise OptionError(
+            f"the state belongs to another order: {listed}. Open the same data with the same "
+            "options (after more tars were added, ds.from_sources of those there were), or begin "
+            "an epoch of this with set_epoch"
+        )
     epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
     return epoch, whole_number("the state's samples", state["samples"], 0, size)
-
-
-def _differences(saved: dict, own: dict[str, int | str]) -> dict[str, str]:
-    """Option → what it was and is, of those in which a saved order differs."""
-    names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
-    return {name: f"{name} was {_shown(name, saved)}, is {_shown(name, own)}" for name in names}
-
-
-def _shown(name: str, order: dict) -> str:
-    """The value of an option in an order, for a message."""
-    if name not in order:
-        return "none"
-    value = str(order[name]).removeprefix("Steps(").removesuffix(")")
-    return value if name == "global_batch_size" and value.isdigit() else repr(order[name])
-
-
-def _of_this_process(batches: EpochBatches) -> EpochBatches:
-    """The batches of the rank that this process has now, for an iteration that begins.
-
-    Raises LoaderError where the environment announces several ranks but there is no process group:
-    each would get all samples. Raises OptionError if the batches cannot be cut for so many ranks.
-    """
-    announced = announced_ranks()
-    if announced and process_group() is None:
-        raise LoaderError(
-            f"{announced}, but torch.distributed is not initialized: every rank "
-            "would get all samples. Call init_process_group before the first batch, or pass "
-            "rank and world_size: 0 and 1 if each process is to have all samples"
-        )
-    return _with_rank(batches)
 
 
 def announced_ranks() -> str | None:
@@ -413,13 +356,6 @@ def announced_ranks() -> str | None:
         if (ranks := os.environ.get(name, "")) not in ("", "1"):
             return f"{name} is {ranks}"
     return None
-
-
-def _with_rank(batches: EpochBatches) -> EpochBatches:
-    group = process_group()
-    if group is None:
-        return batches
-    return batches.of_rank(group.get_rank(), group.get_world_size())
 
 
 def process_group() -> ModuleType | None:

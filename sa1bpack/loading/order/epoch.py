@@ -2,26 +2,14 @@
 batches of samples that are alike, so that padding them to one shape wastes less."""
 
 from bisect import bisect_right
-from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
-from math import gcd
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import (
-    MAX_WORD,
-    checks_options,
-    choice,
-    flag,
-    numbers_of,
-    select_nested,
-    torch_subset,
-    whole_number,
-)
+from sa1bpack.arguments import checks_options, choice, flag, numbers_of, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.orders import (
     BUCKETS,
@@ -29,7 +17,7 @@ from sa1bpack.loading.order.orders import (
     Key,
     Latest,
     Order,
-    order_seed,
+    described,
     permutation,
 )
 from sa1bpack.schedules import Schedule, whole_numbers
@@ -78,10 +66,9 @@ class Buckets:
             OptionError: a value that cannot be used; "aspect" where all images are squashed into
                 squares.
         """
-        ds, selections = torch_subset(ds)
-        ds = select_nested(ds, selections)
+        ds = described(ds)
         self.batches = whole_number("batches", batches, 1, MAX_WINDOW)
-        if not (hasattr(ds, "fingerprint") and hasattr(ds, "column")):
+        if not hasattr(ds, "column"):
             raise OptionError(
                 f"buckets are of a dataset, not of {brief(ds)}: choose one of sa1bpack.open, or a "
                 "torch Subset of one"
@@ -90,20 +77,19 @@ class Buckets:
         self.counts = ds.column("mask_count").astype(np.int32)
         if np.ndim(by) == 0:
             self.by = choice("bucket_by", by, BY)
-            self.keys = self.counts if by == "mask_count" else self._ratios(ds)
+            self.keys = self.counts
+            if by == "aspect":
+                if ds.layout.fit == "squash":
+                    raise OptionError(
+                        "bucket_by is 'aspect', but this pack's images are squashed into squares "
+                        "(fit squash), all of one shape: use bucket_by='mask_count'"
+                    )
+                size = ds.column("size")
+                self.keys = (size[:, 2] / size[:, 3]).astype(np.float32)
         else:
             self.keys = numbers_of("bucket_by", by, len(ds), "sample")
             digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(self.keys).tobytes())
             self.by = f"{self.keys.dtype} {digest}"
-
-    def _ratios(self, ds: Any) -> np.ndarray:
-        if ds.layout.fit == "squash":
-            raise OptionError(
-                "bucket_by is 'aspect', but this pack's images are squashed into squares (fit "
-                "squash), all of one shape: use bucket_by='mask_count'"
-            )
-        size = ds.column("size")
-        return (size[:, 2] / size[:, 3]).astype(np.float32)
 
     def as_text(self) -> str:
         """The key and the window, which decide the batches: "mask_count, windows of 64 batches"."""
@@ -117,11 +103,11 @@ class Buckets:
         return np.lexsort((self.counts[samples], self.keys[samples]))
 
     def arranged(self, samples: np.ndarray, word: int) -> np.ndarray:
-        """The samples of a batch, int64 (k,), in an order whose contiguous parts are alike.
+        """The positions of int64 (k,) samples of a batch, whose contiguous parts are then alike.
 
         word  random: decides which part is the fullest, if they are not equal
         """
-        ranked = samples[np.argsort(self.counts[samples], kind="stable")]
+        ranked = np.argsort(self.counts[samples], kind="stable")
         count = len(ranked)
         pairs = np.roll(_spread(count // 2), int(word % max(1, count // 2)))
         places = np.stack([pairs, count - 1 - pairs], 1).ravel()
@@ -158,14 +144,13 @@ class Cut:
             drop_last: those that do not fill a batch are dropped.
         """
         self.sizes, self._samples, self._drop_last = sizes, samples, drop_last
-        self.divisor = gcd(*sizes.values)  # a number of ranks divides all sizes if it divides this
         # By step: samples before each change of the size, if every batch is full.
         spans = (
             (stop - start) * size
             for (start, stop), size in zip(pairwise(sizes.starts), sizes.values, strict=False)
         )
         self._before = list(accumulate(spans, initial=0))
-        self._first_steps = [0]  # by step: of the first epochs
+        self._first_steps = [0]  # of the first epochs
 
     def size(self, epoch: int, number: int) -> int:
         """Samples of a batch, all ranks together."""
@@ -194,24 +179,14 @@ class Cut:
 
     def first_step(self, epoch: int) -> int:
         """Batches of all earlier epochs together: the step at which an epoch begins."""
-        sizes = self.sizes
-        if sizes.by == "epoch":
-            edges = [start for start in sizes.starts if start < epoch] + [epoch]
-            return sum((stop - start) * self.length(start) for start, stop in pairwise(edges))
-        known = self._first_steps
-        if epoch < len(known):
-            return known[epoch]
-        known = list(known)
-        while len(known) <= epoch and known[-1] < sizes.until:
-            end = self._total(known[-1]) + self._samples
-            full = self._step_of(end)
-            known.append(full + (not self._drop_last and self._total(full) < end))
-        self._first_steps = known  # as one object: another thread may do the same
-        if epoch < len(known):
-            return known[epoch]
-        size = sizes.values[-1]
-        each = self._samples // size if self._drop_last else -(-self._samples // size)
-        return known[-1] + (epoch - len(known) + 1) * each
+        sizes, known = self.sizes, self._first_steps
+        while len(known) <= epoch:
+            last = len(known) - 1
+            if (known[-1] if sizes.by == "step" else last) >= sizes.until:
+                return known[-1] + (epoch - last) * self.length(last)
+            # As one object: another thread may do the same.
+            self._first_steps = known = [*known, known[-1] + self.length(last)]
+        return known[epoch]
 
     def _total(self, step: int) -> int:
         """Samples of all batches before a step, if every batch is full."""
@@ -284,41 +259,78 @@ class EpochBatches:
     _latest: Latest = field(default_factory=Latest, compare=False, repr=False)
 
     def __post_init__(self):
+        if self.cut is None:
+            self._check()
+        vars(self).update(self._numbers(self.epoch, self.start))
+        if self.buckets is not None and self._moved and self.start < len(self.order):
+            raise OptionError(
+                f"start is {self.start}, but with buckets an epoch is resumed between two batches"
+            )
+
+    def _check(self) -> None:
+        """Check what is the same in all epochs, and cut them."""
         if not isinstance(self.order, Order):
             raise OptionError(f"order is {self.order!r}: give an Order, such as ShuffleOrder(ds)")
         samples, own = len(self.order), vars(self)  # of a frozen object; checked values replace its
         own["world_size"] = whole_number("world_size", self.world_size, 1, MAX_RANKS)
         own["rank"] = whole_number("rank", self.rank, 0, self.world_size - 1)
-        own["epoch"] = whole_number("epoch", self.epoch, 0, MAX_WORD)
-        own["start"] = whole_number("start", self.start, 0, samples)
         if flag("drop_last", self.drop_last) and flag("pad_last", self.pad_last):
             raise OptionError(
                 "drop_last and pad_last are True: choose one, or neither for a short last batch"
             )
-        if self.cut is None:
-            own["cut"] = Cut(self._global_sizes(), samples, self.drop_last)
-        cut, epoch = self.cut, self.epoch
-        if cut.divisor % self.world_size:
-            size = next(size for size in cut.sizes.values if size % self.world_size)
+        sizes = self._global_sizes()
+        own["cut"] = Cut(sizes, samples, self.drop_last)
+        for start, size in zip(sizes.starts, sizes.values, strict=True):
+            named = f"{size}" if sizes.constant else f"{size} (from {sizes.by} {start} on)"
+            if size % self.world_size:
+                raise OptionError(
+                    f"global_batch_size {named} counts the samples of all ranks together; it must "
+                    f"be a multiple of world_size {self.world_size}"
+                )
+            if self.drop_last and size > samples:
+                raise OptionError(
+                    f"drop_last is True, but an epoch of {samples} samples has no full batch of "
+                    f"{named}; choose a smaller batch size, or pad_last=True"
+                )
+        if self.buckets is not None:
+            self._check_buckets(self.buckets)
+        if self.world_size > 1 and not sizes.constant:
+            for epoch in range(_CHECKED_EPOCHS) if sizes.by == "step" else sizes.starts:
+                self._numbers(epoch, 0)
+                if sizes.by == "step" and self.cut.first_step(epoch) >= sizes.until:
+                    break
+
+    def _check_buckets(self, buckets: Buckets) -> None:
+        if not isinstance(buckets, Buckets):
+            raise OptionError(f"bucket_by is {buckets!r}: pass Buckets(ds, {buckets!r})")
+        if self.order.arranges:
             raise OptionError(
-                f"global_batch_size {self._named(size)} counts the samples of all ranks together; "
-                f"it must be a multiple of world_size {self.world_size}"
+                f"the order is {self.order.kind}, by which each rank keeps its part of the shards, "
+                "but with bucket_by batches exchange samples: leave out one of them, or let each "
+                "node read a part of the dataset of its own, `ds.from_shards(names)`"
             )
-        largest = cut.sizes.largest
-        if self.drop_last and largest > samples:
+        if buckets.fingerprint != self.order.fingerprint:
             raise OptionError(
-                f"drop_last is True, but an epoch of {samples} samples has no full batch "
-                f"of {self._named(largest)}; choose a smaller batch size, or pad_last=True"
+                f"the buckets are of a dataset with fingerprint {buckets.fingerprint}, but "
+                f"the order is of one with {self.order.fingerprint}: make them from one dataset"
             )
-        # The numbers of the batches, and the samples that do not fill one. A start between two
-        # batches, after another batch size, moves the rest of them.
-        first = cut.number(epoch, self.start)
-        first += cut.position(epoch, first) < self.start
-        moved = cut.position(epoch, first) - self.start
-        last = cut.number(epoch, samples + moved)
-        left_over = samples + moved - cut.position(epoch, last)
-        own.update(_first=first, _moved=moved, _full=last - first)
-        own["_count"] = self._full + (left_over > 0 and not self.drop_last)
+
+    def _numbers(self, epoch: int, start: int) -> dict[str, int]:
+        """The numbers of the batches of an epoch from a start on.
+
+        first  of the first batch
+        moved  a start between two batches, after another batch size, moves the rest by so much
+        full   full batches
+        count  batches
+
+        Raises OptionError if a rank's part of the last batch would be empty.
+        """
+        cut, end = self.cut, len(self.order)
+        first = cut.number(epoch, start)
+        first += cut.position(epoch, first) < start
+        moved = cut.position(epoch, first) - start
+        last = cut.number(epoch, end + moved)
+        left_over = end + moved - cut.position(epoch, last)
         if not (self.drop_last or self.pad_last) and 0 < left_over < self.world_size:
             when = "" if cut.sizes.constant else f" of epoch {epoch}"
             raise OptionError(
@@ -326,8 +338,8 @@ class EpochBatches:
                 f"{counted(left_over, 'sample')} for {self.world_size} ranks; choose "
                 "pad_last=True or drop_last=True, or another batch size"
             )
-        if self.buckets is not None:
-            self._check_buckets()
+        count = last - first + (left_over > 0 and not self.drop_last)
+        return {"_first": first, "_moved": moved, "_full": last - first, "_count": count}
 
     def _global_sizes(self) -> Schedule:
         """Samples per batch, all ranks together. The option that was given becomes a number, or a
@@ -343,50 +355,13 @@ class EpochBatches:
             name, value = "global_batch_size", self.global_batch_size
         sizes = whole_numbers(name, value, 1, MAX_BATCH)
         vars(self)[name] = sizes.values[0] if sizes.constant else sizes
-        if name == "batch_size" and self.world_size > 1:
-            return Schedule(sizes.by, sizes.starts, [n * self.world_size for n in sizes.values])
-        return sizes
+        return sizes.map(lambda size: size * self.world_size) if name == "batch_size" else sizes
 
     def of_rank(self, rank: int, world_size: int) -> "EpochBatches":
         """Return these batches for another rank. Raises OptionError if they cannot be cut so."""
         if (rank, world_size) == (self.rank, self.world_size):
             return self
-        return replace(self, rank=rank, world_size=world_size, cut=None).check_epochs()
-
-    def _named(self, size: int) -> str:
-        """A batch size, and when it begins."""
-        sizes = self.cut.sizes
-        if sizes.constant:
-            return str(size)
-        return f"{size} (from {sizes.by} {sizes.starts[sizes.values.index(size)]} on)"
-
-    def _check_buckets(self) -> None:
-        if self.order.arranges:
-            raise OptionError(
-                f"the order is {self.order.kind}, by which each rank keeps its part of the shards, "
-                "but with bucket_by batches exchange samples: leave out one of them, or let each "
-                "node read a part of the dataset of its own, `ds.from_shards(names)`"
-            )
-        if self.buckets.fingerprint != self.order.fingerprint:
-            raise OptionError(
-                f"the buckets are of a dataset with fingerprint {self.buckets.fingerprint}, but "
-                f"the order is of one with {self.order.fingerprint}: make them from one dataset"
-            )
-        if self._moved and self.start < len(self.order):
-            raise OptionError(
-                f"start is {self.start}, but with buckets an epoch is resumed between two batches"
-            )
-
-    def check_epochs(self) -> "EpochBatches":
-        """Return these batches. Raises OptionError if those of a later epoch cannot be cut."""
-        sizes = self.cut.sizes
-        if not (self.drop_last or self.pad_last) and self.world_size > 1 and not sizes.constant:
-            epochs = range(_CHECKED_EPOCHS) if sizes.by == "step" else sizes.starts
-            for epoch in epochs:
-                replace(self, epoch=epoch, start=0)
-                if sizes.by == "step" and self.cut.first_step(epoch) >= sizes.until:
-                    break
-        return self
+        return replace(self, rank=rank, world_size=world_size, cut=None)
 
     def __len__(self) -> int:
         """Return the number of batches from `start` to the end of the epoch."""
@@ -395,19 +370,13 @@ class EpochBatches:
     def repeated(self, k: int) -> np.ndarray:
         """Return bool (n,): which samples of this rank's part of batch k fill up the last batch.
 
-        Of a sample that is in that batch twice, it is the later one.
-
         Raises:
             IndexError: batch k does not exist.
         """
         first, stop = self.span(k)
-        found = np.zeros(stop - first, bool)
-        if stop > len(self.order):
-            left = Counter(self._take(len(self.order), stop).tolist())
-            samples = self.global_batch(k).tolist()
-            for place in reversed(range(len(samples))):
-                found[place] = left[samples[place]] > 0
-                left[samples[place]] -= 1
+        found = np.arange(first, stop) >= len(self.order)
+        if self.buckets is not None and found.any():
+            found = found[self._left_over(self._take(first, stop))]
         return found[self._part(stop - first)]
 
     def number(self, k: int) -> int:
@@ -416,26 +385,15 @@ class EpochBatches:
         That is the k of an epoch that was not interrupted, if it was resumed after a batch and with
         the same batch size. If the batch size was changed in mid-epoch, samples seen before count
         as batches of the new size, rounded up.
-
-        Raises:
-            IndexError: batch k does not exist.
         """
-        self.span(k)
         return self._first + k
-
-    @cached_property
-    def _first_step(self) -> int:
-        return self.cut.first_step(self.epoch)
 
     def step(self, k: int) -> int:
         """Return the step of batch k: `number(k)`, and the batches of all earlier epochs.
 
         So a run that was interrupted counts as one that was not.
-
-        Raises:
-            IndexError: batch k does not exist.
         """
-        return self._first_step + self.number(k)
+        return self.cut.first_step(self.epoch) + self.number(k)
 
     def __getitem__(self, k: int) -> np.ndarray:
         """Return int64 (n,), the samples of this rank's part of batch k.
@@ -467,10 +425,15 @@ class EpochBatches:
         Raises:
             IndexError: batch k does not exist.
         """
-        if self.buckets is not None:
-            return self._bucketed(k)
+        number, width = self._first + k, self.buckets.batches if self.buckets else 0
+        if width and k < self._full:
+            at = self.epoch, number // width
+            window = self._latest.get(at, lambda: self._window(number // width))
+            return window[number % width].copy()
         first, stop = self.span(k)
         samples, own = self._take(first, stop), len(self.order) - first
+        if width:
+            return samples[self._left_over(samples)]
         # What has come before stays at the end, see `repeated`.
         return np.concatenate([self.order.arranged(samples[:own]), samples[own:]])
 
@@ -487,29 +450,27 @@ class EpochBatches:
         stop = first + self.cut.size(self.epoch, number)
         return first, stop if self.pad_last else min(stop, len(self.order))
 
-    def _bucketed(self, k: int) -> np.ndarray:
-        """Return int64 (n,), the samples of batch k of all ranks together, with buckets."""
-        key = Key(order_seed(self.order, None), self.epoch, self.order.fingerprint)
-        number, buckets = self._first + k, self.buckets
-        if k == self._full:
-            return buckets.arranged(self._take(*self.span(k)), int(key.words(LEFT_OVER, 0, 1)[0]))
-        window = number // buckets.batches
-        batches = self._latest.get((self.epoch, window), lambda: self._window(key, window))
-        return batches[number - window * buckets.batches].copy()
+    def _key(self) -> Key:
+        return Key(self.order.seed or 0, self.epoch, self.order.fingerprint)
 
-    def _window(self, key: Key, window: int) -> list[np.ndarray]:
+    def _left_over(self, samples: np.ndarray) -> np.ndarray:
+        """int64 (n,): the positions by which the samples that fill no batch are arranged."""
+        return self.buckets.arranged(samples, int(self._key().words(LEFT_OVER, 0, 1)[0]))
+
+    def _window(self, window: int) -> list[np.ndarray]:
         """Return the full batches of a window, arranged, in the order in which they come."""
         cut, epoch, width = self.cut, self.epoch, self.buckets.batches
         numbers = range(window * width, min((window + 1) * width, self._first + self._full))
         low, high = cut.position(epoch, numbers[0]), cut.position(epoch, numbers[-1] + 1)
         samples = self._take(low, high)
         samples = samples[self.buckets.order(samples)]
-        words = key.words(BUCKETS, window, 2 * len(numbers))
+        words = self._key().words(BUCKETS, window, 2 * len(numbers))
         places, words = permutation(words[: len(numbers)].copy()), words[len(numbers) :]
         batches, low = [np.empty(0, np.int64)] * len(numbers), 0
         for place in places.tolist():
             high = low + cut.size(epoch, numbers[place])
-            batches[place] = self.buckets.arranged(samples[low:high], int(words[place]))
+            own = samples[low:high]
+            batches[place] = own[self.buckets.arranged(own, int(words[place]))]
             low = high
         return batches
 
@@ -545,8 +506,8 @@ class EpochBatches:
         return {
             "version": STATE_VERSION,
             "order": self.identity(),
-            "epoch": int(rest.epoch),
-            "samples": int(rest.start),
+            "epoch": rest.epoch,
+            "samples": rest.start,
         }
 
     def identity(self) -> dict[str, int | str]:

@@ -13,7 +13,7 @@ change what they return.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -29,8 +29,6 @@ from sa1bpack.arguments import (
 from sa1bpack.errors import OptionError
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.wording import counted
-
-MAX_SAMPLES = 2**32
 
 # What random words are used for. Each use has its own stream, so that no draw repeats another.
 _SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, BUCKETS, LEFT_OVER, _KEYS, _NODES = range(8)
@@ -85,11 +83,6 @@ def permutation(words: np.ndarray) -> np.ndarray:
     words.sort()
     words &= tag
     return words.astype(np.uint32)
-
-
-def shuffle(key: Key, size: int) -> np.ndarray:
-    """Return uint32 (size,), range(size) in random order: 4 bytes per sample."""
-    return permutation(key.words(_SAMPLES, 0, size))
 
 
 def window_plan(
@@ -263,24 +256,26 @@ class Order(ABC):
         kind: name of the rule.
         size: samples in the dataset.
         fingerprint: of the dataset.
+        seed: of a random order; None: nothing is random.
         shards_at_once: how many shards are mixed at any time, by a node at least; None: not known.
+        arranges: whether `arranged` changes anything.
 
     Raises:
-        OptionError: the dataset has no samples or at least 2**32, or a value is out of range.
+        OptionError: the dataset has no samples, or a value is out of range.
     """
 
-    kind: ClassVar[str]
-    # Whether `arranged` changes anything.
-    arranges: ClassVar[bool] = False
+    kind: str
+    seed: int | None = None
     shards_at_once: int | None = None
+    arranges = False
 
     def __init__(self, dataset: Ordered):
         found = described(dataset)
-        count = len(found)  # not that of the Subset, whose indices may be a mask
-        if count == 0:
+        self.size = len(found)  # not that of the Subset, whose indices may be a mask
+        if self.size == 0:
             raise OptionError("the dataset has no samples: an order needs at least one")
-        self.size = whole_number("the number of samples", count, 1, MAX_SAMPLES - 1)
         self.fingerprint = check_fingerprint(found.fingerprint)
+        self._identity = {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
@@ -310,21 +305,12 @@ class Order(ABC):
 
     def identity(self) -> dict[str, int | str]:
         """Return everything that decides the order, as numbers and strings to save in a state."""
-        return {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
+        return dict(self._identity)
 
     def __repr__(self) -> str:
-        known = Order.identity(self)
-        own = [
-            f", {name}={value}"
-            for name, value in self.identity().items()
-            if name not in known and isinstance(value, int)  # no digests
-        ]
-        return f"<{type(self).__name__}: {counted(self.size, 'sample')}{''.join(own)}>"
-
-
-def order_seed(order: Order, seed: int | None) -> int:
-    """Return the seed of an order, for all other random choices; `seed` or 0 if it has none."""
-    return getattr(order, "seed", 0 if seed is None else seed)
+        rule = [item for item in self._identity.items() if item[0] not in ("kind", "size")]
+        own = "".join(f", {name}={value}" for name, value in rule if isinstance(value, int))
+        return f"<{type(self).__name__}: {counted(self.size, 'sample')}{own}>"
 
 
 def described(dataset: Any) -> Ordered:
@@ -378,14 +364,11 @@ class SeededOrder(Order):
 
     def __init__(self, dataset: Ordered, seed: int):
         super().__init__(dataset)
-        self.seed = whole_number("seed", seed, 0, MAX_WORD)
+        self._identity["seed"] = self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self._latest = Latest()
 
     def _key(self, epoch: int) -> Key:
         return Key(self.seed, epoch, self.fingerprint)
-
-    def identity(self) -> dict[str, int | str]:
-        return super().identity() | {"seed": self.seed}
 
 
 @checks_options
@@ -408,7 +391,8 @@ class ShuffleOrder(SeededOrder):
         self.shards_at_once = self.size  # all
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        whole = self._latest.get(epoch, lambda: shuffle(self._key(epoch), self.size))
+        words = self._key(epoch).words
+        whole = self._latest.get(epoch, lambda: permutation(words(_SAMPLES, 0, self.size)))
         return whole[start:stop].astype(np.int64)
 
 
@@ -439,13 +423,9 @@ class LocalShuffleOrder(SeededOrder):
         super().__init__(dataset, seed)
         self.window = self.shards_at_once = whole_number("window", window, 1, 2**32 - 1)
         self.block = whole_number("block", block, 1, 2**32 - 1)
-        self._bounds = checked_bounds(described(dataset).shard_bounds(), self.size)
-        self._digest = bounds_digest(self._bounds)
+        self._bounds, digest = _shards_of(dataset, self.size)
+        self._identity |= {"window": self.window, "block": self.block, "shards": digest}
         self._latest_plan = Latest()
-
-    def identity(self) -> dict[str, int | str]:
-        rule = {"window": self.window, "block": self.block, "shards": self._digest}
-        return super().identity() | rule
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)
@@ -466,19 +446,18 @@ class LocalShuffleOrder(SeededOrder):
         return np.concatenate(parts)
 
 
-def checked_bounds(bounds: np.ndarray, size: int) -> np.ndarray:
-    """Return int64 (k + 1,), the bounds of shards. Raises OptionError for what cannot be that."""
-    bounds = np.asarray(bounds, np.int64)
-    if bounds.ndim != 1 or len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != size:
-        raise OptionError(f"shard bounds must be a row of numbers from 0 to {size}, got {bounds}")
-    if np.any(np.diff(bounds) < 0):
-        raise OptionError(f"shard bounds must be non-decreasing, got {bounds}")
-    return bounds
+def _shards_of(dataset: Ordered, size: int) -> tuple[np.ndarray, str]:
+    """Return int64 (k + 1,), the bounds of shards, and what identifies them in a state.
 
-
-def bounds_digest(bounds: np.ndarray) -> str:
-    """Return what identifies the bounds of shards in a state: 16 hexadecimal digits."""
-    return xxhash.xxh3_64_hexdigest(bounds.astype("<i8").tobytes())
+    Raises OptionError for what cannot be the bounds of so many samples.
+    """
+    bounds = np.asarray(described(dataset).shard_bounds(), np.int64)
+    row = bounds.ndim == 1 and len(bounds) > 1
+    if not row or bounds[0] != 0 or bounds[-1] != size or np.any(np.diff(bounds) < 0):
+        raise OptionError(
+            f"shard bounds must be a non-decreasing row of numbers from 0 to {size}, got {bounds}"
+        )
+    return bounds, xxhash.xxh3_64_hexdigest(bounds.astype("<i8").tobytes())
 
 
 @checks_options
@@ -530,13 +509,10 @@ class WeightedOrder(SeededOrder):
         ]
         starts = self._cumulative.starts[1:]
         changes = (f", {at}: {text}" for at, text in zip(starts, digests[1:], strict=True))
-        self._digest = digests[0] + "".join(changes)
+        self._identity |= {"samples": self.samples, "weights": digests[0] + "".join(changes)}
 
     def __len__(self) -> int:
         return self.samples
-
-    def identity(self) -> dict[str, int | str]:
-        return super().identity() | {"samples": self.samples, "weights": self._digest}
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         return weighted_draws(self._key(epoch), self._cumulative(epoch), start, stop)
@@ -588,8 +564,8 @@ class NodeShuffleOrder(SeededOrder):
     def __init__(self, dataset: Ordered, *, nodes: int = 64, seed: int = 0):
         super().__init__(dataset, seed)
         self.nodes = whole_number("nodes", nodes, 1, 2**32 - 1)
-        self._bounds = checked_bounds(described(dataset).shard_bounds(), self.size)
-        self._digest = bounds_digest(self._bounds)
+        self._bounds, digest = _shards_of(dataset, self.size)
+        self._identity |= {"nodes": self.nodes, "shards": digest}
         # The order in which nodes have the shards: random, but the same for every seed, epoch and
         # fingerprint: what a run has left in the cache of a node is what the next one reads there.
         words = Key(0, 0, "0" * 16).words(_NODES, 0, len(self._bounds) - 1)
@@ -600,9 +576,6 @@ class NodeShuffleOrder(SeededOrder):
         self._edges = np.concatenate([[0], np.cumsum(sizes)])
         self._first_place = np.empty_like(sizes)  # of each shard
         self._first_place[self._shards] = self._edges[:-1]
-
-    def identity(self) -> dict[str, int | str]:
-        return super().identity() | {"nodes": self.nodes, "shards": self._digest}
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)

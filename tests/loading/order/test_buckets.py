@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import Buckets
-from sa1bpack.loading.order.orders import NodeShuffleOrder, ShuffleOrder
+from sa1bpack.loading.order.orders import Extent, NodeShuffleOrder, ShuffleOrder
 from sa1bpack.schedules import Steps
 
 SIZE = 500
@@ -178,10 +178,14 @@ def test_buckets_by_numbers_of_ones_own_sort_by_them():
 def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
     state = OrderedBatches(ORDER, 24, bucket_by=Buckets(DS)).state_after(1)
     for sizes, buckets, named in (
-        (24, None, ": bucket_by was 'mask_count, windows of 64 batches', is none.*others, begin"),
+        (
+            24,
+            None,
+            r"was 'mask_count, windows of 64 batches', is None; glob.*\. Open the same data",
+        ),
         (24, Buckets(DS, batches=8), "windows of 8 batches"),
         (24, Buckets(DS, COUNTS * 2), "bucket_by was 'mask_count.*', is 'int64 [0-9a-f]{16}, win"),
-        (12, Buckets(DS), "batch_size was 24, is 12"),
+        (12, Buckets(DS), r"batch_size was 'Steps\(24\)', is 'Steps\(12\)'"),
     ):
         with pytest.raises(OptionError, match=named):
             OrderedBatches(ORDER, sizes, bucket_by=buckets).load_state_dict(state)
@@ -197,7 +201,8 @@ def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
         (lambda: Buckets(DS, np.ones(3)), r"bucket_by is float64 \(3,\): .* \(500,\)"),
         (lambda: Buckets(DS, np.full(SIZE, np.nan)), "finite numbers; sample 0 has nan"),
         (lambda: Buckets(DS, batches=0), "batches is 0"),
-        (lambda: Buckets(2), "buckets are of a dataset, not of 2: choose one of sa1bpack.open"),
+        (lambda: Buckets(2), "a int has no fingerprint: choose a dataset of sa1bpack.open"),
+        (lambda: Buckets(Extent(2, "f" * 16)), "buckets are of a dataset, not of Extent"),
         (
             lambda: OrderedBatches(NodeShuffleOrder(DS), 8, bucket_by=Buckets(DS)),
             "by which each rank keeps its part of the shards",

@@ -1,19 +1,16 @@
 """The one state machine of an epoch: what a loader may do in any order, and what state follows."""
 
-import os
 import pickle
 import signal
-import threading
 from dataclasses import dataclass, replace
 
 import pytest
-from forked_child import forked_child
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.order import batches as batches_module
-from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.batches import OrderedBatches, Place
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 
@@ -36,7 +33,7 @@ class Model:
     epoch: int = 0
     start: int = 0
     done: int = 0
-    live: int = 0  # generation of the running iteration; 0: none is
+    live: Place | None = None  # of the running iteration
 
     def batches(self) -> int:
         return -(-(20 - self.start) // 8)
@@ -65,32 +62,31 @@ STEPS = st.lists(
 @example([("load", 1, 8), ("begin",), ("take", 0), ("set_epoch", 1), ("begin",)])
 def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps):
     cursor, model = OrderedBatches(ORDER, 8), Model()
-    begun: list[list] = []  # generation, batches, how many it has taken
+    begun: list[list] = []  # place, how many it has taken
     for name, *values in steps:
         if name == "begin":
             if model.done:
                 model = Model(model.epoch + 1)
-            generation, batches = cursor.begin()
-            assert generation not in [other[0] for other in begun]
-            assert (batches.epoch, batches.start) == (model.epoch, model.start)
-            begun.append([generation, batches, 0])
-            model = replace(model, done=0, live=generation)
+            live = cursor.begin()
+            assert (live.batches.epoch, live.batches.start) == (model.epoch, model.start)
+            begun.append([live, 0])
+            model = replace(model, done=0, live=live)
         elif name == "take":
             if len(begun) <= values[0]:
                 continue
             taker = begun[-1 - values[0]]
-            generation, batches, taken = taker
-            if taken == len(batches):
+            live, taken = taker
+            if taken == len(live.batches):
                 continue
-            if generation == model.live:
-                cursor.check(generation)
-                cursor.took(generation, taken + 1)
-                taker[2] += 1
+            if live is model.live:
+                cursor.check(live)
+                cursor.took(live, taken + 1)
+                taker[1] += 1
                 model = replace(model, done=taken + 1)
             else:
                 for late in (
-                    lambda g=generation: cursor.check(g),
-                    lambda g=generation, n=taken: cursor.took(g, n + 1),
+                    lambda at=live: cursor.check(at),
+                    lambda at=live, n=taken: cursor.took(at, n + 1),
                 ):
                     with pytest.raises(LoaderError, match=ENDED):
                         late()
@@ -98,7 +94,7 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
             cursor.set_epoch(values[0])
             if model.done or values[0] != model.epoch:
                 model = Model(values[0])
-            model = replace(model, live=0)
+            model = replace(model, live=None)
         elif name == "load":
             epoch, samples = values
             cursor.load_state_dict(
@@ -106,13 +102,13 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
             )
             model = Model(epoch + 1) if samples == 20 else Model(epoch, samples)
         elif values and len(begun) > values[0]:
-            generation = begun[-1 - values[0]][0]
-            cursor.end(generation)
-            if generation == model.live:
-                model = replace(model, live=0)
+            live = begun[-1 - values[0]][0]
+            cursor.end(live)
+            if live is model.live:
+                model = replace(model, live=None)
         else:
             cursor.end()
-            model = replace(model, live=0)
+            model = replace(model, live=None)
         assert place(cursor) == model.state()
         assert cursor.epoch == model.epoch
         other = pickle.loads(pickle.dumps(cursor))
@@ -124,19 +120,19 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
 
 def test_a_refused_state_epoch_or_beginning_changes_nothing():
     cursor = OrderedBatches(ORDER, 8)
-    generation, _ = cursor.begin()
-    cursor.took(generation, 1)
+    live = cursor.begin()
+    cursor.took(live, 1)
     with pytest.raises(OptionError, match="a state has the keys"):
         cursor.load_state_dict({})
     with pytest.raises(OptionError, match="epoch is -1"):
         cursor.set_epoch(-1)
-    cursor.took(generation, 2)
+    cursor.took(live, 2)
     assert place(cursor) == (0, 16)
 
 
 @pytest.fixture
 def joining(monkeypatch):
-    """Has a function called where an iteration that begins looks for its rank, under the lock."""
+    """Has a function called where an iteration that begins looks for its rank."""
 
     def of_call(call) -> OrderedBatches:
         made = OrderedBatches(ORDER, 8, rank=None, world_size=None)
@@ -153,27 +149,6 @@ def test_a_refused_beginning_changes_nothing(joining):
     cursor = joining(refused)
     with pytest.raises(LoaderError, match="not here"):
         cursor.begin()
-    assert place(cursor) == (0, 0)
-
-
-def test_a_forked_child_has_a_place_even_if_a_thread_held_the_lock_at_the_fork(joining):
-    parent, begun, forked = os.getpid(), threading.Event(), threading.Event()
-
-    def join():  # called under the lock
-        if os.getpid() == parent:
-            begun.set()
-            assert forked.wait(60)
-
-    cursor = joining(join)
-    thread = threading.Thread(target=cursor.begin)
-    thread.start()
-    assert begun.wait(60)
-    with forked_child() as child:
-        if child == 0:
-            assert cursor.begin()[1].epoch == 0
-        else:
-            forked.set()
-            thread.join(60)
     assert place(cursor) == (0, 0)
 
 

@@ -52,9 +52,7 @@ def test_a_state_belongs_to_a_shuffle_or_to_none():
     ("options", "named"),
     [
         ({"order": "random"}, f"order is 'random': choose one of {ORDERS}, or an"),
-        ({"order": "shuffle"}, "order is 'shuffle': use shuffle=True"),
-        ({"order": "sequential"}, "order is 'sequential': use shuffle=False, the default"),
-        ({"order": "home"}, "order is 'home': use 'by_node'"),
+        ({"order": "shuffle"}, "order is 'shuffle': choose .*; or shuffle=True in its place"),
         ({"shuffle": 1}, "shuffle is 1: choose True or False"),
         ({"shuffle": True, "order": "local"}, "shuffle is True, and an order is given"),
         ({"shuffle": True, "order": SequentialOrder(DS)}, "shuffle is True, and an order is"),
@@ -66,8 +64,8 @@ def test_a_state_belongs_to_a_shuffle_or_to_none():
         ({"batch_size": None}, "no batch size given: choose batch_size, .* or global_batch_size"),
         ({"last": "drop"}, "no option 'last': use drop_last=True or pad_last=True"),
         ({"drop_last": True, "pad_last": True}, "drop_last and pad_last are True: choose one"),
-        ({"world_size": 2}, "rank is None and world_size is 2: give both or neither"),
-        ({"rank": 1}, "rank is 1 and world_size is None: give both or neither"),
+        ({"world_size": 2}, "rank is None: choose a whole number from 0 to 1"),
+        ({"rank": 1}, "world_size is None: choose a whole number from 1"),
         ({"rank": 2, "world_size": 2}, "rank is 2: choose a whole number from 0 to 1"),
     ],
 )

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.loading.order.orders import (
+    Extent,
     Key,
+    ShuffleOrder,
     permutation,
-    shuffle,
     weighted_draws,
     window_order,
     window_plan,
@@ -33,7 +34,7 @@ def test_random_words_are_pinned():
 
 
 def test_a_full_shuffle_of_all_of_sa_1b_is_pinned():
-    order = shuffle(Key(0, 0, FINGERPRINT), 11_185_362)
+    order = ShuffleOrder(Extent(11_185_362, FINGERPRINT)).take(0, 0, 11_185_362)
     assert order[:4].tolist() == [10968324, 2007645, 1544213, 1053547]
     assert xxhash.xxh3_64_hexdigest(order.astype("<u4")) == "a9bc252822ffe373"
 

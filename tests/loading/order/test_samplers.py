@@ -109,7 +109,7 @@ def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
     rest = resumed.current
     assert [rest.number(k) for k in range(len(rest))] == numbers
     with pytest.raises(IndexError, match=f"batch {len(rest)} of {len(rest)}"):
-        rest.number(len(rest))
+        rest[len(rest)]
     whole = EpochBatches(SequentialOrder(EXTENT), size)
     assert [whole.number(k) for k in range(len(whole))] == [*range(len(whole))]
 
@@ -159,10 +159,3 @@ def test_torchs_dataloader_resumes_where_the_consumer_was(workers):
     rest = loader_of(resumed)
     assert torch.cat([*rest]).tolist() == squares(2)[8:]
     assert torch.cat([*rest]).tolist() == squares(3)
-
-
-def test_the_old_attribute_names_the_new_ones():
-    batches = OrderedBatches(SequentialOrder(EXTENT), 6, pad_last=True)
-    with pytest.raises(AttributeError, match=r"'last': see current.drop_last and current.pad_last"):
-        batches.last  # noqa: B018
-    assert (batches.current.drop_last, batches.current.pad_last) == (False, True)
