@@ -99,22 +99,20 @@ def decode_into(
         with code `not-jpeg`, `size-mismatch` (the JPEG does not have the source's size),
         `too-large`, `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage). `planes` are
         then undefined.
-    ValueError
-        `planes` cannot hold the image.
 
     Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
     """
-    sides, depth = [size], (3,)
-    if len(planes) == 3:
-        chroma, depth = (half(size[0]), half(size[1])), ()
-        sides += [chroma, chroma]
-    for plane, (rows, columns) in zip(planes, sides, strict=True):
-        fits = plane.shape[0] >= rows and plane.shape[1] >= columns and plane.shape[2:] == depth
-        if not (fits and plane.dtype == np.uint8 and plane.flags.c_contiguous):
-            raise ValueError(f"{plane.dtype} {plane.shape} cannot hold {rows} x {columns} pixels")
-    words = pixel_words(_stored_image(jpeg, *source, size, resample))
+    header = read_header(jpeg)
+    if (header.height, header.width) != source:
+        raise ImageError(
+            f"JPEG is {header.width} x {header.height} pixels but its annotations say "
+            f"{source[1]} x {source[0]}; the masks would not fit it",
+            "size-mismatch",
+        )
+    words, sides = pixel_words(_stored_image(jpeg, header, *size, resample)), [size]
     if len(planes) == 3:
         rgbx_to_yuv420(words, *planes)
+        sides += [(half(size[0]), half(size[1]))] * 2
     else:
         pack_rgb(words, planes[0])
     for plane, (rows, columns) in zip(planes, sides, strict=True):
@@ -122,81 +120,50 @@ def decode_into(
         plane[rows:] = 0
 
 
-def _stored_image(jpeg, height: int, width: int, size: tuple[int, int], resample: str):
-    """Decode and resize to `size` (h, w): a PIL image, RGB or RGBX."""
-    h, w = size
-    header = read_header(jpeg)
-    if (header.height, header.width) != (height, width):
-        raise ImageError(
-            f"JPEG is {header.width} x {header.height} pixels but its annotations say "
-            f"{width} x {height}; the masks would not fit it",
-            "size-mismatch",
-        )
-    if (resample == "exact" and not decodes_like_pil(header)) or len(header.sampling) == 4:
-        return _resized_by_pil(jpeg, header, h, w)
-    eighths = 8 if resample == "exact" else _dct_eighths(header, h, w)
+def _stored_image(jpeg, header: JpegHeader, h: int, w: int, resample: str) -> Image.Image:
+    """Decode and resize to h x w: RGB or RGBX."""
+    # simplejpeg and PIL agree where PIL uses libjpeg-turbo as well and the file has nothing that
+    # versions treat differently: unusual sampling, a guessed colour space, or a progressive file
+    # with missing scans (which are smoothed).
+    gray = len(header.sampling) == 1
+    usual = gray or header.sampling in _COMMON_SAMPLINGS
+    known_colours = header.jfif if header.adobe_transform is None else header.adobe_transform == 1
+    alike = PIL_HAS_TURBO and header.sequential and usual and (gray or known_colours)
+    if len(header.sampling) == 4 or (resample == "exact" and not alike):
+        # First decoded at 1/8, only to detect errors: PIL does not report damaged data.
+        _decode(jpeg, header, 1, "CMYK" if len(header.sampling) == 4 else "GRAY")
+        try:
+            # Not Image.open: it tries other formats, and its pixel limit is one of the process.
+            image = JpegImagePlugin.JpegImageFile(io.BytesIO(jpeg)).convert("RGB")
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ImageError(
+                f"JPEG that PIL does not read ({error}); re-encode it", "bad-jpeg"
+            ) from error
+        return image.resize((w, h), Image.Resampling.BICUBIC)
+    # The smallest DCT scale at which both sides still reach the stored size. Only these have SIMD
+    # code in libjpeg-turbo. The size of an image of less than 8 pixels does not distinguish them.
+    eighths, height, width = 8, header.height, header.width
+    if resample == "fast" and usual and max(height, width) >= 8:
+        eighths = 1
+        while eighths < 8 and (-(-height * eighths // 8) < h or -(-width * eighths // 8) < w):
+            eighths *= 2
+    rgbx = _decode(jpeg, header, eighths)
     # A DCT-scaled image extends up to one pixel beyond the source's edge; the box excludes that, so
     # that nothing shifts relative to the masks.
     box = (0, 0, width * eighths / 8, height * eighths / 8)
-    rgbx = _decode(jpeg, header, eighths)
     # No copy: PIL keeps a reference to `rgbx`, which outlives the call of resize.
     image = Image.frombuffer("RGBX", rgbx.shape[1::-1], rgbx, "raw", "RGBX", 0, 1)
     return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
 
 
-def _dct_eighths(header: JpegHeader, h: int, w: int) -> int:
-    """The smallest DCT scale, in eighths, at which both sides still reach the stored size.
-
-    Only 1/8, 1/4, 1/2 and 1 have SIMD code in libjpeg-turbo. Images of less than 8 pixels are
-    decoded at 1: their size does not distinguish the scales.
-    """
-    usual = len(header.sampling) == 1 or header.sampling in _COMMON_SAMPLINGS
-    if not usual or max(header.height, header.width) < 8:
-        return 8
-    for eighths in (1, 2, 4):
-        rows, columns = _scaled(header, eighths)
-        if rows >= h and columns >= w:
-            return eighths
-    return 8
-
-
-def _scaled(header: JpegHeader, eighths: int) -> tuple[int, int]:
-    """Return (rows, columns) of the image decoded at eighths/8; libjpeg rounds up."""
-    return -(-header.height * eighths // 8), -(-header.width * eighths // 8)
-
-
-def decodes_like_pil(header: JpegHeader) -> bool:
-    """True if simplejpeg's full decode equals PIL's bit for bit.
-
-    It does if PIL uses libjpeg-turbo as well and the file has nothing that versions treat
-    differently: unusual sampling, a guessed colour space, or a progressive file with missing scans
-    (which are smoothed).
-    """
-    if not PIL_HAS_TURBO or not header.sequential:
-        return False
-    if len(header.sampling) == 1:
-        return True
-    known_colours = header.jfif if header.adobe_transform is None else header.adobe_transform == 1
-    return known_colours and header.sampling in _COMMON_SAMPLINGS
-
-
-class Scratch(threading.local):
+class _Scratch(threading.local):
     """Per thread: the buffer of the decoded image, kept because page faults of a new one cost as
     much as resizing."""
 
-    def __init__(self):
-        self.buffer = np.empty(0, np.uint8)
-
-    def take(self, size: int) -> np.ndarray:
-        """Return at least `size` bytes as uint8, with arbitrary content."""
-        if size > KEPT_SCRATCH:
-            return np.empty(size, np.uint8)
-        if self.buffer.size < size:
-            self.buffer = np.empty(max(size, HUGE_FROM), np.uint8)
-        return self.buffer
+    buffer = np.empty(0, np.uint8)
 
 
-scratch = Scratch()
+_scratch = _Scratch()
 
 
 def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np.ndarray:
@@ -205,17 +172,18 @@ def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np
     `strict` turns every warning of libjpeg-turbo into an error: otherwise it would continue with
     wrong or gray pixels after damaged data.
     """
-    rows, columns = _scaled(header, eighths)
-    full = eighths == 8  # requested as 0: 7/8 of a tiny image could reach its full size
+    rows, columns = -(-header.height * eighths // 8), -(-header.width * eighths // 8)
+    nbytes, buffer = rows * columns * 4, _scratch.buffer
+    if len(buffer) < nbytes:
+        buffer = np.empty(max(nbytes, HUGE_FROM), np.uint8)
+        if nbytes <= KEPT_SCRATCH:
+            _scratch.buffer = buffer
+    # Full size is requested as 0: 7/8 of a tiny image could reach it.
+    least = {"min_height": 0, "min_width": 0}
+    if eighths < 8:
+        least = {"min_height": rows, "min_width": columns}
     try:
-        return simplejpeg.decode_jpeg(
-            jpeg,
-            colours,
-            min_height=0 if full else rows,
-            min_width=0 if full else columns,
-            buffer=scratch.take(rows * columns * 4),
-            strict=True,
-        )
+        return simplejpeg.decode_jpeg(jpeg, colours, **least, buffer=buffer, strict=True)
     except ValueError as error:
         reason = str(error)
     # A file cut between two scans also fails in other ways, but lacks its end-of-image marker.
@@ -231,56 +199,17 @@ def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np
     )
 
 
-def _resized_by_pil(jpeg, header: JpegHeader, h: int, w: int) -> Image.Image:
-    """Decode and resize with PIL alone, for JPEGs that simplejpeg decodes differently."""
-    # First decoded at 1/8, only to detect errors: PIL does not report damaged data.
-    _decode(jpeg, header, 1, "CMYK" if len(header.sampling) == 4 else "GRAY")
-    try:
-        # Not Image.open: it tries other formats, and its pixel limit is a setting of the process.
-        image = JpegImagePlugin.JpegImageFile(io.BytesIO(jpeg)).convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ImageError(
-            f"JPEG that PIL does not read ({error}); re-encode it", "bad-jpeg"
-        ) from error
-    return image.resize((w, h), Image.Resampling.BICUBIC)
-
-
 # ------------------------------------------------------------------------------- memory of PIL
 # Pixels are read where PIL has them, through Arrow's C data interface, which numpy does not read:
 # https://arrow.apache.org/docs/format/CDataInterface.html. `np.asarray(image)` copies every pixel
 # twice.
 
 
-class _ArrowArray(ctypes.Structure):
-    """`struct ArrowArray` as far as it matters: lengths and offset in elements."""
-
-
-_ArrowArray._fields_ = [
-    *((name, ctypes.c_int64) for name in ("length", "null_count", "offset")),
-    *((name, ctypes.c_int64) for name in ("n_buffers", "n_children")),
-    ("buffers", ctypes.POINTER(ctypes.c_void_p)),
-    ("children", ctypes.POINTER(ctypes.POINTER(_ArrowArray))),
-]
-
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-
-
-class _Exported:
-    """Memory as numpy's array interface describes it. An array made from this object keeps it.
-
-    The capsule keeps the memory: its destructor is what releases it, also when the image is gone.
-    """
-
-    def __init__(self, capsule: object, address: int, shape: tuple[int, int]):
-        self._capsule = capsule
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": shape,
-            "typestr": "<u4",
-            "data": (address, True),
-        }
+# `struct ArrowArray` in words: where the addresses of its buffers and of its children are.
+_BUFFERS, _CHILDREN, _WORDS = 5, 6, 7
 
 
 def pixel_words(image: Image.Image) -> np.ndarray:
@@ -291,23 +220,24 @@ def pixel_words(image: Image.Image) -> np.ndarray:
     (2048 x 2048 pixels are one block), and pads rows if PILLOW_ALIGNMENT is set.
     """
     width, height = image.size
-    if Image.core.get_alignment() > 1:  # the export takes no account of the padding
-        return _copied(image)
     try:
-        _, capsule = image.__arrow_c_array__()
+        # The export takes no account of padding.
+        capsule = None if Image.core.get_alignment() > 1 else image.__arrow_c_array__()[1]
     except ValueError:  # several blocks
-        return _copied(image)
-    pixels = _ArrowArray.from_address(_capsule_pointer(capsule, b"arrow_array"))
-    channels = pixels.children[0].contents  # pixels are lists of four bytes; these are the bytes
-    assert (pixels.length, pixels.offset) == (height * width, 0), "PIL exported another image"
-    assert (channels.length, channels.offset) == (4 * height * width, 0), "pixels are not 4 bytes"
-    return np.asarray(_Exported(capsule, channels.buffers[1], (height, width)))
-
-
-def _copied(image: Image.Image) -> np.ndarray:
-    """The pixels in new memory, with zero as the highest byte of an RGB image."""
-    rgbx = image if image.mode == "RGBX" else image.convert("RGBX")
-    return np.asarray(rgbx).view("<u4")[..., 0]
+        capsule = None
+    if capsule is None:
+        rgbx = image if image.mode == "RGBX" else image.convert("RGBX")
+        return np.asarray(rgbx).view("<u4")[..., 0]
+    # Pixels are lists of four bytes; the bytes are their child.
+    whole = (ctypes.c_size_t * _WORDS).from_address(_capsule_pointer(capsule, b"arrow_array"))
+    child = ctypes.c_size_t.from_address(whole[_CHILDREN]).value
+    buffers = (ctypes.c_size_t * _WORDS).from_address(child)[_BUFFERS]
+    data = (ctypes.c_size_t * 2).from_address(buffers)[1]
+    memory = (ctypes.c_uint32 * (height * width)).from_address(data)
+    memory.capsule = capsule  # whose destructor releases the memory, also when the image is gone
+    words = np.frombuffer(memory, "<u4").reshape(height, width)
+    words.flags.writeable = False
+    return words
 
 
 @intrinsic

@@ -44,9 +44,9 @@ def stored_size(height: int, width: int, image_size: int, fit: str) -> tuple[int
     """
     if fit == "squash":
         return image_size, image_size
-    longer = max(height, width)
-    h, w = (max(1, (2 * n * image_size + longer) // (2 * longer)) for n in (height, width))
-    return h, w
+    longer, doubled = max(height, width), 2 * image_size
+    h = max(1, (height * doubled + longer) // (2 * longer))
+    return h, max(1, (width * doubled + longer) // (2 * longer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +77,27 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
             f"not a JPEG: it starts with {bytes(jpeg[:8]).hex(' ') or 'nothing'}, not with ff d8",
             "not-jpeg",
         )
-    frame = None
-    jfif, adobe = False, None
+    frame, jfif, adobe = None, False, None
     for marker, body, end in _segments(jpeg):
         if marker == _SOS:
             scan, data_at = body, end
         elif marker in _START_OF_FRAME and frame is None:
-            if len(body) < 6 or len(body) < 6 + 3 * body[5]:
-                raise ImageError(f"JPEG with a frame header of only {len(body)} bytes", "bad-jpeg")
-            frame, frame_marker = body[: 6 + 3 * body[5]], marker
+            frame, frame_marker = body, marker
         elif marker == _APP0 and body[:5] == b"JFIF\0":
             jfif = True
         elif marker == _APP14 and body[:5] == b"Adobe" and len(body) >= 12:
             adobe = body[11]
     if frame is None:
         raise ImageError("JPEG without a frame header before its first scan", "bad-jpeg")
-    height, width = frame[1] << 8 | frame[2], frame[3] << 8 | frame[4]
-    if not height or not width or not frame[5]:
+    whole = len(frame) >= 6 and frame[5] and len(frame) >= 6 + 3 * frame[5]
+    height, width = int.from_bytes(frame[1:3]), int.from_bytes(frame[3:5])
+    if not whole or not height or not width:
         raise ImageError(
-            f"JPEG of {width} x {height} pixels and {frame[5]} components; all must be above 0",
+            f"JPEG of {width} x {height} pixels, with {len(frame)} bytes of frame header: damaged, "
+            "fetch it again",
             "bad-jpeg",
         )
+    frame = frame[: 6 + 3 * frame[5]]
     components = frame[6::3]
     sampling = tuple((factors >> 4, factors & 15) for factors in frame[7::3])
     sequential = frame_marker in _SEQUENTIAL
@@ -118,25 +118,20 @@ def _segments(jpeg):
     at, marker = 2, None
     try:
         while marker != _SOS:
-            if jpeg[at] != 0xFF:
-                raise ImageError(
-                    f"JPEG with byte {jpeg[at]:02x} at offset {at}, where a marker is expected",
-                    "bad-jpeg",
-                )
+            start, is_marker = at, jpeg[at] == 0xFF
             while jpeg[at] == 0xFF:  # any number of fill bytes
                 at += 1
             marker = jpeg[at]
             at += 1
-            if marker in _STANDALONE:
+            if is_marker and marker in _STANDALONE:
                 continue
-            if marker in (0, _SOI, _EOI):
-                raise ImageError(
-                    f"JPEG with marker ff {marker:02x} before its first scan", "bad-jpeg"
-                )
-            length = jpeg[at] << 8 | jpeg[at + 1]
+            is_marker = is_marker and marker not in (0, _SOI, _EOI)
+            length = jpeg[at] << 8 | jpeg[at + 1] if is_marker else 0
             if length < 2:
                 raise ImageError(
-                    f"JPEG segment ff {marker:02x} of length {length}; the minimum is 2", "bad-jpeg"
+                    f"JPEG with {bytes(jpeg[start : start + 4]).hex(' ')} at offset {start}, where "
+                    "a segment of its header is expected; fetch it again",
+                    "bad-jpeg",
                 )
             _ = jpeg[at + length - 1]  # its last byte is there
             body = bytes(jpeg[at + 2 : at + length])

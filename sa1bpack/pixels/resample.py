@@ -53,25 +53,6 @@ def normal(mean: np.ndarray, std: np.ndarray) -> Normal:
     return Normal(mean, std, (values - mean[:, None]) / std[:, None])
 
 
-def _readable(image: np.ndarray, part: Part, out: np.ndarray) -> np.ndarray:
-    """A read-only, C-contiguous view of an image: one compiled kernel for all.
-
-    Raises ValueError if the part is not one of `out`: callers have checked their arguments, and
-    this keeps a mistake from writing elsewhere.
-    """
-    rows = 0 <= part.start <= part.stop <= out.shape[1] and part.kept_rows <= out.shape[1]
-    if not (
-        rows
-        and part.kept_columns <= out.shape[2]
-        and out.shape[0] == image.shape[2] == 3
-        and out.flags.carray
-    ):
-        raise ValueError(f"cannot write {part} from {image.shape} to {out.shape}")
-    image = np.ascontiguousarray(image).view()
-    image.flags.writeable = False
-    return image
-
-
 # ------------------------------------------------------------------------------------ axis-aligned
 
 
@@ -79,17 +60,14 @@ class Taps(NamedTuple):
     """The filter of one axis.
 
     first    int64 (n,): the first input pixel under the filter of each output pixel
-    weights  float32 (k, n): of this and the following input pixels; their sum is 1, or 0 where the
-             filter reaches no pixel
+    weights  float32 (k, n), k >= 2: of this and the following input pixels; their sum is 1, or 0
+             where the filter reaches no pixel
+    copies   whether each output pixel is one input pixel
     """
 
     first: np.ndarray
     weights: np.ndarray
-
-    @property
-    def copies(self) -> bool:
-        """True if each output pixel is one input pixel."""
-        return len(self.weights) == 1
+    copies: bool
 
 
 @njit
@@ -133,9 +111,10 @@ def make_taps(at: np.ndarray, scale: float, length: int) -> Taps:
     """
     support = max(abs(scale), 1.0)
     first = np.empty(len(at), np.int64)
-    weights = np.zeros((len(at), int(min(2 * support + 2, length))))
+    weights = np.zeros((len(at), int(max(min(2 * support + 2, length), 2))))
     used = _fill_taps(at, support, length, first, weights)
-    return Taps(first, np.ascontiguousarray(weights[:, :used].T, np.float32))
+    weights = np.ascontiguousarray(weights[:, : max(used, 2)].T, np.float32)
+    return Taps(first, weights, used == 1)
 
 
 @njit
@@ -156,10 +135,6 @@ def _mix_rows(flat, y, i, low, high, line):
     """Bytes low..high of the rows under the filter of row i, into `line`."""
     first, weights, last = y.first[i], y.weights, len(flat) - 1
     upper, a = flat[first], weights[0, i]
-    if len(weights) == 1:
-        for p in range(low, high):
-            line[p] = a * np.float32(upper[p])
-        return
     # The second row may lie outside, without weight.
     lower, b = flat[min(first + 1, last)], weights[1, i]
     for p in range(low, high):
@@ -224,16 +199,12 @@ def resample_rows(
     """Make part of an output under an axis-aligned map. Releases the GIL.
 
     Args:
-        image: uint8 (H, W, 3), C-contiguous.
+        image: uint8 (H, W, 3), C-contiguous, writable.
         y, x: for `out`, within the image.
         normal: see `Normal`.
         part: see `Part`.
         out: float32 (3, h, w), C-contiguous.
     """
-    for taps, length, side in zip((y, x), image.shape, out.shape[1:], strict=False):
-        if len(taps.first) != side or taps.first.min() < 0 or taps.first.max() >= length:
-            raise ValueError(f"filters for {len(taps.first)} of {side} pixels, up to {length}")
-    image = _readable(image, part, out)
     _clear(part, out)
     if y.copies and x.copies:
         _copy(image, y, x, normal.table, part, out)
@@ -349,9 +320,5 @@ def resample_affine_rows(
             `places` are not 0.
         out: float32 (3, h, w), C-contiguous.
     """
-    fits = all(1 <= n <= side for n, side in zip(stored, image.shape, strict=False))
-    if not fits or min(places.support) < 1:
-        raise ValueError(f"{stored} pixels of {image.shape}, filters of {places.support}")
-    image = _readable(image, part, out)
     weights = np.empty((2, int(2 * max(places.support)) + 2), np.float32)
     _resample_affine(image, stored, places, normal, part, weights, out)

@@ -12,7 +12,6 @@ This module uses numpy and numba only, so that readers, which never decode a JPE
 import numpy as np
 from llvmlite import ir
 
-from sa1bpack.errors import OptionError
 from sa1bpack.kernels import intrinsic, memcpy, njit, types
 
 PIXELS = 32  # per vector
@@ -30,21 +29,8 @@ def yuv420_to_rgb(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> np.ndarray:
     """Planes to (h, w, 3) uint8 RGB, as libjpeg decodes them.
 
     y is (h, w), cb and cr are (h / 2, w / 2), halves rounded up, all uint8, without the padding of
-    a canvas, which would bleed into the image. Raises OptionError for other shapes or dtypes.
+    a canvas, which would bleed into the image.
     """
-    expected = tuple(half(side) for side in y.shape)
-    planes = {"y": y, "cb": cb, "cr": cr}
-    if (
-        y.ndim != 2
-        or not y.size
-        or not (cb.shape == cr.shape == expected)
-        or {plane.dtype for plane in planes.values()} != {np.dtype(np.uint8)}
-    ):
-        found = ", ".join(f"{name} {p.dtype} {p.shape}" for name, p in planes.items())
-        raise OptionError(
-            f"planes of one image must be uint8 of shapes (h, w) and twice (h / 2, w / 2), halves "
-            f"rounded up, not {found}"
-        )
     height, width = y.shape
     source = np.concatenate([plane.reshape(-1) for plane in (y, cb, cr)])
     rgb = np.empty((height, width, 3), np.uint8)

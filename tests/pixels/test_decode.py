@@ -205,17 +205,3 @@ def test_threads_do_not_share_their_buffers():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(80)))
-
-
-@pytest.mark.parametrize(
-    "out",
-    [
-        np.zeros((64, 64, 3), np.int8), np.zeros((64, 64), np.uint8),
-        np.zeros((64, 64, 4), np.uint8), np.zeros((64, 128, 3), np.uint8)[:, ::2],
-        np.zeros((64, 63, 3), np.uint8), np.zeros((44, 64, 3), np.uint8),
-    ],
-)  # fmt: skip
-def test_an_unusable_out_is_refused(out):
-    """Before anything is decoded."""
-    with pytest.raises(ValueError, match="cannot hold 45 x 64 pixels"):
-        decode_into(jpeg(), (H, W), (45, 64), (out,))

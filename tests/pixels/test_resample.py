@@ -111,17 +111,3 @@ def test_a_filter_outside_the_image_has_no_weight_and_reads_inside():
     for low, high in ((-1e6, -1e5), (1e5, 1e6), (-30, -20), (70, 90)):
         found = taps(low, high, 8, W)
         assert not found.weights.any() and found.first.min() >= 0 and found.first.max() < W
-
-
-def test_nothing_is_written_outside_the_array():
-    image, y, x = picture(), taps(0, H, H, H), taps(0, W, W, W)
-    values, out = normal(MEAN, STD), np.zeros((3, H, W), np.float32)
-    parts = ((H + 1, W), (0, H)), ((H, W + 1), (0, H)), ((H, W), (0, H + 1)), ((H, W), (-1, 3))
-    for keep, rows in parts:
-        with pytest.raises(ValueError, match="cannot write"):
-            resample_rows(image, y, x, values, Part(*rows, *keep), out)
-    part = Part(0, H, H, W)
-    for other in ((image[:20], y, x), (image, x, y)):
-        with pytest.raises(ValueError, match="filters for"):
-            resample_rows(*other, values, part, out)
-    assert not out.any()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from jpegs import by_pil, jpeg_of, picture, psnr
 from PIL import Image, features
 
-from sa1bpack.errors import OptionError
 from sa1bpack.packing.options import FITS
 from sa1bpack.pixels.decode import decode_into
 from sa1bpack.pixels.header import stored_size
@@ -168,20 +167,6 @@ def test_half_the_bytes_keep_the_quality_of_the_sample_photographs(sample_tar):
             decode_into(photo, (height, width), (h, w), planes, resample)
             found = psnr(yuv420_to_rgb(*planes), truth)
             assert found > least, (resample, found)
-
-
-@pytest.mark.parametrize(
-    "planes",
-    [
-        (np.zeros((4, 4), np.uint8), np.zeros((2, 2), np.uint8), np.zeros((2, 1), np.uint8)),
-        (np.zeros((4, 4, 1), np.uint8), np.zeros((2, 2), np.uint8), np.zeros((2, 2), np.uint8)),
-        (np.zeros((0, 4), np.uint8), np.zeros((0, 2), np.uint8), np.zeros((0, 2), np.uint8)),
-        (np.zeros((4, 4)), np.zeros((2, 2)), np.zeros((2, 2))),
-    ],
-)
-def test_planes_that_are_not_of_one_image_are_refused(planes):
-    with pytest.raises(OptionError, match="planes of one image"):
-        yuv420_to_rgb(*planes)
 
 
 def test_converting_needs_neither_pil_nor_a_jpeg_decoder():

@@ -176,7 +176,7 @@ def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
     frame, values = sampling.frame, normal(*sampling.normal.values)
     size = height, _ = frame.canvas
     made = memory.empty((len(sampling.images), 3, *size), torch.float32)
-    data, target = sampling.images.numpy(), made.numpy()
+    data, target = sampling.images.contiguous().numpy(), made.numpy()
     lengths, kept = sampling.stored.tolist(), frame.kept(size).tolist()
     if frame.window is None:
         centers = [at.numpy() for at in frame.maps.centers(*size)]
