@@ -41,44 +41,47 @@ def check_array(
     Raises:
         OptionError: it is not; the message has the dtype and shape found.
     """
-    if is_kind := isinstance(array, kind):
-        dtypes, sides, ends = dtype.split(" or "), tuple(array.shape), shape
+    found = f"a {type(array).__qualname__}, no {kind.__module__}.{kind.__qualname__}"
+    if isinstance(array, kind):
+        found = f"{array.dtype} {tuple(array.shape)}".removeprefix("torch.")
+        sides, ends = tuple(array.shape), shape
         if shape[:1] == ("...",):
             sides, ends = sides[1 - len(shape) :], shape[1:]
         fits = len(sides) == len(ends) and all(
             side == end or isinstance(end, str) for side, end in zip(sides, ends, strict=True)
         )
-        if fits and str(array.dtype).removeprefix("torch.") in dtypes:
+        if fits and found.split()[0] in dtype.split(" or "):
             return
-        found = f"{array.dtype} {tuple(array.shape)}".removeprefix("torch.")
-    else:
-        found = f"a {type(array).__module__}.{type(array).__qualname__}".replace("builtins.", "")
     expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-    what_kind = "" if is_kind else f"a {kind.__module__}.{kind.__qualname__} of "
-    raise OptionError(f"{name} must be {what_kind}{dtype} {expected}{what}, got {found}")
+    raise OptionError(f"{name} must be {dtype} {expected}{what}, got {found}")
 
 
-def read_only(name: str, array: Any, dtype: type) -> np.ndarray:
-    """A frozen view of a 1-D array. Raises OptionError for anything but an array of `dtype`."""
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-        check_array(name, array, np.dtype(dtype).name, ("n",))
-    return frozen(array)
+def checked_parts(
+    names: tuple[str, str], values: np.ndarray, dtype: type, offset: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return an array and the offsets of its parts (CSR) as the kernels expect them.
 
+    The first offset need not be 0: a slice of a larger offset array is allowed.
 
-def check_offsets(name: str, offset: np.ndarray, length: int) -> None:
-    """Check that `offset` (int64, n + 1) is non-decreasing and within 0 to `length`.
-
-    The first offset need not be 0: a slice of a larger CSR offset array is allowed.
+    Args:
+        names: of the two, for the message.
+        values: `dtype` (r,).
+        offset: int64 (n + 1,), non-decreasing and within 0 to r.
 
     Raises:
-        OptionError: it is not.
+        OptionError: an array has the wrong dtype or the offsets do not fit.
     """
+    for name, array, kind in zip(names, (values, offset), (dtype, np.int64), strict=True):
+        if not isinstance(array, np.ndarray) or array.dtype != kind or array.ndim != 1:
+            check_array(name, array, np.dtype(kind).name, ("n",))
     # Compared, not subtracted: a difference of two int64 may overflow.
-    if not len(offset) or offset[0] < 0 or offset[-1] > length or (offset[1:] < offset[:-1]).any():
+    falls = (offset[1:] < offset[:-1]).any()
+    if not len(offset) or offset[0] < 0 or offset[-1] > len(values) or falls:
         raise OptionError(
-            f"{name} must be non-decreasing from >= 0 to <= {length}, one more than there are "
-            f"masks; of its {len(offset)} the first is {offset[:1]}, the last {offset[-1:]}"
+            f"{names[1]} must be non-decreasing from >= 0 to <= {len(values)}, one more than there "
+            f"are masks; of its {len(offset)} the first is {offset[:1]}, the last {offset[-1:]}"
         )
+    return frozen(values), frozen(offset)
 
 
 @njit
@@ -97,15 +100,8 @@ def _first_bad_mask(run_ends, run_offset, pixels):
 
 
 def checked_runs(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return run ends and offsets as the kernels expect them; what the ends are is not checked.
-
-    Raises:
-        OptionError: an array has the wrong dtype or the offsets do not fit the runs.
-    """
-    run_ends = read_only("run_ends", run_ends, np.int32)
-    run_offset = read_only("run_offset", run_offset, np.int64)
-    check_offsets("run_offset", run_offset, len(run_ends))
-    return run_ends, run_offset
+    """`checked_parts` of run ends; what the ends are is not checked."""
+    return checked_parts(("run_ends", "run_offset"), run_ends, np.int32, run_offset)
 
 
 def check_image_runs(
@@ -132,21 +128,13 @@ def check_image_runs(
     return run_ends, run_offset
 
 
-def bits_for(masks: int, rows: int, columns: int, out: np.ndarray | None) -> np.ndarray:
-    """Return `out`, or a new array, for packed bits: uint8 (masks, rows, ceil(columns / 8)).
-
-    Raises:
-        OptionError: `out` cannot be used.
-    """
-    shape = (masks, rows, -(-columns // 8))
-    if out is None:
-        return np.empty(shape, np.uint8)
-    if out.dtype != np.uint8 or out.shape != shape or not out.flags.carray:
-        raise OptionError(
-            f"out must be a writable C-contiguous array of uint8 {shape}, "
-            f"got {out.dtype} {out.shape}"
-        )
-    return out
+def check_out(out: np.ndarray | None, masks: int, rows: int, columns: int) -> None:
+    """Raise OptionError unless `out` can take packed bits, uint8 (masks, rows, ceil(columns / 8)),
+    or is None."""
+    if out is not None:
+        check_array("out", out, "uint8", (masks, rows, -(-columns // 8)))
+        if not out.flags.carray:
+            raise OptionError("out must be writable and C-contiguous")
 
 
 def mask_error(mask: int, masks: int, fault: str) -> MaskError:

@@ -71,7 +71,7 @@ _TOP = np.uint64(56)
 
 
 @njit
-def _unpack_row(line, columns, table, words, cells, out):
+def _unpack_row(line, columns, words, cells, out):
     """Unpack the first `columns` cells of a row of bits into `out`. Returns how many are set.
 
     words, cells  scratch for one row, uint64 and the same memory as uint8
@@ -79,11 +79,11 @@ def _unpack_row(line, columns, table, words, cells, out):
     count = np.uint64(0)
     whole = columns >> 3
     for b in range(whole):
-        word = table[line[b]]
+        word = _CELLS[line[b]]
         words[b] = word
         count += (word * _ONES) >> _TOP
     if columns & 7:
-        word = table[line[whole] & np.uint8((1 << (columns & 7)) - 1)]
+        word = _CELLS[line[whole] & np.uint8((1 << (columns & 7)) - 1)]
         words[whole] = word
         count += (word * _ONES) >> _TOP
     # Not out[:columns] = cells[:columns]: what numba checks for that takes seconds to compile.
@@ -100,19 +100,38 @@ def _is_empty(line):
 
 
 @njit
-def _fill(bits, places, keep, table, words, cells, out, counts):
+def fill_cells(bits, places, keep, out, counts):
+    """Unpack masks into some rows of a larger array.
+
+    Args:
+        bits: uint8 (n, h, ceil(w / 8)), C-contiguous, lowest bit first.
+        places: int64 (n,), where each mask goes, 0 to len(out) - 1.
+        keep: rows and columns, 0 to h and 0 to w: cells beyond them become 0.
+        out: uint8 (k, h, w), C-contiguous; the masks at `places` are overwritten completely.
+        counts: int64 (k,); gets the number of cells of each mask, at its place.
+    """
+    words = np.empty(bits.shape[2], np.uint64)
+    cells = words.view(np.uint8)
     for m in range(len(places)):
         mask = out[places[m]]
         mask[:] = 0
         count = np.int64(0)
         for i in range(keep[0]):
             if not _is_empty(bits[m, i]):
-                count += _unpack_row(bits[m, i], keep[1], table, words, cells, mask[i])
+                count += _unpack_row(bits[m, i], keep[1], words, cells, mask[i])
         counts[places[m]] = count
 
 
 @njit
-def _take(masks, packed, places, rows, columns, keep, out, counts):
+def take_cells(masks, packed, places, rows, columns, keep, out, counts):
+    """Put selected rows and columns of masks into some rows of a larger array, as `fill_cells`.
+
+    Args:
+        masks: uint8 (n, s, t), 0 or 1, or if `packed` (n, s, t / 8), lowest bit first.
+        rows: int64 (h,), 0 to s - 1, the row of the grid for each row of the output.
+        columns: int64 (w,), 0 to t - 1.
+        places, keep, out, counts: see `fill_cells`.
+    """
     for m in range(len(places)):
         mask = out[places[m]]
         mask[:] = 0
@@ -136,10 +155,20 @@ def _take(masks, packed, places, rows, columns, keep, out, counts):
 
 
 @njit
-def _take_affine(masks, packed, places, steps, side, visible, out, counts):
+def take_affine(masks, packed, places, steps, visible, out, counts):
+    """Put cells of masks under an affine map into some rows of a larger array.
+
+    Args:
+        steps: int64 (2, 3): cell (i, j) of the output is the cell of the grid at x and y, which are
+            [..., 0] j + [..., 1] i + [..., 2] in units of 2**-32 cells; the nearest one if that is
+            outside.
+        visible: bool (h, w): False makes a cell of the output 0.
+        masks, packed: see `take_cells`, with s = t.
+        places, out, counts: see `fill_cells`.
+    """
     for m in range(len(places)):
         mask, grid = out[places[m]], masks[m]
-        count = np.int64(0)
+        count, side = np.int64(0), len(grid)
         for i in range(mask.shape[0]):
             x_row, y_row = steps[0, 1] * i + steps[0, 2], steps[1, 1] * i + steps[1, 2]
             for j in range(mask.shape[1]):
@@ -153,93 +182,7 @@ def _take_affine(masks, packed, places, steps, side, visible, out, counts):
         counts[places[m]] = count
 
 
-def fill_cells(
-    bits: np.ndarray, places: np.ndarray, keep: tuple[int, int], out: np.ndarray, counts: np.ndarray
-) -> None:
-    """Unpack masks into some rows of a larger array. Releases the GIL.
-
-    Args:
-        bits: uint8 (n, h, ceil(w / 8)), C-contiguous, lowest bit first.
-        places: int64 (n,), where each mask goes, 0 to len(out) - 1.
-        keep: rows and columns, 0 to h and 0 to w: cells beyond them become False.
-        out: bool (k, h, w), C-contiguous; the masks at `places` are overwritten completely.
-        counts: int64 (k,); gets the number of cells of each mask, at its place.
-    """
-    _check(bits, places, keep, out, counts, bits.shape[1:] == (out.shape[1], -(-out.shape[2] // 8)))
-    words = np.empty(bits.shape[2], np.uint64)
-    cells = words.view(np.uint8)
-    _fill(frozen(bits), places, keep, _CELLS, words, cells, out.view(np.uint8), counts)
-
-
-def take_cells(
-    masks: np.ndarray,
-    places: np.ndarray,
-    rows: np.ndarray,
-    columns: np.ndarray,
-    keep: tuple[int, int],
-    out: np.ndarray,
-    counts: np.ndarray,
-) -> None:
-    """Put selected rows and columns of masks into some rows of a larger array, as `fill_cells`.
-
-    Args:
-        masks: bool (n, s, t), or bits uint8 (n, s, t / 8), C-contiguous, lowest bit first.
-        rows: int64 (h,), 0 to s - 1, the row of the grid for each row of the output.
-        columns: int64 (w,), 0 to t - 1.
-        places, keep, out, counts: see `fill_cells`.
-    """
-    packed = masks.dtype == np.uint8
-    sides = masks.shape[1], masks.shape[2] * (8 if packed else 1)
-    inside = all(
-        index.min() >= 0 and index.max() < side
-        for index, side in zip((rows, columns), sides, strict=True)
-    )
-    fits = inside and (len(rows), len(columns)) == out.shape[1:]
-    _check(masks, places, keep, out, counts, fits)
-    masks = frozen(masks.view(np.uint8))
-    _take(masks, packed, places, rows, columns, keep, out.view(np.uint8), counts)
-
-
-def take_affine(
-    masks: np.ndarray,
-    places: np.ndarray,
-    steps: np.ndarray,
-    visible: np.ndarray,
-    out: np.ndarray,
-    counts: np.ndarray,
-) -> None:
-    """Put cells of masks under an affine map into some rows of a larger array.
-
-    Args:
-        masks: bool (n, s, s), or bits uint8 (n, s, s / 8), C-contiguous, lowest bit first.
-        steps: int64 (2, 3): cell (i, j) of the output is the cell of the grid at x and y, which are
-            [..., 0] j + [..., 1] i + [..., 2] in units of 2**-32 cells; the nearest one if that is
-            outside.
-        visible: bool (h, w): False makes a cell of the output False.
-        places, out, counts: see `fill_cells`.
-    """
-    side, packed = masks.shape[1], masks.dtype == np.uint8
-    square = masks.shape[2] * (8 if packed else 1) == side
-    _check(masks, places, out.shape[1:], out, counts, square and visible.shape == out.shape[1:])
-    masks, visible = frozen(masks.view(np.uint8)), frozen(visible.view(np.uint8))
-    _take_affine(masks, packed, places, steps, side, visible, out.view(np.uint8), counts)
-
-
-def _check(masks, places, keep, out, counts, fits: bool) -> None:
-    """Callers have checked their arguments; this keeps a mistake from writing elsewhere."""
-    inside = not len(places) or (places.min() >= 0 and places.max() < len(out))
-    kept = all(0 <= n <= side for n, side in zip(keep, out.shape[1:], strict=True))
-    counted = len(masks) == len(places) and len(counts) == len(out)
-    if not (fits and inside and kept and counted and out.flags.carray):
-        raise ValueError(
-            f"cannot place masks of {masks.shape} in {out.shape}, {keep} cells of each"
-        )
-
-
 # --------------------------------------------------------------------------------------- distances
-
-# The squares of two sides of this length fit into an int32.
-MAX_GRID = 16_384
 
 
 def squared_distances(masks: np.ndarray) -> np.ndarray:
@@ -249,23 +192,15 @@ def squared_distances(masks: np.ndarray) -> np.ndarray:
     (Felzenszwalb and Huttenlocher, "Distance Transforms of Sampled Functions", 2012).
 
     Args:
-        masks: bool (T, h, w); beyond the border all is outside.
+        masks: bool (T, h, w), sides of at most 16,384; beyond the border all is outside.
 
     Returns:
         int32 (T, h, w), in cells; 0 outside the mask.
-
-    Raises:
-        OptionError: it is no such array, or a side exceeds MAX_GRID.
 
     Examples:
         >>> squared_distances(np.ones((1, 3, 3), np.bool_))[0].tolist()
         [[1, 1, 1], [1, 4, 1], [1, 1, 1]]
     """
-    if masks.dtype != np.bool_ or masks.ndim != 3 or max(masks.shape[1:]) > MAX_GRID:
-        raise OptionError(
-            f"masks is {masks.dtype} {masks.shape}: give bool (T, h, w), with sides of at most "
-            f"{MAX_GRID}"
-        )
     found = np.empty(masks.shape, np.int32)
     _squared_distances(np.ascontiguousarray(masks).view(np.uint8), found)
     return found

@@ -35,6 +35,7 @@ from sa1bpack.masks.raster import check_image
 
 REGIONS = ("inside", "boundary", "outside")
 _FLOATS = "float32 or float64"
+BOX_TYPES = f"int64 or int32 or {_FLOATS}"
 _WHOLE, _RIM = 1, 2  # which pixels of a stretch count: all, or those at the image's top and bottom
 
 
@@ -162,7 +163,7 @@ def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, modulo, pix
 
 
 def find_pixels(
-    runs: tuple[np.ndarray, np.ndarray, int, int],
+    image: tuple[np.ndarray, np.ndarray, int, int],
     region: str,
     boxes: np.ndarray | None,
     numbers: np.ndarray | None,
@@ -171,33 +172,45 @@ def find_pixels(
     """Count the pixels of a region of every mask of one image, and find some of them.
 
     Args:
-        runs: run_ends, run_offset, height and width, as in `count_pixels`; region and boxes, too.
-        numbers: int64 (n, k), of the pixels to find; None: none.
-        modulo: whether they are numbers modulo the count.
+        image: its run_ends, run_offset, height and width.
+        region, boxes, numbers: see `check_asked`.
+        modulo: whether the numbers are modulo the count.
 
     Returns:
         int64 (n,), the counts, and int64 (n, k, 2), as in `nth_pixels`.
     """
-    run_ends, run_offset, height, width = runs
+    *runs, height, width = image
     height, width = check_image(height, width)
-    run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
-    choice("region", region, REGIONS)
-    masks = len(run_offset) - 1
-    boxes = np.empty((0, 4), np.int64) if boxes is None else pixel_boxes(boxes, (masks, 4))
+    run_ends, run_offset = check_image_runs(*runs, height * width)
+    asked = check_asked(len(run_offset) - 1, region, boxes, numbers)
+    boxes = np.empty((0, 4), np.int64) if boxes is None else asked
     if numbers is None:
-        numbers = np.empty((masks, 0), np.int64)
-    check_array("numbers", numbers, "int64", (masks, "k"))
+        numbers = np.empty((len(run_offset) - 1, 0), np.int64)
     pixels = np.empty((*numbers.shape, 2), np.int64)
-    asked = REGIONS.index(region), frozen(boxes), frozen(numbers), modulo, pixels
-    return _find_pixels(run_ends, run_offset, (height, width), *asked), pixels
+    given = REGIONS.index(region), frozen(boxes), frozen(numbers), modulo, pixels
+    return _find_pixels(run_ends, run_offset, (height, width), *given), pixels
 
 
-def pixel_boxes(boxes: Any, shape: tuple[int | str, ...], kind: type = np.ndarray) -> Any:
-    """Boxes as int64, with whole edges around the pixels whose centres they hold; of any numbers.
+def check_asked(masks: int, region: str, boxes: Any, numbers: Any, kind: type = np.ndarray) -> Any:
+    """Check what is asked about masks.
 
-    Raises OptionError unless they are an array of this kind and shape, see `check_array`.
+    Args:
+        region, boxes: as in `count_pixels`.
+        numbers: int64 (n, k), of the pixels to find; None: none.
+        kind: of the arrays, see `check_array`.
+
+    Returns:
+        The boxes as int64, with whole edges around the pixels whose centres they hold, or None.
+
+    Raises:
+        OptionError: the region, a dtype or a shape is wrong.
     """
-    check_array("boxes", boxes, f"int64 or int32 or {_FLOATS}", shape, kind=kind)
+    choice("region", region, REGIONS)
+    if numbers is not None:
+        check_array("numbers", numbers, "int64", (masks, "k"), kind=kind)
+    if boxes is None:
+        return None
+    check_array("boxes", boxes, BOX_TYPES, (masks, 4), kind=kind)
     if "float" in str(boxes.dtype):
         boxes = (-((0.5 - boxes) // 1)).clip(-1, 2**31)
     return boxes.astype(np.int64) if kind is np.ndarray else boxes.long()
@@ -330,7 +343,6 @@ def draw_points(
     """
     check_array("ids", ids, "int64", (len(run_offset) - 1,), ", one per mask")
     points = whole_number("points", points, 0, 2**31 - 1)
-    choice("region", region, REGIONS)
     drawn = words(seed, epoch, ids, prompt_draw(region, draw), points) >> np.uint64(1)
     runs = run_ends, run_offset, height, width
     counts, pixels = find_pixels(runs, region, boxes, drawn.view(np.int64), modulo=True)
@@ -344,7 +356,7 @@ def prompt_draw(kind: str, draw: int) -> int:
     Raises:
         OptionError: `draw` is not 0 to 2**32 - 1.
     """
-    return DRAWS[kind] + whole_number("draw", draw, 0, 2**32 - 1)
+    return DRAWS[choice("region", kind, DRAWS)] + whole_number("draw", draw, 0, 2**32 - 1)
 
 
 @checks_options
@@ -381,7 +393,6 @@ def jitter_boxes(
         (dtype('float32'), True)
     """
     check_boxes(boxes, extent, ids)
-    check_box_sides(boxes, extent)
     drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4)
     noise = normal_quantiles()[drawn >> np.uint64(64 - NORMAL_BITS)]
     return moved_edges(boxes.astype(np.float64), extent, noise).astype(np.float32)
@@ -401,12 +412,11 @@ def moved_edges(edges: Any, extent: Any, noise: Any) -> Any:
 
 
 def check_boxes(boxes: Any, extent: Any, ids: Any, kind: type = np.ndarray) -> None:
-    """Check dtypes and shapes of boxes, of their images' extent and of their ids.
-
-    See `jitter_boxes`.
+    """Check boxes, their images' extent and their ids, see `jitter_boxes`.
 
     Raises:
-        OptionError: one is wrong, or they are not arrays of this kind, see `check_array`.
+        OptionError: they are not arrays of this kind, see `check_array`; a dtype or a shape is
+            wrong; or, unless they are on a device, edges are not in order or a side is below 0.
     """
     check_array("boxes", boxes, _FLOATS, ("...", 4), kind=kind)
     lead = tuple(boxes.shape[:-1])
@@ -414,20 +424,14 @@ def check_boxes(boxes: Any, extent: Any, ids: Any, kind: type = np.ndarray) -> N
     what = "" if axes else f" or {(*lead, 2)}"
     check_array("extent", extent, f"{_FLOATS} or int32 or int64", (*lead[:axes], 2), what, kind)
     check_array("ids", ids, "int64", lead, ", one per box", kind)
-
-
-def check_box_sides(boxes: np.ndarray, extent: np.ndarray) -> None:
-    """Check that edges of boxes are in order and that no image has a side below 0.
-
-    Raises:
-        OptionError: they are not; the message names the first such box.
-    """
-    boxes = boxes.reshape(-1, 4)
+    if kind is not np.ndarray and not boxes.device.type == extent.device.type == "cpu":
+        return
+    if not (np.asarray(extent) >= 0).all():
+        raise OptionError(f"extent must be widths and heights of 0 or more, got {extent.min()}")
+    boxes = np.asarray(boxes).reshape(-1, 4)
     turned = np.flatnonzero(~(boxes[:, 2:] >= boxes[:, :2]).all(1))  # true for NaN as well
     if len(turned):
         raise OptionError(
             f"box {turned[0]} of {len(boxes)} is {boxes[turned[0]].tolist()}: boxes are edges, x0, "
             "y0, x1, y1, with x0 <= x1 and y0 <= y1; SA-1B's boxes are x, y, w, h"
         )
-    if not (extent >= 0).all():
-        raise OptionError(f"extent must be widths and heights of 0 or more, got {extent.min()}")

@@ -27,7 +27,7 @@ import numpy as np
 from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.kernels import njit
-from sa1bpack.masks.arrays import MAX_RUN_END, MAX_SIDE, bits_for, check_image_runs, frozen
+from sa1bpack.masks.arrays import MAX_RUN_END, MAX_SIDE, check_image_runs, check_out, frozen
 
 SAMPLINGS = ("area", "center")
 MAX_MASK_SIZE = 4096  # cells along one side of a grid
@@ -347,18 +347,14 @@ def draw_grid(
     sampling: str,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Draw the masks of one image on the grid of two axes; see `rasterize`.
+    """Draw the masks of one image on the grid of two axes; see `rasterize`. Arguments are checked.
 
     Returns:
         uint8 (n, rows, ceil(columns / 8)): `out`, or a new array. Bits past the last column are 0.
-
-    Raises:
-        MaskError: a mask's run ends decrease or do not end with the image's pixels.
-        OptionError: the sampling, a dtype or a shape is wrong.
     """
-    choice("sampling", sampling, SAMPLINGS)
-    run_ends, run_offset = check_image_runs(run_ends, run_offset, y.pixels * x.pixels)
-    out = bits_for(len(run_offset) - 1, y.cells, x.cells, out)
+    run_ends, run_offset = frozen(run_ends), frozen(run_offset)
+    if out is None:
+        out = np.empty((len(run_offset) - 1, y.cells, -(-x.cells // 8)), np.uint8)
     if sampling == "center":
         _rasterize_center(run_ends, run_offset, center_grid(y, x), out)
     else:
@@ -371,11 +367,9 @@ def draw_grid(
 def fit_axes(height: int, width: int, mask_size: int, fit: str) -> tuple[Axis, Axis]:
     """Return the axes, y and x, of the grid that a pack stores; see the module. Arguments are
     checked."""
-    cells = (height, width) if fit == "squash" else (max(height, width),) * 2
-    return tuple(
-        make_axis(pixels, mask_size, mask_size, cell)
-        for pixels, cell in zip((height, width), cells, strict=True)
-    )
+    down, across = (height, width) if fit == "squash" else (max(height, width),) * 2
+    y = make_axis(height, mask_size, mask_size, down)
+    return y, make_axis(width, mask_size, mask_size, across)
 
 
 @checks_options
@@ -422,11 +416,13 @@ def rasterize(
                [0, 0, 0, 0, 0, 0, 0, 0],
                [0, 0, 0, 0, 0, 0, 0, 0]])
     """
-    mask_size = whole_number("mask_size", mask_size, 8, MAX_MASK_SIZE)
-    if mask_size % 8:
+    if whole_number("mask_size", mask_size, 8, MAX_MASK_SIZE) % 8:
         raise OptionError(
             f"mask_size is {mask_size}: choose a multiple of 8 from 8 to {MAX_MASK_SIZE}"
         )
     choice("fit", fit, FITS)
-    y, x = fit_axes(*check_image(height, width), mask_size, fit)
-    return draw_grid(run_ends, run_offset, y, x, sampling, out)
+    choice("sampling", sampling, SAMPLINGS)
+    height, width = check_image(height, width)
+    runs = check_image_runs(run_ends, run_offset, height * width)
+    check_out(out, len(run_offset) - 1, mask_size, mask_size)
+    return draw_grid(*runs, *fit_axes(height, width, mask_size, fit), sampling, out)

@@ -308,10 +308,7 @@ def relate_bits(
         (0.5, array([-1,  0]))
     """
     share, neighbors = check_rule(share, neighbors)
-    if not isinstance(masks, np.ndarray) or masks.dtype != np.bool_:
-        check_array("masks", masks, "uint8", ("m", "h", "w / 8"), ", or bool (m, h, w)")
-    elif masks.ndim != 3:
-        check_array("masks", masks, "bool", ("m", "h", "w"))
+    check_array("masks", masks, "uint8 or bool", ("m", "h", "w"), ", w / 8 in uint8")
     return Relations(*_runs_of_bits(masks), by_rows=True, share=share, neighbors=neighbors)
 
 
@@ -444,55 +441,43 @@ def _first_after(stretches, low, high, position):
 
 
 @njit
-def _common(stretches, i, i_end, j, j_end):
-    """Count the common positions of stretches i..i_end and j..j_end."""
+def _common(stretches, i, i_end, others, j, j_end, shift):
+    """Count the common positions of stretches i..i_end and of others j..j_end, moved by `shift`."""
     total = np.int64(0)
+    if i == i_end or j == j_end:
+        return total
+    first = max(stretches[i, 0], others[j, 0] + shift)
+    i = _first_after(stretches, i, i_end, first)
+    j = _first_after(others, j, j_end, first - shift)
     while i < i_end and j < j_end:
-        a, b = stretches[i, 1], stretches[j, 1]
-        total += max(min(a, b) - max(stretches[i, 0], stretches[j, 0]), 0)
+        a, b = stretches[i, 1], others[j, 1] + shift
+        total += max(min(a, b) - max(stretches[i, 0], others[j, 0] + shift), 0)
         i += a <= b  # no branch: which of them ends first cannot be predicted
         j += b <= a
     return total
 
 
 @njit
+def _gap(a, b):
+    """How far two boxes are apart, along the axis where they are farther; below 0: they overlap."""
+    across = max(a[0], b[0]) - min(a[2], b[2])
+    return max(across, max(a[1], b[1]) - min(a[3], b[3]))
+
+
+@njit
 def _intersect_runs(stretches, offset, boxes, out):
     """Count the common pixels of all pairs of masks: int64 (m, m); areas on the diagonal."""
-    masks = len(offset) - 1
-    for m in range(masks):
+    for m in range(len(offset) - 1):
         area = np.int64(0)
         for k in range(offset[m], offset[m + 1]):
             area += stretches[k, 1] - stretches[k, 0]
         out[m, m] = area
         for n in range(m):
             total = np.int64(0)
-            if max(boxes[m, 0], boxes[n, 0]) < min(boxes[m, 2], boxes[n, 2]) and max(
-                boxes[m, 1], boxes[n, 1]
-            ) < min(boxes[m, 3], boxes[n, 3]):
+            if _gap(boxes[m], boxes[n]) < 0:
                 i, i_end, j, j_end = offset[m], offset[m + 1], offset[n], offset[n + 1]
-                first = max(stretches[i, 0], stretches[j, 0])
-                i = _first_after(stretches, i, i_end, first)
-                j = _first_after(stretches, j, j_end, first)
-                total = _common(stretches, i, i_end, j, j_end)
+                total = _common(stretches, i, i_end, stretches, j, j_end, 0)
             out[m, n] = out[n, m] = total
-
-
-@njit
-def _meet(stretches, i, i_end, grown, j, j_end, shift):
-    """Tell if a stretch i..i_end and one of `grown` j..j_end, moved by `shift`, have a position
-    in common."""
-    if i == i_end or j == j_end:
-        return False
-    first = max(stretches[i, 0], grown[j, 0] + shift)
-    i = _first_after(stretches, i, i_end, first)
-    j = _first_after(grown, j, j_end, first - shift)
-    while i < i_end and j < j_end:
-        a, b = stretches[i, 1], grown[j, 1] + shift
-        if min(a, b) > max(stretches[i, 0], grown[j, 0] + shift):
-            return True
-        i += a <= b
-        j += b <= a
-    return False
 
 
 @njit
@@ -518,17 +503,13 @@ def _touch_runs(stretches, offset, boxes, common, height, corners, out):
         out[m, m] = False
         for n in range(m):
             touching = False
-            if (
-                common[m, n] == 0
-                and max(boxes[m, 0], boxes[n, 0]) <= min(boxes[m, 2], boxes[n, 2])
-                and max(boxes[m, 1], boxes[n, 1]) <= min(boxes[m, 3], boxes[n, 3])
-            ):
+            if common[m, n] == 0 and _gap(boxes[m], boxes[n]) <= 0:
                 i, i_end, j, j_end = offset[m], offset[m + 1], offset[n], offset[n + 1]
                 aside = grown if corners else stretches
                 touching = (
-                    _meet(stretches, i, i_end, grown, j, j_end, 0)
-                    or _meet(stretches, i, i_end, aside, j, j_end, height)
-                    or _meet(stretches, i, i_end, aside, j, j_end, -height)
+                    _common(stretches, i, i_end, grown, j, j_end, 0) > 0
+                    or _common(stretches, i, i_end, aside, j, j_end, height) > 0
+                    or _common(stretches, i, i_end, aside, j, j_end, -height) > 0
                 )
             out[m, n] = out[n, m] = touching
 

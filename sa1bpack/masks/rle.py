@@ -22,10 +22,9 @@ from sa1bpack.kernels import njit
 from sa1bpack.masks.arrays import (
     MAX_RUN_END,
     check_image_runs,
-    check_offsets,
+    checked_parts,
     checked_runs,
     mask_error,
-    read_only,
 )
 
 MAX_GROUPS = 12  # 60 bits, which cannot overflow int64
@@ -33,104 +32,51 @@ MOST_GROUPS = 7  # that are written: a difference of two counts has at most 33 b
 
 
 @njit
-def _scan_text(text, text_offset, run_offset, noncanonical):
-    """Count the numbers of every text and check all characters.
+def _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical):
+    """Write the run ends of all texts, and where those of each begin and end.
 
-    Fills `run_offset` (n + 1) and `noncanonical` (n). Returns the first mask whose text is empty,
-    has a character outside 48..111 or ends within a number; -1 if there is none.
+    Returns the first mask that is refused, and the pixels that its runs cover, -1 if its text is
+    damaged; or -1, -1 if there is none.
     """
-    run_offset[0] = 0
+    found = run_offset[0] = np.int64(0)
     for m in range(len(text_offset) - 1):
         groups = text[text_offset[m] : text_offset[m + 1]]
-        if len(groups) == 0 or (groups[-1] - 48) & 0x20:
-            return m
-        outside = np.uint8(0)
-        numbers = np.int64(0)
-        for p in range(len(groups)):
-            outside |= np.uint8(groups[p] - 48)
-            numbers += (~np.uint8(groups[p] - 48) >> 5) & 1
-        if outside & 0xC0:
-            return m
-        # A last group is redundant if it only repeats the sign bit of the group before it.
-        redundant = np.uint8(0)
-        for p in range(1, len(groups)):
-            before, group = np.uint8(groups[p - 1] - 48) & 0x30, np.uint8(groups[p] - 48)
-            redundant |= np.uint8((before == 0x20) & (group == 0))
-            redundant |= np.uint8((before == 0x30) & (group == 0x1F))
-        noncanonical[m] = redundant != 0
-        run_offset[m + 1] = run_offset[m] + numbers
-    return -1
-
-
-@njit
-def _decode_text(text, text_offset, pixels, run_offset, run_ends):
-    """Write the run ends of texts that `_scan_text` accepted.
-
-    Returns the first mask with a number that is too long, a count outside 0..pixels, or a sum other
-    than `pixels`; -1 if there is none.
-    """
-    for m in range(len(text_offset) - 1):
-        groups = text[text_offset[m] : text_offset[m + 1]]
-        ends = run_ends[run_offset[m] : run_offset[m + 1]]
-        p = np.uint64(0)  # unsigned, so that numba does not test for a negative index
-        end = np.int64(0)
-        before = before2 = np.int64(0)  # the last count and the one before
-        outside = np.int64(0)
-        for k in range(len(ends)):
+        if len(groups) == 0 or (groups[-1] - 48) & 32:  # so that the last number ends
+            return m, np.int64(-1)
+        p, count = np.uint64(0), np.uint64(len(groups))  # numba tests signed indices for their sign
+        end = before = before2 = np.int64(0)  # of the last run; its count, and the one before
+        value = outside = redundant = np.int64(0)
+        first = found
+        while p < count:
             group = np.int64(groups[p]) - 48
             p += np.uint64(1)
-            value = group & 31
-            bits = 5
+            outside |= group
+            value, bits = group & 31, 5
             while group & 32:
-                group = np.int64(groups[p]) - 48
+                last, group = group, np.int64(groups[p]) - 48
                 p += np.uint64(1)
+                outside |= group
                 value |= (group & 31) << bits
                 bits += 5
                 if bits > 5 * MAX_GROUPS:
-                    return m
+                    return m, np.int64(-1)
+                # A last group that only repeats the sign bit of the group before it.
+                redundant |= (group == 0 and last & 16 == 0) or (group == 31 and last & 16 != 0)
             value = (value << (64 - bits)) >> (64 - bits)  # sign extension
-            if k > 2:
+            if found - first > 2:
                 value += before2
-            before2 = before
-            before = value
+            before2, before = before, value
             end += value
-            # Stays negative once a count or the remainder is. Nothing overflows before that: a
-            # number is below 2**60 and is added to a value in 0..pixels.
-            outside |= value | (pixels - end)
-            ends[k] = end & MAX_RUN_END  # an end that this changes is rejected below
-        if outside < 0 or end != pixels:
-            return m
-    return -1
-
-
-def _fault(text: bytes, pixels: int) -> str:
-    """Describe what is wrong with a text that the kernels rejected."""
-    if not text:
-        return "the counts text is empty"
-    groups = np.frombuffer(text, np.uint8).astype(np.int64) - 48
-    if len(outside := np.flatnonzero((groups < 0) | (groups > 63))):
-        place = outside[0]
-        return f"character {text[place]} at position {place} of the counts text is outside 48..111"
-    stops = np.flatnonzero(groups < 32)  # the last group of each number
-    if groups[-1] >= 32:
-        return f"the counts text ends within a number, after {len(text)} characters"
-    lengths = np.diff(stops, prepend=-1)
-    if len(long := np.flatnonzero(lengths > MAX_GROUPS)):
-        return (
-            f"number {long[0]} of the counts text has {lengths[long[0]]} groups of 5 bits, "
-            f"the limit is {MAX_GROUPS}"
-        )
-    starts = stops - lengths + 1
-    shifts = 5 * (np.arange(len(groups)) - np.repeat(starts, lengths))
-    numbers = np.add.reduceat((groups & 31) << shifts, starts)
-    numbers -= (groups[stops] >> 4 & 1) << 5 * lengths  # the sign
-    before = before2 = total = 0  # the last count and the one before
-    for number, value in enumerate(numbers.tolist()):
-        before2, before = before, value + (before2 if number > 2 else 0)
-        if before < 0:
-            return f"count {number} is negative ({before})"
-        total += before
-    return f"the runs cover {total} pixels, the image has {pixels}"
+            # Nothing overflows: a number is below 2**60 and is added to a value in 0..pixels.
+            if value < 0 or end > pixels:
+                break
+            run_ends[found] = end
+            found += 1
+        if outside & ~63 or value < 0 or end != pixels:
+            return m, np.int64(-1) if outside & ~63 or value < 0 else end
+        noncanonical[m] = redundant != 0
+        run_offset[m + 1] = found
+    return -1, np.int64(-1)
 
 
 @checks_options
@@ -163,26 +109,23 @@ def parse_counts(
         >>> ends, offset, other
         (array([ 2,  5, 12], dtype=int32), array([0, 3]), array([False]))
     """
-    text = read_only("text", text, np.uint8)
-    text_offset = read_only("text_offset", text_offset, np.int64)
-    check_offsets("text_offset", text_offset, len(text))
+    text, text_offset = checked_parts(("text", "text_offset"), text, np.uint8, text_offset)
     pixels = whole_number("pixels", pixels, 0)
     if not 1 <= pixels <= MAX_RUN_END:
         raise MaskError(
             f"an image of {pixels} pixels cannot have masks; the limit is {MAX_RUN_END}"
         )
     masks = len(text_offset) - 1
-    run_offset = np.empty(masks + 1, np.int64)
-    noncanonical = np.empty(masks, np.bool_)
-    bad = _scan_text(text, text_offset, run_offset, noncanonical)
-    if bad < 0:
-        run_ends = np.empty(run_offset[-1], np.int32)
-        bad = _decode_text(text, text_offset, pixels, run_offset, run_ends)
+    run_offset, noncanonical = np.empty(masks + 1, np.int64), np.empty(masks, np.bool_)
+    run_ends = np.empty(len(text), np.int32)  # a number has at least one character
+    bad, covered = _parse_text(text, text_offset, pixels, run_ends, run_offset, noncanonical)
     if bad >= 0:
         refused = text[text_offset[bad] : text_offset[bad + 1]].tobytes()
-        fault = f"{_fault(refused, pixels)}; correct or remove the annotation"
-        raise mask_error(bad, masks, fault)
-    return run_ends, run_offset, noncanonical
+        fault = f"the runs cover {covered} pixels, the image has {pixels}"
+        if covered < 0:
+            fault = f"its {len(refused)} characters, {refused[:40]!r}, are not COCO's counts"
+        raise mask_error(bad, masks, f"{fault}; correct or remove the annotation")
+    return run_ends[: run_offset[-1]], run_offset, noncanonical
 
 
 @njit
@@ -252,7 +195,6 @@ def take_masks(
         IndexError: an index is outside the masks.
     """
     run_ends, run_offset = checked_runs(run_ends, run_offset)
-    keep = read_only("keep", keep, np.int64)
     first, stop = run_offset[:-1][keep], run_offset[1:][keep]
     parts = [run_ends[begin:end] for begin, end in zip(first, stop, strict=True)]
     taken = np.concatenate([run_ends[:0], *parts])

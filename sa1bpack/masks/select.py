@@ -65,8 +65,7 @@ class Thresholds(Options):
 
     def _given(self) -> dict[str, float]:
         values = {name: getattr(self, name) for name in declarations(Thresholds)}
-        if not self.min_area:
-            del values["min_area"]
+        values["min_area"] = self.min_area or None
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -167,9 +166,8 @@ def left_out_text(options: Mapping[str, Any], counts: Mapping[str, int], masks: 
     if (total := counts["annotations"]) == masks:
         return ""
     bounds = ("min_area", "max_area_frac", "min_iou", "min_stability", "max_masks")
-    given = {name: options[name] for name in bounds if options.get(name) is not None}
-    if given.get("min_area") == 0:  # the default, which leaves out no mask
-        del given["min_area"]
+    # A min_area of 0, the default, leaves out no mask.
+    given = {name: options[name] for name in bounds if options.get(name) not in (None, 0)}
     by = [f"--{name.replace('_', '-')} {brief(value)}" for name, value in given.items()]
     if not options.keys() >= set(bounds):
         by.append("options that differ or are not recorded")

@@ -22,7 +22,7 @@ import numpy as np
 from sa1bpack.arguments import checks_options, choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.kernels import njit
-from sa1bpack.masks.arrays import bits_for, check_image_runs
+from sa1bpack.masks.arrays import check_image_runs, check_out
 from sa1bpack.masks.cells import FRACTION
 from sa1bpack.masks.raster import MAX_MASK_SIZE, SAMPLINGS, Axis, check_image, draw_grid, make_axis
 from sa1bpack.masks.rle import bounds
@@ -72,9 +72,7 @@ def check_size(
         raise OptionError(
             f"{name} is {size!r}: give (height, width), whole numbers from 1 to {most}"
         ) from None
-    return tuple(
-        whole_number(f"{name}[{i}]", side, 1, most) for i, side in enumerate((height, width))
-    )
+    return whole_number(f"{name}[0]", height, 1, most), whole_number(f"{name}[1]", width, 1, most)
 
 
 def check_maps(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -112,23 +110,6 @@ def _axis(pixels: int, cells: int, scale: float, offset: float) -> Axis:
     last = int(np.rint((scale * cells + offset) * UNIT))
     cell = max(abs(last - first), 1)
     return make_axis(pixels, cells, cells * UNIT, cell, min(first, last) * cells, last < first)
-
-
-def sample_steps(maps: np.ndarray, level: int) -> np.ndarray:
-    """Return the sample points of maps that are not upright, in 1/STEPS source pixels.
-
-    Args:
-        maps: float64 (b, 2, 3), checked.
-        level: a cell has k = 2**level sample points along each side.
-
-    Returns:
-        int64 (b, 2, 3): x and y of sample point (r, s), in row r and column s of h·k x w·k, are
-        [..., 0]·s + [..., 1]·r + [..., 2].
-    """
-    samples = 1 << level
-    first = maps[..., 2] + (maps[..., 0] + maps[..., 1]) * (0.5 / samples)
-    across, down = maps[..., 0] / samples, maps[..., 1] / samples
-    return np.rint(np.stack([across, down, first], -1) * STEPS).astype(np.int64)
 
 
 @njit
@@ -191,7 +172,7 @@ def _draw_affine(run_ends, run_offset, height, steps, level, columns, out):
     Args:
         run_ends, run_offset: checked, see `parse_counts`.
         height: of the source.
-        steps: int64 (2, 3), see `sample_steps`.
+        steps: int64 (2, 3), see `draw_map`.
         level: a cell has 2**level sample points along each side, and is set if at least half of
             them are foreground.
         columns: w.
@@ -263,34 +244,43 @@ def draw_window(
                [1, 1, 0, 0]])
     """
     height, width = check_image(height, width)
-    rows, columns = check_size(size)
+    size = check_size(size)
     choice("sampling", sampling, SAMPLINGS)
     affine = np.asarray(affine)
-    upright = check_maps(affine[None], (rows, columns))[0]
+    [upright] = check_maps(affine[None], size)
+    runs = check_image_runs(run_ends, run_offset, height * width)
+    check_out(out, len(run_offset) - 1, *size)
+    return draw_map((*runs, height, width), affine, size, sampling, upright, out)
+
+
+def draw_map(
+    image: tuple[np.ndarray, np.ndarray, int, int],
+    affine: np.ndarray,
+    size: tuple[int, int],
+    sampling: str,
+    upright: bool,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """`draw_window` of checked arguments.
+
+    Args:
+        image: its run_ends, run_offset, height and width.
+        upright: whether the map is; if not, it is drawn at its sample points, whatever it does.
+    """
+    run_ends, run_offset, height, width = image
+    rows, columns = size
     if upright:
         y = _axis(height, rows, affine[1, 1], affine[1, 2])
         x = _axis(width, columns, affine[0, 0], affine[0, 2])
         return draw_grid(run_ends, run_offset, y, x, sampling, out)
-    return draw_affine(run_ends, run_offset, height, width, affine, (rows, columns), sampling, out)
-
-
-def draw_affine(
-    run_ends: np.ndarray,
-    run_offset: np.ndarray,
-    height: int,
-    width: int,
-    affine: np.ndarray,
-    size: tuple[int, int],
-    sampling: str,
-    out: np.ndarray | None = None,
-) -> np.ndarray:
-    """`draw_window` at the sample points of a map that rotates, whatever the map does.
-
-    Size, sampling and map must be checked. Raises MaskError as `draw_window` does.
-    """
-    run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
-    out = bits_for(len(run_offset) - 1, *size, out)
+    if out is None:
+        out = np.empty((len(run_offset) - 1, rows, -(-columns // 8)), np.uint8)
+    # x and y of sample point (r, s), in row r and column s of h·k x w·k with k to a cell's side,
+    # are [..., 0]·s + [..., 1]·r + [..., 2].
     level = LEVELS[sampling]
-    steps = sample_steps(affine[None], level)[0]
-    _draw_affine(run_ends, run_offset, height, steps, level, size[1], out)
+    across, down, origin = affine.T
+    first = origin + (across + down) * (0.5 / (1 << level))
+    across, down = across / (1 << level), down / (1 << level)
+    steps = np.rint(np.stack([across, down, first], 1) * STEPS).astype(np.int64)
+    _draw_affine(run_ends, run_offset, height, steps, level, columns, out)
     return out

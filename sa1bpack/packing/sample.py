@@ -14,7 +14,7 @@ from sa1bpack.errors import AnnotationError, MaskError, SampleError
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent, Layout, image_nbytes, image_planes
 from sa1bpack.format.shard_writer import finished_rows, sample_extent
 from sa1bpack.interrupts import interrupts_held
-from sa1bpack.masks.raster import rasterize
+from sa1bpack.masks.raster import draw_grid, fit_axes
 from sa1bpack.masks.rle import parse_counts, take_masks
 from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.options import PackOptions
@@ -167,16 +167,9 @@ def make_sample(
         "number_types": number_types,
     }
     if layout.bits:
-        rows["mask_bits"] = rasterize(
-            run_ends,
-            run_offset,
-            record.height,
-            record.width,
-            side,
-            fit=options.fit,
-            sampling=options.mask_sampling,
-            out=buffers.bits(len(kept)),
-        )
+        axes = fit_axes(record.height, record.width, side, options.fit)
+        bits = buffers.bits(len(kept))
+        rows["mask_bits"] = draw_grid(run_ends, run_offset, *axes, options.mask_sampling, bits)
     if layout.runs:
         rows["run_offset"] = run_offset
         rows["run_ends"] = run_ends

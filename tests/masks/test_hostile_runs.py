@@ -36,9 +36,9 @@ def test_offsets_that_decrease_or_leave_their_array_are_refused(offset):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (b"o" * 4_000_000, "ends within a number, after 4000000 characters"),
-        (b"o" * 4_000_000 + b"0", "number 0 of the counts text has 4000001 groups"),
-        (b"1" * 1_000_000, "cover 250000500000 pixels|cover .* pixels, the image has 12"),
+        (b"o" * 4_000_000, "its 4000000 characters, b'o{40}', are not"),
+        (b"o" * 4_000_000 + b"0", "its 4000001 characters"),
+        (b"1" * 1_000_000, "cover 13 pixels, the image has 12"),
         (b"0" * 1_000_000, "cover 0 pixels"),
     ],
     ids=["one open number", "one number", "growing counts", "empty runs"],
@@ -59,7 +59,7 @@ def test_counts_that_would_overflow_32_or_64_bits_are_refused(value, repeats):
         rest >>= 5
     number = bytes([*groups, 48 + (rest & 31)])
     text = np.frombuffer(b"000" + number * repeats, np.uint8)
-    with pytest.raises(MaskError, match=r"cover \d+ pixels|is negative"):
+    with pytest.raises(MaskError, match=r"cover \d+ pixels|are not COCO's counts"):
         parse_counts(text, np.array([0, len(text)]), 2**31 - 2)
 
 

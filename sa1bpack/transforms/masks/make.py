@@ -19,9 +19,9 @@ import torch
 
 from sa1bpack.arguments import checks_options, choice
 from sa1bpack.errors import OptionError
-from sa1bpack.masks import cells as kernels
 from sa1bpack.masks import window
 from sa1bpack.masks.arrays import check_image_runs
+from sa1bpack.masks.cells import fill_cells, take_affine, take_cells
 from sa1bpack.masks.raster import SAMPLINGS
 from sa1bpack.transforms import backends
 from sa1bpack.transforms.backends import Job, run_jobs
@@ -139,31 +139,31 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
     may rotate, at the sample points of the maps, whatever these do."""
     affine, size, frame = drawing.maps.matrix().numpy(), drawing.size, drawing.frame
     kept, visible = [size] * len(affine), None
+    upright = window.check_maps(affine, size).tolist()
     if frame is not None and drawing.rotates:
-        window.check_maps(affine, size)
-        visible = frame.visible(size).numpy()
+        visible, upright = frame.visible(size).numpy(), [False] * len(affine)
     elif frame is not None:
         kept = [*map(tuple, drawing.keep.tolist())]
     out, counts = memory.empty(drawing.shape, torch.bool), np.full(len(drawing.owner), -1)
     target, share = out.numpy(), max(1, PART_BYTES // (size[0] * -(-size[1] // 8)))
+    cells = target.view(np.uint8)
 
-    def draw_some(sample: int, rows: np.ndarray, image: tuple) -> None:
-        make = window.draw_window if visible is None else window.draw_affine
-        bits = make(*image, affine[sample], size, drawing.sampling)
-        kernels.fill_cells(bits, rows, kept[sample], target, counts)
+    def draw_some(k: int, rows: np.ndarray, image: tuple) -> None:
+        bits = window.draw_map(image, affine[k], size, drawing.sampling, upright[k])
+        fill_cells(bits, rows, kept[k], cells, counts)
         if visible is not None:
             for row in rows:
-                np.logical_and(target[row], visible[sample], out=target[row])
+                np.logical_and(target[row], visible[k], out=target[row])
                 counts[row] = np.count_nonzero(target[row])
 
     def jobs() -> Iterator[Job]:
-        for sample, rows, (ends, offset, *source) in compiled_samples(drawing.runs, drawing.place):
+        for k, rows, (*runs, height, width) in compiled_samples(drawing.runs, drawing.place):
             # All at once, so that an error has the number of the mask in its image.
-            check_image_runs(ends, offset, source[0] * source[1])
+            ends, offset = check_image_runs(*runs, height * width)
             counts[rows] = 0
             for first in range(0, len(rows), share):
-                image = ends, offset[first : first + share + 1], *source
-                yield partial(draw_some, sample, rows[first : first + share], image)
+                image = ends, offset[first : first + share + 1], height, width
+                yield partial(draw_some, k, rows[first : first + share], image)
         for row in np.flatnonzero(counts < 0):
             target[row], counts[row] = False, 0
 
@@ -173,26 +173,28 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
 
 def _take_compiled(taking: Taking, memory: Memory) -> Masks:
     """Take masks from their grids by compiled kernels; without maps, all cells of masks in bits."""
+    masks, (height, width) = taking.masks.contiguous(), taking.size
+    kernel, given = take_cells, (masks.dtype == torch.uint8,)
     if taking.rotates:
-        kernel, visible = kernels.take_affine, taking.frame.visible(taking.size).numpy()
-        of_sample = [*zip(taking.steps.numpy(), visible, strict=True)]
+        visible = taking.frame.visible(taking.size).numpy()
+        kernel, of_sample = take_affine, zip(taking.steps.numpy(), visible, strict=True)
     elif taking.maps is None:
-        kernel, of_sample = kernels.fill_cells, [(taking.size,)] * taking.samples
+        kernel, given, of_sample = fill_cells, (), [(taking.size,)] * taking.samples
     else:
         columns, rows = (numbers.numpy() for numbers in taking.columns_and_rows)
-        kept = map(tuple, taking.keep.tolist())
-        kernel, of_sample = kernels.take_cells, [*zip(rows, columns, kept, strict=True)]
-    owner, (height, width) = taking.owner.numpy(), taking.size
+        of_sample = zip(rows, columns, map(tuple, taking.keep.tolist()), strict=True)
+    owner, source = taking.owner.numpy(), masks.view(torch.uint8).numpy()
     out, counts = memory.empty((len(owner), height, width), torch.bool), np.zeros(len(owner), int)
-    source, target = taking.masks.numpy(), out.numpy()
+    target = out.numpy().view(np.uint8)
     share = max(1, 8 * PART_BYTES // (height * width))
-    ends = np.searchsorted(owner, np.arange(len(of_sample) + 1)).tolist()
+    ends = np.searchsorted(owner, np.arange(taking.samples + 1)).tolist()
 
     def jobs() -> Iterator[Job]:
-        for given, (first, last) in zip(of_sample, itertools.pairwise(ends), strict=True):
+        for numbers, (first, last) in zip(of_sample, itertools.pairwise(ends), strict=True):
             for start in range(first, last, share):
                 rows = np.arange(start, min(start + share, last))
-                yield partial(kernel, source[start : rows[-1] + 1], rows, *given, target, counts)
+                some = source[start : rows[-1] + 1]
+                yield partial(kernel, some, *given, rows, *numbers, target, counts)
 
     run_jobs(jobs())
     return out, torch.from_numpy(counts)

@@ -12,17 +12,16 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from sa1bpack.arguments import checks_options, choice, whole_number
+from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks import rle
 from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.prompts import (
-    REGIONS,
-    check_box_sides,
+    BOX_TYPES,
+    check_asked,
     check_boxes,
     find_pixels,
     moved_edges,
-    pixel_boxes,
     prompt_draw,
 )
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, shifted
@@ -139,12 +138,9 @@ def _find_pixels(
     modulo: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`masks.prompts.find_pixels` of a batch: int64 (T,), and (T, k, 2) with numbers (T, k)."""
-    choice("region", region, REGIONS)
-    if boxes is not None:
-        boxes = pixel_boxes(boxes, (runs.masks, 4), torch.Tensor)
+    boxes = check_asked(runs.masks, region, boxes, numbers, torch.Tensor)
     if numbers is None:
         numbers = runs.run_offset.new_empty((runs.masks, 0))
-    check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
     if not uses_compiled(runs.run_ends.device):
         found = []
         for masks in _parts(runs):
@@ -263,10 +259,10 @@ def draw_points(
         rows = runs.padded_rows(shape[1])
         ids = ids.reshape(-1)[rows]
         if boxes is not None:
-            boxes = pixel_boxes(boxes, (*shape, 4), torch.Tensor).reshape(-1, 4)[rows]
+            check_array("boxes", boxes, BOX_TYPES, (*shape, 4), kind=torch.Tensor)
+            boxes = boxes.reshape(-1, 4)[rows]
     check_array("ids", ids, "int64", (runs.masks,), ", one per mask", torch.Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
-    choice("region", region, REGIONS)
     drawn = shifted(words(seed, epoch, ids, prompt_draw(region, draw), points), 1)
     counts, pixels = _find_pixels(runs, region, boxes, drawn, modulo=True)
     valid = counts > 0
@@ -352,8 +348,6 @@ def jitter_boxes(
         torch.float32
     """
     check_boxes(boxes, extent, ids, torch.Tensor)
-    if boxes.device.type == extent.device.type == "cpu":
-        check_box_sides(boxes.numpy(), extent.numpy())
     drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4)
     noise = _quantiles().on(boxes.device)[shifted(drawn, 64 - NORMAL_BITS)]
     return moved_edges(boxes.double(), extent.double(), noise).float()
