@@ -2,8 +2,7 @@
 
 With verify_checksums=True, a sample is first read out of its files, its pixels straight into place
 in the buffer, and compared with its checksum there, so a file cannot change between the check and
-the use. Only the index is read from a memory map, and each of its values is compared with the
-sample's own rows.
+the use: the batch is loaded from those copies, once they agree with what was planned by the maps.
 
 The most recently used files stay open as long as their shards do, two per shard, together at most a
 quarter of the process's limit of open files, however many Loaders there are. Each thread has a
@@ -12,17 +11,18 @@ quarter of the process's limit of open files, however many Loaders there are. Ea
 
 import os
 import resource
-import threading
 import time
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.sample import AS_STORED, read_error
 from sa1bpack.dataset.shards import CACHE, OpenShard, is_shortage
 from sa1bpack.disk.aio import CONTEXTS, CUT_SHORT, Context
@@ -34,9 +34,7 @@ from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.loading.batch.load_samples import (
     AS_IT_IS,
     BAD_SPANS,
-    IMAGE,
     IN_MEMORY,
-    IN_PLACE,
     MAP,
     MASKS,
     NO_FILE,
@@ -49,7 +47,6 @@ from sa1bpack.loading.batch.load_samples import (
     Samples,
     load_samples,
 )
-from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.loading.stats import Read
@@ -99,12 +96,11 @@ def tells_what_is_in_memory(path: str, file: int) -> bool:
 class OpenFiles:
     """The most recently used files, by shard, until their shard is closed.
 
-    Files are opened and closed without holding the lock. Shards may be collected at any point, so
-    every change of the dictionary is one step.
+    Takes no lock: every change of the dictionary is one step of the interpreter, and shards may be
+    collected at any point. Two threads that open the same files at once open them twice.
     """
 
     def __init__(self):
-        self._lock = threading.Lock()
         # The id of a shard identifies it as long as the reference stored beside it lives: a pack
         # that was reopened, perhaps after a repair, has other shards.
         self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
@@ -118,12 +114,9 @@ class OpenFiles:
         Raises OSError if one cannot be opened, ResourceShortage if the system refuses more.
         """
         key = (id(shard), names, direct)
-        with self._lock:
-            held = self._files.pop(key, None)
-            if held is not None:
-                self._files[key] = held  # at the end: it was used last
-                return held[1]
-        # Without holding the lock: other threads need not wait for a slow file system.
+        with suppress(KeyError):
+            self._files.move_to_end(key)  # it was used last
+            return self._files[key][1]
         found = [(shard.path(name), len(shard.arrays[name])) for name in names]
         found += [(part.path, len(part.values)) for part in shard.features]
         try:
@@ -131,36 +124,23 @@ class OpenFiles:
         except OSError as error:
             if not is_shortage(error):
                 raise
-            dropped = self._least_recent(len(self._files))  # about half of the files
-            del dropped
+            self._keep(len(self._files) // 2)
             files = CACHE.with_resources(lambda: ShardFiles(found, direct))
         reference = weakref.ref(shard, lambda _: self._files.pop(key, None))
-        with self._lock:
-            self._files[key] = (reference, files)
-        dropped = self._least_recent(2 * most_open_shards())
-        del dropped
+        self._files[key] = (reference, files)
+        self._keep(2 * most_open_shards() // len(found))
         return files
 
-    def _least_recent(self, most: int) -> list:
-        """Take out files until there are at most so many, or those of one shard; returns them, for
-        the caller to close, which holds no lock."""
-        dropped = []
-        with self._lock:
-            count = sum(len(files.table) for _, files in list(self._files.values()))
-            while count > most and len(self._files) > 1:
-                _, (_, files) = self._files.popitem(last=False)
-                dropped.append(files)
-                count -= len(files.table)
-        return dropped
-
-    def after_fork(self) -> None:
-        """In a child: another thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
+    def _keep(self, most: int) -> None:
+        """Close the files of the shards that were used least recently, but for so many; who copies
+        out of one keeps it open until then."""
+        with suppress(KeyError):  # a shard was collected meanwhile
+            while len(self._files) > max(most, 1):
+                self._files.popitem(last=False)
 
 
 # Shared by all Loaders of the process.
 OPEN_FILES = OpenFiles()
-os.register_at_fork(after_in_child=OPEN_FILES.after_fork)
 
 
 # Scratch memory that a thread begins with; it grows to what its samples need.
@@ -178,12 +158,10 @@ class SampleReader:
 
         Raises ResourceShortage or OSError if the system refuses a context.
         """
-        self.direct = direct
-        self._counts = np.zeros(4, np.int64)  # see load_samples.CACHED
-        self._spent = np.zeros(1, np.int64)  # nanoseconds
-        self._reads: list[Read] = []
-        self._scratch = aligned(_FIRST_SCRATCH) if scratch is None else scratch
+        self.direct, self._reads = direct, []
         self._context: Context | None = CONTEXTS.take() if direct else None
+        scratch = aligned(_FIRST_SCRATCH) if scratch is None else scratch
+        self._means = Means(0, scratch, np.zeros(4, np.int64), np.zeros(1, np.int64))
 
     def load(self, samples: Samples, place: Place, first: int, stop: int) -> None:
         """Load samples `first` to `stop` of a batch: `load_samples`, until its scratch memory
@@ -192,19 +170,18 @@ class SampleReader:
         Raises OSError if the context is unusable, MemoryError if there is no scratch memory.
         """
         begin = time.perf_counter()
-        context = 0 if self._context is None else self._context.value
-        self._counts[:] = 0
-        while outcome := load_samples(
-            Means(context, self._scratch, self._counts, self._spent), samples, place, first, stop
-        ):
+        if self._context is not None:
+            self._means = self._means._replace(context=self._context.value)
+        self._means.counts[:] = 0
+        while outcome := load_samples(self._means, samples, place, first, stop):
             if outcome < 0:
                 broken, self._context = self._context, None
                 broken.close()  # its requests write to the buffer until it is closed
                 self._context = CONTEXTS.take()
                 raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
-            self._scratch = aligned(outcome * 5 // 4)
-        counts = self._counts.tolist()
-        self._reads.append(Read(begin, begin + self._spent.item() / 1e9, *counts))
+            self._means = self._means._replace(scratch=aligned(outcome * 5 // 4))
+        end = begin + self._means.spent.item() / 1e9
+        self._reads.append(Read(begin, end, *self._means.counts.tolist()))
 
     def taken(self) -> list[Read]:
         """The calls since this was asked last, in their order."""
@@ -216,7 +193,7 @@ class SampleReader:
         context, self._context = self._context, None
         if context is not None:
             CONTEXTS.give_back(context)
-        return self._scratch
+        return self._means.scratch
 
 
 _RUN_BYTES = 4
@@ -250,28 +227,12 @@ def without_frames(error: Exception) -> Exception:
 PLACE, INDEX, NUMBER, LOCAL, FIRST, STOP, ROW, ID = range(8)
 
 
-@dataclass(frozen=True)
-class BatchSource:
-    """A dataset, and how its batches are made.
-
-    spec     their layout in a buffer
-    masks    which masks are kept, at any time
-    direct   what is not in the page cache is read past it
-
-    With verify_checksums=True, samples are compared with their checksums as they are copied.
-    """
-
-    ds: Dataset
-    spec: BatchSpec
-    masks: MaskSchedule
-    direct: bool = False
-
-    def error(self, where: np.ndarray, cause: Exception) -> ReadError:
-        """The error of a sample: int64 (8,), see PLACE, and its cause."""
-        row, number, local = where[[ROW, NUMBER, LOCAL]].tolist()
-        error = read_error(self.ds.pack, row, number, local, cause)
-        error.__cause__ = without_frames(cause)
-        return error
+def sample_error(pack: Pack, where: np.ndarray, cause: Exception) -> ReadError:
+    """The error of a sample: int64 (8,), see PLACE, and its cause."""
+    row, number, local = where[[ROW, NUMBER, LOCAL]].tolist()
+    error = read_error(pack, row, number, local, cause)
+    error.__cause__ = without_frames(cause)
+    return error
 
 
 class BatchCopy:
@@ -282,31 +243,33 @@ class BatchCopy:
 
     def __init__(
         self,
-        source: BatchSource,
+        ds: Dataset,
+        spec: BatchSpec,
         where: np.ndarray,
         shards: list[OpenShard],
         samples: Samples,
-        epoch: int,
-        choice: MaskChoice,
+        choice: Callable[[int, Mapping, np.ndarray, np.ndarray], np.ndarray],
+        capacity: int | None,
     ):
         """
         Args:
-            source: of the samples.
+            ds: whose samples they are.
+            spec: of batches in their buffers.
             where: int64 (8, B), see PLACE.
             shards: of each sample.
             samples: where they are; their files are entered while they are open.
-            epoch: of the batch.
-            choice: of the masks that are kept.
+            choice: of the masks that are kept, `MaskChoice.of_arrays` in an epoch.
+            capacity: masks per sample in padded arrays; None: as many as the fullest sample has.
         """
-        self._source, self._spec, self._where, self._shards = source, source.spec, where, shards
-        self._samples, self._epoch, self._choice = samples, epoch, choice
+        self._ds, self._spec, self._where, self._shards = ds, spec, where, shards
+        self._samples, self._choice = samples, choice
         self._counts = np.diff(samples.offsets)
         self.total = int(samples.offsets[-1])
         self.most = int(self._counts.max(initial=0))  # masks of the fullest sample
-        self.capacity = choice.capacity or self.most  # of padded arrays
+        self.capacity = capacity or self.most
         # int64 (T + 1,): where the runs of each mask begin in those of all masks, joined.
         self.run_offset = self._run_offset(0, len(shards))
-        self.regions, self.nbytes = self._spec.regions(
+        self.regions, self.nbytes = spec.regions(
             len(shards), self.capacity, self.total, int(self.run_offset[-1])
         )
         self._failed: dict[int, Exception] = {}
@@ -360,21 +323,17 @@ class BatchCopy:
         fields = FIELD_TABLE.copy()
         fields[:, 0] = [regions[field.batch].start for field in COPIED_FIELDS]
         with_runs = spec.masks.source == "runs"
-        self._buffer, self._place = (
-            buffer,
-            Place(
-                buffer,
-                0,
-                spec.image.how,
-                spec.shards.image_size,
-                0 if spec.shards.flat else spec.shards.image_size,
-                np.array(arrays, np.int64),
-                fields,
-                rows,
-                regions["run_ends"].view(buffer) if with_runs else np.empty(0, np.int32),
-                np.zeros(1, np.int64),
-                np.zeros((len(self), len(arrays)), np.int64),
-            ),
+        self._place = Place(
+            buffer=buffer,
+            how=spec.image.how,
+            side=spec.shards.image_size,
+            stored_side=0 if spec.shards.flat else spec.shards.image_size,
+            arrays=np.array(arrays, np.int64),
+            fields=fields,
+            capacity=rows,
+            run_ends=regions["run_ends"].view(buffer) if with_runs else np.empty(0, np.int32),
+            run_offset=np.zeros(1, np.int64),
+            status=np.zeros((len(self), len(arrays)), np.int64),
         )
 
     # ------------------------------------------------------------------------------------ the copy
@@ -387,27 +346,30 @@ class BatchCopy:
         Raises ResourceShortage if no more files can be opened. Errors of single samples
         are collected in `errors`.
         """
-        if self._source.ds.options.verify_checksums:
+        checked, together = self._ds.options.verify_checksums, OPEN_SAMPLES
+        if checked:
+            together = 1  # it is in the processor's caches then
             for k in range(first, stop):
                 self._announce(k, reader.direct)
-            for k in range(first, stop):
-                self._copy_checked(k, reader)
-            return
-        names = self._spec.arrays[:2]
-        for start in range(first, stop, OPEN_SAMPLES):
-            end, held = min(start + OPEN_SAMPLES, stop), []
+        for start in range(first, stop, together):
+            end, held = min(start + together, stop), []
             for k in range(start, end):
                 try:
-                    held.append(OPEN_FILES.get(self._shards[k], names, reader.direct))
-                    self._samples.files[k, :, OPEN:] = held[-1].table
+                    held.append((self._check if checked else self._open)(k, reader.direct))
                 except ResourceShortage:
                     raise
                 except (FileNotFoundError, NotADirectoryError) as error:
                     self._failed[k] = missing(Path(error.filename))
-                except OSError as error:
+                except (FormatError, OSError) as error:
                     self._failed[k] = without_frames(error)
             self._load(start, end, reader)
-            del held  # the descriptors in `Samples.files` are not used again
+            del held  # what `Samples` has of it is not used again
+
+    def _open(self, k: int, direct: bool) -> ShardFiles:
+        """Open the files of sample k, and enter them into `Samples`."""
+        files = OPEN_FILES.get(self._shards[k], self._spec.arrays[:2], direct)
+        self._samples.files[k, :, OPEN:] = files.table
+        return files
 
     def compile(self) -> None:
         """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel."""
@@ -459,7 +421,7 @@ class BatchCopy:
 
     def _draw(self, k: int, ends: np.ndarray, offset: np.ndarray, size: np.ndarray) -> None:
         """Draw these runs of the masks of sample k into the buffer; see MaskSpec.draw."""
-        spec, masks = self._spec, self.regions["masks"].view(self._buffer)
+        spec, masks = self._spec, self.regions["masks"].view(self._place.buffer)
         count = len(offset) - 1
         if spec.pads_masks:
             masks[k, count:] = 0
@@ -486,64 +448,59 @@ class BatchCopy:
         for spec in shard.layout.arrays:
             if spec.axis in spans and not (direct and spec.name in _LARGE):
                 low, high = spans[spec.axis]
-                count = (high - low + spec.offsets) * spec.row_bytes
-                if count:
-                    read_ahead_map(address(shard[spec.name]) + low * spec.row_bytes, count)
+                start = address(shard[spec.name]) + low * spec.row_bytes
+                read_ahead_map(start, (high - low + spec.offsets) * spec.row_bytes)
 
-    def _copy_checked(self, k: int, reader: SampleReader) -> None:
-        """Read sample k and compare it with its checksum, then load it from there."""
-        try:
-            rows = self._read_checked(k, reader.direct)
-            self._load(k, k + 1, reader)
-            del rows  # the addresses in `Samples` are not used again
-        except ResourceShortage:
-            raise
-        except (FormatError, MaskError, OSError) as error:
-            self._failed[k] = without_frames(error)
+    def _check(self, k: int, direct: bool) -> list[np.ndarray]:
+        """Read all rows of sample k, compare them with their checksum and with what was planned,
+        and enter their addresses into `Samples` in place of those of the maps.
 
-    def _read_checked(self, k: int, direct: bool) -> list[np.ndarray]:
-        """Read all rows of sample k, compare them, and enter them into `Samples`, whose addresses
-        are of the arrays that are returned."""
-        ds, spec, samples = self._source.ds, self._spec, self._samples
-        local, _, _, row = self._where[LOCAL:ID, k].tolist()
-        in_place = spec.image.how == AS_STORED  # pixels are read to their place
-        images = self.regions["images"].view(self._buffer)
-        rows = ds.pack.read_rows(row, {"image": images[k : k + 1]} if in_place else None, direct)
+        What is compared is what is loaded. Returns the arrays that have it.
+        """
+        ds, spec, samples = self._ds, self._spec, self._samples
+        local, first, _, row = self._where[LOCAL:ID, k].tolist()
+        given = {}
+        if spec.image.how == AS_STORED:  # pixels are read to their place
+            given["image"] = self.regions["images"].view(self._place.buffer)[k : k + 1]
+        rows = ds.pack.read_rows(row, given, direct)
         # Arrays, so that each has memory of its own: one row may be a number.
         features = ds.pack.read_features(row, direct)
         features = [np.ascontiguousarray(features[feature.name]) for feature in spec.features]
-        size, count = rows["size"][0], len(rows["area"])
-        self.regions["sizes"].view(self._buffer)[k] = samples.sizes[k] = size
-        if ds.options.coordinates == "stored":
-            samples.scales[k] = size[[3, 2]] / size[[1, 0]]
-        passing, rule = np.arange(count), ds.options.rule
-        if rule is not None:
+        # The first row of each axis, and where row 0 of each array would be.
+        begin, at = {"sample": local}, {}
+        for array in ds.layout.arrays:
+            own = rows[array.name]
+            at[array.name] = address(own) - begin[array.axis] * array.row_bytes
+            if array.offsets:
+                begin[array.child_axis] = int(own[0])
+        size, passing = rows["size"][0], np.arange(len(rows["area"]))
+        if ds.options.rule is not None:
             scores = (rows[name] for name in SCORES)
-            passing = np.flatnonzero(passes(rule, *scores, int(size[0]) * int(size[1])))
-        image_id, scale = int(rows["image_id"][0]), samples.scales[k]
-        kept = self._choice.of_arrays(image_id, rows, passing, scale, self._epoch)
-        if len(kept) != self._counts[k]:
+            fine = passes(ds.options.rule, *scores, int(size[0]) * int(size[1]))
+            passing = np.flatnonzero(fine)
+        kept = self._choice(int(rows["image_id"][0]), rows, passing, samples.scales[k])
+        masks = slice(*samples.offsets[k : k + 2].tolist())
+        spans = np.stack([first + kept, first + kept + 1], 1)
+        if spec.masks.source != "bits":
+            spans = np.stack([rows["run_offset"][kept], rows["run_offset"][kept + 1]], 1)
+        nbytes = rows["image"].nbytes
+        if not (
+            np.array_equal(samples.sizes[k], size)
+            and samples.spans[k].tolist() == [begin.get("image_byte", local * nbytes), nbytes]
+            and np.array_equal(samples.mask_rows[masks], first + kept)
+            and np.array_equal(samples.mask_spans[masks], spans)
+        ):
             raise FormatError(
-                f"it has {count} masks, of which {len(kept)} are kept, but {self._counts[k]} were "
-                f"to be kept by what was read before; {REPAIR}"
+                f"{len(kept)} of its {len(rows['area'])} masks are kept, where {self._counts[k]} "
+                f"were to be by what was read before, or its size or offsets differ; {REPAIR}"
             )
-        masks = slice(*samples.offsets[k : k + 2])
-        samples.mask_rows[masks] = kept  # of the sample's own, as all of the following
-        edges = np.arange(count + 1)
-        if spec.masks.source == "drawn":
-            edges = rows["run_offset"] - rows["run_offset"][0]
-        samples.mask_spans[masks] = np.stack([edges[kept], edges[kept + 1]], 1)
-        samples.spans[k] = 0, rows["image"].nbytes
-        image, of_masks, *fields = (address(rows[name]) for name in spec.arrays)
+        image, of_masks, *fields = (at[name] for name in spec.arrays)
         samples.fields[k] = fields
-        files = samples.files[k]
-        files[:, OPEN] = IN_MEMORY
-        files[:2, MAP] = image, of_masks
-        if in_place:
-            files[IMAGE, OPEN] = IN_PLACE
+        samples.files[k, :2, MAP] = image, of_masks
         for c, (feature, values) in enumerate(zip(spec.features, features, strict=True), 2):
-            skipped = local * feature.row_bytes if feature.axis == "sample" else 0
-            files[c, MAP] = address(values) - skipped
+            skipped = begin[feature.axis] * feature.row_bytes
+            samples.files[k, c, MAP] = address(values) - skipped
+        samples.files[k, :, OPEN] = IN_MEMORY
         return [*rows.values(), *features]
 
     # -------------------------------------------------------------------------------------- errors
@@ -555,7 +512,9 @@ class BatchCopy:
             return []
         causes = {k: self._cause(k, status[k]) for k in np.flatnonzero(status.any(1)).tolist()}
         causes |= self._failed
-        return [(k, self._source.error(self._where[:, k], causes[k])) for k in sorted(causes)]
+        return [
+            (k, sample_error(self._ds.pack, self._where[:, k], causes[k])) for k in sorted(causes)
+        ]
 
     def _cause(self, k: int, status: np.ndarray) -> Exception:
         """Why sample k was not copied, by its status."""

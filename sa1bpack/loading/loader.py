@@ -16,7 +16,7 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.sample import AS_STORED
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import LARGE_ARRAYS, BatchSpec
-from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource, most_open_shards
+from sa1bpack.loading.batch_copy import OPEN_SAMPLES, most_open_shards
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (
     Cuda,
@@ -150,11 +150,6 @@ class Loader(BatchReader):
                 "the dataset has a transform, which would run Python for every sample: transform "
                 "the batch, or use make_dataloader"
             )
-        if ds.options.verify_checksums and ds.spec.masks.source == "runs":
-            raise OptionError(
-                "a Loader cannot yield runs with verify_checksums=True: run lengths are unknown "
-                "until read; open the pack with a mask_size, or use make_dataloader"
-            )
         self._set_up(ds, batch_size, chosen)
         self._mode = reading_mode("auto" if io is None else io, ds)
         if threads is None:
@@ -258,8 +253,7 @@ class Loader(BatchReader):
             plan = self.plan()
             self._pool = BufferPool(partial(_allocated, device, plan), plan.batches, self._threads)
         self._pool.refill()
-        source = BatchSource(self._dataset, self._spec, self._masks, self._mode.direct)
-        planner = Planner(source)
+        planner = Planner(self._dataset, self._spec, self._masks)
         counts.reads_known = not self._dataset.options.verify_checksums
         counts.count_store(self._dataset.pack.fetched)
         planner.prepare()  # here: threads that did it would seem to wait for the disk
@@ -273,6 +267,7 @@ class Loader(BatchReader):
             counts,
             count=self._threads,
             prefetch=self._prefetch,
+            direct=self._mode.direct,
         )
 
     def close(self) -> None:

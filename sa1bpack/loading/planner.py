@@ -1,6 +1,6 @@
 """Looks up and checks where samples are, for several batches at once.
 
-    planner = Planner(BatchSource(ds, spec, masks))
+    planner = Planner(ds, spec, masks)
     for copy, errors in planner.plan([indices, ...], epoch, choice):
         copy.begin(buffer)
         copy.copy(0, len(copy), reader)   any part of the samples, in any thread
@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.rows import expanded, offsets_of
 from sa1bpack.dataset.shards import (
-    CACHE,
     FIRST_ADDRESS,
     IMAGE_BYTES,
     IMAGE_OFFSET,
@@ -30,25 +30,23 @@ from sa1bpack.dataset.shards import (
     OpenShard,
 )
 from sa1bpack.disk.page_cache import read_ahead_map
-from sa1bpack.errors import FormatError, ReadError, ResourceShortage
-from sa1bpack.format.shard_reader import REPAIR, read_rows_unchecked
+from sa1bpack.errors import FormatError, ReadError
+from sa1bpack.format.shard_reader import REPAIR, Shard
 from sa1bpack.kernels import memcpy, njit
 from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
-from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
+from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_copy import (
-    FIRST,
     ID,
     LOCAL,
     NUMBER,
     PLACE,
     ROW,
     SCORES,
-    STOP,
     BatchCopy,
-    BatchSource,
     address,
+    sample_error,
 )
-from sa1bpack.masks import passes
 
 # What is wrong with a sample.
 FINE, BAD_MASKS, BAD_SIZE, BAD_IMAGE, BAD_RUNS = range(5)
@@ -199,18 +197,22 @@ def run_spans(table, offsets, mask_rows, spans):
 class Planner:
     """Plans batches of a dataset, in any thread. Keeps no state between plans."""
 
-    def __init__(self, source: BatchSource):
-        """A planner of batches of this source."""
-        self.source = source
-        layout, arrays = source.ds.layout, source.spec.arrays
-        place = {spec.name: FIRST_ADDRESS + n for n, spec in enumerate(layout.arrays)}
-        self._columns = np.array([*range(FIRST_ADDRESS), *map(place.__getitem__, arrays)])
-        self._scores = FIRST_ADDRESS + np.array(list(map(arrays.index, SCORES)))
+    def __init__(self, ds: Dataset, spec: BatchSpec, masks: MaskSchedule):
+        """A planner of batches of a dataset.
+
+        spec   their layout in a buffer
+        masks  which masks are kept, at any time
+        """
+        self.ds, self.spec, self.masks = ds, spec, masks
+        layout = ds.layout
+        place = {array.name: FIRST_ADDRESS + n for n, array in enumerate(layout.arrays)}
+        self._columns = np.array([*range(FIRST_ADDRESS), *map(place.__getitem__, spec.arrays)])
+        self._scores = FIRST_ADDRESS + np.array(list(map(spec.arrays.index, SCORES)))
         self._stored = Stored(
             image_bytes=0 if layout.flat else layout.array("image").row_bytes,
             channels=3 if layout.pixels == "rgb" else 0,
             side=layout.image_size,
-            with_runs=source.spec.masks.source != "bits",
+            with_runs=spec.masks.source != "bits",
         )
 
     def plan(
@@ -225,16 +227,16 @@ class Planner:
 
         Raises ResourceShortage if the system refuses mappings or files for the shards.
         """
-        source, indices = self.source, np.concatenate(batches)
-        pack, rows = source.ds.pack, source.ds.rows_at(indices)
+        ds, indices = self.ds, np.concatenate(batches)
+        pack, rows = ds.pack, ds.rows_at(indices)
         place = np.arange(len(indices))
         where = np.stack([place, indices, *pack.locate_many(rows), rows, pack.image_ids(rows)])
         shards, failed = pack.open_many(where[NUMBER].tolist())
         wrong = {k: failed[n] for k, n in enumerate(where[NUMBER].tolist()) if n in failed}
-        look_up = self._count if source.ds.options.verify_checksums else self._look_up
-        found, samples = look_up(_without(where, wrong), shards, wrong, epoch, choice)
-        errors = {k: source.error(where[:, k], wrong[k]) for k in wrong}
+        found, samples = self._look_up(where, shards, wrong, epoch, choice)
+        errors = {k: sample_error(pack, where[:, k], wrong[k]) for k in wrong}
         opened = [shards[n] for n in found[NUMBER].tolist()]
+        choose = partial(choice.of_arrays, epoch=epoch)
         plans, low = [], 0
         for batch in batches:
             high = low + len(batch)
@@ -246,7 +248,8 @@ class Planner:
                 mask_rows=samples.mask_rows[masks],
                 mask_spans=samples.mask_spans[masks],
             )
-            copy = BatchCopy(source, found[:, own], opened[own], part, epoch, choice)
+            given = found[:, own], opened[own], part, choose, choice.capacity
+            copy = BatchCopy(ds, self.spec, *given)
             plans.append((copy, [errors[k] for k in range(low, high) if k in errors]))
             low = high
         return plans
@@ -257,10 +260,10 @@ class Planner:
         The first time ever, compiling takes many seconds, which are not those of a slow disk. The
         index has 24 bytes per sample, of which a shuffled epoch needs some on every page.
         """
-        for folder in self.source.ds.pack.folders:
+        for folder in self.ds.pack.folders:
             for array in (folder.index.image_id, folder.index.mask_offset):
                 read_ahead_map(address(array), array.nbytes)
-        [(copy, _)] = self.plan([np.empty(0, np.int64)], 0, self.source.masks.at(0, 0))
+        [(copy, _)] = self.plan([np.empty(0, np.int64)], 0, self.masks.at(0, 0))
         copy.compile()
 
     def _look_up(
@@ -273,7 +276,8 @@ class Planner:
     ) -> tuple[np.ndarray, Samples]:
         """Where samples are: int64 (8, n), see PLACE, and `Samples`; those that are wrong are left
         out, and their errors added to `wrong`."""
-        ds, found = self.source.ds, [shards[number] for number in where[NUMBER].tolist()]
+        ds, where = self.ds, _without(where, wrong)
+        found = [shards[number] for number in where[NUMBER].tolist()]
         columns = [shard.table[self._columns] for shard in found]
         table = np.array(columns, np.int64).reshape(len(found), len(self._columns))
         sizes = np.zeros((len(table), 4), np.int32)
@@ -282,15 +286,11 @@ class Planner:
         look_up(table, *where[LOCAL:ROW], self._stored, sizes, spans, status)
         if status.any():
             for k in np.flatnonzero(status).tolist():
-                error = _error(int(status[k]), found[k], where[:, k], sizes[k])
+                error = _error(int(status[k]), found[k].shard, where[:, k], sizes[k])
                 wrong[int(where[PLACE, k])] = error
             fine = status == FINE
-            table, sizes, spans, where = (
-                table[fine],
-                sizes[fine],
-                spans[fine],
-                _without(where, wrong),
-            )
+            table, sizes, spans = table[fine], sizes[fine], spans[fine]
+            where = _without(where, wrong)
             found = [shards[number] for number in where[NUMBER].tolist()]
         local, first, stop = where[LOCAL:ROW]
         # What is planned from here on has these masks to choose from, and no other number of them:
@@ -321,64 +321,13 @@ class Planner:
             run_spans(table, offsets, mask_rows, mask_spans)
         else:
             mask_spans = np.stack([mask_rows, mask_rows + 1], 1)
-        files = np.full((len(found), 2 + len(self.source.spec.features), 4), NO_FILE)
+        files = np.full((len(found), 2 + len(self.spec.features), 4), NO_FILE)
         files[:, :2, MAP] = table[:, FIRST_ADDRESS : FIRST_ADDRESS + 2]
         for shard, own in zip(found, files, strict=True):
             own[2:, MAP] = [address(part.values) for part in shard.features]
         fields = np.ascontiguousarray(table[:, FIRST_ADDRESS + 2 :])
         return where, Samples(
             local, spans, offsets, mask_rows, mask_spans, sizes, scales, fields, files
-        )
-
-    def _count(
-        self,
-        where: np.ndarray,
-        shards: dict[int, OpenShard],
-        wrong: dict[int, Exception],
-        epoch: int,
-        choice: MaskChoice,
-    ) -> tuple[np.ndarray, Samples]:
-        """As `_look_up`, with no more than the numbers of masks: BatchCopy enters what it reads of
-        each sample when it has been compared with its checksum.
-
-        With a rule, by scores that are not compared with anything yet: when they are, another count
-        is an error. They are read from their files: a file that is cut short is an error then.
-        """
-        rule, passing = self.source.ds.options.rule, where[STOP] - where[FIRST]
-        samples = where[[PLACE, NUMBER, *range(LOCAL, ROW)]].T.tolist()
-        for place, number, _, first, stop in samples:
-            if (error := _masks_outside(shards[number], first, stop)) is not None:
-                wrong[place] = error
-            elif rule is not None:  # all are announced before the first is waited for
-                for name in SCORES:
-                    start = address(shards[number].arrays[name]) + 8 * first
-                    read_ahead_map(start, 8 * (stop - first))
-        for k, (place, number, local, first, stop) in enumerate(samples):
-            if rule is None or place in wrong:
-                continue
-            shard = shards[number].shard
-            spans = {"size": (local, local + 1)} | dict.fromkeys(SCORES, (first, stop))
-            read = [partial(read_rows_unchecked, shard, name, *spans[name]) for name in spans]
-            try:
-                size, *scores = map(CACHE.with_resources, read)
-                passing[k] = np.count_nonzero(passes(rule, *scores, int(size[0, :2].prod())))
-            except ResourceShortage:
-                raise
-            except (FormatError, OSError) as error:
-                wrong[place] = error
-        good = ~np.isin(where[PLACE], list(wrong))
-        where, offsets = _without(where, wrong), offsets_of(choice.counts(passing[good]))
-        n, total, spec = where.shape[1], int(offsets[-1]), self.source.spec
-        return where, Samples(
-            where[LOCAL],
-            np.zeros((n, 2), np.int64),
-            offsets,
-            np.zeros(total, np.int64),
-            np.zeros((total, 2), np.int64),
-            np.zeros((n, 4), np.int32),
-            np.ones((n, 2)),
-            np.zeros((n, len(spec.arrays) - 2), np.int64),
-            np.full((n, 2 + len(spec.features), 4), NO_FILE),
         )
 
 
@@ -388,40 +337,33 @@ def _without(where: np.ndarray, wrong: dict[int, Exception]) -> np.ndarray:
     return np.compress(~np.isin(where[PLACE], list(wrong)), where, axis=1) if wrong else where
 
 
-def _error(status: int, shard: OpenShard, where: np.ndarray, size: np.ndarray) -> FormatError:
+def _error(status: int, shard: Shard, where: np.ndarray, size: np.ndarray) -> FormatError:
     """What is wrong with a sample that `look_up` refused, by its status.
 
     where  int64 (8,), see PLACE
     size   int32 (4,), as it was found
     """
-    layout, (row, first, stop) = shard.shard.layout, where[LOCAL:ROW].tolist()
-    if status == BAD_MASKS:
-        return _masks_outside(shard, first, stop)
-    if status == BAD_SIZE:
-        text = (
-            f"{shard.path('size')}: sides of sample {row} are {size.tolist()}; they must be at "
-            f"least 1, and stored ones at most {layout.image_size}"
-        )
-    elif status == BAD_IMAGE:
-        height, width = size[2:].tolist()
-        text = (
-            f"{shard.path('image_offset')}: the pixels of sample {row} are not within "
-            f"{shard.shard.extent.image_bytes} bytes, or not as many as its {height} x {width} take"
-        )
-    else:
-        text = (
-            f"{shard.path('run_offset')}: offsets of the masks of sample {row} must be "
-            f"non-decreasing and from 0 to {shard.shard.extent.runs}"
-        )
-    return FormatError(f"{text}; {REPAIR}")
-
-
-def _masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None:
-    """The error if a sample's masks are not rows of its shard."""
-    masks = shard.shard.extent.masks
-    if 0 <= first <= stop <= masks:
-        return None
-    return FormatError(
-        f"the pack's index says that its masks are rows {first} to {stop}, but the shard has "
-        f"{masks}; {REPAIR}"
-    )
+    (row, first, stop), extent = where[LOCAL:ROW].tolist(), shard.extent
+    name, text = {
+        BAD_MASKS: (
+            "mask_offset",
+            f"the pack's index says that the masks of sample {row} are rows {first} to {stop}, but "
+            f"the shard has {extent.masks}",
+        ),
+        BAD_SIZE: (
+            "size",
+            f"sides of sample {row} are {size.tolist()}; they must be at least 1, and stored ones "
+            f"at most {shard.layout.image_size}",
+        ),
+        BAD_IMAGE: (
+            "image_offset",
+            f"the pixels of sample {row} are not within {extent.image_bytes} bytes, or not as many "
+            f"as its {size[2]} x {size[3]} take",
+        ),
+        BAD_RUNS: (
+            "run_offset",
+            f"offsets of the masks of sample {row} must be non-decreasing and from 0 to "
+            f"{extent.runs}",
+        ),
+    }[status]
+    return FormatError(f"{shard.folder / shard.layout.array(name).chunk_path}: {text}; {REPAIR}")

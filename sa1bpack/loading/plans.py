@@ -3,14 +3,10 @@
 import os
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.disk.aio import CONTEXTS
-from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 from sa1bpack.disk.reading_mode import ReadingMode, choose_mode, direct_obstacle
 from sa1bpack.environment import available_cpus
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
@@ -208,24 +204,11 @@ def _obstacle(ds: Dataset) -> str | None:
         return None
     path = ds.pack.folder(number) / ds.layout.array("image").chunk_path
     opened = ds.pack.open(number) if ds.pack.sources else None  # keeps the file there
-    obstacle = direct_obstacle(path) or _aio_obstacle(path)
+    obstacle = direct_obstacle(path)
     del opened
+    if obstacle is None:
+        try:
+            CONTEXTS.give_back(CONTEXTS.take())
+        except OSError as error:
+            return f"the system refuses Linux AIO ({error.strerror or error})"
     return obstacle
-
-
-def _aio_obstacle(path: Path) -> str | None:
-    file, memory = open_direct(str(path)), aligned(BLOCK)
-    try:
-        context = CONTEXTS.take()
-    except OSError as error:
-        os.close(file)
-        return f"the system refuses Linux AIO ({error.strerror or error})"
-    try:
-        [code] = context.read(np.array([[file, 0, BLOCK, memory.ctypes.data, 1]])).tolist()
-        CONTEXTS.give_back(context)
-    except OSError as error:
-        context.close()  # waits for what is in progress: `memory` must live until then
-        code = error.errno or 0
-    finally:
-        os.close(file)
-    return f"{path} cannot be read with Linux AIO ({os.strerror(code)})" if code > 0 else None

@@ -55,8 +55,9 @@ class ReaderThreads:
         *,
         count: int,
         prefetch: int,
+        direct: bool,
     ):
-        ds = planner.source.ds
+        ds = planner.ds
         self._asking = Ahead(ds, batches) if ds.pack.sources else None
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
@@ -73,7 +74,7 @@ class ReaderThreads:
         self._doing: dict[str, tuple[BatchCopy | str, float]] = {}
         # Complete batches if there are enough for all threads: that needs the least locking.
         self._parts_per_batch = -(-count // (prefetch + 1))
-        self._count = count
+        self._count, self._direct = count, direct
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -105,7 +106,7 @@ class ReaderThreads:
                     with suppress(IndexError):
                         scratch = None  # if there is no memory of a thread that has ended
                         scratch = self._pool.scratch.pop()
-                    reader = SampleReader(self._planner.source.direct, scratch)
+                    reader = SampleReader(self._direct, scratch)
                 if not self._queue.closed:
                     batch.copy.copy(first, stop, reader)
             except BaseException as error:
@@ -200,7 +201,7 @@ class ReaderThreads:
 
     def _choice_of(self, number: int) -> MaskChoice:
         """The choice of the masks of a batch, by its epoch and step."""
-        return self._planner.source.masks.at(self._batches.epoch, self._batches.step(number))
+        return self._planner.masks.at(self._batches.epoch, self._batches.step(number))
 
     def _finish(self, batch: QueuedBatch, reader: SampleReader | None) -> None:
         """All parts are done: pass on the batch, remade without the samples that could not be
@@ -252,7 +253,7 @@ class ReaderThreads:
         if not len(found.copy):
             return Taken(None, found.dropped, 0, ready)
         begin = self._counts.clock()
-        batch = self._device.deliver(found, self._planner.source.spec, self._pool)
+        batch = self._device.deliver(found, self._planner.spec, self._pool)
         self._counts.worked("deliver", begin)
         return Taken(batch, found.dropped, found.copy.nbytes, ready)
 

@@ -155,9 +155,8 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
     direct  whether the file system can be read past the page cache
     """
     rng = random.Random(f"{case.seed} reading")
-    checked_runs = case.yields_runs and case.opened.get("verify_checksums")  # not with a Loader
-    hardest = case.seed % HARDEST == 0 and not checked_runs
-    if checked_runs or (rng.random() < 0.25 and not hardest):
+    hardest = case.seed % HARDEST == 0
+    if rng.random() < 0.25 and not hardest:
         case.workers = 2 if rng.random() < 0.1 else 0
     case.order = _drawn_order(rng, ds)
     samples = case.order[1].get("samples", len(ds))

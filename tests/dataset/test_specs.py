@@ -17,7 +17,7 @@ from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout
-from sa1bpack.loading.batch_copy import BatchSource, SampleReader
+from sa1bpack.loading.batch_copy import SampleReader
 from sa1bpack.loading.devices import batch_views, finish
 from sa1bpack.loading.planner import Planner
 
@@ -151,7 +151,7 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(
     ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
     spec = BatchSpec(ds, MaskLayout.of("padded"), to_device=True)
     masks = MaskSchedule(None, "largest", 0, False)
-    planner = Planner(BatchSource(ds, spec, masks))
+    planner = Planner(ds, spec, masks)
     [(copy, errors)] = planner.plan([np.arange(len(ds))], 0, masks.at(0, 0))
     buffer = np.full(copy.nbytes, 255, np.uint8)
     copy.begin(buffer)
@@ -194,15 +194,6 @@ def test_a_pack_without_runs_draws_nothing_and_says_so(layout_packs):
     for options in ({"mask_format": "runs"}, {"mask_format": "bits", "mask_size": 24}):
         with pytest.raises(OptionError, match=r"without them.*--masks bits\+runs"):
             sa1bpack.open(path, **options)
-
-
-def test_runs_are_not_read_with_their_checksums_by_a_loader(layout_packs):
-    with pytest.raises(OptionError, match="cannot yield runs with verify_checksums=True"):
-        sa1bpack.Loader(
-            sa1bpack.open(layout_packs(), mask_format="runs", verify_checksums=True),
-            2,
-            device="cpu",
-        )
 
 
 def test_native_images_without_a_canvas_name_the_remedy(layout_packs):

@@ -138,7 +138,7 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
     def failing(self, samples, place, first, stop):
         real(self, samples, place, first, stop)
         for k in range(first, stop):
-            begin, nbytes = samples.spans[place.low + k]
+            begin, nbytes = samples.spans[k]
             if begin == 2 * nbytes:  # the third image of the shard
                 place.status[k, array] = errno.EIO
 

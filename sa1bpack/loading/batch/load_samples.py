@@ -49,7 +49,6 @@ from sa1bpack.loading.batch.put import put_image, stream_copy, unpack_rows
 MAP, OPEN, PAST, TELLS = range(4)
 IN_MEMORY = -1  # not a file: the bytes at the address are in memory
 NO_FILE = -2  # nothing can be read: EBADF
-IN_PLACE = -3  # the bytes are in the buffer already
 
 # Columns of `Place.arrays`: where the array's region of the buffer begins, bytes of a row in the
 # file and in the buffer, whether it has a row per mask, rows per sample if it is padded (-1: it is
@@ -113,7 +112,6 @@ class Place(NamedTuple):
     """Where samples go: a batch of B samples in its buffer.
 
     buffer      uint8 (n,)
-    low         the batch's first sample, of `Samples`
     how         images are put on their canvases: see `put.put_image`
     side        of a canvas, in pixels
     stored_side  of a stored canvas; 0 if images have none
@@ -128,7 +126,6 @@ class Place(NamedTuple):
     """
 
     buffer: np.ndarray
-    low: int
     how: int
     side: int
     stored_side: int
@@ -182,37 +179,35 @@ def _nanoseconds():
 
 
 @njit
-def _span(samples, arrays, at, c, n):
-    """The bytes of array c that sample `at` has, or that its mask n has: begin, end."""
+def _span(samples, arrays, k, c, n):
+    """The bytes of array c that sample k has, or that its mask n has: begin, end."""
     width = arrays[c, ROW_BYTES]
     if c == IMAGE:
-        return samples.spans[at, 0], samples.spans[at, 0] + samples.spans[at, 1]
+        return samples.spans[k, 0], samples.spans[k, 0] + samples.spans[k, 1]
     if c == MASKS:
         return samples.mask_spans[n, 0] * width, samples.mask_spans[n, 1] * width
-    row = samples.mask_rows[n] if arrays[c, PER_MASK] else samples.local[at]
+    row = samples.mask_rows[n] if arrays[c, PER_MASK] else samples.local[k]
     return row * width, (row + 1) * width
 
 
 @njit
-def _list_pieces(samples, place, at, c, first_mask, pieces, n):
-    """List the pieces of one array of a sample from piece n on; neighbours are one piece.
+def _list_pieces(samples, place, k, c, first_mask, pieces, n):
+    """List the pieces of array c of sample k from piece n on; neighbours are one piece.
 
     first_mask  of the samples that are loaded: of `run_offset`
 
     Returns (how many there are then, the end of the highest in the file), or (-1, 0) if one begins
     before the file.
     """
-    arrays, k = place.arrays, at - place.low
-    start, stop, row = at, at + 1, k
+    arrays = place.arrays
+    start, stop, row = k, k + 1, k
     if arrays[c, PER_MASK]:
-        start, stop = samples.offsets[at], samples.offsets[at + 1]
-        row = start - samples.offsets[place.low]
-        if arrays[c, CAPACITY] >= 0:
-            row = k * arrays[c, CAPACITY]
+        start, stop = samples.offsets[k], samples.offsets[k + 1]
+        row = start if arrays[c, CAPACITY] < 0 else k * arrays[c, CAPACITY]
     into = np.int64(place.buffer.ctypes.data) + arrays[c, START]
     before, highest = n, 0
     for m in range(start, stop):
-        begin, end = _span(samples, arrays, at, c, m)
+        begin, end = _span(samples, arrays, k, c, m)
         if begin < 0:
             return -1, 0
         if end <= begin:
@@ -297,14 +292,14 @@ def _plan_reads(plan, first, stop, files, straight, free, n):
 
 
 @njit
-def _read_ahead_fields(samples, place, at):
-    """Begin to read the small arrays of one sample's masks."""
-    rows = samples.mask_rows[samples.offsets[at] : samples.offsets[at + 1]]
+def _read_ahead_fields(samples, place, k):
+    """Begin to read the small arrays of the masks of sample k."""
+    rows = samples.mask_rows[samples.offsets[k] : samples.offsets[k + 1]]
     if len(rows):
         for f in range(len(place.fields)):
             width = place.fields[f, 1] * 8
             low = rows[0] * width
-            read_ahead_map(samples.fields[at, f] + low, (rows[-1] + 1) * width - low)
+            read_ahead_map(samples.fields[k, f] + low, (rows[-1] + 1) * width - low)
 
 
 @njit
@@ -316,16 +311,14 @@ def _plan(samples, place, first, stop, scratch, plan):
 
     Returns how many pieces and requests there are, and how many bytes of scratch memory they take.
     """
-    arrays, low, pieces, counts = place.arrays, place.low, plan.pieces, plan.counts
-    first_mask = samples.offsets[low + first]
+    arrays, pieces, counts = place.arrays, plan.pieces, plan.counts
+    first_mask = samples.offsets[first]
     n, made = np.int64(0), np.int64(0)  # as literals they would be types of their own
     free = scratch
     for k in range(first, stop):
         for c in range(len(arrays)):
-            files = samples.files[low + k, c]
-            if files[OPEN] == IN_PLACE:
-                continue
-            end, highest = _list_pieces(samples, place, low + k, c, first_mask, pieces, n)
+            files = samples.files[k, c]
+            end, highest = _list_pieces(samples, place, k, c, first_mask, pieces, n)
             if end < 0:
                 place.status[k, c] = BAD_SPANS
             if end <= n:
@@ -343,7 +336,7 @@ def _plan(samples, place, first, stop, scratch, plan):
             else:
                 counts[READ_PAST if files[PAST] else THROUGH] += nbytes
                 if c == IMAGE:
-                    _read_ahead_fields(samples, place, low + k)
+                    _read_ahead_fields(samples, place, k)
                 kind, before = arrays[c, KIND], made
                 straight = kind in (AS_IT_IS, RUNS)
                 free, made = _plan_reads(plan, n, end, files, straight, free, made)
@@ -390,7 +383,7 @@ def _put(piece, samples, place, k, c):
             words = place.buffer[at : at + rows * out].view(np.uint64)
             unpack_rows(source, words.reshape(rows, width))
         else:
-            size, side = samples.sizes[place.low + k], place.stored_side
+            size, side = samples.sizes[k], place.stored_side
             height, columns = np.int64(size[2]), np.int64(size[3])
             rows, stride = (side, side) if side else (height, columns)
             canvas = place.buffer[at : at + out]
@@ -411,13 +404,11 @@ def _gather_rows(source, rows, width, target):
 
 @njit
 def _copy_fields(samples, place, k):
-    """The small arrays of one sample's masks, float64 as float32; zero after them if padded."""
-    at, capacity, buffer = place.low + k, place.capacity, place.buffer
+    """The small arrays of the masks of sample k, float64 as float32; zero after them if padded."""
+    capacity, buffer = place.capacity, place.buffer
     address = np.int64(buffer.ctypes.data)
-    rows = samples.mask_rows[samples.offsets[at] : samples.offsets[at + 1]]
-    masks, row = len(rows), samples.offsets[at] - samples.offsets[place.low]
-    if capacity >= 0:
-        row = k * capacity
+    rows = samples.mask_rows[samples.offsets[k] : samples.offsets[k + 1]]
+    masks, row = len(rows), samples.offsets[k] if capacity < 0 else k * capacity
     for n in range(len(place.fields)):
         columns, is_float = place.fields[n, 1], place.fields[n, 2] != 0
         width = (4 if is_float else 8) * columns
@@ -425,16 +416,16 @@ def _copy_fields(samples, place, k):
         if is_float:
             found = np.empty((masks, columns), np.float64)
             target = np.int64(found.ctypes.data)
-            _gather_rows(samples.fields[at, n], rows, 8 * columns, target)
+            _gather_rows(samples.fields[k, n], rows, 8 * columns, target)
             out = buffer[start : start + masks * width].view(np.float32)
             for j in range(masks):
                 for c in range(columns):
                     value = found[j, c]
                     if place.fields[n, 3]:
-                        value *= samples.scales[at, c % 2]
+                        value *= samples.scales[k, c % 2]
                     out[j * columns + c] = value
         else:
-            _gather_rows(samples.fields[at, n], rows, width, address + start)
+            _gather_rows(samples.fields[k, n], rows, width, address + start)
         if capacity > masks:
             end = address + start + masks * width
             memset(end, 0, (capacity - masks) * width)
@@ -443,7 +434,7 @@ def _copy_fields(samples, place, k):
 @njit
 def _clear_padding(samples, place, k):
     """Zero the rows after a sample's own masks in the arrays that are padded."""
-    masks = samples.offsets[place.low + k + 1] - samples.offsets[place.low + k]
+    masks = samples.offsets[k + 1] - samples.offsets[k]
     for c in range(len(place.arrays)):
         capacity, width = place.arrays[c, CAPACITY], place.arrays[c, OUT_BYTES]
         if capacity > masks:
@@ -461,9 +452,7 @@ def load_samples(means, samples, place, first, stop):
     begin = _nanoseconds()
     count, arrays = stop - first, place.arrays
     most = count * len(arrays)
-    most += (samples.offsets[place.low + stop] - samples.offsets[place.low + first]) * (
-        arrays[:, PER_MASK].sum()
-    )
+    most += (samples.offsets[stop] - samples.offsets[first]) * arrays[:, PER_MASK].sum()
     pieces = np.empty((most, 6), np.int64)
     requests, owners = np.empty((most, REQUEST_COLUMNS), np.int64), np.empty(most, np.int64)
     counts, scratch = np.zeros(4, np.int64), np.int64(means.scratch.ctypes.data)

@@ -106,7 +106,6 @@ class Batch:
         width = self.mask_bytes // 4 if self.kind == RUNS else 0
         place = Place(
             buffer=self.buffer,
-            low=0,
             how=RGB_ON_CANVAS,
             side=8,
             stored_side=0,
