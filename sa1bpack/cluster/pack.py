@@ -141,7 +141,7 @@ def _run(
     options = {"check": interrupts.check, "say": progress.note}
     for name, packed in run_tasks(address, run_part, tasks, needs, **options):
         source = sources[name]
-        progress.source_done(source)
+        progress.advance(source, source.nbytes)
         if isinstance(packed, Died):
             failed[name] = SourceError(
                 f"{source.path}: {packed}; repeat the command, perhaps with fewer workers"

@@ -9,6 +9,6 @@ The path of one sample, and the modules that it passes::
                                its threads: rows → files (format.ShardWriter), publication
     pack_state                 what the pack holds, manifest and index
 
-`run.pack` ties them together. `execution` has the worker processes that make samples, where there
-is more than one; `repair` replaces damaged shards by the same path.
+`run.pack` ties them together. `workers` has the processes that make samples, where there is more
+than one; `repair` replaces damaged shards by the same path.
 """

@@ -21,7 +21,6 @@ from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import Extent, Layout, canvas_spans, image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.format.shard_writer import shard_bytes
-from sa1bpack.packing.execution.processes import WORKERS_PER_READER_THREAD
 from sa1bpack.packing.options import (
     MASKS,
     PIXELS,
@@ -34,6 +33,7 @@ from sa1bpack.packing.options import (
 from sa1bpack.packing.pack_state import PackState, existing_parent, sources_to_pack
 from sa1bpack.packing.progress import Progress, nothing_to_do
 from sa1bpack.packing.sample import Buffers, Packed, attempt, most_image_bytes, warm_up
+from sa1bpack.packing.source_packer import readers_of
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader, Reject
 from sa1bpack.wording import counted, size_text, span_text
@@ -247,9 +247,8 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
     disk_bytes, hole_bytes = probe.disk_bytes(options.layout, images)
     compact, holes = probe.disk_bytes(replace(options, **PRESETS["compact"]).layout, images)
     # Halves of pairs wait on the disk, in tars whose members are in any order.
-    at_once = -(-request.workers // WORKERS_PER_READER_THREAD)
     waiting = sorted(source.nbytes // 4 for source in sources if source.kind != "folder")
-    spool_bytes = sum(max(0, each - SPOOL_MEMORY) for each in waiting[-at_once:])
+    spool_bytes = sum(max(0, each - SPOOL_MEMORY) for each in waiting[-readers_of(request) :])
     free = _free_bytes(request.output)
     fitting = []
     if disk_bytes - hole_bytes + spool_bytes > free:

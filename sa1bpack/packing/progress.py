@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import Annotated
 
 import msgspec
@@ -63,6 +64,7 @@ class Progress:
         self.notes: list[str] = []
         self._max_rejects = max_rejects
         self._first: list[str] = []  # rejects, to be named
+        self._lock = Lock()
         self.add_rejects(rejects)
         self._started = self._shown = time.perf_counter()
         terminal = sys.stderr.isatty()
@@ -79,10 +81,11 @@ class Progress:
 
     def add_rejects(self, lines: Iterable[Mapping[str, str]]) -> None:
         """Count rejected members. Raises TooManyRejects if there are more than allowed."""
-        for line in lines:
-            self.rejected += 1
-            if len(self._first) < _REJECTS_NAMED:
-                self._first.append("  {source}: {member}: {detail}".format_map(line))
+        with self._lock:
+            for line in lines:
+                self.rejected += 1
+                if len(self._first) < _REJECTS_NAMED:
+                    self._first.append("  {source}: {member}: {detail}".format_map(line))
         if self._max_rejects is None or self.rejected <= self._max_rejects:
             return
         more = self.rejected - len(self._first)
@@ -101,16 +104,11 @@ class Progress:
         """One pair has its outcome."""
         if isinstance(outcome, Reject):
             self.reject(source, outcome)
-        self.images += isinstance(outcome, Packed)
-        self.advance(source, bytes_read)
+        self.advance(source, bytes_read, images=isinstance(outcome, Packed))
 
     def reject(self, source: Source, reject: Reject) -> None:
         """Count a reject. Raises TooManyRejects if there are more than allowed."""
         self.add_rejects([{"source": str(source.path), **reject.as_json()}])
-
-    def source_done(self, source: Source) -> None:
-        """A source was read to its end, or given up."""
-        self.advance(source, source.nbytes, force=True)
 
     def note(self, text: str) -> None:
         """Report something to the user now, without breaking the bar."""
@@ -126,28 +124,30 @@ class Progress:
         """Wall time since the run started."""
         return time.perf_counter() - self._started
 
-    def advance(self, source: Source, bytes_read: int, force: bool = False) -> None:
-        """So many bytes of a source are read."""
-        before = self.read.get(source.name, 0)
-        if bytes_read > before:
-            self.read[source.name] = bytes_read
-            self._bar.update(bytes_read - before)
-        since = time.perf_counter() - self._shown
-        if self._lines and since > LINE_SECONDS:  # for the log of a job that has no terminal
-            done = sum(self.read.values())
-            left = (self.total_bytes - done) * self.seconds / max(done, 1)
-            print(
-                f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
-                f"{self.images / self.seconds:.0f} images/s, {done / self.seconds / 1e6:.0f} MB/s, "
-                f"{left / 60:.0f} min left, {self.rejected} rejected",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif self._bar.disable or not (force or since > _REFRESH_SECONDS):
-            return
-        self._shown += since
-        rejected = f", {self.rejected} rejected" if self.rejected else ""
-        self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")
+    def advance(self, source: Source, bytes_read: int, images: int = 0) -> None:
+        """So many bytes of a source are read, and so many more images decoded."""
+        with self._lock:
+            self.images += images
+            before = self.read.get(source.name, 0)
+            if bytes_read > before:
+                self.read[source.name] = bytes_read
+                self._bar.update(bytes_read - before)
+            since, done = time.perf_counter() - self._shown, sum(self.read.values())
+            if self._lines and since > LINE_SECONDS:  # for the log of a job without a terminal
+                left = (self.total_bytes - done) * self.seconds / max(done, 1)
+                print(
+                    f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
+                    f"{self.images / self.seconds:.0f} images/s, "
+                    f"{done / self.seconds / 1e6:.0f} MB/s, {left / 60:.0f} min left, "
+                    f"{self.rejected} rejected",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            elif self._bar.disable or (since < _REFRESH_SECONDS and done < self.total_bytes):
+                return
+            self._shown += since
+            rejected = f", {self.rejected} rejected" if self.rejected else ""
+            self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")
 
 
 def nothing_to_do(sources: int) -> str:

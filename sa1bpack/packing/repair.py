@@ -43,9 +43,9 @@ from sa1bpack.packing.pack_state import (
 )
 from sa1bpack.packing.progress import Progress, report
 from sa1bpack.packing.records import Key, PublishedShard, read_shard
-from sa1bpack.packing.run import pack_into, pack_sources, versions_in_force, versions_text
+from sa1bpack.packing.run import pack_into, versions_in_force, versions_text
 from sa1bpack.packing.sample import warm_up
-from sa1bpack.packing.source_packer import PackRun
+from sa1bpack.packing.source_packer import PackRun, pack_sources
 from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source, find_sources, look_at, read_links
 

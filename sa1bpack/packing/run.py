@@ -1,8 +1,7 @@
 """`pack`, `pack_part` and `finalize`: complete runs, from the arguments to what is published."""
 
-import resource
 import shutil
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -17,7 +16,6 @@ from sa1bpack.format.files import flush_folder
 from sa1bpack.format.manifest import PARTS_NAME, PLAN_PREFIX, SHARDS_NAME, identity_text
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
-from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import Request, RunKeywords, checked_request, recorded_options
 from sa1bpack.packing.pack_state import (
     PackState,
@@ -31,13 +29,10 @@ from sa1bpack.packing.pack_state import (
 from sa1bpack.packing.progress import Progress, log_run
 from sa1bpack.packing.records import read_own_manifest
 from sa1bpack.packing.sample import require_decoder, warm_up
-from sa1bpack.packing.source_packer import PackRun, SourcePacker, pack_inline
-from sa1bpack.source.find import Source, look_at
+from sa1bpack.packing.source_packer import PackRun, pack_sources
+from sa1bpack.source.find import look_at
 from sa1bpack.urls import is_pack_url, is_url, scheme_of, shown
 from sa1bpack.wording import counted
-
-# Files that a run may have open, where the system lets it. More than any needs.
-OPEN_FILES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,29 +326,6 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
         notes=progress.notes,
         seconds=progress.seconds,
     )
-
-
-def pack_sources(
-    run: PackRun, todo: Iterable[Source], wanted: Mapping[str, Set[int]] | None = None
-) -> dict[str, SourceError]:
-    """Publish the shards of these sources; returns name → error of those that were given up.
-
-    wanted
-        Name of a source → the parts to pack. Default: all that are not published.
-    """
-    packers = [SourcePacker(run, source, wanted and wanted[source.name]) for source in todo]
-    # A shard that is built has some twenty files open, and the soft limit is usually 1024.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-    try:
-        if run.request.workers == 1:
-            pack_inline(run, packers)
-        elif packers:
-            pack_with_processes(run, packers)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return {packer.source.name: packer.error for packer in packers if packer.error is not None}
 
 
 def versions_in_force() -> dict[str, str]:

@@ -1,18 +1,20 @@
-"""Packs one source: which pairs need work, which shard each belongs to, what failed.
+"""Packs sources: which pairs need work, which shard each belongs to, what failed.
 
-The samples of a shard are appended in the order of the tar, whichever is decoded first. A thread of
-each shard writes its files and publishes it, while other samples are decoded.
+A source is read by one thread, which has its pairs decoded and hands what becomes of them, as
+futures in the order of the tar, to the thread of their shard. That waits for each, writes it and
+publishes the shard, while other samples are decoded. What threads have done is entered into the
+state of the pack by the thread of the run, in `settle`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+import resource
+from collections.abc import Callable, Mapping, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore, Event
+from typing import Any, Protocol
 
-import numpy as np
 import xxhash
 
 from sa1bpack import interrupts
@@ -24,24 +26,34 @@ from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import Progress, report
 from sa1bpack.packing.records import PublishedShard
 from sa1bpack.packing.sample import Buffers, Outcome, Packed, attempt
+from sa1bpack.packing.workers import Workers
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy
 from sa1bpack.source.pairs import Pair, PairReader, Reject
 from sa1bpack.urls import Address
 from sa1bpack.wording import counted
 
-# Shards of a run that may be in publication at once; decoding waits for them. Each keeps all of its
-# files open, and on a disk that is slow to flush they would become many.
+# Shards of a run that may be complete and not yet entered, besides one of each source that is read:
+# each keeps its files open, and on a disk that is slow to flush they would become many.
 MAX_IN_PUBLICATION = 4
 
-# In place of a lock, where there is but one thread.
-_NOT_HELD = nullcontext()
+# One thread inflates and hashes as much as this many workers decode (benchmarks/inflate.py).
+WORKERS_PER_READER_THREAD = 6
 
-# Samples in memory of `pack_inline`: one being decoded, one being written, one waiting for that.
+# Tars at URLs that are read at once by default: a stream is often slower than a thread inflates.
+DOWNLOADS = 4
+
+# Samples in memory of a run without workers: one being decoded, one being written, one waiting.
 SAMPLES_IN_MEMORY = 3
 
+# Files that a run may have open, where the system lets it: more than any needs.
+_OPEN_FILES = 1 << 16
 
-@dataclass(frozen=True)
+# Threads that a run may have: more than it ever needs, see MAX_IN_PUBLICATION.
+_MOST_THREADS = 10_000
+_POLL_SECONDS = 0.05  # the longest wait without a look at what else has happened
+
+
 class PackRun:
     """What the packers of one run share.
 
@@ -53,155 +65,189 @@ class PackRun:
         Where pairs are counted.
     packed_by
         Package → version, recorded in every shard.
-    publications
-        Held by each shard while it is being published.
     stopping
         Set once no further pair is wanted.
+    threads
+        In which shards are written, and workers are served.
     """
 
-    state: PackState
-    request: Request
-    progress: Progress
-    packed_by: dict[str, str]
-    publications: BoundedSemaphore = field(
-        default_factory=partial(BoundedSemaphore, MAX_IN_PUBLICATION)
-    )
-    stopping: Event = field(default_factory=Event)
+    def __init__(
+        self, state: PackState, request: Request, progress: Progress, packed_by: dict[str, str]
+    ):
+        self.state, self.request, self.progress = state, request, progress
+        self.packed_by = packed_by
+        self.stopping = Event()
+        self.threads = ThreadPoolExecutor(_MOST_THREADS, "sa1bpack-packing")
+        self._done: SimpleQueue[tuple[Callable[[Any], object], Future]] = SimpleQueue()
+        self._open_shards = BoundedSemaphore(MAX_IN_PUBLICATION + readers_of(request))
+
+    def start(
+        self,
+        work: Callable[[], object],
+        then: Callable[[Any], object],
+        threads: ThreadPoolExecutor | None = None,
+    ) -> Future:
+        """Do some work in a thread, and have its result passed to `then` by `settle`."""
+        future = (threads or self.threads).submit(work)
+        future.add_done_callback(lambda done: self._done.put((then, done)))
+        return future
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error of a thread."""
+        failed: Future = Future()
+        failed.set_exception(error)
+        self._done.put((report, failed))
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Take over what threads have done, waiting for something; raise what one has raised."""
+        interrupts.check()
+        with suppress(Empty):
+            while True:
+                then, done = self._done.get(seconds > 0, seconds)
+                then(done.result())
+                seconds = 0.0
+
+    def open_shard(self) -> None:
+        """Wait until one more shard may be open, or the run is stopping. In a thread that reads."""
+        while not self._open_shards.acquire(timeout=_POLL_SECONDS) and not self.stopping.is_set():
+            if self.request.workers == 1:  # this is the thread of the run
+                self.settle()
+
+    def close_shard(self) -> None:
+        """A shard has been entered, or discarded."""
+        self._open_shards.release()
+
+
+class Decoder(Protocol):
+    """Makes samples, in this process or in others."""
+
+    def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future["Made"]:
+        """What becomes of a pair; `bytes_read` of its source were read so far.
+
+        Waits until there is memory for it.
+        """
+
+    def stop(self) -> None:
+        """The run is stopping: end every wait in `decode`, and cancel what is not made."""
+
+    def close(self) -> None:
+        """No rows are needed any more: free their memory."""
+
+
+# An outcome, and what to call, in any thread, when its rows are no longer needed.
+Made = tuple[Outcome, Callable[[], object]]
+
+
+class InlineDecoder:
+    """Makes samples in the thread of the run."""
+
+    def __init__(self, run: PackRun):
+        self._run = run
+        self._free: SimpleQueue[Buffers] = SimpleQueue()
+        for _ in range(SAMPLES_IN_MEMORY):
+            self._free.put(Buffers(run.state.options))
+
+    def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future[Made]:
+        """As a Decoder: it is done when this returns."""
+        buffers = None
+        while buffers is None:
+            self._run.settle()
+            with suppress(Empty):
+                buffers = self._free.get(timeout=_POLL_SECONDS)
+        outcome = attempt(pair.file_name, pair.jpeg, pair.json, self._run.state.options, buffers)
+        self._run.progress.done(source, outcome, bytes_read)
+        made: Future[Made] = Future()
+        made.set_result((outcome, partial(self._free.put, buffers)))
+        return made
+
+    def stop(self) -> None:
+        """As a Decoder."""
+
+    close = stop
 
 
 class ShardBuilder:
     """Builds the shard of one part of a source: of `samples_per_shard` pairs, the last of fewer.
 
-    An outcome takes effect after those of all earlier pairs. Writing begins with the first packed
-    sample, so without one nothing is left on disk. Only the shard's thread creates files: Ctrl-C is
-    raised in the main thread alone, so nothing is created that `end` does not know of.
+    Its thread takes outcomes in the order of the pairs. Writing begins with the first packed
+    sample, so without one nothing is left on disk. Only that thread creates files: Ctrl-C is raised
+    in the main thread alone, so nothing is created that the thread does not know of.
 
-    publication
-        The published shard to come, or None if it has no sample, once the last pair has its
-        outcome.
-    error
-        What writing has raised so far.
-    ended
-        Outcomes have no effect any more.
+    closed
+        All pairs were read.
+    discarded
+        The shard is not published, unless it is already.
+    shard
+        The published shard to come, or None if it has no sample or was discarded.
     """
 
     def __init__(self, run: PackRun, source: Source, part: int):
         self.source, self.part = source, part
-        self.publication: Future[PublishedShard | None] | None = None
-        self.error: BaseException | None = None
-        self.ended = False
+        self.closed = self.discarded = False
+        self.shard: Future[PublishedShard | None] | None = None
         self.rejects: list[dict[str, str]] = []
-        self.unknown_keys: set[str] = set()
         self.dropped = 0
+        self.made: SimpleQueue[Future[Made] | None] = SimpleQueue()  # of its pairs; None: no more
         self._run = run
-        self._first = self._next = part * run.state.options.samples_per_shard
-        self._early: dict[int, tuple[Outcome, Callable[[], object]]] = {}
-        self._pairs: int | None = None  # how many, once all were read
-        self._pairs_digest = ""
-        self._thread: ThreadPoolExecutor | None = None
-        self._writer: ShardWriter | None = None
-
-    @property
-    def closed(self) -> bool:
-        """Whether all pairs were read."""
-        return self._pairs is not None
-
-    def resolve(self, index: int, outcome: Outcome, release: Callable[[], object]) -> None:
-        """Take a pair's outcome.
-
-        release
-            Called, in any thread, when the rows of the outcome are no longer needed.
-        """
-        self._early[index] = outcome, release
-        while self._next in self._early:
-            outcome, release = self._early.pop(self._next)
-            self._next += 1
-            if isinstance(outcome, Packed):
-                if self._thread is None:
-                    self._thread = ThreadPoolExecutor(1, "sa1bpack-writer")
-                self.unknown_keys |= outcome.unknown_keys
-                self._thread.submit(self._append, outcome.rows, release)
-                continue
-            release()
-            if isinstance(outcome, Reject):
-                self.rejects.append(outcome.as_json())
-            else:
-                self.dropped += 1
-        self._publish_if_complete()
+        self._found = (0, "")
 
     def close(self, pairs: int, digest: str) -> None:
         """All pairs were read: so many, whose digests have this digest."""
-        self._pairs, self._pairs_digest = pairs, digest
-        self._publish_if_complete()
+        self._found, self.closed = (pairs, digest), True
+        self.made.put(None)
 
-    def _publish_if_complete(self) -> None:
-        if self._pairs is None or self._next < self._first + self._pairs:
-            return
-        if self._thread is None:
-            self.publication = Future()
-            self.publication.set_result(None)
-            return
-        self._run.publications.acquire()
-        attributes = {
-            "source": self.source.name,
-            "part": self.part,
-            "first_pair": self._first,
-            "pairs": self._pairs,
-            "pairs_digest": self._pairs_digest,
-            "dropped": self.dropped,
-            "rejects": self.rejects,
-            "unknown_keys": sorted(self.unknown_keys),
-            "packed_by": self._run.packed_by,
-            "options": self._run.state.options.to_json(),
-        }
-        self.publication = self._thread.submit(self._publish, attributes)
+    def discard(self) -> None:
+        """The shard is not wanted; its thread ends once the pairs given are made."""
+        self.discarded = True
+        self.made.put(None)
 
-    def end(self) -> None:
-        """Release all rows, and discard the shard unless it is published."""
-        self.ended = True
-        for _, release in self._early.values():
-            release()
-        self._early.clear()
-        if self._thread is not None:
-            self._thread.submit(self._discard).result()
-            thread, self._thread = self._thread, None  # first: Ctrl-C may come while it ends
-            thread.shutdown()
-        self.error = None  # its traceback keeps this object and rows alive
-
-    # What the thread does, one after the other
-
-    def _append(self, rows: Mapping[str, np.ndarray], release: Callable[[], object]) -> None:
+    def build(self) -> PublishedShard | None:
+        """Write and publish the shard. In its thread."""
+        state, writer, unknown = self._run.state, None, set()
         try:
-            try:
-                if self.error is None and not self.ended:
-                    if self._writer is None:
-                        state, name = self._run.state, shard_name(self.source.name, self.part)
-                        self._writer = ShardWriter(state.shards_dir, name, state.options.layout)
-                    self._writer.append(rows)
-            finally:
-                release()
-        except BaseException as error:  # whatever it is, the run must end with it
-            self.error = self.error or error
-
-    def _publish(self, attributes: dict) -> PublishedShard:
-        try:
-            if self.error is not None:
-                raise self.error
-            return PublishedShard(self._writer.publish(attributes), attributes)
+            while (made := self.made.get()) is not None:
+                outcome, release = made.result()
+                try:
+                    if self.discarded:
+                        continue
+                    if isinstance(outcome, Packed):
+                        if writer is None:
+                            name = shard_name(self.source.name, self.part)
+                            writer = ShardWriter(state.shards_dir, name, state.options.layout)
+                        unknown |= outcome.unknown_keys
+                        writer.append(outcome.rows)
+                    elif isinstance(outcome, Reject):
+                        self.rejects.append(outcome.as_json())
+                    else:
+                        self.dropped += 1
+                finally:
+                    release()
+            if writer is None or self.discarded:
+                return None
+            attributes = {
+                "source": self.source.name,
+                "part": self.part,
+                "first_pair": self.part * state.options.samples_per_shard,
+                "pairs": self._found[0],
+                "pairs_digest": self._found[1],
+                "dropped": self.dropped,
+                "rejects": self.rejects,
+                "unknown_keys": sorted(unknown),
+                "packed_by": self._run.packed_by,
+                "options": state.options.to_json(),
+            }
+            return PublishedShard(writer.publish(attributes), attributes)
         finally:
-            self._run.publications.release()
-
-    def _discard(self) -> None:
-        if self._writer is not None:
-            self._writer.discard()
+            if writer is not None:
+                writer.discard()
 
 
 class SourcePacker:
-    """The packing of one source, for one thread at a time.
+    """The packing of one source.
 
-    `read_source` has it `take` the pairs in order, and ends with `end` or `fail`; the outcomes of
-    pairs go to their builders, in any order. `finished` becomes true when every shard of the source
-    is published and its record is in the pack state. `reader` is there while the source is read.
+    One thread calls `read`; what is of the pack's state is done by the thread of the run: `enter`,
+    and `was_read`. `finished` becomes true when every shard of the source is published and its
+    record is in the pack state, or the source was given up with `error`.
     """
 
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
@@ -212,23 +258,54 @@ class SourcePacker:
         self.source = source
         self.finished = False
         self.error: SourceError | None = None
-        self.builders: dict[int, ShardBuilder] = {}
+        self.builders: dict[int, ShardBuilder] = {}  # of shards that are not entered yet
         self.reader: PairReader | None = None
         self._run, self._state, self._wanted = run, run.state, wanted
         self._published = run.state.parts_of(source.name)
         self._compared: set[int] = set()  # published parts whose pairs are those of the source
         # Of the part that is being read, -1 for none: its builder, if it is packed, and its pairs.
         self._part, self._builder, self._pairs, self._digest = -1, None, 0, xxhash.xxh3_64()
-        self._without_samples: list[ShardBuilder] = []  # complete
-        self._record: dict | None = None
+        self._without_samples: list[ShardBuilder] = []
+        self._record: dict[str, Any] | None = None
+        self._was_read = False
 
-    def take(self, index: int, digest: bytes) -> ShardBuilder | None:
-        """Take the next pair; returns the builder that needs its outcome.
+    def read(self, decoder: Decoder) -> None:
+        """Read the source to its end, unless the run is stopping; a SourceError ends up in `error`.
 
-        digest
-            8 bytes: XXH3-64 of its file name, a zero, the JPEG and the JSON.
+        Shards of which all pairs were read are still completed after an error, so that what stays
+        does not depend on how far the workers were; they are withdrawn if the bytes are wrong.
+        """
+        run, source, pairs = self._run, self.source, 0
+        try:
+            with PairReader(
+                source, spool_dir=run.state.root, md5=run.request.md5, on_wait=report
+            ) as reader:
+                self.reader = reader
+                for pair in reader:
+                    if run.stopping.is_set():
+                        return
+                    pairs += 1
+                    digest = xxhash.xxh3_64(pair.file_name.encode() + b"\0")
+                    digest.update(pair.jpeg)
+                    digest.update(pair.json)
+                    self._take(pair.index, digest.digest())
+                    if self._builder is None:
+                        run.progress.advance(source, reader.bytes_read)
+                    else:
+                        self._builder.made.put(decoder.decode(source, pair, reader.bytes_read))
+                self._end_part()
+                self._check_whole(pairs)
+        except SourceError as error:
+            self.error = error
+        finally:
+            if self._builder is not None:  # of which not all pairs were read
+                self._builder.discard()
+        run.progress.advance(source, source.nbytes)
 
-        None does if its part is published, or not wanted. Raises SourceError if the source is not
+    def _take(self, index: int, digest: bytes) -> None:
+        """Take the next pair: after it, `_builder` is the one that needs its outcome.
+
+        It is None if the part is published, or not wanted. Raises SourceError if the source is not
         the one that the shard before was packed from.
         """
         part = index // self._state.options.samples_per_shard
@@ -237,10 +314,12 @@ class SourcePacker:
             self._part = part
             done = part in self._published if self._wanted is None else part not in self._wanted
             if not done:
-                self._builder = self.builders[part] = ShardBuilder(self._run, self.source, part)
+                self._run.open_shard()
+                builder = self._builder = ShardBuilder(self._run, self.source, part)
+                self.builders[part] = builder
+                builder.shard = self._run.start(builder.build, partial(self.enter, builder))
         self._digest.update(digest)
         self._pairs += 1
-        return self._builder
 
     def _end_part(self) -> None:
         """All pairs of the part were read."""
@@ -262,13 +341,12 @@ class SourcePacker:
             "the original file, or remove that shard to pack it again"
         )
 
-    def end(self, pairs: int) -> list[Reject]:
-        """The source was read to its end, `pairs` pairs in all. Returns the reader's rejects.
+    def _check_whole(self, pairs: int) -> None:
+        """The source was read to its end, `pairs` pairs in all: make its record.
 
         Raises SourceError unless it is the source that was packed, and that a list demands.
         """
         path, reader = self.source.path, self.reader
-        self._end_part()
         for part in sorted(self._published.keys() - self._compared):
             raise self._other_pairs(part)
         found = {"xxh128": reader.xxh128, "md5": reader.md5, "pairs": pairs}
@@ -285,9 +363,8 @@ class SourcePacker:
             raise SourceCorrupt(
                 f"{path}: its md5 is {reader.md5}, but the list says {expected}; {remedy(path)}"
             )
-        rejects = [
-            replace(reject, member=reject.member.removeprefix("./")) for reject in reader.rejects
-        ]
+        for reject in reader.rejects:
+            self._run.progress.reject(self.source, reject)
         self._record = {
             **found,
             "name": self.source.name,
@@ -296,142 +373,103 @@ class SourcePacker:
             "md5_checked": expected is not None,
             "ignored": dict(sorted(reader.ignored.items())),
             "ignored_names": reader.ignored_names,
-            "rejects": [reject.as_json() for reject in rejects],
+            "rejects": [reject.as_json() for reject in reader.rejects],
         }
-        return rejects
 
-    def fail(self, error: SourceError) -> None:
-        """Give the source up.
-
-        Shards of which all pairs were read are still completed, so that what stays does not depend
-        on how far the workers were; none is if the source's bytes cannot be trusted.
-        """
-        self.error = error
-        for builder in list(self.builders.values()):
-            corrupt = isinstance(error, SourceCorrupt) and builder.publication is None
-            if corrupt or not builder.closed:
-                del self.builders[builder.part]
-                builder.end()
-
-    def poll(self) -> None:
-        """Enter the shards published since; after the last one, finish the source.
-
-        Raises what writing or publishing raised.
-        """
-        for builder in list(self.builders.values()):
-            if builder.error is not None:
-                raise builder.error
-            if builder.publication is not None and builder.publication.done():
-                self._enter(builder)
-        if self.builders or self.finished:
-            return
-        if self.error is not None:
-            # One that was packed to its end before keeps its shards: they came from sound bytes.
-            packed = self.source.name in self._state.sources
-            corrupt = isinstance(self.error, SourceCorrupt) and not packed
-            if corrupt and (withdrawn := self._state.withdraw(self.source.name)):
-                self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
-            self.finished = True
-        elif self._record is not None:
-            for builder in sorted(self._without_samples, key=lambda builder: -builder.part):
-                self._record["rejects"] = builder.rejects + self._record["rejects"]
-            self._record["dropped"] = sum(builder.dropped for builder in self._without_samples)
-            self._state.finish_source(self._record, at_once=isinstance(self.source.path, Address))
-            self.finished = True
-
-    def _enter(self, builder: ShardBuilder) -> None:
-        """Enter a shard whose publication has ended; raises what that raised."""
-        shard = builder.publication.result()
-        builder.end()
+    def enter(self, builder: ShardBuilder, shard: PublishedShard | None) -> None:
+        """Enter a shard whose thread has ended; None if it has no sample, or was discarded."""
         del self.builders[builder.part]
         if shard is None:
             self._without_samples.append(builder)
         else:
             self._state.add_shard(shard)
+        self._run.close_shard()
+        self._finish()
 
-    def stop(self) -> None:
-        """Wait for the shards in publication, and discard all others."""
-        for builder in list(self.builders.values()):
-            if builder.publication is not None and builder.publication.exception() is None:
-                self._enter(builder)
-            else:
-                builder.end()
-        self.builders.clear()
+    def was_read(self, _: object = None) -> None:
+        """The source was read to its end, or given up."""
+        self._was_read = True
+        self._finish()
+
+    def _finish(self) -> None:
+        """After the last shard, enter the record of the source."""
+        if self.builders or not self._was_read:
+            return
+        if self.error is None:
+            for builder in sorted(self._without_samples, key=lambda builder: -builder.part):
+                self._record["rejects"] = builder.rejects + self._record["rejects"]
+            self._record["dropped"] = sum(builder.dropped for builder in self._without_samples)
+            self._state.finish_source(self._record, at_once=isinstance(self.source.path, Address))
+        # One that was packed to its end before keeps its shards: they came from sound bytes.
+        elif (
+            isinstance(self.error, SourceCorrupt)
+            and self.source.name not in self._state.sources
+            and (withdrawn := self._state.withdraw(self.source.name))
+        ):
+            self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
+        self.finished = True
 
 
-@contextmanager
-def stopped_on_error(packers: Sequence[SourcePacker]) -> Iterator[None]:
-    """Stop all packers if the block raises: after that, none of their threads writes."""
+def readers_of(request: Request) -> int:
+    """How many sources are read at once, if there are as many.
+
+    Of sources at URLs, as many as the request says; by default DOWNLOADS, but no more than there
+    are workers, and at least as many as of files.
+    """
+    readers = -(-request.workers // WORKERS_PER_READER_THREAD)
+    if request.workers > 1 and any(isinstance(each.path, Address) for each in request.sources):
+        readers = request.downloads or max(readers, min(DOWNLOADS, request.workers))
+    return readers
+
+
+def pack_sources(
+    run: PackRun, todo: list[Source], wanted: Mapping[str, Set[int]] | None = None
+) -> dict[str, SourceError]:
+    """Publish the shards of these sources; returns name → error of those that were given up.
+
+    wanted
+        Name of a source → the parts to pack. Default: all that are not published.
+
+    Raises what else ends the run. Then shards that are complete are published, others discarded,
+    and no thread and no process is left.
+    """
+    packers = [SourcePacker(run, source, wanted and wanted[source.name]) for source in todo]
+    if not packers:
+        return {}
+    # A shard that is built has some twenty files open, and the soft limit is usually 1024.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    inline, readers = run.request.workers == 1, min(len(packers), readers_of(run.request))
+    decoder = InlineDecoder(run) if inline else Workers(run, readers)
     try:
-        yield
+        with (
+            closing(decoder),
+            run.threads,
+            ThreadPoolExecutor(readers, "sa1bpack-reader") as reading,
+        ):
+            try:
+                for packer in packers:
+                    if inline:
+                        packer.read(decoder)
+                        packer.was_read()
+                    else:
+                        run.start(partial(packer.read, decoder), packer.was_read, reading)
+                while any(not packer.finished for packer in packers):
+                    run.settle(_POLL_SECONDS)
+            finally:
+                run.stopping.set()
+                reading.shutdown(wait=False, cancel_futures=True)
+                for packer in packers:
+                    if packer.reader is not None:
+                        packer.reader.cancel()
+                decoder.stop()
     except BaseException:
         for packer in packers:
-            packer.stop()
+            for builder in list(packer.builders.values()):
+                if builder.shard is not None and builder.shard.exception() is None:
+                    packer.enter(builder, builder.shard.result())
         raise
-
-
-def read_source(
-    run: PackRun, packer: SourcePacker, held: AbstractContextManager = _NOT_HELD
-) -> Iterator[tuple[ShardBuilder, Pair, int]]:
-    """Read a source to its end, unless the run is stopping. An error of it stays in its packer.
-
-    Yields each pair that must be decoded, with the builder that needs its outcome, and the bytes of
-    the source read so far.
-
-    held    a lock for the calls of the packer and of the progress
-    """
-    source, progress, pairs = packer.source, run.progress, 0
-    try:
-        with PairReader(
-            source, spool_dir=run.state.root, md5=run.request.md5, on_wait=report
-        ) as reader:
-            packer.reader = reader
-            if run.stopping.is_set():  # before who stops it could see the reader
-                return
-            for pair in reader:
-                if run.stopping.is_set():
-                    return
-                pairs += 1
-                digest = xxhash.xxh3_64(pair.file_name.encode() + b"\0")
-                digest.update(pair.jpeg)
-                digest.update(pair.json)
-                with held:
-                    builder = packer.take(pair.index, digest.digest())
-                    if builder is None:
-                        progress.advance(source, reader.bytes_read)
-                if builder is not None:
-                    yield builder, pair, reader.bytes_read
-            with held:
-                for reject in packer.end(pairs):
-                    progress.reject(source, reject)
-    except SourceError as error:
-        with held:
-            packer.fail(error)
-    with held:
-        progress.source_done(source)
-
-
-def pack_inline(run: PackRun, packers: Sequence[SourcePacker]) -> None:
-    """Run every packer in this process, one pair after the other: `--workers 1`.
-
-    Only writing, and md5 if it is asked for, have threads of their own. Errors of a source stay in
-    its packer; others are raised.
-    """
-    options = run.state.options
-    free: SimpleQueue[Buffers] = SimpleQueue()
-    for _ in range(SAMPLES_IN_MEMORY):
-        free.put(Buffers(options))
-    with stopped_on_error(packers):
-        for number, packer in enumerate(packers):
-            for builder, pair, bytes_read in read_source(run, packer):
-                interrupts.check()
-                buffers = free.get()
-                outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
-                builder.resolve(pair.index, outcome, partial(free.put, buffers))
-                run.progress.done(packer.source, outcome, bytes_read)
-                packer.poll()
-            for earlier in packers[: number + 1]:
-                earlier.poll()
-        for packer in packers:
-            wait([builder.publication for builder in packer.builders.values()])
-            packer.poll()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return {packer.source.name: packer.error for packer in packers if packer.error is not None}

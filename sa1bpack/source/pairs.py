@@ -63,7 +63,8 @@ class Reject:
 
     def as_json(self) -> dict[str, str]:
         """Its line in rejects.jsonl, without the source."""
-        return {"member": self.member, "reason": self.code, "detail": self.detail}
+        member = self.member.removeprefix("./")
+        return {"member": member, "reason": self.code, "detail": self.detail}
 
 
 class Spilled(NamedTuple):

@@ -69,7 +69,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
         return [
             child
             for child in psutil.Process(pid).children()
-            if "sa1bpack.packing.execution.worker" in child.cmdline()
+            if "sa1bpack.packing.workers" in child.cmdline()
         ]
     except psutil.NoSuchProcess:
         return []

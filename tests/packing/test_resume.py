@@ -23,7 +23,7 @@ _PAUSE = """
 import os, sys, time
 from pathlib import Path
 
-worker = "sa1bpack.packing.execution.worker" in " ".join(sys.orig_argv)
+worker = "sa1bpack.packing.workers" in " ".join(sys.orig_argv)
 
 
 def pause():

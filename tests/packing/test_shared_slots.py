@@ -7,9 +7,9 @@ import pytest
 from small_tars import SMALL, members
 
 from sa1bpack.disk.direct import BLOCK
-from sa1bpack.packing.execution.worker import KEPT_BYTES, LEAST_ANNOTATION_BYTES, SharedSlots
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers, make_sample
+from sa1bpack.packing.workers import KEPT_BYTES, LEAST_ANNOTATION_BYTES, SharedSlots
 
 LAYOUTS = [
     {}, {"masks": "bits"},

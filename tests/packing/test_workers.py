@@ -102,11 +102,11 @@ def test_a_run_leaves_no_process_thread_or_descriptor(tar, expected, tmp_path, l
 def test_a_run_that_is_interrupted_leaves_no_process_thread_or_descriptor(
     tar, tmp_path, monkeypatch, leaves_nothing
 ):
-    def interrupt(self):
+    def interrupt(self, *_):
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SourcePacker, "poll", interrupt)
+    monkeypatch.setattr(SourcePacker, "enter", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert temporaries(tmp_path / "pack") == []
