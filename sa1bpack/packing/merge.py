@@ -171,13 +171,12 @@ def merge(
             placing.publish(part, temporary_beside(final.with_name(_WORKING + final.name)), final)
         interrupts.check()
         state.sources.update(plan.sources)
-        state.publish(complete=plan.complete)
-        totals = state.counts()
+        manifest = state.publish(complete=plan.complete)
     return MergeResult(
         root,
-        totals["images"],
-        totals["masks"],
-        len(state.shards),
+        manifest.samples,
+        manifest.masks,
+        len(manifest.shards),
         len(roots),
         before,
         plan.repeated,

@@ -23,10 +23,9 @@ import os
 import secrets
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from operator import itemgetter
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
@@ -50,7 +49,6 @@ from sa1bpack.format.files import (
 )
 from sa1bpack.format.index import open_manifest_and_index, publish, remove_stale
 from sa1bpack.format.manifest import (
-    DIGEST_NAMES,
     MANIFEST_NAME,
     PARTS_NAME,
     PLAN_PREFIX,
@@ -77,6 +75,7 @@ from sa1bpack.wording import printable
 LOCK_NAME = ".lock"
 _NAMED = 5  # sources in one line
 NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
+_AFTER_SHARDS = 1 << 62  # in place of a part, of what is of a whole source
 _NOTE_PREFIX = "source-"
 _Kind = TypeVar("_Kind")
 _PARTS_LOCK = "lock"
@@ -130,12 +129,12 @@ def note_path(root: Path, source: str) -> Path:
     return root / PARTS_NAME / f"{_NOTE_PREFIX}{source}.json"
 
 
-def source_notes(root: Path, only: Set[str] | None = None) -> dict[str, SourceNote]:
-    """Name → note, of every source, or of `only` these, by name. Raises as `read_note` does."""
-    paths = sorted((root / PARTS_NAME).glob(f"{_NOTE_PREFIX}*.json"))
-    names = {path.stem.removeprefix(_NOTE_PREFIX): path for path in paths}
-    wanted = names.keys() if only is None else names.keys() & only
-    return {name: read_note(names[name], SourceNote) for name in sorted(wanted)}
+def source_notes(root: Path) -> dict[str, SourceNote]:
+    """Name → note, of every source. Raises as `read_note` does."""
+    notes = {}
+    for path in sorted((root / PARTS_NAME).glob(f"{_NOTE_PREFIX}*.json")):
+        notes[path.stem.removeprefix(_NOTE_PREFIX)] = read_note(path, SourceNote)
+    return notes
 
 
 def read_note(path: Path, kind: type[_Kind]) -> _Kind:
@@ -176,7 +175,7 @@ class PackState:
         self.options = options
         self.shards: dict[Key, PublishedShard] = {}
         self.sources: dict[str, dict] = {}
-        self.listed: frozenset[str] = frozenset()
+        self.listed: set[str] = set()
         self.rebuild_index = False
         self._entered: list[Path] = []  # notes of parts, removed once the manifest has them
         self._published_at = self._publish_seconds = 0.0
@@ -232,16 +231,16 @@ class PackState:
             if only is None or folder.name.rpartition("-")[0] in only:
                 shard = published_shard(folder, self.root)
                 self.shards[shard.entry.source, shard.entry.part] = shard
-        for name, note in source_notes(self.root, only).items():  # by parts of a job
-            if note.holds(self.root):
+        for name, note in source_notes(self.root).items():  # by parts of a job
+            if (only is None or name in only) and note.holds(self.root):
                 path = note_path(self.root, name)
                 check_record(note.record, SourceRecord, f"{path}: sources")
                 self.sources[name] = note.record
                 self._entered.append(path)
         for entry in listed:  # the source of a shard that someone removed is incomplete
+            self.listed.add(entry.name)
             if (entry.source, entry.part) not in self.shards:
                 self.sources.pop(entry.source, None)
-        self.listed = frozenset(entry.name for entry in listed)
 
     def write_first_manifest(self) -> None:
         """Make the folder a pack, which holds nothing yet, unless it is one.
@@ -249,7 +248,7 @@ class PackState:
         Before all other files: a run killed at any moment leaves a pack, or only working files.
         """
         if not (self.root / MANIFEST_NAME).exists():
-            write_manifest(self.root, self._manifest(complete=False))
+            write_manifest(self.root, self.manifest(complete=False))
 
     def parts_of(self, source: str) -> dict[int, PublishedShard]:
         """Part → published shard, of one source."""
@@ -286,10 +285,12 @@ class PackState:
 
     def rejects(self) -> list[dict]:
         """Every line of rejects.jsonl, by source and, within one, in the order found."""
-        found = [(source, shard.attributes) for (source, _), shard in sorted(self.shards.items())]
-        found += self.sources.items()
-        lines = [{"source": name, **line} for name, record in found for line in record["rejects"]]
-        return sorted(lines, key=lambda line: line["source"])
+        lines = []
+        records = [(key, shard.attributes) for key, shard in self.shards.items()]
+        records += [((name, _AFTER_SHARDS), record) for name, record in self.sources.items()]
+        for (name, _), record in sorted(records, key=itemgetter(0)):
+            lines += [{"source": name, **line} for line in record["rejects"]]
+        return lines
 
     def fail(self, failed: dict[str, SourceError]) -> None:
         """These sources were given up: name → why. The next run tries them again."""
@@ -297,7 +298,8 @@ class PackState:
     def findings(self) -> list[str]:
         """Lines for the user about what is published: duplicates, and sources without any pair."""
         lines = find_duplicates(*open_manifest_and_index(self.root))
-        if names := sorted(name for name, record in self.sources.items() if not record["pairs"]):
+        names = [name for name, record in sorted(self.sources.items()) if not record["pairs"]]
+        if names:
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
             lines.append(
                 "no pair of a .jpg and a .json file of the same name is in "
@@ -306,48 +308,56 @@ class PackState:
             )
         return lines
 
-    def counts(self) -> dict[str, int]:
-        """Totals over the pack."""
-        entries = [shard.entry for shard in self.shards.values()]
-        records = [*(shard.attributes for shard in self.shards.values()), *self.sources.values()]
-        reasons = Counter(line["reason"] for line in self.rejects())
-        return {
-            "images": sum(entry.samples for entry in entries),
-            "masks": sum(entry.masks for entry in entries),
-            "annotations": sum(entry.annotations for entry in entries),
-            "dropped_images": sum(record["dropped"] for record in records),
-            "rejects": reasons.total(),
-            **{f"rejects:{code}": count for code, count in sorted(reasons.items())},
-        }
+    def manifest(self, complete: bool) -> Manifest:
+        """The manifest of what is entered; see `publish`."""
+        counts = {"images": 0, "masks": 0, "annotations": 0, "dropped_images": 0, "rejects": 0}
+        entries, sources = [], []
+        for (source, _), shard in sorted(self.shards.items(), key=itemgetter(0)):
+            entries.append(shard.entry)
+            counts["images"] += shard.entry.samples
+            counts["masks"] += shard.entry.masks
+            counts["annotations"] += shard.entry.annotations
+            counts["dropped_images"] += shard.attributes["dropped"]
+            complete = complete and source in self.sources
+        for _, record in sorted(self.sources.items()):
+            sources.append(record)
+            counts["dropped_images"] += record["dropped"]
+        for line in self.rejects():
+            reason = f"rejects:{line['reason']}"
+            counts["rejects"] += 1
+            counts[reason] = counts.get(reason, 0) + 1
+        options = self.options
+        return make_manifest(
+            options.layout,
+            entries,
+            complete=complete,
+            options=options.to_json(),
+            sources=sources,
+            counts=counts,
+        )
 
-    def publish(self, complete: bool) -> None:
+    def publish(self, complete: bool) -> Manifest:
         """Write the index, rejects.jsonl, the manifest and the checksums, each atomically.
 
         complete
             Every source given is packed. The pack is complete if, in addition, no other source is
             packed in part.
+
+        Returns the manifest, without its index.
         """
         started = time.monotonic()
         if not self.shards:
             self.write_first_manifest()
-        rejects = "".join(json.dumps(line, sort_keys=True) + "\n" for line in self.rejects())
-        replace_file(self.root / REJECTS_NAME, rejects.encode())
-        publish(self.root, self._manifest(complete), rebuild_index=self.rebuild_index)
+        lines = [json.dumps(line, sort_keys=True) + "\n" for line in self.rejects()]
+        replace_file(self.root / REJECTS_NAME, "".join(lines).encode())
+        manifest = self.manifest(complete)
+        publish(self.root, manifest, rebuild_index=self.rebuild_index)
         self.rebuild_index = False
         while self._entered:
             self._entered.pop().unlink(missing_ok=True)
         self._published_at = time.monotonic()
         self._publish_seconds = self._published_at - started
-
-    def _manifest(self, complete: bool) -> Manifest:
-        return make_manifest(
-            self.options.layout,
-            [shard.entry for _, shard in sorted(self.shards.items())],
-            complete=complete and all(source in self.sources for source, _ in self.shards),
-            options=self.options.to_json(),
-            sources=[record for _, record in sorted(self.sources.items())],
-            counts=self.counts(),
-        )
+        return manifest
 
 
 class PartState(PackState):
@@ -381,7 +391,7 @@ class PartState(PackState):
             path = root / PARTS_NAME / f"{PLAN_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
             if not path.exists():
                 replace_file(path, data)
-            self._recorded = deepcopy(self.sources)
+            self._recorded = dict(self.sources)
             self._reopened = False
             self.shards_dir = self._work.enter_context(working_folder(root))
         except BaseException:
@@ -393,8 +403,11 @@ class PartState(PackState):
         self._work.close()
         super().close()
 
-    def publish(self, complete: bool) -> None:
-        """Record for `finalize` what has changed in the records of sources."""
+    def publish(self, complete: bool) -> Manifest:
+        """Record for `finalize` what has changed in the records of sources.
+
+        Returns the manifest that these sources alone would have.
+        """
         for name, record in self.sources.items():
             if record != self._recorded.get(name):
                 shards = sorted(shard.entry.name for shard in self.parts_of(name).values())
@@ -403,7 +416,8 @@ class PartState(PackState):
                 digests = {shard: file_digest(folder / shard / CHECKSUMS_NAME) for shard in shards}
                 note = SourceNote(record, digests)
                 replace_file(note_path(self.root, name), msgspec.json.encode(note))
-                self._recorded[name] = deepcopy(record)
+                self._recorded[name] = record
+        return self.manifest(complete)
 
     def add_shard(self, shard: PublishedShard) -> None:
         """Give a complete shard of the working folder its final name, and enter it.
@@ -467,8 +481,8 @@ class PartState(PackState):
 
     def _is_packed(self, source: str) -> bool:
         """Whether another process has packed a source to its end."""
-        note = source_notes(self.root, {source}).get(source)
-        return note is not None and note.holds(self.root)
+        path = note_path(self.root, source)
+        return path.exists() and read_note(path, SourceNote).holds(self.root)
 
 
 def sources_to_pack(
@@ -491,19 +505,15 @@ def sources_to_pack(
         elif record["md5"] is not None and expected not in (None, record["md5"]):
             found = f"should have the md5 {expected}"
         if found:
-            had = [
-                f"the {kind} {record[key]}" for key, kind in DIGEST_NAMES.items() if record.get(key)
-            ]
             raise OutputRefused(
                 f"{source.path} {found}, but the pack holds a source {source.name!r} of "
-                f"{record['nbytes']} bytes{' with ' if had else ''}{' and '.join(had)}; rename one "
-                "of them if they have other images (the same ones are packed already), or use "
-                "another output folder"
+                f"{record['nbytes']} bytes and the md5 {record['md5']}; rename one of them if they "
+                "have other images (the same ones are packed already), or use another output folder"
             )
         if record["md5"] is None and request.md5 and source.kind != "folder":
             todo.append(source)
         elif record["md5"] is not None and expected is not None:
-            record["md5_checked"] = True
+            state.sources[source.name] = record | {"md5_checked": True}
     return look_at(todo)
 
 
@@ -511,19 +521,21 @@ def check_ours(root: Path) -> None:
     """Refuse a folder of something else, before anything in it is changed."""
     if (root / MANIFEST_NAME).exists():
         return
-    working = (LOCK_NAME, PARTS_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)
-    if any(not path.name.startswith(working) for path in root.iterdir()):
-        raise OutputRefused(
-            f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
-            "folder. If it is a pack that lost its manifest: sa1bpack repair "
-            f"{quote(str(root))} TARS"
-        )
+    for path in root.iterdir():
+        if not path.name.startswith((LOCK_NAME, PARTS_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)):
+            raise OutputRefused(
+                f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
+                "folder. If it is a pack that lost its manifest: sa1bpack repair "
+                f"{quote(str(root))} TARS"
+            )
 
 
 def existing_parent(path: Path) -> Path:
     """The path, made absolute, or the nearest one above it that exists."""
     path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
+    while not path.exists():
+        path = path.parent
+    return path
 
 
 def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_CREAT) -> int:

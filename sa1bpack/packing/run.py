@@ -13,7 +13,13 @@ from sa1bpack.arguments import checks_options, local_path, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
 from sa1bpack.format.files import flush_folder
-from sa1bpack.format.manifest import PARTS_NAME, PLAN_PREFIX, SHARDS_NAME, identity_text
+from sa1bpack.format.manifest import (
+    PARTS_NAME,
+    PLAN_PREFIX,
+    SHARDS_NAME,
+    Manifest,
+    identity_text,
+)
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.options import Request, RunKeywords, checked_request, recorded_options
@@ -67,20 +73,22 @@ class Totals:
     reasons: dict[str, int] = field(default_factory=dict)
 
 
-def totals_of(state: PackState) -> dict[str, Any]:
+def totals_of(root: Path, manifest: Manifest) -> dict[str, Any]:
     """The fields of Totals."""
-    counts = state.counts()
-    reasons = {name.partition(":")[2]: count for name, count in counts.items() if ":" in name}
+    counts, reasons = manifest.counts, {}
+    for name, count in counts.items():
+        if name.startswith("rejects:"):
+            reasons[name.removeprefix("rejects:")] = count
     return {
-        "root": state.root,
-        "images": counts["images"],
-        "masks": counts["masks"],
+        "root": root,
+        "images": manifest.samples,
+        "masks": manifest.masks,
         "annotations": counts["annotations"],
         "dropped": counts["dropped_images"],
         "rejects": counts["rejects"],
-        "identity": identity_text(state.sources.values()),
-        "left_out": left_out_text(state.options.to_json(), counts, counts["masks"]),
-        "bytes": sum(shard.entry.bytes for shard in state.shards.values()),
+        "identity": identity_text(manifest.sources),
+        "left_out": left_out_text(manifest.options, counts, manifest.masks),
+        "bytes": sum([shard.bytes for shard in manifest.shards]),
         "reasons": reasons,
     }
 
@@ -294,8 +302,11 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
     total = sum(source.nbytes for source in todo)
     progress = Progress(total, request.max_rejects, state.rejects(), show_progress)
     packed_by = versions_in_force()
-    before = [shard.attributes["packed_by"] for shard in state.shards.values()]
-    for other in sorted({versions_text(each) for each in before if each != packed_by}):
+    others = set()
+    for shard in state.shards.values():
+        if shard.attributes["packed_by"] != packed_by:
+            others.add(versions_text(shard.attributes["packed_by"]))
+    for other in sorted(others):
         progress.note(f"part of this pack was made with {other}; pixels may differ by rounding")
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was
     outcome = "finished"
@@ -314,11 +325,11 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
         log_run(state.root, progress, request.workers, outcome)
     state.fail(failed)
     interrupts.check()
-    state.publish(complete=not failed)
+    manifest = state.publish(complete=not failed)
     for line in state.findings():
         progress.note(line)
     return PackResult(
-        **totals_of(state),
+        **totals_of(state.root, manifest),
         sources=len(request.sources),
         packed_before=len(request.sources) - len(new) - len(unreadable),
         new_images=progress.images,
@@ -442,7 +453,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
                 missing[name] = "no shard is published"
         known = bool(plans) or manifest.complete
         done = known and not missing
-        state.publish(complete=done)
+        published = state.publish(complete=done)
         if done:
             shutil.rmtree(root / PARTS_NAME, ignore_errors=True)
             flush_folder(root)
@@ -453,7 +464,7 @@ def finalize(pack: str | Path) -> FinalizeResult:
             rows = [row for row, name in enumerate(plan.sources) if name in missing]
             parts = {(row % plan.parts + 1, plan.parts) for row in rows}
         return FinalizeResult(
-            **totals_of(state),
+            **totals_of(root, published),
             sources=len(state.sources),
             missing=missing,
             parts=tuple(sorted(parts)),

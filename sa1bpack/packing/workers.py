@@ -240,7 +240,7 @@ class Workers:
         for process in self._processes:
             process.kill()
             process.wait()
-        for slot in range(self._slots.count):  # whoever waits for one
+        for slot in range(self._slots.count):  # a thread may wait for one
             self._free_slots.put(slot)
         for _ in range(self._run.request.workers):
             self._jobs.put(None)
