@@ -20,14 +20,14 @@ pack's pages are dropped, and it is an error if more than 1 % remain. All lines 
 The ceiling reads the same images (and bits, if stored) in random order with O_DIRECT into aligned
 buffers, and does nothing else: by preadv in several numbers of threads, and by Linux AIO with
 several samples in flight per thread. A few buffers stay in the processor's cache, as batches
-cannot; lines with "kept" overwrite a buffer only after so many others. The Loader has its defaults,
-except that masks stay bits or runs, as stored; with `--io direct` also in a second epoch, which
-reads all images and masks from the disk again. `--peers` adds other loaders on the samples of the
-default pack, in their own formats, each with the setting that reads them fastest from the disk (see
-cold_peers.py); for them opening does not count, and what they read is compared with the pack. They
-need as many bytes in DIR as five such packs. The last table is a new process's first batch: from
-opening the pack to the batch, with every page of the pack dropped, and again with what that has
-read in memory. On two cores and a disk of 2.5 GB/s a run of 3 rounds takes about 4 minutes.
+cannot. The Loader has its defaults, except that masks stay bits or runs, as stored; with `--io
+direct` also in a second epoch, which reads all images and masks from the disk again. `--peers` adds
+other loaders on the samples of the default pack, in their own formats, each with the setting that
+reads them fastest from the disk (see cold_peers.py); for them opening does not count, and what they
+read is compared with the pack. They need as many bytes in DIR as five such packs. The last table is
+a new process's first batch: from opening the pack to the batch, with every page of the pack
+dropped, and again with what that has read in memory. On two cores and a disk of 2.5 GB/s a run of 3
+rounds takes about 4 minutes.
 """
 
 import argparse
@@ -54,10 +54,6 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.measuring.ceilings import read_spans
 from sa1bpack.measuring.memory import drop_pages, resident_bytes
 
-# Samples that each thread of some ceilings keeps: no batch is read into memory that was used just
-# before.
-KEPT = 16
-
 
 class Line(NamedTuple):
     """One line of the table.
@@ -68,7 +64,6 @@ class Line(NamedTuple):
     direct  of bytes: with O_DIRECT
     threads of bytes
     at_once samples of bytes that a thread asks for at once, with Linux AIO; 1: with `preadv`
-    kept    samples of bytes per thread that are in memory before the first is overwritten
     again   of the Loader: the second epoch, in which the small arrays are in the page cache
     """
 
@@ -78,17 +73,14 @@ class Line(NamedTuple):
     direct: bool = False
     threads: int = 0
     at_once: int = 1
-    kept: int = 1
     again: bool = False
 
     def __str__(self) -> str:
         if self.reader is None:
-            kept = "" if self.kept == 1 else f", {self.kept} samples kept by each"
             if self.at_once > 1:
-                at_once = f", {self.at_once} samples at once"
-                return f"O_DIRECT AIO, {self.threads} threads{at_once}{kept}"
+                return f"O_DIRECT AIO, {self.threads} threads, {self.at_once} samples at once"
             way = "O_DIRECT preadv" if self.direct else "buffered preadv"
-            return f"{way}, {self.threads} threads{kept}"
+            return f"{way}, {self.threads} threads"
         io = "" if self.io is None else f", io={self.io}"
         return f"Loader, {self.reader}, {self.order}{io}{', second epoch' * self.again}"
 
@@ -97,7 +89,6 @@ def lines_of(kind: Kind, ways: list[str | None]) -> list[Line]:
     """The ceiling with several numbers of threads, buffered reading, and the Loader."""
     lines = [Line(None, direct=True, threads=threads) for threads in (2, 4, 8, 16)]
     lines += [Line(None, direct=True, threads=2, at_once=count) for count in (4, 8, 16)]
-    lines += [Line(None, direct=True, threads=2, at_once=count, kept=KEPT) for count in (1, 8)]
     lines.append(Line(None, threads=8))
     for io in ways:
         first, *others = kind.readers
@@ -161,9 +152,7 @@ def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
     """Read all samples in random order with `preadv` or Linux AIO, and nothing else."""
     order = np.random.default_rng(seed).permutation(len(samples)).tolist()
     shuffled = [samples[index] for index in order]
-    found = read_spans(
-        shuffled, line.threads, direct=line.direct, at_once=line.at_once, kept=line.kept
-    )
+    found = read_spans(shuffled, line.threads, direct=line.direct, at_once=line.at_once)
     return Reading(*found[:3])
 
 

@@ -41,22 +41,9 @@ COMMANDS = {
 _NAMES_OF_PACKS = ("pack", "path", "root")
 _OTHER_NAMES = {"duration": "--seconds"}
 
-# Options of earlier releases, without hyphens → those of today, of a command that has one of them.
-_RENAMED = {
-    "masks": ("--mask-format", "--mask-layout"),
-    "select": ("--mask-select",),
-}
-
 # Commands by the names that people look for.
-_ALSO_CALLED = {
-    "check": "verify",
-    "convert": "pack",
-    "draw": "show",
-    "filter": "subset",
-    "join": "merge",
-    "select": "subset",
-    "stats": "info",
-}
+_ALSO_CALLED = {"check": "verify", "convert": "pack", "draw": "show", "filter": "subset"}
+_ALSO_CALLED |= {"join": "merge", "select": "subset", "stats": "info"}
 
 _OUTPUT = "-o/--output"  # as argparse names it
 
@@ -234,10 +221,8 @@ class Parser(argparse.ArgumentParser):
             for word in action.option_strings or (action.dest, str(action.metavar).lower()):
                 known[word.lstrip("-")] = (action.option_strings or [f"{action.metavar}"])[-1]
         word = name.lstrip("-").lower()
-        for today in _RENAMED.get(word, ()):
-            if today in self._option_string_actions:
-                return f": it is {today}"
-        near = [each for each in known if each.startswith(word)]
+        stem = word.removesuffix("s") or word
+        near = [each for each in known if each.startswith(stem)]
         near = near or get_close_matches(word, known, 1)
         found = [*dict.fromkeys(known[each] for each in near)]
         if not found:
@@ -329,15 +314,14 @@ def _add(
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
     several = get_origin(kind) if get_origin(kind) in (list, tuple) else None
     kind = get_args(kind)[0] if several else kind
-    words, details = [name], {}
-    if is_option:
-        words = [f"--{name.replace('_', '-')}"]
-        words = ["-o", *words] if name == "output" else words
-        details = {"required": required, "default": None if required else default}
     text = text_of(declared, None if required or several else default)
-    details["help"] = text.replace("%", "%%")  # argparse would expand it
+    details: dict[str, Any] = {"help": text.replace("%", "%%")}  # argparse would expand it
+    words = [name]
+    if is_option:
+        words = ["-o"] * (name == "output") + [f"--{name.replace('_', '-')}"]
+        details |= {"required": required, "default": None if required else default}
     if kind is bool:
-        group.add_argument(*words, action="store_true", help=details["help"])
+        group.add_argument(*words, action="store_true", **details)
         return
     more, none = "", None
     if several is tuple:
@@ -348,22 +332,21 @@ def _add(
         details["nargs"] = "+" if required else "*"
     elif optional and declared.none.isalpha():  # else it only describes the default
         more, none = f", nor {declared.none!r}", declared.none
+    if kind in _NUMBERS:
+        details["type"] = partial(_number, kind, more, none)
     choices = get_args(kind) if get_origin(kind) is Literal else declared.choices
-    details |= {"choices": choices or None, "metavar": declared.metavar}
-    group.add_argument(*words, type=partial(_converted, kind, more, none), **details)
+    group.add_argument(*words, choices=choices or None, metavar=declared.metavar, **details)
 
 
 _NUMBERS = {int: "a whole number", float: "a number"}
 
 
-def _converted(kind: type, more: str, none: str | None, text: str) -> Any:
-    """A word of the command line as a value; all but numbers stay as they are.
+def _number(kind: type, more: str, none: str | None, text: str) -> float | None:
+    """A word of the command line as a number.
 
     more  follows, in messages, what the text is not
     none  the word that stands for None
     """
-    if kind not in _NUMBERS:
-        return text
     try:
         return None if text == none else kind(text)
     except ValueError:

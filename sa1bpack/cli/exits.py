@@ -54,12 +54,11 @@ def code_of(error: BaseException) -> int:
     return next(code_by_class[kind] for kind in type(error).__mro__ if kind in code_by_class)
 
 
-_MORE_MEMORY = "out of memory: use fewer --workers, or raise the limit"
 _RIGHTS = "permission is missing: check owner and mode (ls -ld); use chmod, chown, or another user"
 _REMEDIES = {
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
-    errno.ENOMEM: _MORE_MEMORY,
+    errno.ENOMEM: "out of memory: use fewer --workers, or raise the limit",
     errno.ENOSPC: "the disk is full, or has no inodes left (df, df -i): free some",
     errno.EDQUOT: "the quota is used up (quota): free space, or have it raised",
     errno.EFBIG: "the limit on file sizes is too low: raise it (ulimit -f unlimited)",
@@ -100,6 +99,5 @@ def refusing_damage() -> Iterator[None]:
 
 def remedy(error: BaseException) -> str | None:
     """The remedy for an error of the disk or the machine, if known."""
-    if isinstance(error, MemoryError):
-        return _MORE_MEMORY
-    return _REMEDIES.get(error.errno) if isinstance(error, OSError) else None
+    code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    return _REMEDIES.get(code)

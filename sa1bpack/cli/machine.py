@@ -10,8 +10,6 @@ from pathlib import Path
 from sa1bpack.dataset.shards import mapping_limit
 from sa1bpack.disk.reading_mode import direct_obstacle
 from sa1bpack.environment import (
-    PilInForce,
-    PilRecord,
     available_cpus,
     cpu_flags,
     memory_bytes,
@@ -27,14 +25,26 @@ _SIMD = {"sse4_1", "avx2", "avx512f", "asimd"}  # names of /proc/cpuinfo
 
 def describe_packages() -> dict[str, str]:
     """Versions, the image decoder and the PIL in force: label → text, in the order to print."""
+    now, record = pil_in_force(), read_pil_record()
+    same = now is not None and record is not None and now.core_sha256 == record.core_sha256
+    resizer = "none: neither pillow-simd nor Pillow is installed; run `make setup`"
+    if now is not None:
+        simd = f", compiled for {record.simd}" if same and record.simd else ""
+        resizer = f"{_NAMES[now.package]} {now.version}{simd}"
+    state = "not by `make setup`, which installs the faster one that works here"
+    if same:
+        state = f"unchanged since `make setup`{record.reason and f' ({record.reason})'}"
+    elif record is not None:
+        was = f"{_NAMES[record.package]} {record.version}"
+        state = f"CHANGED: set-up installed {was}; `make setup` restores it"
     return {
         "sa1bpack": _version("sa1bpack"),
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "machine": f"{platform.system()} {platform.machine()}, {available_cpus()} CPUs, "
         f"SIMD {', '.join(sorted(_SIMD & cpu_flags())) or 'unknown'}",
         "decoder": f"simplejpeg {_version('simplejpeg')} (libjpeg-turbo)",
-        "resizer": _resizer(),
-        "PIL set-up": _pil_state(pil_in_force(), read_pil_record()),
+        "resizer": resizer,
+        "PIL set-up": state,
         **{name: _version(name) for name in ("numpy", "numba", "zarr", "zlib-ng", "torch")},
     }
 
@@ -49,33 +59,6 @@ def describe_machine(folder: Path) -> dict[str, str]:
         "O_DIRECT": direct_state(folder),
         "limits": _limits(),
     }
-
-
-def _pil_state(now: PilInForce | None, record: PilRecord | None) -> str:
-    """Compare the active PIL with the one that set-up installed."""
-    if record is None:
-        return "not by `make setup`, which installs the faster one that works here"
-    if now is None or now.core_sha256 != record.core_sha256:
-        was = f"{_NAMES[record.package]} {record.version}"
-        return f"CHANGED: set-up installed {was}; `make setup` restores it"
-    return f"unchanged since `make setup`{record.reason and f' ({record.reason})'}"
-
-
-def _resizer() -> str:
-    now, record = pil_in_force(), read_pil_record()
-    if now is None:
-        return "none: neither pillow-simd nor Pillow is installed; run `make setup`"
-    try:
-        from PIL import features
-
-        turbo = features.version("libjpeg_turbo")
-    except ImportError as error:
-        return f"{_NAMES[now.package]} {now.version}, which is broken ({error}); run `make setup`"
-    parts = [f"{_NAMES[now.package]} {now.version}"]
-    if record is not None and record.simd and record.core_sha256 == now.core_sha256:
-        parts.append(f"compiled for {record.simd}")
-    parts.append(f"libjpeg-turbo {turbo}" if turbo else "without libjpeg-turbo")
-    return ", ".join(parts)
 
 
 def _version(package: str) -> str:

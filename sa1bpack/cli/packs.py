@@ -1,6 +1,5 @@
 """`sa1bpack pack`, `finalize`, `merge`, `verify`, `repair`: packs are made, joined, kept sound."""
 
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +20,6 @@ from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.urls import is_pack_url, pack_url
 from sa1bpack.wording import counted, size_text
-
-# A run of fewer seconds says nothing of the speed: its worker processes have only just started.
-SHORT_RUN = 5.0
 
 
 def pack(
@@ -105,19 +101,14 @@ def pack(
         return exits.OK if result.fits and not result.unreadable else exits.FAILED
     if job.share:
         say(f"part {job.part} of a job, which `sa1bpack finalize` makes one pack")
-    place = f"this part, in {result.root}" if job.share else result.url or result.root
-    _say_totals(result, place, more=_this_run(result))
+    _say_totals(result, f"this part, in {result.root}" if job.share else result.url or result.root)
+    say(f"this run: {_this_run(result)}")
     for name, error in result.failed.items():
         warn(f"{name} was given up: {error}")
         for note in getattr(error, "__notes__", ()):
-            print(f"  {note}", file=sys.stderr)
+            warn(note)
     if not result.images and not job.share:  # a part has no source, if there are fewer than parts
-        why = ""  # each source was named with its error, or as one without pairs
-        if result.rejects:
-            why = f"; see {result.root / 'rejects.jsonl'}"
-        elif result.dropped:
-            why = ": no masks remained of any image, and --empty drop drops such images"
-        warn(f"no image was packed{why}")
+        warn("no image was packed")
     elif result.complete and not job.share and result.url is None:
         say(f"next, a page with pictures: sa1bpack report {quote(str(result.root))}")
     return exits.OK if result.complete and (result.images or job.share) else exits.FAILED
@@ -127,15 +118,13 @@ def _this_run(result: "sa1bpack.PackResult") -> str:
     from sa1bpack.packing.progress import nothing_to_do
 
     if result.sources == 0:
-        return "this run: no source, there are more parts than sources"
+        return "no source, there are more parts than sources"
     if result.packed_before == result.sources:
-        return f"this run: {nothing_to_do(result.sources)}"
-    text = f"this run: {counted(result.new_images, 'image')} in {result.seconds:.1f} s"
+        return nothing_to_do(result.sources)
+    text = f"{counted(result.new_images, 'image')} in {result.seconds:.1f} s"
     if 0 < result.new_images < result.images:
         text += f", added to {result.images - result.new_images:,} that were there"
-    if result.seconds < SHORT_RUN:
-        return text
-    return f"{text} ({result.new_images / result.seconds:.1f} images/s)"
+    return text
 
 
 def finalize(pack: str) -> int:
@@ -160,7 +149,7 @@ def finalize(pack: str) -> int:
         call = sa1bpack.finalize
     with exits.refusing_damage(), exits.advising("repeat the same command"):
         result = call(pack)
-    _say_totals(result, result.root, of=f", of {counted(result.sources, 'source')}")
+    _say_totals(result, result.root)
     for note in result.notes:
         warn(note)
     for name, reason in result.missing.items():
@@ -182,22 +171,11 @@ def _remedy(result: "sa1bpack.FinalizeResult") -> str:
     return f"repeat the pack command of {some or 'all tars'}"
 
 
-def _say_totals(
-    result: "sa1bpack.PackResult | sa1bpack.FinalizeResult",
-    place: object,
-    of: str = "",
-    more: str = "",
-) -> None:
-    """Say what a pack holds now.
-
-    of    what follows the number of masks
-    more  a line that follows the first
-    """
+def _say_totals(result: "sa1bpack.PackResult | sa1bpack.FinalizeResult", place: str | Path) -> None:
+    """Say what a pack holds now."""
     images, annotations = counted(result.images, "image"), counted(result.annotations, "mask")
     nbytes = f"; {size_text(result.bytes)}" if result.images else ""
-    say(f"{place}: {images}, {result.masks:,} of {annotations}{of}{nbytes}")
-    if more:
-        say(more)
+    say(f"{place}: {images}, {result.masks:,} of {annotations}{nbytes}")
     say(f"identity of the sources: {result.identity}")
     if result.left_out:
         say(f"masks: {result.left_out}")
@@ -206,10 +184,8 @@ def _say_totals(
         say(f"dropped: no masks remained in {dropped}, not counted above")
     if result.rejects:
         why = ", ".join(f"{count:,} {reason}" for reason, count in result.reasons.items())
-        say(
-            f"rejected: {counted(result.rejects, 'member')} ({why}), see "
-            f"{result.root / 'rejects.jsonl'}"
-        )
+        rejects = result.root / "rejects.jsonl"
+        say(f"rejected: {counted(result.rejects, 'member')} ({why}), see {rejects}")
 
 
 def merge(packs: list[str], *, output: str) -> int:
@@ -237,12 +213,10 @@ def merge(packs: list[str], *, output: str) -> int:
         call = sa1bpack.merge
     with exits.advising("repeat the command to continue"), byte_bar() as advance:
         result = call(packs, output, progress=advance)
-    new = {"linked": result.linked, "cloned": result.cloned, "copied": result.copied}
-    files = ", ".join(f"{count:,} {how}" for how, count in new.items() if count)
     say(
         f"{result.root}: {counted(result.images, 'image')}, {counted(result.masks, 'mask')} in "
-        f"{counted(result.shards, 'shard')} of {counted(result.packs, 'pack')}; "
-        f"files: {files or 'none new'}"
+        f"{counted(result.shards, 'shard')} of {counted(result.packs, 'pack')}; files: "
+        f"{result.linked:,} linked, {result.cloned:,} cloned, {result.copied:,} copied"
     )
     if result.before:
         say(f"{counted(result.before, 'shard')} already there")
@@ -472,13 +446,14 @@ def repair(
         result = call(pack, sources, quick=quick, links=links, workers=workers, **more)
     for problem in result.problems:
         say(problem)
-    would = "would " if result.dry_run else ""
+    rebuilt, rewrote = "rebuilt", "rewrote"
+    if result.dry_run:
+        rebuilt, rewrote = "would rebuild", "would rewrite"
     if result.repaired:
         names = ", ".join(result.repaired)
-        done = "rebuild" if would else "rebuilt"
-        say(f"{would}{done} {counted(len(result.repaired), 'shard')}: {names}")
+        say(f"{rebuilt} {counted(len(result.repaired), 'shard')}: {names}")
     if result.rewritten:
-        say(f"{would}{'rewrite' if would else 'rewrote'} the pack's own files")
+        say(f"{rewrote} the pack's own files")
     for name, reason in result.left.items():
         warn(f"{name} is still damaged: {reason}")
     if not result.complete:
@@ -490,14 +465,10 @@ def repair(
 def _outcome(result: "sa1bpack.RepairResult") -> str:
     verdicts = []
     if damage := len(result.problems) - len(result.extra):
-        if result.left:
-            outcome = "STILL DAMAGED"
-        else:
-            outcome = "nothing was written" if result.dry_run else "repaired"
+        outcome = "nothing was written" if result.dry_run else "repaired"
+        outcome = "STILL DAMAGED" if result.left else outcome
         verdicts.append(f"{counted(damage, 'problem')} found, {outcome}")
     if count := len(result.extra):
-        does, it = ("does", "it") if count == 1 else ("do", "them")
-        verdicts.append(
-            f"{count:,} found that {does} not belong to the pack: move or remove {it}, see above"
-        )
+        files = counted(count, "file")
+        verdicts.append(f"{files} found that are not the pack's: move or remove them, see above")
     return "; ".join(verdicts) or "sound, nothing to repair"

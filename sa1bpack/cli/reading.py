@@ -108,8 +108,6 @@ def show(
     from sa1bpack.export.show import draw_samples
 
     path = check_output(output, *PICTURES)
-    if sum(value is not None for value in (samples, image_id, row)) > 1:
-        raise OptionError("--samples, --image-id and --row exclude one another: give one")
     options = {"seed": seed, "large": large, "rule": asdict(rule)}
     shown = draw_samples(one_or_several(packs), samples, image_id, row, **options)
     write_picture(shown.picture, path)
@@ -316,9 +314,7 @@ def _read_ids(path: Path):
             lines = iter(lambda: file.readline(_LONGEST_LINE), "")
             words = (line.partition("#")[0].strip() for line in lines)
             ids = np.array([int(word) for word in words if word], np.int64)
-    except OSError as error:
-        raise OptionError(f"ids is {str(path)!r}: it cannot be read: {error.strerror}") from None
-    except (ValueError, OverflowError) as error:  # of UTF-8, of int() and of numpy
+    except (OSError, ValueError, OverflowError) as error:  # of UTF-8, of int() and of numpy
         raise OptionError(f"ids is {str(path)!r}: {error}; write one id per line") from None
     values, counts = np.unique(ids, return_counts=True)
     if len(values) < len(ids):
@@ -378,15 +374,11 @@ def export(
         f"{counted(result.files, 'file')} written{already}{state}"
     )
     if result.left_out:
-        say(
-            f"not in the pack: {counted(result.left_out, 'mask')} of these images, dropped by "
-            "filters or the cap when it was packed"
-        )
+        masks = counted(result.left_out, "mask")
+        say(f"not in the pack: {masks} of these images, dropped by filters or the cap")
     if result.recoded:
-        say(
-            f"same mask in another text: {counted(result.recoded, 'mask')} whose counts were not "
-            "encoded as by COCO"
-        )
+        masks = counted(result.recoded, "mask")
+        say(f"same mask in another text: {masks} whose counts were not encoded as by COCO")
     if result.unknown_keys:
         say(f"keys that a pack does not store: {', '.join(sorted(result.unknown_keys))}")
     return exits.OK

@@ -50,7 +50,7 @@ class Line:
     """The figures of a setting.
 
     speeds  samples per second, one per round
-    host_bytes, device_bytes  the most of all rounds
+    memory  bytes of host and device, the most of all rounds
     noise   whether its difference from the fastest is within the noise: it is less than 2 % slower,
             or less than 10 % slower and was faster in one round at least
     error   why it does not run; then there are no speeds
@@ -58,8 +58,7 @@ class Line:
 
     setting: Setting
     speeds: tuple[float, ...] = ()
-    host_bytes: int = 0
-    device_bytes: int = 0
+    memory: int = 0
     noise: bool = False
     error: str = ""
 
@@ -81,30 +80,23 @@ class Sweep:
     lines: tuple[Line, ...]
     chosen: Line
 
-    @property
-    def verdict(self) -> str:
-        """The result of the comparison in words."""
-        running = [line for line in self.lines if line.speeds]
-        if len(running) > 1 and all(line.noise for line in running):
-            return "all differences are within the noise"
-        best = max(running, key=lambda line: line.speed)
-        if best is self.chosen:
-            return "the fastest"
-        return "within the noise of the fastest, and takes less"
-
     def as_text(self) -> list[str]:
         """A table with a line per setting: * is the one to choose, ~ is within the noise."""
-        head = f"{self.name:<62}{'samples/s':>9}{'slowest':>9}{'fastest':>9}{'memory':>9}"
-        return [head, *map(self._row, self.lines), f"  {ROUNDS} rounds: {self.verdict}"]
+        rows, errors = [(self.name, "samples/s", "slowest", "fastest", "memory")], []
+        for line in self.lines:
+            mark = "*" if line is self.chosen else "~" if line.noise else " "
+            if line.error:
+                errors.append(f"  {line.setting.short()}: does not run: {line.error}")
+                continue
+            speeds = (f"{n:,.0f}" for n in (line.speed, min(line.speeds), max(line.speeds)))
+            rows.append((f"{mark} {line.setting.short()}", *speeds, size_text(line.memory)))
+        return [*_table(rows), *errors]
 
-    def _row(self, line: Line) -> str:
-        mark = "*" if line is self.chosen else "~" if line.noise else " "
-        head = f"{mark} {line.setting.short()}"
-        if line.error:
-            return f"{head}: does not run: {line.error}"
-        memory = size_text(line.host_bytes + line.device_bytes)
-        speeds = f"{line.speed:>9,.0f}{min(line.speeds):>9,.0f}{max(line.speeds):>9,.0f}"
-        return f"{head:<62}{speeds}{memory:>9}"
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of text: the first column on the left, the others on the right."""
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in rows]
 
 
 def compare_settings(
@@ -142,30 +134,19 @@ def compare_settings(
 
     # To twice the cores, at least 8 and at most 32: reading, threads mostly wait.
     threads = [n for n in (1, 2, 4, 8, 16, 32) if n <= max(8, 2 * available_cpus())]
-    first = [
-        Setting("Loader", batch, {"threads": count, "prefetch": 2, "io": mode})
-        for mode in io
-        for count in threads
-    ]
-    best = best_of("Loader: threads and io", first)
-    best = best_of(
-        "Loader: prefetch",
-        [Setting("Loader", batch, best.options | {"prefetch": n}) for n in _PREFETCH],
-    )
+    options = [{"threads": n, "prefetch": 2, "io": mode} for mode in io for n in threads]
+    best = best_of("Loader: threads and io", [Setting("Loader", batch, each) for each in options])
+    options = [best.options | {"prefetch": n} for n in _PREFETCH]
+    best = best_of("Loader: prefetch", [Setting("Loader", batch, each) for each in options])
     sizes = sorted({max(1, batch // 2), batch, 2 * batch})
     best_of("Loader: batch size", [Setting("Loader", n, best.options) for n in sizes])
-    pins = (False, True) if CUDA.index_of(task.device) is not None else (False,)
-    workers = [
-        Setting(
-            "DataLoader",
-            batch,
-            {"num_workers": count, "prefetch_factor": ahead, "pin_memory": pin},
-        )
-        for pin in pins
+    options = [
+        {"num_workers": count, "prefetch_factor": ahead, "pin_memory": pin}
+        for pin in ((False, True) if CUDA.index_of(task.device) is not None else (False,))
         for count in _WORKER_COUNTS
         for ahead in (_PREFETCHED if count else _PREFETCHED[:1])
     ]
-    other = best_of("DataLoader", workers)
+    other = best_of("DataLoader", [Setting("DataLoader", batch, each) for each in options])
     plain = ReadingOptions()
     given = {key: value for key, value in task.options.items() if value != getattr(plain, key)}
     return found, {each.reader: each.call(given, task.device) for each in (best, other)}
@@ -194,26 +175,22 @@ def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
     top = speeds[max(speeds, key=lambda setting: statistics.median(speeds[setting]))]
     lines = []
     for setting in settings:
-        if setting in errors:
-            text = f"{type(errors[setting]).__name__}: {errors[setting]}"
-            lines.append(Line(setting, error=text))
+        if error := errors.get(setting):
+            lines.append(Line(setting, error=f"{type(error).__name__}: {error}"))
             continue
         ratios = [a / b for a, b in zip(speeds[setting], top, strict=True)]
         allowed = _MUCH if max(ratios) >= 1 else _NOISE
-        host, device = (
-            max(getattr(own, name) for own in found[setting])
-            for name in ("host_bytes", "device_bytes")
-        )
+        memory = max(own.host_bytes + own.device_bytes for own in found[setting])
         noise = statistics.median(ratios) >= 1 - allowed
-        lines.append(Line(setting, speeds[setting], host, device, noise))
+        lines.append(Line(setting, speeds[setting], memory, noise))
     return Sweep(name, tuple(lines), min((line for line in lines if line.noise), key=_cost))
 
 
 def _cost(line: Line) -> tuple[int, int]:
     """Cost of a setting: memory in powers of two, less is not worth a choice; then threads."""
-    memory = line.host_bytes + line.device_bytes
     options = line.setting.options
-    return max(memory, 1 << 20).bit_length(), options.get("threads", options.get("num_workers", 0))
+    threads = options.get("threads", options.get("num_workers", 0))
+    return max(line.memory, 1 << 20).bit_length(), threads
 
 
 # ------------------------------------------------------------------------------------------- bench
@@ -269,33 +246,26 @@ class BenchResult:
     def as_text(self) -> str:
         """Two tables."""
         each, found = self.sample_bytes, self.ceilings
+        ceilings = [
+            (f"memory, copied by {counted(self.cores, 'thread')}", found.memory),
+            ("disk, random samples, O_DIRECT", found.disk),
+            ("device, from pinned memory", found.device),
+        ]
+        rows = [("ceiling", "bytes/s", "samples/s")]
+        rows += [(name, size_text(n), f"{n / each:,.0f}") for name, n in ceilings if n is not None]
+        head = "loader", "cold", "of ceiling", "warm", "of ceiling", "first batch", "again"
         lines = [
             f"{self.pack}: {counted(self.samples, 'sample')} of {size_text(each)} (pixels and "
             f"stored mask bits), batches of {self.batch_size}",
             f"{counted(self.cores, 'core')}, {size_text(memory_bytes())} of memory, {self.device}",
             "",
-            f"{'ceiling':<38}{'bytes/s':>12}{'samples/s':>12}",
-        ]
-        for name, ceiling in (
-            (f"memory, copied by {counted(self.cores, 'thread')}", found.memory),
-            ("disk, random samples, O_DIRECT", found.disk),
-            ("device, from pinned memory", found.device),
-        ):
-            if ceiling is not None:
-                lines.append(f"{name:<38}{size_text(ceiling):>12}{ceiling / each:>12,.0f}")
-        if found.why:
-            lines.append(f"disk: not measured: {found.why}")
-        lines += [
+            *_table(rows),
+            *([f"disk: not measured: {found.why}"] if found.why else []),
             "",
-            "                          samples/s        of ceiling    first batch, s   memory",
-            f"{'loader':<20}{'cold':>9}{'warm':>9}{'cold':>8}{'warm':>8}{'cold':>8}{'again':>8}"
-            f"{'host':>9}{'device':>9}",
+            *_table([(*head, "host", "device"), *map(self._row, self.lines)]),
+            "cold, warm: samples/s; first batch: seconds in a new process; again: in another one, "
+            "which finds in\nthe page cache what it needs; host, device: memory",
         ]
-        lines += [self._line(name) for name in self.lines]
-        lines.append(
-            "first batch: in a new process; again: in another one, which finds in the page cache "
-            "what it needs"
-        )
         least = min((line["cold"] for line in self.lines.values()), key=lambda cold: cold.seconds)
         if least.seconds < _LEAST_SECONDS:
             lines.append(
@@ -310,33 +280,29 @@ class BenchResult:
             )
         for sweep in self.sweeps:
             lines += ["", *sweep.as_text()]
-        return "\n".join([*lines, *([""] if self.settings else []), *self.settings.values()])
+        if self.sweeps:
+            lines += [f"{ROUNDS} rounds: * to choose, ~ within the noise of the fastest", ""]
+        return "\n".join([*lines, *self.settings.values()])
 
-    def _line(self, name: str) -> str:
+    def _row(self, name: str) -> list[str]:
+        """A loader's row of the table."""
         line, found = self.lines[name], self.ceilings
-        speeds = line["cold"], line["warm"]
+        speeds, row = (line["cold"], line["warm"]), [name]
         ceilings = found.disk, min(found.memory, found.device or found.memory)
-        shares = [
-            "-" if most is None else f"{each.samples_per_second * self.sample_bytes / most:.2f}"
-            for each, most in zip(speeds, ceilings, strict=True)
-        ]
-        host, device = (
-            max(getattr(each, name) for each in speeds) for name in ("host_bytes", "device_bytes")
-        )
-        cells = [
-            *(f"{each.samples_per_second:>9,.0f}" for each in speeds),
-            *(f"{each:>8}" for each in shares),
-            *(f"{line[key]:>8.2f}" for key in ("first_cold", "first_again")),
-            f"{size_text(host):>9}",
-            f"{size_text(device) if device else '-':>9}",
-        ]
-        return f"{name:<20}{''.join(cells)}"
+        for speed, most in zip(speeds, ceilings, strict=True):
+            rate = speed.samples_per_second
+            share = "-" if most is None else f"{rate * self.sample_bytes / most:.2f}"
+            row += [f"{rate:,.0f}", share]
+        row += [f"{line[key]:.2f}" for key in ("first_cold", "first_again")]
+        device = max(speed.device_bytes for speed in speeds)
+        host = size_text(max(speed.host_bytes for speed in speeds))
+        return [*row, host, size_text(device) if device else "-"]
 
 
 def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
     """The ceilings, and the bytes of pixels and mask bits of a sample; `duration` seconds each."""
     ds = task.open()
-    spans = large_spans(ds, some_samples(ds, 0, _MOST_SAMPLES, _MOST_SHARDS))
+    spans = large_spans(ds, some_samples(ds, _MOST_SAMPLES, _MOST_SHARDS))
     each = sum(count for sample in spans for _, _, count in sample) / len(spans)
     memory = memory_ceiling(available_cpus(), duration)
     disk, why = None, direct_obstacle(Path(spans[0][0][0])) or ""

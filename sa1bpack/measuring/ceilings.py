@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import count as count_from
-from itertools import cycle, islice
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +88,6 @@ def read_spans(
     *,
     direct: bool = True,
     at_once: int = _AT_ONCE,
-    kept: int = _AT_ONCE,
     seconds: float | None = None,
 ) -> Reading:
     """Read samples in this order into reused buffers, and do nothing else with them.
@@ -96,8 +95,6 @@ def read_spans(
     threads  that read
     direct   with O_DIRECT, past the page cache
     at_once  samples that a thread requests together with Linux AIO; 1: one by one with `preadv`
-    kept     samples per thread that are in memory before the first of them is overwritten, rounded
-             up to a multiple of `at_once`; a few fit in the processor's cache
     seconds  begin nothing more after this time; None: read all
 
     Raises OSError, also for a file that ends before a sample does.
@@ -120,9 +117,9 @@ def read_spans(
         most = max(stop - start for job in jobs for _, start, stop, _ in job)
         # Every span has a place of its own: a thread's requests are in flight together.
         place = -(-most // BLOCK) * BLOCK
-        turns, used = -(-min(kept, len(jobs)) // at_once), place * max(map(len, jobs)) * at_once
         # At least one huge page, so that it consists of them as buffers of a Loader do.
-        memory = [aligned(max(turns * used, HUGE_PAGE)) for _ in range(threads)]
+        nbytes = max(place * max(map(len, jobs)) * at_once, HUGE_PAGE)
+        memory = [aligned(nbytes) for _ in range(threads)]
         for buffer in memory:
             buffer[:] = 0  # no page is touched for the first time later
         contexts = []
@@ -133,10 +130,9 @@ def read_spans(
         limit = np.inf if seconds is None else time.perf_counter() + seconds
 
         def read(number: int) -> None:
-            areas = cycle(np.split(memory[number][: turns * used], turns))
+            area = memory[number]
             # A step of an iterator that threads share holds the GIL.
             while time.perf_counter() <= limit and (some := list(islice(waiting, at_once))):
-                area = next(areas)
                 spans = [span for job, _ in some for span in job]
                 if contexts:
                     _request(contexts[number], spans, area.ctypes.data, place)

@@ -26,7 +26,6 @@ _WARM_BYTES, _WARM_SHARE = 2 << 30, 0.25
 
 _FILES_ASKED = 64
 _ASKED = 4  # batches for which the memory is asked for
-_DRAWN = 100  # samples for one that is used: most are of other shards
 
 
 @dataclass(frozen=True)
@@ -186,14 +185,14 @@ def take(batch: dict, task: Task) -> int:
     return len(batch["image_ids"])
 
 
-def some_samples(ds: Dataset, seed: int, most: int, shards: int) -> np.ndarray:
-    """Random samples of a dataset, int64 (n,), without repetition, from a few random shards.
+def some_samples(ds: Dataset, most: int, shards: int) -> np.ndarray:
+    """Random samples of a pack, int64 (n,), without repetition, from a few random shards.
 
     most    samples
     shards  at most: their files are open at the same time
     """
-    drawn = np.random.default_rng(seed).permutation(len(ds))[: _DRAWN * most]
-    numbers = ds.locate_many(drawn)[0]
-    _, first = np.unique(numbers, return_index=True)
-    chosen = numbers[np.sort(first)[:shards]]
-    return drawn[np.isin(numbers, chosen)][:most]
+    random = np.random.default_rng(0)
+    first = ds.pack.first_row
+    chosen = random.permutation(len(ds.pack))[:shards].tolist()
+    rows = np.concatenate([np.arange(*first[shard : shard + 2]) for shard in chosen])
+    return random.permutation(rows)[:most]

@@ -105,8 +105,7 @@ def test_the_summary_of_an_export_names_what_the_pack_lacks(command, root, tmp_p
     assert (code, error) == (0, "")
     assert out == (
         f"{tmp_path / 'json'}: 6 images, 12 masks; 6 files written\n"
-        "not in the pack: 6 masks of these images, dropped by filters or the cap when it was "
-        "packed\n"
+        "not in the pack: 6 masks of these images, dropped by filters or the cap\n"
     )
     again = command("export", root, "-o", tmp_path / "json")
     assert "6 images, 12 masks; 0 files written, 6 existed already\n" in again[1]

@@ -142,12 +142,12 @@ def test_merge_says_what_it_made_and_how(command, packs, tmp_path):
     code, text, error = command("merge", packs[0], "-o", out)
     assert (code, error) == (0, "")
     assert text.startswith(f"{out}: 6 images, 15 masks in 2 shards of 1 pack; files: ")
-    assert text.endswith(" linked\n")
+    assert text.endswith(" linked, 0 cloned, 0 copied\n")
     code, text, error = command("merge", str(tmp_path / "packs" / "*"), "-o", out)
     assert (code, error) == (0, "") and "12 images, 66 masks in 4 shards of 2 packs" in text
     assert text.endswith("\n2 shards already there\n")
     code, text, _ = command("merge", *packs, "-o", out)
-    assert code == 0 and "files: none new\n4 shards already there" in text
+    assert code == 0 and "files: 0 linked, 0 cloned, 0 copied\n4 shards already there" in text
     assert ids_of(out) == ids_of(packs)
     assert command("verify", out)[0] == 0
 

@@ -45,7 +45,7 @@ def test_the_main_help_names_every_command_in_80_columns(command, monkeypatch):
         ("pack a.tar -o x -j 2", "-j; see `sa1bpack pack --help`"),
         ("show a --mi 3", "--mi: is --min-area or --min-iou or --min-stability meant? See"),
         ("verify --packs a", "--packs: PACK is given without a flag; see"),
-        ("bench a --masks padded", "--masks: it is --mask-layout; see"),
+        ("bench a --masks padded", "--masks: is --mask-layout meant? See"),
         ("--verison", "--verison: is --version meant? See `sa1bpack --help`"),
     ],
     ids=lambda text: text.split(";")[0],

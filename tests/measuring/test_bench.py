@@ -134,9 +134,8 @@ def test_spans_are_the_bytes_of_the_samples_and_reading_them_counts_them(packed,
                 low, high = (row, row + 1) if name == "image" else (first, stop)
                 assert file.read(count) == ds.shards[shard][name][low:high].tobytes()
     total = sum(count for sample in spans for _, _, count in sample)
-    for kept in (1, 3, len(ds) + 1):
-        found = read_spans(spans, 2, direct=False, at_once=1, kept=kept)
-        assert (found.samples, found.nbytes) == (len(ds), total)
+    found = read_spans(spans, 2, direct=False, at_once=1)
+    assert (found.samples, found.nbytes) == (len(ds), total)
     none = read_spans(spans, 1, direct=False, at_once=1, seconds=-1.0)
     assert (none.samples, none.nbytes) == (0, 0)
     with pytest.raises(OSError, match="expected"):
@@ -149,20 +148,20 @@ def test_past_the_page_cache_whole_blocks_are_read(direct_folder):
     drop_pages([path])
     assert resident_bytes([path]) == 0
     spans = [[(str(path), 5000, 10)], [(str(path), 4095, 2)], [(str(path), 0, 1)]]
-    for at_once, kept in ((8, 1), (2, 5), (1, 1), (1, 2)):
-        found = read_spans(spans, 1, at_once=at_once, kept=kept)
+    for at_once in (8, 2, 1):
+        found = read_spans(spans, 1, at_once=at_once)
         assert (found.samples, found.nbytes) == (3, 4 * 4096)
     assert resident_bytes([path]) == 0
 
 
 def test_samples_of_the_ceiling_are_of_few_shards(packed):
     ds = open_pack(packed.root)
-    assert sorted(some_samples(ds, 0, 100, 100).tolist()) == list(range(len(ds)))
-    few = some_samples(ds, 0, 100, 1)
+    assert sorted(some_samples(ds, 100, 100).tolist()) == list(range(len(ds)))
+    few = some_samples(ds, 100, 1)
     numbers = ds.locate_many(np.arange(len(ds)))[0]
     assert len(set(numbers.tolist())) > 1 and len(set(numbers[few].tolist())) == 1
     assert len(few) == (numbers == numbers[few[0]]).sum()
-    assert len(some_samples(ds, 0, 3, 100)) == 3
+    assert len(some_samples(ds, 3, 100)) == 3
 
 
 def test_the_ceiling_of_a_device_is_that_of_copies_from_pinned_memory(cuda, monkeypatch):

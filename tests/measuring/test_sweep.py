@@ -33,27 +33,24 @@ def test_rounds_are_interleaved_every_other_one_in_reverse():
     assert [threads for _, threads in machine.asked] == [1, 2, 4, 4, 2, 1, 1, 2, 4]
     assert [number for number, _ in machine.asked] == [0] * 3 + [1] * 3 + [2] * 3
     assert [line.speed for line in found.lines] == [10, 20, 15]
-    assert found.chosen is found.lines[1] and found.verdict == "the fastest"
+    assert found.chosen is found.lines[1]
     assert [line.noise for line in found.lines] == [False, True, False]
 
 
 @pytest.mark.parametrize(
-    ("speeds", "noise", "chosen", "verdict"),
+    ("speeds", "noise", "chosen"),
     [
-        ({1: [19.9], 2: [20.0], 4: [5.0]}, [True, True, False], 1, "within the noise of the fast"),
-        ({1: [19, 25, 19], 2: [20, 20, 21], 4: [5.0]}, [True, True, False], 1, "and takes less"),
-        ({1: [5, 25, 6], 2: [20, 20, 21], 4: [5.0]}, [False, True, False], 2, "the fastest"),
-        ({1: [20, 21, 20], 2: [21, 20, 21], 4: [20, 20, 21]}, [True] * 3, 1, "all differences are"),
-        ({1: [19.0], 2: [20.0], 4: [5.0]}, [False, True, False], 2, "the fastest"),
+        ({1: [19.9], 2: [20.0], 4: [5.0]}, [True, True, False], 1),
+        ({1: [19, 25, 19], 2: [20, 20, 21], 4: [5.0]}, [True, True, False], 1),
+        ({1: [5, 25, 6], 2: [20, 20, 21], 4: [5.0]}, [False, True, False], 2),
+        ({1: [20, 21, 20], 2: [21, 20, 21], 4: [20, 20, 21]}, [True] * 3, 1),
+        ({1: [19.0], 2: [20.0], 4: [5.0]}, [False, True, False], 2),
     ],
 )  # fmt: skip
-def test_of_those_within_the_noise_the_one_that_takes_least_is_chosen(
-    speeds, noise, chosen, verdict
-):
+def test_of_those_within_the_noise_the_one_that_takes_least_is_chosen(speeds, noise, chosen):
     found = Machine(speeds).sweep()
     assert [line.noise for line in found.lines] == noise
     assert found.chosen.setting.options == {"threads": chosen}
-    assert verdict in found.verdict
 
 
 def test_a_setting_that_fails_is_named_and_left_out():
