@@ -30,8 +30,8 @@ from pathlib import Path
 from synthetic import make_tar
 
 import sa1bpack
+from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import AT_ONCE
-from sa1bpack.remote.stores import Bucket
 
 BATCH = 32
 STEP = 1 << 18  # bytes that are sent between two looks at the clock

@@ -100,7 +100,7 @@ class ShardSource(Protocol):
 
 
 class Stream(Protocol):
-    """A file that is read once, from start to end. See `remote.remote_file.RemoteFile`."""
+    """A file that is read once, from start to end. See `remote.web.WebFile`."""
 
     address: "Address"
     nbytes: int | None

@@ -3,7 +3,7 @@
 ::
 
     CACHE/
-      cache.json           version of this layout, and the limit in bytes
+      limit                in bytes
       room.lock            locked while room is taken
       shards/NAME/         a shard, or a part of a feature, complete and checked
       packs/NAME/          manifest and index of a pack, and links to its shards that are here
@@ -34,17 +34,15 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
-
 from sa1bpack.dataset.shards import CACHE as OPEN_SHARDS
-from sa1bpack.errors import CacheFull, OptionError, StoreError
+from sa1bpack.errors import CacheFull, StoreError
 from sa1bpack.format.files import remove_temporaries, replace_file
 from sa1bpack.wording import size_text
 
 # How long a fetch waits for room that others use: batches in progress release theirs in time.
 WAIT_SECONDS = 30.0
-# A process that fetches nothing for so long, and lives, was stopped: requests give up before.
-PATIENCE = 300.0
+# A process that fetches one folder for so long, and lives, was stopped.
+PATIENCE = 3600.0
 # A shard that was not used for so long may be removed, though it is open.
 IDLE_SECONDS = 5.0
 
@@ -52,15 +50,9 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.05
 # Of the free space, the part that a cache without a limit may take.
 _SHARE_OF_DISK = 0.8
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
-_VERSION = 2
 _KINDS = ("packs", "shards")
 # Identifies the start of the machine; the same in all of its containers.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-class _Settings(msgspec.Struct, frozen=True, kw_only=True):
-    version: int = _VERSION
-    limit: int
 
 
 class Lock(io.FileIO):
@@ -100,7 +92,7 @@ class Lock(io.FileIO):
     def record(self) -> tuple[int, str]:
         """Bytes that the folder takes, or will take; and the start of the machine it is from."""
         fields = os.pread(self.fileno(), 200, 0).decode(errors="replace").split()
-        whole = len(fields) == 2 and fields[0].isdecimal()
+        whole = len(fields) == 2 and fields[0].isdecimal()  # not as after a power failure
         return (int(fields[0]), fields[1]) if whole else (0, "")
 
     def note(self, nbytes: int) -> None:
@@ -121,7 +113,7 @@ class Cache:
 
         limit  None: that of who opened it last, or four fifths of the free disk
 
-        Raises OptionError for a cache of another release, OSError.
+        Raises OSError.
         """
         self.root = root.absolute()
         for kind in _KINDS:
@@ -134,25 +126,13 @@ class Cache:
 
     def _settle(self, limit: int | None) -> int:
         """The limit to keep, which becomes that of processes that do not name one."""
-        path = self.root / "cache.json"
-        try:
-            stored = msgspec.json.decode(path.read_bytes(), type=_Settings)
-        except FileNotFoundError:
-            stored = None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            stored = _Settings(version=0, limit=0)
-        if stored is not None and stored.version != _VERSION:
-            raise OptionError(
-                f"cache_dir is {self.root}, which another release of sa1bpack made (version "
-                f"{stored.version}): choose another folder, or remove it"
-            )
+        path = self.root / "limit"
         if limit is None:
-            if stored is not None:
-                return stored.limit
+            with suppress(FileNotFoundError):
+                return int(path.read_text())
             disk = os.statvfs(self.root)
             limit = int(_SHARE_OF_DISK * disk.f_bavail * disk.f_frsize)
-        if stored is None or stored.limit != limit:
-            replace_file(path, msgspec.json.encode(_Settings(limit=limit)))
+        replace_file(path, str(limit).encode())
         return limit
 
     # ------------------------------------------------------------------------------ what is here
@@ -179,13 +159,13 @@ class Cache:
         self,
         name: str,
         nbytes: int,
-        fetch: Callable[[Path, Callable[[], None]], None],
+        fetch: Callable[[Path], None],
         is_sound: Callable[[Path], bool],
     ) -> Lock:
         """A folder in use, fetched if it is not here, by one process and thread of those that ask.
 
         nbytes    that it takes
-        fetch     makes the folder, and calls the second argument whenever something has come
+        fetch     makes the folder
         is_sound  whether one that is here is complete and undamaged
 
         A thread of its own fetches, so that a signal, which raises in the main thread, interrupts
@@ -214,11 +194,12 @@ class Cache:
                         f"({error.strerror}), and nothing in the cache can be removed: free some "
                         "of it, or choose another folder"
                     ) from error
-                if not isinstance(error, FileNotFoundError) or (self.root / "cache.json").exists():
-                    raise
-                raise StoreError(
-                    f"{self.root}: the cache was removed while it was in use; open the pack again"
-                ) from None
+                if not self.root.exists():
+                    raise StoreError(
+                        f"{self.root}: the cache was removed while it was in use; open the pack "
+                        "again"
+                    ) from None
+                raise
         return lease
 
     def _make(self, lock: Lock, folder: Path, nbytes: int, fetch, is_sound) -> None:
@@ -229,18 +210,17 @@ class Cache:
             if is_sound(folder):
                 lock.note(nbytes)
                 return
-        self._empty(lock)
-        begun = _begun(folder)
         try:
             while True:
+                self._empty(lock)
+                self._take(lock, nbytes)
+                begun = _begun(folder)
+                begun.mkdir()
                 try:
-                    self._take(lock, nbytes)
-                    begun.mkdir()
-                    fetch(begun, lock.touch)
+                    fetch(begun)
                     begun.rename(folder)
                     return
                 except OSError as error:
-                    self._empty(lock)
                     if error.errno not in _DISK_IS_FULL or not self.make_room(nbytes):
                         raise
         except BaseException:
@@ -255,20 +235,17 @@ class Cache:
         None as soon as the folder is here: who fetched it may keep the lock, shared, for long.
         """
         path, pause = self.root / f"{name}.lock", _SHORTEST_WAIT
-        limit, seen = time.monotonic() + PATIENCE, 0
+        limit = time.monotonic() + PATIENCE
         while not (lock := Lock(path)).take(exclusive=True):
-            at = os.fstat(lock.fileno()).st_mtime_ns
-            if at != seen:  # who has it is at work
-                limit, seen = time.monotonic() + PATIENCE, at
-            if time.monotonic() > limit:
-                raise StoreError(
-                    f"{path}: another process has held this lock for {PATIENCE:.0f} s, and fetched "
-                    "nothing; was it stopped? End it, and the system releases the lock"
-                )
             lock.close()
             if self.lease(name) is not None:
                 yield None
                 return
+            if time.monotonic() > limit:
+                raise StoreError(
+                    f"{path}: another process has held this lock for {PATIENCE:.0f} s; was it "
+                    "stopped? End it, and the system releases the lock"
+                )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT)
         with lock:
@@ -329,9 +306,7 @@ class Cache:
         """
         folder = lock.path.with_suffix("")
         with lock:
-            if (only_begun and folder.is_dir()) or not lock.take(exclusive=True):
-                return 0
-            if only_begun and folder.is_dir():  # completed meanwhile
+            if not lock.take(exclusive=True) or (only_begun and folder.is_dir()):
                 return 0
             nbytes = lock.record[0]
             self._empty(lock)

@@ -1,17 +1,17 @@
 """Where the files of a pack come from, and folders on their way from there.
 
-An origin is a folder on a slower file system, or one of a bucket (`stores.Bucket`). Files are
-fetched in ranges, by threads, and compared with their digests.
+An origin is a folder on a slower file system, or one of a bucket (`bucket.Bucket`). Files are
+fetched in ranges, several at once, and compared with their digests.
 """
 
-import io
-import itertools
+import functools
 import os
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import xxhash
@@ -24,6 +24,7 @@ from sa1bpack.format.files import (
     file_digest,
     naming,
     open_file,
+    opened,
     read_checksums,
     read_metadata_file,
     write_at,
@@ -31,9 +32,9 @@ from sa1bpack.format.files import (
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.urls import Counts, local_folder
 
-# Requests at once: an object store takes tens of milliseconds to answer each, and delivers some 50
-# to 100 MB/s of it then; see docs/cloud.md.
-AT_ONCE = 48
+# Requests at once for a shard: an object store takes tens of milliseconds to answer each, and
+# delivers some 50 to 100 MB/s of it then; see docs/cloud.md.
+AT_ONCE = 32
 # Fetches of a file before it counts as damaged in the origin; requests to a store before it fails.
 TRIES = 3
 # What one request fetches of a larger file: several at once are faster than one, and with fewer
@@ -42,16 +43,11 @@ RANGE_BYTES = 4 << 20
 # What a folder takes besides the files of its arrays.
 MORE_BYTES = 1 << 16
 
-Beat = Callable[[], None]
-# Path of a file in a folder → its length, if known, and its digest, or None if that is not known.
+# Path of a file in a folder → its length and its digest, or None if that is not known.
 Files = Mapping[str, tuple[int | None, str | None]]
 
 
-class Differs(StoreError):
-    """An object came back otherwise than it should."""
-
-
-class EndsEarly(Differs):
+class EndsEarly(StoreError):
     """A file ends before the bytes that were asked for."""
 
 
@@ -92,8 +88,18 @@ class Origin:
             raise EndsEarly(str(cut_short(place, first + done, stop)))
         return data
 
+    def begin(self, path: str, first: int = 0, stop: int | None = None) -> Future:
+        """Begin `read_range`, or `read` without a `stop`; for `result`."""
+        if stop is None:
+            return _readers(os.getpid()).submit(self.read, path)
+        return _readers(os.getpid()).submit(self.read_range, path, first, stop)
+
+    def result(self, future: Future) -> Any:
+        """What was begun returns."""
+        return future.result()
+
     def folders(self, path: str) -> list[str]:
-        """Names of the folders right below a folder, sorted; empty if there is none."""
+        """Names of the folders right below "", or "FOLDER/", sorted; empty if there is none."""
         try:
             return sorted(entry.name for entry in os.scandir(self._at(path)) if entry.is_dir())
         except (FileNotFoundError, NotADirectoryError):
@@ -103,38 +109,16 @@ class Origin:
         return local_folder(self.url) / path
 
 
-def submit(call: Callable, *args) -> Future:
-    """Let a thread make a call, one of AT_ONCE; for calls that wait for an origin and nothing else.
-
-    They begin in the order in which they were submitted. The threads are daemons: what they wait
-    for when the process ends is Python, which ends them there, and object stores are asked in the
-    event loop of `stores`, whose end cancels what is on its way.
-    """
-    future: Future = Future()
-    _calls.put((future, call, args))
-    if next(_submitted) < AT_ONCE:
-        threading.Thread(target=_work, args=(_calls,), name="sa1bpack-fetch", daemon=True).start()
-    return future
+_counting = threading.Lock()
+os.register_at_fork(
+    before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release
+)
 
 
-def _work(calls: SimpleQueue) -> None:
-    while True:
-        future, call, args = calls.get()
-        try:
-            future.set_result(call(*args))
-        except BaseException as error:
-            future.set_exception(error)
-        del future, call, args  # which have hold of what they fetched
-
-
-def _begin_anew() -> None:
-    """At first, and in a fork: the threads remained in the parent, and may have held the lock."""
-    global _calls, _submitted, _counting
-    _calls, _submitted, _counting = SimpleQueue(), itertools.count(), threading.Lock()
-
-
-_begin_anew()
-os.register_at_fork(after_in_child=_begin_anew)
+@functools.cache
+def _readers(process: int) -> ThreadPoolExecutor:
+    """Threads that read files of this machine; a fork has its own."""
+    return ThreadPoolExecutor(AT_ONCE, "sa1bpack-fetch")
 
 
 def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:
@@ -150,24 +134,20 @@ def fetch_group(
     digest: str,
     arrays: Mapping[ArraySpec, int],
     folder: Path,
-    beat: Beat,
 ) -> None:
     """Fetch a shard, or a part of a feature, into a folder that is being made.
 
     path    in the origin
     digest  XXH3-128 of its checksum file
     arrays  that it has, each with its number of rows
-    beat    called whenever something has come
 
     Raises StoreError, also if the origin has something else there by now; FormatError naming what
     is damaged in the origin; OSError if the disk fails.
     """
     try:
-        fetch_files(origin, path, folder, {CHECKSUMS_NAME: (None, digest)}, beat)
+        fetch_files(origin, path, folder, {CHECKSUMS_NAME: (None, digest)})
         listed = read_checksums(folder / CHECKSUMS_NAME)
-        files: dict[str, tuple[int | None, str | None]] = {
-            name: (None, each) for name, each in listed.items()
-        }
+        files = {name: (None, each) for name, each in listed.items()}
         for spec, rows in arrays.items():
             name = f"{spec.name}/{METADATA_NAME}"
             metadata = canonical_json(array_metadata(spec, rows))
@@ -179,7 +159,7 @@ def fetch_group(
                 raise FormatError(f"{origin.url}/{path}/{CHECKSUMS_NAME}: lacks {spec.chunk_path}")
             if rows:
                 files[spec.chunk_path] = chunk_file(spec, rows).file_bytes, listed[spec.chunk_path]
-        fetch_files(origin, path, folder, files, beat)
+        fetch_files(origin, path, folder, files)
     except (FormatError, EndsEarly):
         if is_replaced(origin, f"{path}/{CHECKSUMS_NAME}", digest):
             raise changed(origin, path) from None
@@ -215,14 +195,8 @@ def changed(origin: Origin, path: str) -> StoreError:
     )
 
 
-def fetch_files(
-    origin: Origin,
-    path: str,
-    folder: Path,
-    files: Files,
-    beat: Beat = lambda: None,
-) -> None:
-    """Fetch files into a folder that is being made, all at once.
+def fetch_files(origin: Origin, path: str, folder: Path, files: Files) -> None:
+    """Fetch files into a folder that is being made, AT_ONCE of them, or of their ranges, at once.
 
     path  of the folder in the origin
 
@@ -230,26 +204,39 @@ def fetch_files(
     OSError.
     """
     for _ in range(TRIES):
-        given_up = threading.Event()  # from then on, no request is begun
-        wrong: dict[str, tuple[int | None, str | None]] = {}
+        for name in files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).unlink(missing_ok=True)
+        steps = ((name, *step) for name, (nbytes, _) in files.items() for step in _steps(nbytes))
+        pending: deque[tuple[Path, int, Future]] = deque()
         try:
-            fetches = [
-                _fetch(origin, f"{path}/{name}" if path else name, folder / name, nbytes, given_up)
-                for name, (nbytes, _) in files.items()
-            ]
-            for (name, expected), parts in zip(files.items(), fetches, strict=True):
-                for part in parts:
-                    part.result()
-                    beat()
-                if expected[1] is not None and file_digest(folder / name) != expected[1]:
-                    wrong[name] = expected
-        except FileNotFoundError as error:
-            raise FormatError(f"{error.filename}: missing; upload the pack again") from None
+            while True:
+                for name, first, stop in islice(steps, AT_ONCE - len(pending)):
+                    begun = origin.begin(f"{path}/{name}" if path else name, first, stop)
+                    pending.append((folder / name, first, begun))
+                if not pending:
+                    break
+                target, first, future = pending.popleft()
+                try:
+                    data = origin.result(future)
+                except FileNotFoundError as error:
+                    raise FormatError(f"{error.filename}: missing; upload the pack again") from None
+                except OSError as error:  # which is not one of the disk of the cache
+                    raise StoreError(f"{origin.url}: {error}") from error
+                origin.count(Counts(requests=1, nbytes=len(data)))
+                with opened(target, os.O_WRONLY | os.O_CREAT) as file:
+                    write_at(file, data, first, target)
         finally:
-            given_up.set()
-        if not wrong:
+            for _, _, future in pending:
+                future.cancel()
+        wrong = {
+            name
+            for name, each in files.items()
+            if each[1] is not None and file_digest(folder / name) != each[1]
+        }
+        files = {name: files[name] for name in wrong}
+        if not files:
             return
-        files = wrong
     raise FormatError(
         f"{origin.url}/{path}: {', '.join(files)} came {TRIES} times with other bytes than its "
         "checksum file says; run `sa1bpack verify` on the pack where it was made, and upload it "
@@ -257,36 +244,11 @@ def fetch_files(
     )
 
 
-def _fetch(
-    origin: Origin, path: str, target: Path, nbytes: int | None, given_up: threading.Event
-) -> list[Future]:
-    """Begin the requests for a file, each of which writes its bytes where they belong."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    file = _NewFile(target, "w")  # not by name: when this was given up, another may have it
-
-    def get(first: int, stop: int | None) -> None:
-        if given_up.is_set():
-            return
-        try:
-            data = origin.read(path) if stop is None else origin.read_range(path, first, stop)
-        except FileNotFoundError:
-            raise
-        except OSError as error:  # which is not one of the disk of the cache
-            raise StoreError(f"{origin.url}: {error}") from error
-        origin.count(Counts(requests=1, nbytes=len(data)))
-        write_at(file.fileno(), data, first, target)
-
+def _steps(nbytes: int | None) -> list[tuple[int, int | None]]:
+    """First and last byte of each request for a file; None: all of it."""
     if not nbytes:
-        return [submit(get, 0, None)]
-    starts = range(0, nbytes, RANGE_BYTES)
-    return [submit(get, first, min(first + RANGE_BYTES, nbytes)) for first in starts]
-
-
-class _NewFile(io.FileIO):
-    """A new file, closed without a warning when nobody has hold of it."""
-
-    def __del__(self):
-        self.close()
+        return [(0, None)]
+    return [(first, min(first + RANGE_BYTES, nbytes)) for first in range(0, nbytes, RANGE_BYTES)]
 
 
 # Arrays that are a hundred times as large as all others; of a feature, its only one.

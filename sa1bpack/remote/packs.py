@@ -7,16 +7,15 @@ that a pack that has changed is another folder; shards that are the same, by the
 shared. What is in the folder of a shard is an ordinary shard.
 """
 
+import functools
 import glob
 import os
 import re
 import tempfile
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,6 +48,7 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import PackFiles, Progress, Report, Stream
 from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
 from sa1bpack.format.verify import check_files
+from sa1bpack.remote.bucket import Bucket, Pieces, StoreFile
 from sa1bpack.remote.cache import Cache, Lock
 from sa1bpack.remote.origin import (
     TRIES,
@@ -63,10 +63,9 @@ from sa1bpack.remote.origin import (
     is_replaced,
     is_sound,
     no_pack,
-    submit,
 )
-from sa1bpack.remote.remote_file import RemoteFile, opened_store
-from sa1bpack.remote.stores import Bucket
+from sa1bpack.remote.stores import store_of
+from sa1bpack.remote.web import WebFile
 from sa1bpack.urls import (
     STORE_SCHEMES,
     Address,
@@ -80,7 +79,10 @@ from sa1bpack.urls import (
 # A link to a part that has not been brought leads nowhere.
 _ABSENT = ".absent"
 
-_origins: dict[tuple[str, int | None], Origin] = {}
+
+@functools.cache
+def _origin(url: str, process: int | None) -> Origin:
+    return Origin(url) if process is None else Bucket(url)
 
 
 def open_origin(url: str) -> Origin:
@@ -88,22 +90,15 @@ def open_origin(url: str) -> Origin:
 
     Raises OptionError without credentials, MissingPackage without the library.
     """
-    local = local_folder(url) is not None
-    key = url, None if local else os.getpid()
-    if key not in _origins:
-        _origins.setdefault(key, Origin(url) if local else Bucket(url))
-    return _origins[key]
+    return _origin(url, os.getpid() if local_folder(url) is None else None)
 
 
 class _Brought:
-    """A folder of a cache with links to what was brought there from an origin.
-
-    url   of the origin
-    root  the folder
-    """
+    """A folder of a cache with links to what was brought there from an origin, see ShardSource."""
 
     def __init__(self, origin: Origin, cache: Cache, name: str, lease: Lock):
         self.url, self.root = origin.url, cache.root / name
+        self.limit, self.forks = cache.limit, origin.forks
         self._origin, self._cache, self._name, self._lease = origin, cache, name, lease
 
     def counts(self) -> Counts:
@@ -116,8 +111,8 @@ class _Brought:
         if (lease := self._cache.lease(name)) is not None:
             self._origin.count(Counts(hits=1))
         else:
-            fetch = partial(fetch_group, self._origin, path, digest, arrays)
-            sound = partial(is_sound, digest=digest)
+            fetch = functools.partial(fetch_group, self._origin, path, digest, arrays)
+            sound = functools.partial(is_sound, digest=digest)
             lease = self._cache.hold(name, folder_bytes(arrays), fetch, sound)
             self._origin.count(Counts(misses=1))
         _link(self.root / link, self._cache.root / name)
@@ -126,16 +121,6 @@ class _Brought:
 
 class RemotePack(_Brought):
     """A pack, see `urls.ShardSource`. It pickles to its place in the cache."""
-
-    @property
-    def limit(self) -> int:
-        """See ShardSource."""
-        return self._cache.limit
-
-    @property
-    def forks(self) -> bool:
-        """See ShardSource."""
-        return self._origin.forks
 
     def bring(self, entry: ShardEntry, digest: str, layout: Layout) -> Lock:
         """See ShardSource."""
@@ -243,10 +228,10 @@ def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
             "or was uploaded in part; upload both again"
         )
 
-    def fetch(target: Path, beat) -> None:
+    def fetch(target: Path) -> None:
         for name, data in heads.items():
             (target / name).write_bytes(data)
-        fetch_files(origin, "", target, _index_files(manifest, listed), beat)
+        fetch_files(origin, "", target, _index_files(manifest, listed))
 
     name = _name("packs/", url, b"".join(heads.values()))
     nbytes = folder_bytes(index_arrays(manifest)) + sum(map(len, heads.values()))
@@ -284,10 +269,10 @@ def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
     except FileNotFoundError:
         return None
     path = prefix.rstrip("/")
-    parts = [name for name in origin.folders(path) if not name.startswith(".")]
+    parts = [name for name in origin.folders(prefix) if not name.startswith(".")]
     name = _name("packs/side-", f"{origin.url}/{path}".rstrip("/"), repr((heads, parts)).encode())
 
-    def fetch(target: Path, beat) -> None:
+    def fetch(target: Path) -> None:
         for each, data in heads.items():
             (target / each).write_bytes(data)
         for part in parts:
@@ -299,10 +284,6 @@ def _open_side(origin: Origin, cache: Cache, prefix: str) -> RemoteSide | None:
 
 
 # ------------------------------------------------------------------------------- a pack is checked
-
-# A stream asks for so many ranges of so many bytes in advance; a shard has three streams.
-RANGE_BYTES = 8 << 20
-AHEAD = 8
 
 # Files that are fetched whole, besides chunk files of small arrays.
 _WHOLE = (MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME)
@@ -372,30 +353,29 @@ class _Mirror(PackFiles):
             if self._shard_of(path) == shard and not keep and path.split("/")[2] not in _KEPT:
                 _make_hole(self.root / path, size)
 
-    def _ranges(self, path: Path, first: int = 0) -> "_RangeStream | None":
+    def _pieces(self, path: Path, first: int = 0) -> Pieces | None:
         """A file from byte `first` on, if it is read from the origin."""
         key = str(path.relative_to(self.root))
-        stop = path.stat().st_size
-        return _RangeStream(self._origin, key, first, stop) if is_large(key) else None
+        return self._origin.ranges(key, first, path.stat().st_size) if is_large(key) else None
 
     def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
         """See PackFiles."""
-        return self._ranges(path) or super().stream(path, nbytes, helper)
+        pieces = self._pieces(path)
+        return super().stream(path, nbytes, helper) if pieces is None else _ObjectStream(pieces)
 
     def digest(self, path: Path) -> str:
         """See PackFiles."""
-        if (stream := self._ranges(path)) is None:
+        if (pieces := self._pieces(path)) is None:
             return super().digest(path)
         found = xxhash.xxh3_128()
-        while (data := stream.read(RANGE_BYTES)).size:
-            found.update(data)
+        for piece in pieces:
+            found.update(piece)
         return found.hexdigest()
 
     def rest(self, path: Path, first: int) -> bytes:
         """See PackFiles."""
-        if (stream := self._ranges(path, first)) is None:
-            return super().rest(path, first)
-        return stream.read(path.stat().st_size - first).tobytes()
+        pieces = self._pieces(path, first)
+        return super().rest(path, first) if pieces is None else b"".join(pieces)
 
     def _shard_of(self, path: str) -> str | None:
         parts = path.split("/")
@@ -419,53 +399,30 @@ def _make_hole(path: Path, nbytes: int) -> None:
         file.truncate(nbytes)
 
 
-class _RangeStream:
-    """Bytes of one file, from `first` to `stop`, fetched in ranges ahead of their use.
+class _ObjectStream:
+    """Bytes of one file on its way, see Stream. Raises StoreError."""
 
-    Raises StoreError.
-    """
-
-    def __init__(self, origin: Bucket, key: str, first: int, stop: int):
-        self._origin, self._key, self._stop = origin, key, stop
-        self._next = first  # the first byte that has not been asked for
-        self._pending: deque[Future] = deque()
+    def __init__(self, pieces: Pieces):
+        self._pieces, self.close = pieces, pieces.close
         self._data = np.empty(0, np.uint8)
 
     def read(self, nbytes: int) -> np.ndarray:
         """See Stream."""
-        while self._data.size < nbytes and self._advance():
-            pass
-        found, self._data = self._data[:nbytes], self._data[nbytes:]
+        parts, size = [self._data], self._data.size
+        while size < nbytes and (piece := next(self._pieces, None)) is not None:
+            parts.append(np.frombuffer(piece, np.uint8))
+            size += parts[-1].size
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        found, self._data = whole[:nbytes], whole[nbytes:]
         return found
-
-    def _advance(self) -> bool:
-        """Add the next range; False at the end."""
-        while self._next < self._stop and len(self._pending) < AHEAD:
-            stop = min(self._next + RANGE_BYTES, self._stop)
-            self._pending.append(submit(self._origin.read_range, self._key, self._next, stop))
-            self._next = stop
-        if not self._pending:
-            return False
-        try:
-            found = self._pending.popleft().result()
-        except FileNotFoundError as error:
-            raise StoreError(
-                f"{error.filename} is gone: the pack was changed while it was checked; repeat the "
-                "command"
-            ) from None
-        self._data = np.concatenate([self._data, np.frombuffer(found, np.uint8)])
-        return True
-
-    def close(self) -> None:
-        """Forget what was asked for."""
-        self._pending.clear()
 
 
 # --------------------------------------------------------------------------------- other functions
 
 
-# A file that is read once.
-open_stream = RemoteFile
+def open_stream(address: Address, **options: Any) -> WebFile | StoreFile:
+    """See `scheme_of`. The options are those of WebFile."""
+    return (StoreFile if address.scheme in STORE_SCHEMES else WebFile)(address, **options)
 
 
 def upload_state(url: str, staging: Path, options: Any) -> Any:
@@ -482,15 +439,16 @@ def find_files(address: Address) -> list[Address]:
     """
     if address.scheme not in STORE_SCHEMES:
         return [address]
-    opened_store(address)
+    store = store_of(address)
     if address.listed or not glob.has_magic(address.key):
         return [address]
     root = f"{address.scheme}://{address.bucket}"
     folder = re.split(r"[*?[]", address.key)[0].rpartition("/")[0]
     try:
-        keys = [key for key in Bucket(root).files(folder) if fnmatchcase(key, address.key)]
+        found = Bucket(root, store).files(folder)
     except (FileNotFoundError, StoreError) as error:
         raise SourceError(f"{address}: cannot be listed: {error}") from None
+    keys = [key for key in found if fnmatchcase(key, address.key)]
     if not keys:
         raise SourceError(f"{address}: nothing matches this pattern; check the bucket and the path")
     return [parse_address("source", f"{root}/{key}") for key in keys]

@@ -45,8 +45,8 @@ from sa1bpack.interrupts import result_of
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.records import PublishedShard
+from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import LARGE, fetch_files, is_large
-from sa1bpack.remote.stores import Bucket
 from sa1bpack.urls import folder_url
 
 # Shards that wait for their upload, or are being uploaded; packing waits when there are more.
@@ -89,7 +89,6 @@ class UploadedState(PackState):
         try:
             self.write_first_manifest()
             self._marks.mkdir(exist_ok=True)
-            bucket.abort_uploads()
             self._manifest_there = _restore(root, bucket, fresh=not (self.shards or self.sources))
             self.shards.clear()
             self._load()
@@ -140,12 +139,11 @@ class UploadedState(PackState):
             self._bucket.delete(self._bucket.files(f"{index}/"))
 
     def close(self) -> None:
-        """End uploads, abort what they left, and unlock the folder."""
+        """End uploads, and unlock the folder."""
         try:
             if any(not each.done() for each in self._uploads):
                 self._bucket.cancel()
             self._pool.shutdown(cancel_futures=True)
-            self._bucket.abort_uploads()
         finally:
             super().close()
 

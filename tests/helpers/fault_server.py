@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from sa1bpack.remote import remote_file
+from sa1bpack.remote import attempts
 
 Answer = Callable[["_Handler", bytes], None]
 
@@ -197,6 +197,6 @@ def web(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     for name, value in (("FIRST_WAIT", 0.001), ("LONGEST_WAIT", 0.002), ("LONGEST_ASKED", 0.002)):
-        monkeypatch.setattr(remote_file, name, value)
+        monkeypatch.setattr(attempts, name, value)
     with fault_server() as server:
         yield server

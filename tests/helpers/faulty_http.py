@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from s3_server import use_s3
 
-from sa1bpack.remote import stores
+from sa1bpack.remote import attempts, stores
 
 SLOW_DOWN = (
     503,
@@ -129,7 +129,7 @@ def proxy(proxy_process, monkeypatch) -> FaultyProxy:
     """The proxy as what the environment names, without faults; nothing is waited for for long."""
     use_s3(proxy_process.url, monkeypatch)
     monkeypatch.setattr(stores, "READ_SECONDS", 1)
-    monkeypatch.setattr(stores, "PAUSE", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.01)
     proxy_process.rule = lambda method, path, number: None
     proxy_process.stall_seconds = 1.5
     proxy_process.requests.clear()

@@ -4,6 +4,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import botocore.session
 import pytest
 
 
@@ -26,6 +27,11 @@ class S3Server:
         request = urllib.request.Request(f"{self.url}/{path}", data, headers, method="PUT")
         with urllib.request.urlopen(request, timeout=10):
             pass
+
+
+def s3_client():
+    """botocore's client, for the server that the environment names."""
+    return botocore.session.Session().create_client("s3", region_name="us-east-1")
 
 
 @contextmanager

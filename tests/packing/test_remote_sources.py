@@ -17,7 +17,7 @@ from small_tars import SMALL, contents
 import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
-from sa1bpack.remote import remote_file
+from sa1bpack.remote import bucket as buckets
 
 TARS = ("sa_000010.tar", "sa_000011.tar")
 SECRETS = ("SECRET", "oh=", "cdn/m1", "test-secret-key")
@@ -281,7 +281,7 @@ def test_an_object_store_with_faults_makes_the_same_pack(
     key |= dict.fromkeys(("private_key", "private_key_id", "client_email"), "")
     (tmp_path / "key.json").write_text(json.dumps(key))
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "key.json"))
-    monkeypatch.setattr(remote_file, "CHUNK_BYTES", 1 << 10)  # else these tars are one chunk
+    monkeypatch.setattr(buckets, "RANGE_BYTES", 1 << 14)  # else these tars are one range
     rng = random.Random(0)
     for tar in long_tars:
         path, data = f"/faulty/{tar.name}", tar.read_bytes()

@@ -124,13 +124,6 @@ def test_a_full_disk_makes_room_or_is_an_error_that_says_so(pack, tmp_path, monk
     assert same_samples(ds[4], own[4])
 
 
-def test_caches_of_another_release_are_refused(layout_packs, tmp_path):
-    shutil.os.makedirs(tmp_path / "cache")
-    (tmp_path / "cache/cache.json").write_text('{"version": 9, "limit": 5}')
-    with pytest.raises(OptionError, match="version 9"):
-        open_cached(layout_packs(), tmp_path / "cache")
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "shards/sa_000000-000/bbox/c.0.0"])
 @pytest.mark.parametrize("kind", ["a pipe", "a file of 3 GB"])
 def test_what_is_no_file_or_far_too_large_is_an_error_at_once(pack, tmp_path, name, kind):

@@ -96,7 +96,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_that_opens_the_ca
     assert used == Cache(tmp_path / "other").used and len(head) == 6
 
 
-@pytest.mark.parametrize("kept", ["cache.json", "sa_000000"], ids=["the limit", "a link"])
+@pytest.mark.parametrize("kept", ["limit", "sa_000000"], ids=["the limit", "a link"])
 def test_nothing_is_left_of_a_process_that_is_killed_before_a_file_has_its_name(
     pack, tmp_path, driven, monkeypatch, kept
 ):

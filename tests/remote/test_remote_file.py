@@ -11,8 +11,9 @@ from fault_server import changed, cut, dropped, fault_server, stalled, status
 from s3_server import use_s3
 
 from sa1bpack.errors import SourceError
-from sa1bpack.remote import remote_file
-from sa1bpack.remote.remote_file import RemoteFile
+from sa1bpack.remote import attempts
+from sa1bpack.remote import web as web_files
+from sa1bpack.remote.packs import open_stream
 from sa1bpack.urls import parse_address
 
 DATA = random.Random(0).randbytes(3_000_000)
@@ -31,7 +32,7 @@ def served(web):
 def read_all(address, **options) -> bytes:
     """All bytes of a file, read in pieces, as a tar is."""
     digest = xxhash.xxh3_128()
-    file = RemoteFile(address, digest.hexdigest, **options)
+    file = open_stream(address, digest=digest.hexdigest, **options)
     found = b""
     try:
         while data := file.read(PIECE):
@@ -62,13 +63,13 @@ def test_a_status_that_may_pass_is_asked_again(served, code):
 
 
 def test_a_server_that_asks_to_wait_is_obeyed_up_to_a_limit():
-    assert remote_file.seconds_to_wait(1, 7) == 7
-    assert remote_file.seconds_to_wait(1, 1e6) == remote_file.LONGEST_ASKED
+    for asked, waited in ((7, 7), (1e6, attempts.LONGEST_ASKED)):
+        assert attempts.Attempts("", 2).failed(SourceError, "busy", asked=asked) == waited
 
 
 def test_time_outs_are_continued(served, monkeypatch):
     server, address = served
-    monkeypatch.setattr(remote_file, "TIMEOUT", 0.2)
+    monkeypatch.setattr(web_files, "TIMEOUT", 0.2)
     server.faults["/t/sa_0.tar"] = [stalled(100_000), stalled(0)]
     assert read_all(address) == DATA
     assert server.requests_of("/t/sa_0.tar")[0] == ""
@@ -86,13 +87,13 @@ def test_a_file_that_makes_no_progress_is_given_up_with_the_place_and_the_last_f
         for number in (4, 9, 14, 19)
     ]
     assert not any("?" in line for line in lines)
-    assert len(server.requests) == remote_file.ATTEMPTS
+    assert len(server.requests) == attempts.ATTEMPTS
     assert "SECRET" not in str(e.value) and "?" not in str(e.value)
 
 
 def test_faults_are_counted_anew_after_progress(served, monkeypatch):
     server, address = served
-    monkeypatch.setattr(remote_file, "PROGRESS_BYTES", PIECE)
+    monkeypatch.setattr(attempts, "PROGRESS_BYTES", PIECE)
     server.faults["/t/sa_0.tar"] = [cut(100_000)] * 25
     assert read_all(address, attempts=2) == DATA
 
@@ -105,7 +106,7 @@ def test_a_server_without_ranges_sends_it_again_and_what_was_read_is_compared(se
     server.etags = False
     server.faults["/t/sa_0.tar"] = [cut(2_000_000)]
     server.requests.clear()
-    file = RemoteFile(address, lambda: "the digest of other bytes")
+    file = open_stream(address, digest=lambda: "the digest of other bytes")
     with pytest.raises(SourceError, match="has changed since"):
         while file.read(PIECE):
             pass
@@ -209,7 +210,7 @@ def assert_cancelled(server, address, fault) -> None:
     """A thread that waits for an answer with this fault ends when its file is cancelled."""
     path = next(path for path in server.files if path.endswith("/sa_0.tar"))
     server.faults[path] = [fault]
-    file, ended = RemoteFile(address), []
+    file, ended = open_stream(address), []
 
     def read():
         with pytest.raises(SourceError, match="was interrupted"):
@@ -307,11 +308,11 @@ def malformed(line: str, headers: dict[str, str]):
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_a_malformed_answer_is_an_error_or_another_attempt(served, what, monkeypatch):
-    monkeypatch.setattr(remote_file, "LONGEST_ASKED", 0.01)
+    monkeypatch.setattr(attempts, "LONGEST_ASKED", 0.01)
     server, address = served
     line, headers, error = MALFORMED[what]
     server.faults["/t/sa_0.tar"] = [malformed(line, headers)]
-    file = RemoteFile(address)
+    file = open_stream(address)
     if error is None:
         assert file.read(10) == server.files["/t/sa_0.tar"][:10]
         assert len(server.requests) == 2
@@ -327,7 +328,7 @@ def test_no_text_of_a_server_is_shown(served, line):
     server, address = served
     headers = {"Location": "ftp://host/SECRET", "Content-Length": "0"}
     server.faults["/t/sa_0.tar"] = [malformed(line, headers)]
-    file = RemoteFile(parse_address("source", f"{address.url}?sig=SECRET"))
+    file = open_stream(parse_address("source", f"{address.url}?sig=SECRET"))
     with pytest.raises(SourceError, match="the server") as caught:
         file.read(10)
     assert "SECRET" not in str(caught.value)
@@ -337,5 +338,5 @@ def test_no_text_of_a_server_is_shown(served, line):
 def test_no_text_of_a_proxy_is_shown():
     """It was sent the credentials of the proxy, and may echo them; http.client passes it on."""
     refused = OSError("Tunnel connection failed: 407 U0VDUkVU")
-    assert remote_file.failure_text(refused) == "the proxy answered 407"
-    assert remote_file.failure_text(OSError("U0VDUkVU")) == "OSError"
+    assert web_files.failure_text(refused) == "the proxy answered 407"
+    assert web_files.failure_text(OSError("U0VDUkVU")) == "OSError"

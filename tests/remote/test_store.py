@@ -11,7 +11,8 @@ from sa1bpack.errors import NotAPack, OptionError, StoreError
 pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
 
-from sa1bpack.remote import stores
+from sa1bpack.remote.bucket import Bucket
+from sa1bpack.remote.origin import EndsEarly
 
 SIDE = "score"
 
@@ -108,8 +109,8 @@ def test_neither_folders_nor_files_of_a_cache_have_credentials(proxy, tmp_path):
 def test_a_file_that_ends_early_is_told_apart(proxy, packs, first):
     """Before or within what is asked for: it may have been replaced by a shorter one."""
     end = (packs["pack"] / "manifest.json").stat().st_size
-    folder = stores.Bucket("s3://packs/pack")
-    with pytest.raises(stores.EndsEarly, match=r"s3://packs/pack/manifest\.json: 3 requests"):
+    folder = Bucket("s3://packs/pack")
+    with pytest.raises(EndsEarly, match=r"s3://packs/pack/manifest\.json: "):
         folder.read_range("manifest.json", end + first, end + 10)
 
 

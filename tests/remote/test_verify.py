@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from edited_packs import flip
+from s3_server import s3_client
 
 import sa1bpack
 from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
@@ -13,7 +14,7 @@ from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
 pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
 
-from sa1bpack.remote import packs, stores
+from sa1bpack.remote import bucket
 
 SHARD, OTHER = "shards/sa_000000-000", "shards/sa_000000-001"
 LAYOUT = ("native", "rgb", "bits+runs")
@@ -28,7 +29,7 @@ def there() -> dict[str, bytes]:
 @pytest.fixture
 def uploaded(proxy, there):
     """uploaded(folder) → the URL of its copy in the bucket, of which only what differs is made."""
-    client = stores.s3_client()
+    client = s3_client()
 
     def upload(root: Path) -> str:
         files = {
@@ -143,9 +144,9 @@ def test_the_command_names_the_url_and_what_to_do(layout_packs, uploaded, proxy,
 
 def test_an_object_with_a_path_that_leads_out_is_refused(layout_packs, uploaded, monkeypatch):
     url = uploaded(layout_packs(*LAYOUT))
-    real = stores.Bucket.files
+    real = bucket.Bucket.files
     monkeypatch.setattr(
-        stores.Bucket, "files", lambda self: real(self) | {"shards/../../x/zarr.json": 5}
+        bucket.Bucket, "files", lambda self: real(self) | {"shards/../../x/zarr.json": 5}
     )
     with pytest.raises(FormatError, match="cannot be the name of a file"):
         sa1bpack.verify(url)
@@ -154,7 +155,7 @@ def test_an_object_with_a_path_that_leads_out_is_refused(layout_packs, uploaded,
 def test_a_sound_pack_with_features_is_read_once_and_not_kept(
     with_features, uploaded, proxy, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(packs, "RANGE_BYTES", 1 << 16)
+    monkeypatch.setattr(bucket, "RANGE_BYTES", 1 << 16)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     url, own = uploaded(with_features.root), sa1bpack.verify(with_features.root)
     report = sa1bpack.verify(url)

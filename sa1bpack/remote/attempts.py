@@ -1,0 +1,61 @@
+"""How often a request that failed is repeated, and after how long."""
+
+import random
+from collections.abc import Callable
+
+from sa1bpack.wording import counted
+
+# Attempts in a row at a tar, with less than PROGRESS_BYTES in between, after which it is given up;
+# the waits add up to 5 to 8 minutes, so that a short outage does not waste what was read.
+ATTEMPTS = 20
+PROGRESS_BYTES = 1 << 20
+# Seconds of the first wait, which doubles, up to the longest; a random half of it is taken off, so
+# that many readers do not return at the same moment.
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 30.0
+LONGEST_ASKED = 120.0  # that a server may ask for
+MAY_PASS = frozenset({408, 425, 429})  # statuses of HTTP besides those of 500 and more
+_JITTER = random.Random()  # the program's own generator stays as it is
+
+OnWait = Callable[[str], object] | None
+
+
+class Attempts:
+    """The attempts at one file, of which those that failed are counted."""
+
+    def __init__(self, address: object, most: int, on_wait: OnWait = None):
+        """
+        address  of the file, for messages
+        most     attempts in a row, without progress
+        on_wait  called with a line for the user when attempts fail for longer than a moment
+        """
+        self._address, self._most, self._on_wait = address, most, on_wait
+        self._failures = self._failed_at = 0
+
+    def failed(
+        self, kind: type[Exception], why: str, position: int = 0, asked: float | None = None
+    ) -> float:
+        """Count a failure; returns the seconds to wait.
+
+        kind      of the error that is raised after the last one
+        position  bytes that were read before it
+        asked     seconds that the server asks to wait, if it does
+        """
+        if position >= self._failed_at + PROGRESS_BYTES:
+            self._failures = 0
+        self._failed_at = position
+        self._failures += 1
+        if self._failures >= self._most:
+            raise kind(
+                f"{self._address}: given up at byte {position} after "
+                f"{counted(self._failures, 'attempt')} without progress, the last one: {why}; "
+                "check the network, and try again"
+            )
+        if self._on_wait is not None and self._failures % 5 == 3:
+            self._on_wait(
+                f"{self._address}: {why}; asking again from byte {position} "
+                f"(attempt {self._failures + 1} of {self._most})"
+            )
+        longest = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (self._failures - 1))
+        wait = _JITTER.uniform(longest / 2, longest)
+        return wait if asked is None else min(max(wait, asked), LONGEST_ASKED)

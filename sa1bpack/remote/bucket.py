@@ -1,0 +1,385 @@
+"""Folders of buckets: requests to an object store, repeated where that may help.
+
+obstore is waited for in one event loop, by its asynchronous calls alone. The blocking ones do not
+notice signals, and cannot be ended from another thread.
+"""
+
+import asyncio
+import atexit
+import functools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from sa1bpack.errors import FormatError, SourceError, StoreError
+from sa1bpack.format.files import MAX_METADATA_BYTES
+from sa1bpack.interrupts import result_of
+from sa1bpack.remote.attempts import ATTEMPTS, Attempts, OnWait
+from sa1bpack.remote.origin import RANGE_BYTES, TRIES, EndsEarly, Origin
+from sa1bpack.remote.stores import (
+    error_text,
+    final_error,
+    open_store,
+    package,
+    store_of,
+)
+from sa1bpack.urls import Address, shown
+
+# How long the end of the process waits at most for threads of the library: they need milliseconds,
+# but for one that asks for credentials.
+END_SECONDS = 30.0
+
+# Objects that are written at once, most of them small.
+AT_ONCE = 8
+
+# Parts of an upload, of which a store takes at most 10,000. One connection to an object store gets
+# 50 to 100 MB/s, so that large objects are written, and read, by several.
+PART_BYTES = 16 << 20
+PARTS_AT_ONCE = 8
+RANGES_AT_ONCE = 8
+
+Pieces = Generator[Any, None, None]  # bytes of a file, in objects with a buffer
+
+
+class EventLoop(asyncio.SelectorEventLoop):
+    """An event loop that knows which of its futures are held, by the library too.
+
+    A thread of the library hands over the outcome of a future, also of one that was cancelled
+    before. If it does so when the interpreter ends, or has ended, it takes the process down with it
+    (SIGABRT, SIGSEGV). So the process ends when the library has let go of all of them.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.held: weakref.WeakSet[asyncio.Future] = weakref.WeakSet()
+        self.ended = False
+
+    def create_future(self) -> asyncio.Future:
+        """See asyncio. The library asks for one with each request."""
+        future = super().create_future()
+        self.held.add(future)
+        return future
+
+    async def settle(self) -> None:
+        """Cancel all tasks, and wait until the library is done with what they waited for."""
+        self.ended, limit = True, time.monotonic() + END_SECONDS
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        del tasks
+        while self.held and time.monotonic() < limit:
+            package("obstore.store").MemoryStore()  # on entry, the library lets go of what it may
+            time.sleep(0.002)  # asyncio's own sleep is a future, too
+            await asyncio.sleep(0)
+
+
+@functools.cache
+def _loop(process: int) -> EventLoop:
+    """The event loop of this process, in a thread of its own; a fork has another."""
+    loop = EventLoop()
+
+    def end() -> None:
+        if process == os.getpid():  # before the interpreter ends, nothing is on its way any more
+            asyncio.run_coroutine_threadsafe(loop.settle(), loop).result()
+
+    threading.Thread(target=loop.run_forever, name="sa1bpack-cloud", daemon=True).start()
+    atexit.register(end)
+    return loop
+
+
+def begun(work: Coroutine) -> Future:
+    """Run a coroutine in the event loop; the future's `result` waits, and `cancel` ends it.
+
+    Raises StoreError when the process ends.
+    """
+    loop = _loop(os.getpid())
+    if loop.ended:
+        work.close()
+        raise StoreError("the process is ending")
+    return asyncio.run_coroutine_threadsafe(work, loop)
+
+
+class Bucket(Origin):
+    """A folder of a bucket, or a bucket.
+
+    url      of the folder, without credentials
+    prefix   of the keys of its objects
+    """
+
+    forks = False
+
+    def __init__(self, url: str, store: Any = None, attempts: int = TRIES, on_wait: OnWait = None):
+        """
+        store              of the bucket; None: a new one
+        attempts, on_wait  as for Attempts, at each request
+
+        Raises as `open_store` does.
+        """
+        super().__init__(url)
+        scheme, _, rest = url.partition("://")
+        name, _, key = rest.partition("/")
+        self.prefix = f"{key}/" if key else ""
+        self._library = package("obstore")
+        self._store = open_store(scheme, name) if store is None else store
+        self._attempts, self._on_wait = attempts, on_wait
+        self._pid, self._cancelled = os.getpid(), False
+        self._pending: set[Future] = set()
+
+    # ---------------------------------------------------------------------------------- requests
+
+    def _ask(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
+        """What a request for a path in the folder returns; raises as `_tried`."""
+        return self.result(self._begin(path, request))
+
+    def _begin(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Future:
+        """Begin a request in the event loop. Raises StoreError in a fork."""
+        if os.getpid() != self._pid:
+            raise StoreError(
+                f"{self.url}: the connections to an object store do not survive a fork: let worker "
+                "processes be spawned (multiprocessing_context='spawn')"
+            )
+        future = begun(self._tried(path, request))
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        if self._cancelled:
+            future.cancel()
+        return future
+
+    def result(self, future: Future) -> Any:
+        """See Origin. Raises StoreError if it is cancelled."""
+        try:
+            return result_of(future, float("inf"))
+        except CancelledError:
+            raise StoreError(f"{self.url}: a request was interrupted") from None
+        finally:
+            future.cancel()  # after an interrupt
+
+    def cancel(self) -> None:
+        """End the requests in progress, and let every later one fail. For any thread."""
+        self._cancelled = True
+        for future in list(self._pending):
+            future.cancel()
+
+    async def _tried(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
+        """What a request for a path in the folder returns; it is repeated where that may help.
+
+        request  called with the key
+
+        Raises FileNotFoundError for what is not there, EndsEarly, StoreError.
+        """
+        address = shown(f"{self.url}/{path}")
+        attempts = Attempts(address, self._attempts, self._on_wait)
+        while True:
+            try:
+                return await request(self.prefix + path)
+            except EndsEarly as error:
+                why, kind = str(error), EndsEarly
+            except (self._library.exceptions.BaseError, FileNotFoundError, ValueError) as error:
+                if (found := final_error(error, address)) is not None:
+                    raise found from None
+                why, kind = error_text(error), StoreError
+            await asyncio.sleep(attempts.failed(kind, why))
+
+    # ----------------------------------------------------------------------------------- reading
+
+    def begin(
+        self, path: str, first: int = 0, stop: int | None = None, version: str | None = None
+    ) -> Future:
+        """See Origin. version: that the file must have; None: any."""
+
+        async def get(key: str) -> Any:
+            data, *_ = await self._get(key, first, stop, version)
+            if stop is not None and len(data) != stop - first:
+                end = first + len(data)
+                raise EndsEarly(f"it ends at byte {end}, but bytes up to {stop} are needed")
+            return data
+
+        return self._begin(path, get)
+
+    async def _get(
+        self, key: str, first: int, stop: int | None, version: str | None = None
+    ) -> tuple[Any, int, str | None]:
+        """Bytes of an object, its size and its version (ETag)."""
+        options: dict[str, Any] = {} if version is None else {"if_match": version}
+        if stop is not None:
+            options["range"] = (first, stop)
+        answer = await self._library.get_async(self._store, key, options=options)
+        found = answer.meta
+        if stop is None and found["size"] > MAX_METADATA_BYTES:
+            raise FormatError(
+                f"{self.url}/{key.removeprefix(self.prefix)}: {found['size']} bytes, but a file of "
+                f"its kind has at most {MAX_METADATA_BYTES}; upload the pack again"
+            )
+        return await answer.bytes_async(), found["size"], found["e_tag"]
+
+    def read(self, path: str) -> bytes:
+        """See Origin."""
+        return bytes(self.result(self.begin(path)))
+
+    def read_range(self, path: str, first: int, stop: int) -> Any:
+        """See Origin."""
+        return self.result(self.begin(path, first, stop))
+
+    def read_start(self, path: str, stop: int) -> tuple[Any, int, str | None]:
+        """The bytes of a file up to `stop`, or to its end; its size, and its version."""
+        return self._ask(path, lambda key: self._get(key, 0, stop))
+
+    def ranges(self, path: str, first: int, stop: int, version: str | None = None) -> Pieces:
+        """Bytes `first` to `stop` of a file in pieces, some of which are asked for ahead.
+
+        Raises as `read_range`.
+        """
+        pending: deque[Future] = deque()
+        try:
+            for start in range(first, stop, RANGE_BYTES):
+                end = min(start + RANGE_BYTES, stop)
+                pending.append(self.begin(path, start, end, version))
+                if len(pending) == RANGES_AT_ONCE:
+                    yield self.result(pending.popleft())
+            while pending:
+                yield self.result(pending.popleft())
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def folders(self, path: str) -> list[str]:
+        """See Origin."""
+        inside = (key.removeprefix(path) for key in self.files(path))
+        return sorted({name.partition("/")[0] for name in inside if "/" in name})
+
+    def files(self, path: str = "") -> dict[str, int]:
+        """Every object below a path, by its path in the folder, sorted, and its bytes.
+
+        Raises StoreError.
+        """
+
+        async def listed(key: str) -> dict[str, int]:
+            found = await self._library.list(self._store, prefix=key or None).collect_async()
+            return {item["path"]: item["size"] for item in found}
+
+        found = self._ask(path, listed)
+        names = (key for key in sorted(found) if not key.endswith("/"))  # in place of folders
+        return {key.removeprefix(self.prefix): found[key] for key in names}
+
+    # ----------------------------------------------------------------------------------- writing
+
+    def put(self, objects: Mapping[str, tuple[bytes | Path, str]]) -> None:
+        """Write objects, several at once, in parts if they are large, and read them back.
+
+        objects  path in the folder → its bytes, and their XXH3-128
+
+        Raises StoreError if that fails, or other bytes come back, several times; then every later
+        request fails, too.
+        """
+        with ThreadPoolExecutor(AT_ONCE, "sa1bpack-put") as pool:
+            try:
+                list(pool.map(lambda path: self._put(path, *objects[path]), objects))
+            except BaseException:
+                self.cancel()
+                raise
+
+    def _put(self, path: str, data: bytes | Path, digest: str) -> None:
+        async def write(key: str) -> None:
+            parts = {"chunk_size": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
+            await self._library.put_async(self._store, key, data, **parts)
+
+        nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
+        for _ in range(TRIES):
+            self._ask(path, write)
+            found = xxhash.xxh3_128()
+            with suppress(EndsEarly):
+                for piece in self.ranges(path, 0, nbytes):
+                    found.update(piece)
+                if found.hexdigest() == digest:
+                    return
+        raise StoreError(
+            f"{self.url}/{path}: came back {TRIES} times with other bytes than those of XXH3-128 "
+            f"{digest}, which was written"
+        )
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Remove objects. Raises StoreError."""
+        keys = [self.prefix + path for path in paths]
+        if keys:
+            with suppress(FileNotFoundError):
+                self._ask("", lambda _: self._library.delete_async(self._store, keys))
+
+
+class StoreFile:
+    """The bytes of a tar in an object store, forward only, see `urls.Stream`.
+
+    Nothing is requested before the first `read`. A file of another version than its address has, or
+    than the first answer had, is an error.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        digest: object = None,
+        stop: int | None = None,
+        attempts: int = ATTEMPTS,
+        on_wait: OnWait = None,
+    ):
+        """See `web.WebFile`. `digest` is not needed: any range can be asked for again."""
+        self.address, self._stop, self._options = address, stop, (attempts, on_wait)
+        self._bucket: Bucket | None = None
+        self._pieces, self._chunk = self._read(), memoryview(b"")
+        self._cancelled = self._ended = False
+
+    @property
+    def nbytes(self) -> int | None:
+        """Size of the file; None before the first `read`, unless the address has it."""
+        return self.address.nbytes
+
+    def _read(self) -> Pieces:
+        at, first = self.address, b""
+        root = f"{at.scheme}://{at.bucket}"
+        self._bucket = bucket = Bucket(root, store_of(at), *self._options)
+        if self._cancelled:
+            bucket.cancel()
+        if at.nbytes is None:
+            first, size, version = bucket.read_start(at.key, self._stop or RANGE_BYTES)
+            self.address = at = replace(at, nbytes=size, version=version)
+            yield first
+        end = min(self._stop or at.nbytes, at.nbytes)
+        yield from bucket.ranges(at.key, len(first), end, at.version)
+        self._ended = True
+
+    def read(self, count: int) -> bytes:
+        """At most `count` more bytes, b"" at the end.
+
+        Raises SourceError if the file cannot be read, or changes, and then again.
+        """
+        try:
+            if not self._chunk:
+                self._chunk = memoryview(next(self._pieces, b""))
+        except FileNotFoundError:
+            raise SourceError(f"{self.address}: there is no such object; check the URL") from None
+        except StoreError as error:
+            raise SourceError(str(error)) from None
+        if not (self._chunk or self._ended):
+            raise SourceError(f"{self.address}: reading was interrupted")
+        data, self._chunk = bytes(self._chunk[:count]), self._chunk[count:]
+        return data
+
+    def cancel(self) -> None:
+        """End a `read` in another thread; it and all later ones raise SourceError."""
+        self._cancelled = True
+        if (bucket := self._bucket) is not None:
+            bucket.cancel()
+
+    def close(self) -> None:
+        """Forget what was asked for."""
+        self._pieces.close()
