@@ -202,16 +202,6 @@ def read_sample_rows(
     return rows
 
 
-def read_rows_unchecked(shard: Shard, name: str, first: int, stop: int) -> np.ndarray:
-    """Rows `first` to `stop` of an array, read from its file and compared with nothing.
-
-    For what is compared later: a file that is cut short is an error here, where it would end the
-    process through a memory map. Raises FormatError and OSError as `read_sample_rows` does.
-    """
-    spec = shard.layout.array(name)
-    return read_rows(f"{shard.folder}/{spec.chunk_path}", spec, first, stop)
-
-
 def read_rows(
     path: str,
     spec: ArraySpec,

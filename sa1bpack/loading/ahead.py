@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Sequence
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -19,6 +20,9 @@ _SHARE_OF_ROOM = 0.25
 
 # Shards that are opened at once: each is fetched by many requests.
 _AT_ONCE = 8
+
+# Batches that are looked at for shards to open, each time that one is needed.
+_LOOK_AHEAD = 64
 
 _IDLE_SECONDS = 10.0
 
@@ -59,78 +63,61 @@ class Ahead:
         """batches: int64 (B,) indices of the dataset each."""
         self._ds, self._batches = ds, batches
         self._window = min(WINDOW_BYTES, int(_SHARE_OF_ROOM * room(ds.pack)))
-        self._changed = threading.Condition()
-        self._asked: list[list[int]] = []  # of each batch, the numbers of its shards
-        self._opened: set[int] = set()  # shards that were opened, or cannot be
-        self._slots = threading.Semaphore(_AT_ONCE)
-        self._ahead: dict[int, int] = {}  # batch → bytes that were asked for with it
-        self._reached, self._over = 0, False
+        self._asked: list[tuple[list[int], int]] = []  # of each batch, its shards, and new bytes
+        self._ahead = self._reached = 0  # new bytes of those from batch `_reached` on
+        self._todo: SimpleQueue[int | None] = SimpleQueue()
+        self._opened: dict[int, threading.Event] = {}  # shard → it was opened, or cannot be
+        self._over = False
 
     def start(self) -> None:
         """Begin to open shards."""
-        threading.Thread(target=self._run, name="sa1bpack-ahead", daemon=True).start()
-
-    def reach(self, number: int) -> int:
-        """Batch `number` is needed: wait for its shards; returns how many batches have theirs."""
-        with self._changed:
-            self._reached = max(self._reached, number)
-            self._changed.notify_all()
-            while not (self._over or self._has_shards(number)):
-                self._changed.wait(_IDLE_SECONDS)
-            stop = number + 1
-            while stop < len(self._asked) and self._has_shards(stop):
-                stop += 1
-            return stop
-
-    def _has_shards(self, number: int) -> bool:
-        return len(self._asked) > number and self._opened.issuperset(self._asked[number])
+        for _ in range(_AT_ONCE):  # daemons: Python need not wait for a fetch when it ends
+            threading.Thread(target=self._open, name="sa1bpack-open", daemon=True).start()
 
     def end(self) -> None:
         """Open nothing more."""
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+        self._over = True
+        for opened in list(self._opened.values()):
+            opened.set()
+        for _ in range(_AT_ONCE):
+            self._todo.put(None)
 
-    def _run(self) -> None:
-        begun: set[int] = set()
-        try:
-            for number in range(len(self._batches)):
-                numbers, _, _, _ = self._ds.locate_many(self._batches[number])
-                numbers = np.unique(numbers).tolist()
-                new = [n for n in numbers if n not in begun]
-                nbytes = sum(self._ds.manifest.shards[n].bytes for n in new)
-                with self._changed:
-                    while not (self._over or number <= self._reached or self._fits(nbytes)):
-                        self._changed.wait(_IDLE_SECONDS)
-                    if self._over:
-                        break
-                    self._ahead[number] = nbytes
-                    self._asked.append(numbers)
-                    self._changed.notify_all()
-                for n in new:
-                    begun.add(n)
-                    self._slots.acquire()
-                    name = f"sa1bpack-open-{n}"
-                    threading.Thread(target=self._open, args=(n,), name=name, daemon=True).start()
-        except Exception as error:
-            _log.info("shards are not opened in advance any longer: %s", error)
-            self.end()
+    def reach(self, number: int) -> int:
+        """Batch `number` is needed: wait for its shards; returns how many batches have theirs.
 
-    def _fits(self, nbytes: int) -> bool:
-        """Whether so many bytes may be asked for besides those that are ahead."""
-        for reached in [n for n in self._ahead if n <= self._reached]:
-            del self._ahead[reached]
-        ahead = sum(self._ahead.values())
-        return not nbytes or not ahead or ahead + nbytes <= self._window
+        One thread at a time. Asks for the shards of later batches, as far as these fit.
+        """
+        self._ahead -= sum(nbytes for _, nbytes in self._asked[self._reached : number + 1])
+        self._reached = number + 1
+        stop = min(max(number + 1, len(self._asked) + _LOOK_AHEAD), len(self._batches))
+        for k in range(len(self._asked), stop):
+            shards, _, _, _ = self._ds.locate_many(self._batches[k])
+            shards = np.unique(shards).tolist()
+            new = [n for n in shards if n not in self._opened]
+            nbytes = sum(self._ds.manifest.shards[n].bytes for n in new)
+            if k > number:
+                if nbytes and self._ahead and self._ahead + nbytes > self._window:
+                    break
+                self._ahead += nbytes
+            self._asked.append((shards, nbytes))
+            for n in new:
+                self._opened[n] = threading.Event()
+                self._todo.put(n)
+        for n in self._asked[number][0]:
+            while not (self._over or self._opened[n].wait(_IDLE_SECONDS)):
+                pass
+        stop = number + 1
+        while stop < len(self._asked) and self._has_shards(stop):
+            stop += 1
+        return stop
 
-    def _open(self, number: int) -> None:
-        try:
-            if not self._over:
+    def _has_shards(self, number: int) -> bool:
+        return all(self._opened[n].is_set() for n in self._asked[number][0])
+
+    def _open(self) -> None:
+        while not self._over and (number := self._todo.get()) is not None:
+            try:
                 self._ds.shards.open_many([number])
-        except Exception as error:
-            _log.info("shard %d cannot be opened in advance: %s", number, error)
-        finally:
-            self._slots.release()
-            with self._changed:
-                self._opened.add(number)
-                self._changed.notify_all()
+            except Exception as error:
+                _log.info("shard %d cannot be opened in advance: %s", number, error)
+            self._opened[number].set()
