@@ -1,10 +1,10 @@
 """The queue of one epoch, over a pool of buffers that outlives it.
 
-A thread begins a batch in a buffer of the pool, then finishes it, or aborts it with an error; the
-consumer takes it. Batches come out in the order in which they were begun, whichever is finished
-first. The pool belongs to a Loader, and every epoch has its own queue, so a thread that finishes
-after its epoch has ended finds a closed queue: its batch is discarded, and its buffer returns to
-the pool.
+A thread gets a batch with a buffer of the pool, plans it, and shares it out in parts; threads copy
+these, and the last one finishes the batch, perhaps with an error; the consumer takes it. Batches
+come out in the order in which they were begun, whichever is finished first. The pool belongs to a
+Loader, and every epoch has its own queue, so a thread that finishes after its epoch has ended finds
+a closed queue: its batch is discarded, and its buffer returns to the pool.
 
 No wait is unbounded, and `close` wakes every waiting thread.
 """
@@ -24,6 +24,11 @@ import torch
 
 from sa1bpack.errors import LoaderTimeout, ReadError
 from sa1bpack.wording import size_text
+
+# How long a thread waits at a time; it is woken when there is something to do.
+_IDLE_SECONDS = 10.0
+
+Part = tuple[int, int]  # of a batch: its first sample, and one past the last
 
 _log = logging.getLogger("sa1bpack")
 
@@ -49,7 +54,7 @@ class BufferPool:
 
     A buffer returns from its owner whenever that is done with it, even from a thread of an epoch
     that ended long ago; until then it has no other owner. A consumer that keeps batches keeps their
-    buffers; when it needs more than exist, `grow` adds some.
+    buffers; when it needs more than exist, `make_room` adds some.
 
     All methods are thread-safe. The lock is reentrant, and `release` and `close` change one thing
     at a time, so the garbage collector may call them at any point.
@@ -99,23 +104,21 @@ class BufferPool:
             self.all.add(buffer)
             self.release(buffer)
 
-    def collect(self) -> None:
-        """Collect garbage: a batch in a reference cycle is not in use.
+    def make_room(self) -> None:
+        """For a consumer that keeps all buffers: collect garbage, as a batch in a reference cycle
+        is not in use; if that frees none, add as many as it takes to read ahead again.
 
-        That takes as long as many batches. Where it frees none, the consumer keeps them, and it is
-        not done again until there are twice as many buffers. Call it without holding the lock.
+        A collection takes as long as many batches: where it frees none, it is not done again until
+        there are twice as many buffers. Call it without holding the lock. Raises what `allocate`
+        raises.
         """
-        if len(self.all) < self._collect_from:
-            return
-        lent = len(self.lent)
-        gc.collect()
-        self._collect_from = 0 if len(self.lent) < lent else 2 * len(self.all)
-
-    def grow(self) -> None:
-        """Add buffers for a consumer that keeps batches: as many as it takes to read ahead again.
-
-        Call it without holding the lock. Raises what `allocate` raises.
-        """
+        if len(self.all) >= self._collect_from:
+            lent = len(self.lent)
+            gc.collect()
+            freed = len(self.lent) < lent
+            self._collect_from = 0 if freed else 2 * len(self.all)
+            if freed:
+                return
         added = [self.allocate() for _ in range(max(1, self._count - 1))]
         if not self._has_grown:
             self._has_grown = True
@@ -179,8 +182,11 @@ class BatchQueue:
         self.total, self.prefetch = total, prefetch
         self._pool, self._changed = pool, pool.changed
         self.ready: dict[int, QueuedBatch] = {}
+        self._parts: deque[tuple[QueuedBatch, Part]] = deque()  # to be copied
+        self._planning: QueuedBatch | None = None
         self._begun = self._taken = 0
         self._in_progress: set[int] = set()
+        self._failed: BaseException | None = None
         self.closed = False
 
     def close(self) -> None:
@@ -204,43 +210,69 @@ class BatchQueue:
 
     # ----------------------------------------------------------------------- threads that fill
 
-    @property
-    def over(self) -> bool:
-        """Whether `begin` will never return a ticket again."""
-        return self.closed or self._begun >= self.total
+    def next(self) -> tuple[QueuedBatch, Part | None] | None:
+        """What a thread has to do: a part of a batch to copy; or, with None, a batch to plan, which
+        one thread does at a time. None after the last.
 
-    def begin(self, wait: float) -> QueuedBatch | None:
-        """The next batch to fill; None after `wait` seconds, or when `over`.
-
-        The thread that gets it must end it with `finish` or `abort`.
+        Who has a batch to plan must `share` or `finish` it.
         """
         with self._changed:
-            if not self._changed.wait_for(self._may_begin, wait) or self.over:
+            while not self._changed.wait_for(self.has_work, _IDLE_SECONDS):
+                pass
+            if self._parts:
+                return self._parts.popleft()
+            if self.closed or self._begun >= self.total:
                 return None
-            batch = QueuedBatch(self._begun, self._pool.free.popleft())
+            batch = self._planning = QueuedBatch(self._begun, self._pool.free.popleft())
             self._in_progress.add(batch.number)
             self._begun += 1
-            return batch
+            return batch, None
 
-    def _may_begin(self) -> bool:
-        ahead = self._begun - self._taken
-        return self.over or (ahead <= self.prefetch and len(self._pool.free) > 0)
+    def has_work(self) -> bool:
+        """Whether `next` need not wait."""
+        if self._parts or self.closed:
+            return True
+        if self._planning is not None:
+            return False
+        may_begin = self._begun - self._taken <= self.prefetch and len(self._pool.free) > 0
+        return may_begin or self._begun >= self.total
 
-    def finish(self, batch: QueuedBatch, free: bool = False) -> None:
-        """The batch is complete. `free`: its buffer is no longer needed."""
+    def share(self, batch: QueuedBatch, parts: list[Part]) -> None:
+        """The batch is planned: let threads copy its parts. `done` tells which was the last."""
         with self._changed:
+            batch.parts_left = len(parts)
+            self._parts.extend((batch, part) for part in parts)
+            self._planning = None
+            self._changed.notify_all()
+
+    def done(self, batch: QueuedBatch) -> bool:
+        """A part of the batch is copied. Who copied the last one must `finish` the batch."""
+        with self._changed:
+            batch.parts_left -= 1
+            return batch.parts_left == 0
+
+    def finish(
+        self, batch: QueuedBatch, error: BaseException | None = None, free: bool = False
+    ) -> None:
+        """The batch is complete; or it cannot be made, and the consumer gets the error in its
+        place. `free`: its buffer is no longer needed."""
+        with self._changed:
+            batch.error = error
             self._in_progress.discard(batch.number)
+            if self._planning is batch:
+                self._planning = None
             self.ready[batch.number] = batch
-            if free:
+            if free or error is not None:
                 self._release(batch)
             if self.closed:
                 self._discard()
             self._changed.notify_all()
 
-    def abort(self, batch: QueuedBatch, error: BaseException) -> None:
-        """The batch cannot be made: the consumer gets the error in its place."""
-        batch.error = error
-        self.finish(batch, free=True)
+    def fail(self, error: BaseException) -> None:
+        """A thread cannot work: the consumer gets the error, whatever it waits for."""
+        with self._changed:
+            self._failed = error
+            self._changed.notify_all()
 
     # -------------------------------------------------------------------------------- consumer
 
@@ -253,21 +285,14 @@ class BatchQueue:
         doing    describes the state of the threads, for the message
 
         Raises LoaderTimeout if the batch does not arrive in time, MemoryError or RuntimeError if
-        there is no memory for another buffer.
+        there is no memory for another buffer, and the error of a thread that cannot work.
         """
         limit = time.monotonic() + timeout
         while True:
-            left = max(0.0, limit - time.monotonic())
             with self._changed:
-                self._changed.wait_for(
-                    lambda: (
-                        self.closed
-                        or self._taken >= self.total
-                        or self._taken in self.ready
-                        or self._starves()
-                    ),
-                    left,
-                )
+                self._changed.wait_for(self.has_news, max(0.0, limit - time.monotonic()))
+                if self._failed is not None:
+                    raise self._failed
                 if self.closed or self._taken >= self.total:
                     return None
                 if self._taken in self.ready:
@@ -281,9 +306,12 @@ class BatchQueue:
                     f"batch {self._taken} of {self.total} did not arrive within {timeout:g} s; "
                     f"{doing()}. If the storage is slow, raise `timeout` or `threads`"
                 )
-            self._pool.collect()
-            if self._starves():
-                self._pool.grow()
+            self._pool.make_room()
+
+    def has_news(self) -> bool:
+        """Whether `take` need not wait."""
+        over = self.closed or self._failed is not None or self._taken >= self.total
+        return over or self._taken in self.ready or self._starves()
 
     def _starves(self) -> bool:
         """Whether no batch can arrive because the consumer holds all buffers."""

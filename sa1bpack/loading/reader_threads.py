@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.errors import ReadError
 from sa1bpack.loading.ahead import Ahead
 from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch_copy import BatchCopy, SampleReader
@@ -21,10 +21,6 @@ from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.stats import EpochCounts
 
-# How long a thread waits at a time. It is woken when there is something to do; this bounds the wait
-# of a thread whose loader disappeared without ending it.
-_IDLE_SECONDS = 10.0
-
 # The most samples that are planned together: most of the cost does not depend on their number. The
 # first batch of an epoch is planned alone, so that it does not wait for the shards of others.
 _PLANNED_SAMPLES = 128
@@ -34,8 +30,8 @@ class ReaderThreads:
     """The threads of one epoch, and its queue.
 
     A thread that finds no samples left to copy, and no other thread planning, plans the next batch
-    into a buffer of the pool, and splits it into parts if there are more threads than batches at
-    once. The thread that finishes the last part of a batch passes the batch on. Shards are opened
+    into a buffer of the pool, and shares it out in parts if there are more threads than batches at
+    once. The thread that copies the last part of a batch passes the batch on. Shards are opened
     while planning, and files while copying, without holding a lock: other threads keep copying.
 
     Once the epoch has ended, a thread that is still reading has access only to the queue, which is
@@ -63,10 +59,6 @@ class ReaderThreads:
         self._drops, self._timeout = options.on_error == "drop", options.timeout
         self._counts, counts.threads = counts, count
         self._queue, self._pid = BatchQueue(pool, len(batches), prefetch), os.getpid()
-        self._changed = threading.Condition()  # guards the following; nothing slow happens under it
-        self._parts: deque[tuple[QueuedBatch, int, int]] = deque()
-        self._planning = False
-        self._failed: BaseException | None = None  # why a thread cannot work for the device
         # Used only by the thread that plans.
         self._planned: deque[tuple[BatchCopy, list[ReadError]]] = deque()
         self._plan_next = 1  # batches
@@ -91,76 +83,47 @@ class ReaderThreads:
 
     def _run(self) -> None:
         name = threading.current_thread().name
-        reader: SampleReader | None = None
-        if self._device.pinned:
-            try:
+        try:
+            if self._device.pinned:
                 self._device.enter_thread()
-            except BaseException as error:
-                self._failed = error  # of the next batch
-        while (part := self._next_part(name)) is not None:
-            batch, first, stop = part
-            begin = self._counts.clock()
-            self._doing[name] = (batch.copy, time.monotonic())
-            try:
-                if reader is None:
-                    with suppress(IndexError):
-                        scratch = None  # if there is no memory of a thread that has ended
-                        scratch = self._pool.scratch.pop()
-                    reader = SampleReader(self._direct, scratch)
-                if not self._queue.closed:
-                    batch.copy.copy(first, stop, reader)
-            except BaseException as error:
-                batch.error = error
-            self._counts.worked("copy", begin, () if reader is None else reader.taken())
-            with self._changed:
-                batch.parts_left -= 1
-                last = batch.parts_left == 0
-            if last:
-                self._finish(batch, reader)
+            scratch = None
+            with suppress(IndexError):  # there is no memory of a thread that has ended
+                scratch = self._pool.scratch.pop()
+            reader = SampleReader(self._direct, scratch)
+        except BaseException as error:
+            self._queue.fail(error)
+            return
+        while (work := self._queue.next()) is not None:
+            batch, part = work
+            self._doing[name] = ("planning a batch", time.monotonic())
+            if part is None:
+                self._begin_batch(batch, name)
+            else:
+                self._doing[name] = (batch.copy, time.monotonic())
+                begin = self._counts.clock()
+                try:
+                    if not self._queue.closed:
+                        batch.copy.copy(*part, reader)
+                except BaseException as error:
+                    batch.error = error
+                self._counts.worked("copy", begin, reader.taken())
+                if self._queue.done(batch):
+                    self._finish(batch, reader)
             self._doing.pop(name, None)
-            del part, batch  # while this thread waits, nothing keeps their shards open
-        if reader is not None:
-            self._pool.scratch.append(reader.close())
-
-    def _next_part(self, name: str) -> tuple[QueuedBatch, int, int] | None:
-        """The next samples to copy; plans a batch if none are left. None after the last."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._parts or not self._planning or self._queue.over, _IDLE_SECONDS
-                )
-                if self._parts:
-                    return self._parts.popleft()
-                if self._queue.over:
-                    return None
-                if self._planning:
-                    continue
-                self._planning = True
-            try:
-                if (batch := self._queue.begin(_IDLE_SECONDS)) is not None:
-                    self._begin_batch(batch, name)
-            finally:
-                with self._changed:
-                    self._planning = False
-                    self._changed.notify_all()
+            del work, batch  # while this thread waits, nothing keeps their shards open
+        self._pool.scratch.append(reader.close())
 
     def _begin_batch(self, batch: QueuedBatch, name: str) -> None:
-        """Plan a batch, and distribute its parts to the threads."""
-        self._doing[name] = ("planning a batch", time.monotonic())
+        """Plan a batch, and let the threads copy its parts."""
         try:
-            if self._failed is not None:
-                raise self._failed
             begin = self._counts.clock()
             if not self._planned:
                 self._plan(batch.number)
             batch.copy, batch.dropped = copy, dropped = self._planned.popleft()
             self._counts.worked("plan", begin)
-            if dropped and not self._drops:
+            if len(copy) == 0 or (dropped and not self._drops):
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
-                self._queue.abort(batch, dropped[0])
-                return
-            if len(copy) == 0:
-                self._queue.finish(batch, free=True)
+                self._queue.finish(batch, None if self._drops else dropped[0], free=True)
                 return
             buffer = batch.buffer
             if buffer.event is not None:
@@ -172,16 +135,11 @@ class ReaderThreads:
             if copy.nbytes > len(buffer.bytes):
                 self._device.grow(buffer, copy.nbytes)
             copy.begin(buffer.bytes)
-            batch.parts_left = count = min(self._parts_per_batch, len(copy))
+            count = min(self._parts_per_batch, len(copy))
             edges = (np.arange(count + 1) * len(copy) // count).tolist()
-            with self._changed:
-                for first, stop in pairwise(edges):
-                    self._parts.append((batch, first, stop))
-                self._changed.notify_all()
+            self._queue.share(batch, list(pairwise(edges)))
         except BaseException as error:
-            self._queue.abort(batch, error)
-        finally:
-            self._doing.pop(name, None)
+            self._queue.finish(batch, error)
 
     def _plan(self, number: int) -> None:
         """Plan several batches together, whose choice of masks is the same."""
@@ -203,15 +161,13 @@ class ReaderThreads:
         """The choice of the masks of a batch, by its epoch and step."""
         return self._planner.masks.at(self._batches.epoch, self._batches.step(number))
 
-    def _finish(self, batch: QueuedBatch, reader: SampleReader | None) -> None:
+    def _finish(self, batch: QueuedBatch, reader: SampleReader) -> None:
         """All parts are done: pass on the batch, remade without the samples that could not be
         copied, or an error in its place."""
         failed, batch.error = batch.error, None  # its traceback references the batch
-        if failed is None and self._queue.closed:
-            failed = LoaderError("the epoch was ended before this batch was complete")
         begin = self._counts.clock()
         try:
-            while failed is None and (errors := batch.copy.errors()):
+            while failed is None and not self._queue.closed and (errors := batch.copy.errors()):
                 if not self._drops:
                     failed = errors[0][1]
                     break
@@ -222,7 +178,7 @@ class ReaderThreads:
                 batch.dropped += more
                 batch.copy.begin(batch.buffer.bytes)
                 batch.copy.copy(0, len(batch.copy), reader)
-            if reader is not None and (reads := reader.taken()):  # it was copied again
+            if reads := reader.taken():  # it was copied again
                 self._counts.worked("copy", begin, reads)
             if failed is None and len(batch.copy) and self._device.pinned:
                 begin = self._counts.clock()
@@ -230,10 +186,7 @@ class ReaderThreads:
                 self._counts.worked("stage", begin)
         except BaseException as error:
             failed = error
-        if failed is not None:
-            self._queue.abort(batch, failed)
-        else:
-            self._queue.finish(batch, free=batch.data is not None or not len(batch.copy))
+        self._queue.finish(batch, failed, free=batch.data is not None or not len(batch.copy))
 
     # ------------------------------------------------------------------------------ in the consumer
 
@@ -279,8 +232,6 @@ class ReaderThreads:
             self._asking.end()
         keep_if_failed()
         self._queue.close()
-        with self._changed:
-            self._changed.notify_all()
         limit = time.monotonic() + wait
         for thread in self._threads:
             if thread is not threading.current_thread():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sa1bpack.errors import LoaderTimeout
 from sa1bpack.loading import batch_queue
-from sa1bpack.loading.batch_queue import BatchQueue, Buffer, BufferPool
+from sa1bpack.loading.batch_queue import BatchQueue, Buffer, BufferPool, QueuedBatch
 
 
 def doing() -> str:
@@ -21,33 +21,39 @@ def pool_of(count: int) -> BufferPool:
     return BufferPool(lambda: Buffer(np.zeros(8, np.uint8)), count)
 
 
-def lent(pool: BufferPool, queue: BatchQueue) -> Buffer:
-    """Fill the next batch, take it, and lend its buffer to the consumer, as devices do."""
-    batch = queue.begin(1)
-    queue.finish(batch)
-    assert queue.take(1, doing) is batch
-    pool.lent.add(batch.buffer)
-    return batch.buffer
+def begin(queue: BatchQueue) -> QueuedBatch | None:
+    """The next batch to fill; None after the last."""
+    if (work := queue.next()) is None:
+        return None
+    queue.share(work[0], [])
+    return work[0]
+
+
+def fill(queue: BatchQueue) -> threading.Thread:
+    """A thread that fills all batches."""
+
+    def run():
+        while (batch := begin(queue)) is not None:
+            queue.finish(batch)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def taken(queue: BatchQueue, pool: BufferPool) -> Buffer:
+    """Take the next batch, whose buffer is lent to the consumer then."""
+    buffer = queue.take(30, doing).buffer
+    pool.lent.add(buffer)
+    return buffer
 
 
 def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(caplog):
     pool, kept = pool_of(2), 9
     queue = BatchQueue(pool, total=20, prefetch=1)
-    stop = threading.Event()
-
-    def fill():
-        while not stop.is_set() and not queue.over:
-            if (batch := queue.begin(1)) is not None:
-                queue.finish(batch)
-
-    thread = threading.Thread(target=fill)
-    thread.start()
-    buffers = []
+    thread = fill(queue)
     with caplog.at_level(logging.WARNING, "sa1bpack"):
-        for _ in range(kept + 1):
-            buffers.append(queue.take(30, doing).buffer)
-            pool.lent.add(buffers[-1])
-    stop.set()
+        buffers = [taken(queue, pool) for _ in range(kept + 1)]
     queue.close()
     thread.join(30)
     assert len(set(buffers)) == kept + 1
@@ -64,39 +70,27 @@ def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monke
     pool = pool_of(2)
     queue, collections = BatchQueue(pool, total=200, prefetch=1), []
     monkeypatch.setattr(batch_queue.gc, "collect", lambda: collections.append(len(pool.lent)))
-
-    def fill():
-        while not queue.over:
-            if (batch := queue.begin(1)) is not None:
-                queue.finish(batch)
-
-    thread = threading.Thread(target=fill)
-    thread.start()
-    kept = []
-    for _ in range(200):
-        kept.append(queue.take(30, doing).buffer)
-        pool.lent.add(kept[-1])
+    thread = fill(queue)
+    kept = [taken(queue, pool) for _ in range(200)]
     thread.join(30)
     assert len(set(kept)) == 200 and 1 <= len(collections) <= 8
     while kept:
         pool.release(kept.pop())
-    collections.clear()
     queue = BatchQueue(pool, total=9, prefetch=1)
-    for _ in range(2):
-        kept.append(lent(pool, queue))
     monkeypatch.setattr(batch_queue.gc, "collect", lambda: pool.release(kept.pop()))
-    for _ in range(4):  # where it frees batches, no buffer is added
-        with pytest.raises(LoaderTimeout):
-            queue.take(0.01, doing)
-        kept.append(lent(pool, queue))
-    assert len(pool.lent) == 2
+    thread = fill(queue)
+    for _ in range(6):  # where it frees batches, no buffer is added
+        kept.append(taken(queue, pool))
+    assert len(pool.all) == 2
+    queue.close()
+    thread.join(30)
 
 
-@pytest.mark.parametrize("wait", ["begin", "take"])
+@pytest.mark.parametrize("wait", ["next", "take"])
 def test_close_wakes_every_waiting_thread(wait):
     pool = pool_of(1)
     queue = BatchQueue(pool, total=3, prefetch=0)
-    queue.begin(1)
+    begin(queue)
     found, waiting = [], threading.Event()
     wait_for = pool.changed.wait_for
 
@@ -105,7 +99,7 @@ def test_close_wakes_every_waiting_thread(wait):
         return wait_for(condition, timeout)
 
     pool.changed.wait_for = noted
-    waits = {"begin": lambda: queue.begin(60), "take": lambda: queue.take(60, doing)}
+    waits = {"next": queue.next, "take": lambda: queue.take(60, doing)}
     thread = threading.Thread(target=lambda: found.append(waits[wait]()))
     thread.start()
     assert waiting.wait(30)
@@ -126,7 +120,7 @@ def test_buffers_are_neither_lost_nor_handed_out_twice(count, ahead, steps):
     pool = BufferPool(buffer, count)
     queue, filling, held, ready, taken = BatchQueue(pool, 20, ahead), [], [], {}, 0
     for step in steps:
-        if step == 0 and (batch := queue.begin(0)) is not None:
+        if step == 0 and queue.has_work() and (batch := begin(queue)) is not None:
             filling.append((queue, batch))
         elif step == 1 and filling:
             owner, batch = filling.pop(0)
@@ -156,22 +150,22 @@ def test_a_late_thread_alone_does_not_make_the_pool_grow():
     """Its buffer comes back when it is done; the consumer keeps none."""
     pool = pool_of(1)
     old = BatchQueue(pool, total=2, prefetch=1)
-    late = old.begin(1)
+    late = begin(old)
     old.close()
     queue = BatchQueue(pool, total=2, prefetch=1)
     with pytest.raises(LoaderTimeout):
         queue.take(0.05, doing)
-    assert queue.begin(0) is None
+    assert not queue.has_work()
     buffer = late.buffer
     old.finish(late)
-    assert queue.begin(1).buffer is buffer
+    assert begin(queue).buffer is buffer
 
 
 def test_the_garbage_collector_may_release_and_close_at_any_point():
     pool = pool_of(2)
     queue = BatchQueue(pool, total=5, prefetch=3)
-    queue.finish(queue.begin(1))
-    buffer = queue.begin(1).buffer
+    queue.finish(begin(queue))
+    buffer = begin(queue).buffer
     pool.lent.add(buffer)
 
     def inside():
