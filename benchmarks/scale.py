@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -25,16 +26,16 @@ import numpy as np
 
 from sa1bpack.format.arrays import (
     METADATA_NAME,
+    ChunkFile,
     array_metadata,
     canonical_json,
-    chunk_file,
+    group_bytes,
     group_metadata,
 )
 from sa1bpack.format.files import CHECKSUMS_NAME, byte_view
 from sa1bpack.format.index import publish
 from sa1bpack.format.layout import Extent, Layout
 from sa1bpack.format.manifest import ShardEntry, make_manifest
-from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.measuring.memory import drop_pages
 
 SAMPLES = 11_185_362  # images of SA-1B
@@ -83,7 +84,7 @@ class ScalePack:
         return ShardEntry(
             name=name, source=source, part=part, samples=rows, masks=extent.masks,
             runs=extent.runs, image_bytes=0, annotations=extent.masks,
-            bytes=shard_bytes(LAYOUT, extent),
+            bytes=group_bytes(LAYOUT.array_rows(extent)),
         )  # fmt: skip
 
     def _write_array(self, folder: Path, template: Path, spec, rows: int, first: int) -> None:
@@ -94,7 +95,7 @@ class ScalePack:
         metadata = f"{spec.name}/{METADATA_NAME}"
         os.link(template / metadata, folder / metadata)
         data = first + np.arange(rows) if spec.name == "image_id" else np.empty(0, np.int64)
-        _write_sparse(folder / spec.chunk_path, data, chunk_file(spec, rows).file_bytes)
+        _write_sparse(folder / spec.chunk_path, data, ChunkFile(spec, rows).file_bytes)
 
     def _extent(self, rows: int) -> Extent:
         masks = int(self.mask_offset[rows])
@@ -120,10 +121,10 @@ class ScalePack:
             metadata = canonical_json(array_metadata(spec, count))
             (folder / spec.name / METADATA_NAME).write_bytes(metadata)
             if spec.name in contents:
-                size = chunk_file(spec, count).file_bytes
+                size = ChunkFile(spec, count).file_bytes
                 _write_sparse(folder / spec.chunk_path, contents[spec.name], size)
         attributes = {
-            "format": [1, 0], "layout": LAYOUT.to_json(), "source": "SOURCE", "part": 9,
+            "format": [1, 0], "layout": asdict(LAYOUT), "source": "SOURCE", "part": 9,
             "samples": extent.samples, "masks": extent.masks, "runs": extent.runs, "image_bytes": 0,
             "annotations": extent.masks,
         }  # fmt: skip

@@ -19,6 +19,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -30,9 +31,14 @@ from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_
 from sa1bpack.dataset.shards import CACHE, OpenShard
 from sa1bpack.errors import FormatError, OptionError, ResourceShortage
 from sa1bpack.format.arrays import check_offsets_rise, map_array
-from sa1bpack.format.duplicates import repeated_rows, repeated_text
 from sa1bpack.format.files import REMEDY
-from sa1bpack.format.index import check_index, has_distinct_ids, open_manifest_and_index
+from sa1bpack.format.index import (
+    check_index,
+    has_distinct_ids,
+    open_manifest_and_index,
+    repeated_rows,
+    repeated_text,
+)
 from sa1bpack.format.layout import image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest, completeness_of, make_manifest
 from sa1bpack.format.shard_reader import REPAIR, Shard, open_shard, read_sample_rows
@@ -462,7 +468,7 @@ class Pack:
 
     @cached_property
     def _repeated(self) -> tuple[np.ndarray, ...]:
-        """See `format.duplicates.repeated_rows`: before means in a pack that was given earlier.
+        """See `format.index.repeated_rows`: before means in a pack that was given earlier.
 
         Nothing is sorted where the indexes of the packs prove that there is no such row: each of
         its pack, and their ranges are apart.
@@ -578,7 +584,7 @@ def check_same_layout(folders: Sequence[PackFolder]) -> None:
     """
     first, others = folders[0], folders[1:]
     meanings = {
-        id(folder): folder.layout.to_json() | {"mask_sampling": pack_sampling(folder.manifest)}
+        id(folder): asdict(folder.layout) | {"mask_sampling": pack_sampling(folder.manifest)}
         for folder in folders
     }
     for folder in others:

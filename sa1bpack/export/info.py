@@ -19,8 +19,9 @@ import numpy as np
 from sa1bpack.arguments import checks_options, paths_of
 from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
 from sa1bpack.errors import FormatError
-from sa1bpack.format.duplicates import find_duplicates
+from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import REMEDY
+from sa1bpack.format.index import find_duplicates
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
@@ -35,7 +36,6 @@ from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.side.spec import (
     SIDES_NAME,
     coverage,
-    part_bytes,
     part_names,
     read_side_manifest,
     shard_identities,
@@ -344,7 +344,8 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield folder.name, str(error)
             continue
         there = coverage(names, shards)
-        size = sum(part_bytes(side.spec, shard.extent) for shard in shards if shard.part in names)
+        made = [side.spec.arrays(shard.extent) for shard in shards if shard.part in names]
+        size = sum(map(group_bytes, made))
         function = side.provenance.get("function")
         by = f", by {brief(function)}" if function is not None else ""
         state = there if there.missing else "complete"

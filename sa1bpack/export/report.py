@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import islice, pairwise
@@ -366,6 +366,7 @@ def report(
         .render(
             held=held,
             manifest=manifest,
+            layout=asdict(manifest.layout),
             seen=seen,
             checked=checked,
             runs=sorted(runs, key=attrgetter("finished")),

@@ -11,9 +11,8 @@ memory-mapped as they are.
                     written once, past the page cache, and hashed meanwhile
     shard_reader    memory maps of a shard, and copies of rows compared with checksums
     manifest        what a pack holds, and how much of it is published
-    index           where each sample of a pack is, and what identifies its shards; the crash-safe
-                    publication of index, manifest and checksums
-    duplicates      image ids that a pack holds repeatedly
+    index           where each sample of a pack is, and what identifies its shards; image ids held
+                    repeatedly; the crash-safe publication of index, manifest and checksums
     problems        a check under way: the files that it reads, and what it finds
     verify_shard    every byte of a shard, or of a part of a feature
     verify          every byte of a pack, and every rule of the format

@@ -28,7 +28,7 @@ METADATA_NAME = "zarr.json"
 
 
 class ChunkFile:
-    """Sizes of the chunk file of an array with `rows` rows of `row_bytes` bytes.
+    """Sizes of the chunk file of an array with `rows` rows.
 
     inner_rows    rows of an inner chunk: the largest power of two within 256 KiB, or all rows
     inner_chunks  number of inner chunks
@@ -38,14 +38,14 @@ class ChunkFile:
     file_bytes    bytes of the whole file; 0 (no file) without rows
     """
 
-    def __init__(self, rows: int, row_bytes: int):
-        fitting = max(1, MAX_INNER_BYTES // row_bytes)
-        self.rows, self._row_bytes = rows, row_bytes
+    def __init__(self, spec: ArraySpec, rows: int):
+        fitting = max(1, MAX_INNER_BYTES // spec.row_bytes)
+        self.rows, self._row_bytes = rows, spec.row_bytes
         self.inner_rows = max(1, min(rows, 1 << (fitting.bit_length() - 1)))
         self.inner_chunks = -(-rows // self.inner_rows)
         self.outer_rows = max(1, self.inner_chunks * self.inner_rows)
-        self.data_bytes = rows * row_bytes
-        self.padded_bytes = self.inner_chunks * self.inner_rows * row_bytes
+        self.data_bytes = rows * spec.row_bytes
+        self.padded_bytes = self.inner_chunks * self.inner_rows * spec.row_bytes
         self.file_bytes = self.padded_bytes + 16 * self.inner_chunks + 4 if rows else 0
 
     def tail(self) -> bytes:
@@ -61,14 +61,14 @@ class ChunkFile:
         return bytes(self.padded_bytes - self.data_bytes) + index + crc
 
 
-def chunk_file(spec: ArraySpec, rows: int) -> ChunkFile:
-    """The chunk-file arithmetic of one array."""
-    return ChunkFile(rows, spec.row_bytes)
+def group_bytes(arrays: Mapping[ArraySpec, int]) -> int:
+    """Bytes of the chunk files of arrays with so many rows each, including holes."""
+    return sum(ChunkFile(*each).file_bytes for each in arrays.items())
 
 
 def array_metadata(spec: ArraySpec, rows: int) -> dict[str, Any]:
     """The zarr.json of an array with this number of rows."""
-    file = chunk_file(spec, rows)
+    file = ChunkFile(spec, rows)
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     sharding = {
         "chunk_shape": [file.inner_rows, *spec.row_shape],
@@ -108,23 +108,29 @@ def group_metadata(
         "attributes": {} if attributes is None else {"sa1bpack": attributes},
     }
     if arrays is not None:
+        inner: dict[str, Any] = {}
         metadata["consolidated_metadata"] = {
             "kind": "inline",
             "must_understand": False,
-            "metadata": {spec.name: array_metadata(spec, rows) for spec, rows in arrays.items()},
+            "metadata": inner,
         }
+        for spec, rows in arrays.items():
+            inner[spec.name] = array_metadata(spec, rows)
     return metadata
 
 
 def group_files(arrays: Mapping[ArraySpec, int]) -> set[str]:
     """The files of a group of these arrays, by their number of rows, but for a checksum file."""
-    chunks = {spec.chunk_path for spec, rows in arrays.items() if rows}
-    return chunks | {METADATA_NAME} | {f"{spec.name}/{METADATA_NAME}" for spec in arrays}
+    found = {METADATA_NAME}
+    for spec, rows in arrays.items():
+        found.add(f"{spec.name}/{METADATA_NAME}")
+        if rows:
+            found.add(spec.chunk_path)
+    return found
 
 
-def root_metadata() -> dict[str, Any]:
-    """The zarr.json at the top of every pack."""
-    return group_metadata({"format": list(FORMAT_VERSION)})
+# The zarr.json at the top of every pack.
+ROOT_METADATA = group_metadata({"format": list(FORMAT_VERSION)})
 
 
 def canonical_json(data: Any) -> bytes:
@@ -178,38 +184,38 @@ def check_version(
 
 
 def check_group(
-    folder: Path, metadata: dict[str, Any], arrays: Mapping[ArraySpec, int], deep: bool = True
-) -> None:
+    folder: Path,
+    attributes: dict[str, Any] | None,
+    arrays: Mapping[ArraySpec, int],
+    deep: bool = True,
+) -> int:
     """Check the metadata of a group and the exact length of its chunk files; reads no data.
 
-    metadata  its zarr.json
-    arrays    number of rows of each array
-    deep      check also the zarr.json of each array, on which no memory map depends
+    attributes, arrays  as in `group_metadata`; an array without rows need not have a file
+    deep                check also the zarr.json of each array, on which no memory map depends
 
-    Raises FormatError naming the file, what was found and what is expected.
+    Returns the bytes of all chunk files. Raises FormatError naming the file, what was found and
+    what is expected.
     """
+    metadata = group_metadata(attributes, arrays)
     check_metadata(folder / METADATA_NAME, metadata)
+    total = 0
     for spec, rows in arrays.items():
-        check_array(folder, spec, rows, deep)
-
-
-def check_array(folder: Path, spec: ArraySpec, rows: int, deep: bool = True) -> None:
-    """Check the metadata of one array, if `deep`, and the exact length of its chunk file.
-
-    An array without rows need not have one.
-    """
-    if deep:
-        check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
-    path, expected = folder / spec.chunk_path, chunk_file(spec, rows).file_bytes
-    try:
-        found = path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        if expected == 0:
-            return
-        raise missing(path) from None
-    if found != expected:
-        kind = "cut short" if found < expected else "too long"
-        raise FormatError(f"{path}: {kind}: {found} bytes, but must have {expected}; {REMEDY}")
+        if deep:
+            described = metadata["consolidated_metadata"]["metadata"][spec.name]
+            check_metadata(folder / spec.name / METADATA_NAME, described)
+        path, expected = folder / spec.chunk_path, ChunkFile(spec, rows).file_bytes
+        try:
+            found = path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            if expected:
+                raise missing(path) from None
+            continue
+        if found != expected:
+            kind = "cut short" if found < expected else "too long"
+            raise FormatError(f"{path}: {kind}: {found} bytes, but must have {expected}; {REMEDY}")
+        total += expected
+    return total
 
 
 def check_metadata(path: Path, expected: dict[str, Any]) -> None:

@@ -55,8 +55,6 @@ def write_at(fd: int, data, offset: int, path: Path) -> None:
     with naming(path):
         while view.nbytes:
             count = os.pwrite(fd, view, offset)
-            if count == 0:  # no error, and no progress either
-                raise OSError(errno.EIO, f"0 of {view.nbytes} bytes were written")
             view, offset = view[count:], offset + count
 
 
@@ -123,12 +121,6 @@ def read_metadata_file(path: Path) -> bytes:
         return file.read()
 
 
-def flush_file(fd: int, path: Path) -> None:
-    """Flush an open file to disk; `path` is named in the OSError."""
-    with naming(path):
-        os.fsync(fd)
-
-
 @contextmanager
 def opened(path: Path, flags: int) -> Iterator[int]:
     """A descriptor of a file or a folder, closed at the end."""
@@ -141,16 +133,16 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 
 def flush_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a rename in it survives a power failure."""
-    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        flush_file(fd, folder)
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd, naming(folder):
+        os.fsync(fd)
 
 
 def make_folder(folder: Path) -> None:
     """Make a folder and its missing parents, so that they survive a power failure."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        flush_folder(path.parent)
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            path.mkdir(exist_ok=True)
+            flush_folder(path.parent)
 
 
 def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
@@ -174,14 +166,18 @@ def write_durably(path: Path, data: bytes) -> None:
     """Write a new file and flush it to disk. Not atomic: for files of an unpublished folder."""
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
         write_at(fd, data, 0, path)
-        flush_file(fd, path)
+        with naming(path):
+            os.fsync(fd)
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically and durably: readers see the old bytes or the new ones.
 
-    Raises OSError, which names `path`, if it cannot be written.
+    A file that has these bytes already stays. Raises OSError, which names `path`, if it cannot be
+    written.
     """
+    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
+        return
     temporary = temporary_beside(path)
     try:
         with naming(path):
@@ -198,15 +194,11 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
 
 
-def remove_temporaries(folder: Path, keep: Path | None = None) -> list[Path]:
-    """Remove what a killed run left under working names in a folder, except `keep`.
-
-    Returns what was removed.
-    """
-    found = [path for path in sorted(folder.glob(TEMPORARY_PREFIX + "*")) if path != keep]
-    for path in found:
-        remove_entry(path)
-    return found
+def remove_temporaries(folder: Path, keep: Path | None = None) -> None:
+    """Remove what a killed run left under working names in a folder, except `keep`."""
+    for path in folder.glob(TEMPORARY_PREFIX + "*"):
+        if path != keep:
+            remove_entry(path)
 
 
 def put_in_place(folder: Path, final: Path) -> None:
@@ -302,14 +294,16 @@ def map_bytes(path: Path, nbytes: int) -> np.ndarray:
     process), OSError if it cannot be opened or mapped.
     """
     if nbytes == 0:
-        empty = np.empty(0, np.uint8)
-        empty.flags.writeable = False
-        return empty
+        return np.frombuffer(b"", np.uint8)
     with opened(path, os.O_RDONLY) as fd:
         size = os.fstat(fd).st_size
         if size < nbytes:
             raise FormatError(f"{path}: {size} bytes, but {nbytes} are to be mapped; restore it")
-        return np.asarray(_Mapping(fd, nbytes, path))
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+    return np.asarray(_Mapping(address, nbytes))
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -325,21 +319,13 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class _Mapping:
     """A shared mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)"""
 
-    _address = None  # also where Ctrl-C comes before the first line of __init__
-
-    def __init__(self, fd: int, nbytes: int, path: Path):
-        self._nbytes = nbytes
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-        if address == _MAP_FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), str(path))
-        self._address = address
+    def __init__(self, address: int, nbytes: int):
+        self._span = address, nbytes
         place = {"shape": (nbytes,), "typestr": "|u1", "data": (address, True)}
         self.__array_interface__ = {"version": 3, **place}
 
     def __del__(self):
-        if self._address is not None:
-            _libc.munmap(self._address, self._nbytes)
+        _libc.munmap(*self._span)
 
 
 # ------------------------------------------------------------------------------------- checksums
@@ -366,7 +352,10 @@ def file_digest(path: Path) -> str:
 
 def format_checksums(digests: Mapping[str, str]) -> bytes:
     """The text of a checksum file: one `<digest>  <path>` line per file, sorted by path."""
-    return "".join(f"{digests[path]}  {path}\n" for path in sorted(digests)).encode()
+    text = ""
+    for path in sorted(digests):
+        text += f"{digests[path]}  {path}\n"
+    return text.encode()
 
 
 def read_checksums(path: Path) -> dict[str, str]:
@@ -406,6 +395,5 @@ def is_inside(path: str) -> bool:
 def update_zeros(digest, count: int) -> None:
     """Update a hash with `count` zero bytes."""
     while count > 0:
-        part = min(count, _ZEROS.size)
-        digest.update(_ZEROS[:part])
-        count -= part
+        digest.update(_ZEROS[:count])
+        count -= _ZEROS.size

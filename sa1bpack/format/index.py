@@ -6,8 +6,10 @@ there is no Python object per sample.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,27 +21,28 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format import arrays, files
 from sa1bpack.format.layout import ArraySpec, array_spec
 from sa1bpack.format.manifest import (
+    INDEX_NAME,
     MANIFEST_NAME,
     REJECTS_NAME,
     SHARDS_NAME,
     Manifest,
     ShardEntry,
-    is_index_name,
     manifest_bytes,
     read_manifest,
     write_manifest,
 )
 from sa1bpack.format.shard_reader import check_rows_digest
+from sa1bpack.format.shard_writer import AppendFile, complete_group
+from sa1bpack.wording import counted, printable
 
 _BLOCK = 1 << 18  # ids that are compared together
 _THREADS = 16  # small files that are hashed at the same time
 
-INDEX_ARRAYS: tuple[ArraySpec, ...] = (
-    array_spec("shard_offset", "<i8", ("shard_edge",), child_axis="sample"),
-    array_spec("image_id", "<i8", ("sample",)),
-    array_spec("id_order", "<i8", ("sample",)),
-    array_spec("mask_offset", "<i8", ("sample_edge",), child_axis="mask"),
-)
+_SHARD_OFFSET = array_spec("shard_offset", "<i8", ("shard_edge",), child_axis="sample")
+_IMAGE_ID = array_spec("image_id", "<i8", ("sample",))
+_ID_ORDER = array_spec("id_order", "<i8", ("sample",))
+_MASK_OFFSET = array_spec("mask_offset", "<i8", ("sample_edge",), child_axis="mask")
+INDEX_ARRAYS = (_SHARD_OFFSET, _IMAGE_ID, _ID_ORDER, _MASK_OFFSET)
 
 
 @dataclass(frozen=True)
@@ -60,21 +63,21 @@ class Index:
 
 def index_arrays(manifest: Manifest) -> dict[ArraySpec, int]:
     """The arrays of the index of a pack with this manifest → their number of rows."""
-    lengths = {"shard": len(manifest.shards), "sample": manifest.samples}
-    return {spec: lengths[spec.axis] + spec.offsets for spec in INDEX_ARRAYS}
-
-
-def index_name(root: Path, shards: Sequence[ShardEntry]) -> str:
-    """Name of the index of these shards, with the digests of their checksum files.
-
-    Raises FormatError if one is missing, so that the shard is not published.
-    """
-    return index_name_of(shards, _read_digests(root, shards))
+    samples = manifest.samples
+    return {
+        _SHARD_OFFSET: len(manifest.shards) + 1,
+        _IMAGE_ID: samples,
+        _ID_ORDER: samples,
+        _MASK_OFFSET: samples + 1,
+    }
 
 
 def _read_digests(root: Path, shards: Sequence[ShardEntry]) -> tuple[str, ...]:
-    """The XXH3-128 of the checksum file of each shard."""
-    paths = [Path(root) / SHARDS_NAME / shard.name / files.CHECKSUMS_NAME for shard in shards]
+    """The XXH3-128 of the checksum file of each shard.
+
+    Raises FormatError if one is missing, so that the shard is not published.
+    """
+    paths = [root / SHARDS_NAME / shard.name / files.CHECKSUMS_NAME for shard in shards]
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
             return tuple(pool.map(files.file_digest, paths))
@@ -118,66 +121,40 @@ def shard_digests(root: Path, manifest: Manifest) -> tuple[str, ...]:
     return _read_digests(root, manifest.shards)
 
 
-def build_index(root: Path, manifest: Manifest, *, rebuild: bool = False) -> str:
-    """Write the index of a manifest's shards unless it exists already; returns its name.
-
-    rebuild  write it also if it exists, and put it in place in one step
-
-    Shards are read one after the other: memory holds only the ids and offsets of the whole pack (24
-    bytes per sample). Raises FormatError if a file of a shard does not have its exact length.
-    """
-    root = Path(root)
-    name = index_name(root, manifest.shards)
-    if (root / name).exists() and not rebuild:
-        return name
-    folder = files.temporary_beside(root / name)
-    try:
-        _write_index(folder, root, manifest)
-        files.put_in_place(folder, root / name)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return name
-
-
-def _array_of(root: Path, entry: ShardEntry, manifest: Manifest, name: str) -> np.ndarray:
-    """An array of a shard, memory-mapped. Raises FormatError if its length or metadata is wrong."""
-    folder, spec = root / SHARDS_NAME / entry.name, manifest.layout.array(name)
-    rows = spec.rows(entry.extent)
-    arrays.check_array(folder, spec, rows)
-    return arrays.map_array(folder, spec, rows)
+def _ids_and_offsets(
+    root: Path, entry: ShardEntry, manifest: Manifest
+) -> tuple[np.ndarray, np.ndarray]:
+    """Image ids (n,) and mask offsets (n + 1,) of a published shard, memory-mapped."""
+    folder, layout = root / SHARDS_NAME / entry.name, manifest.layout
+    ids = arrays.map_array(folder, layout.array("image_id"), entry.samples)
+    return ids, arrays.map_array(folder, layout.array("mask_offset"), entry.samples + 1)
 
 
 def _write_index(folder: Path, root: Path, manifest: Manifest) -> None:
+    """Write the index of a manifest's shards into a new folder.
+
+    Shards are read one after the other: memory holds only the ids and offsets of the whole pack (24
+    bytes per sample).
+    """
     ids = np.empty(manifest.samples, np.int64)
     masks = np.zeros(manifest.samples + 1, np.int64)
     shard_offset = np.zeros(len(manifest.shards) + 1, np.int64)
-    np.cumsum([shard.samples for shard in manifest.shards], out=shard_offset[1:])
-    first_mask = 0
-    for entry, first in zip(manifest.shards, shard_offset[:-1], strict=True):
-        stop = first + entry.samples
-        ids[first:stop] = _array_of(root, entry, manifest, "image_id")
-        masks[first : stop + 1] = _array_of(root, entry, manifest, "mask_offset")
+    first = first_mask = 0
+    for number, entry in enumerate(manifest.shards, 1):
+        stop = shard_offset[number] = first + entry.samples
+        ids[first:stop], masks[first : stop + 1] = _ids_and_offsets(root, entry, manifest)
         masks[first : stop + 1] += first_mask
-        first_mask += entry.masks
+        first, first_mask = stop, first_mask + entry.masks
     index = Index(shard_offset, ids, np.argsort(ids, kind="stable"), masks)
     sizes = index_arrays(manifest)
-    folder.mkdir()
-    for spec, rows in sizes.items():
-        (folder / spec.name).mkdir()
-        if rows:
-            data = (
-                files.byte_view(getattr(index, spec.name)).tobytes()
-                + arrays.chunk_file(spec, rows).tail()
-            )
-            files.write_durably(folder / spec.chunk_path, data)
-        metadata = arrays.canonical_json(arrays.array_metadata(spec, rows))
-        files.write_durably(folder / spec.name / arrays.METADATA_NAME, metadata)
-        files.flush_folder(folder / spec.name)
-    files.write_durably(
-        folder / arrays.METADATA_NAME, arrays.canonical_json(arrays.group_metadata(arrays=sizes))
-    )
-    files.flush_folder(folder)
+    appended = {}
+    with ExitStack() as closing:
+        for spec in sizes:
+            (folder / spec.name).mkdir(parents=True)
+            appended[spec] = file = AppendFile(folder / spec.chunk_path)
+            closing.callback(file.close)
+            file.append(files.byte_view(getattr(index, spec.name)))
+        complete_group(folder, None, appended, sizes, listed=False)
 
 
 def open_index(root: Path, manifest: Manifest) -> Index:
@@ -187,12 +164,11 @@ def open_index(root: Path, manifest: Manifest) -> Index:
     """
     if manifest.index is None:
         raise FormatError(f"{root}: the manifest names no index; repeat the pack command")
-    folder = Path(root) / manifest.index
+    folder = root / manifest.index
     sizes = index_arrays(manifest)
-    arrays.check_group(folder, arrays.group_metadata(arrays=sizes), sizes)
-    index = Index(
-        **{spec.name: arrays.map_array(folder, spec, rows) for spec, rows in sizes.items()}
-    )
+    arrays.check_group(folder, None, sizes)
+    maps = (arrays.map_array(folder, spec, rows) for spec, rows in sizes.items())
+    index = Index(*maps)
     arrays.check_offset_ends(folder / "shard_offset", index.shard_offset, manifest.samples)
     arrays.check_offset_ends(folder / "mask_offset", index.mask_offset, manifest.masks)
     return index
@@ -206,10 +182,10 @@ def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
     who has opened the index still has its maps. Nothing is sorted (0.05 s for the 11 million of
     SA-1B), and the maps that are read are not kept, so their pages do not count to the process.
     """
-    folder = Path(root) / manifest.index
-    sizes = {spec.name: (spec, rows) for spec, rows in index_arrays(manifest).items()}
+    folder = root / manifest.index
     try:
-        ids, order = (arrays.map_array(folder, *sizes[name]) for name in ("image_id", "id_order"))
+        ids = arrays.map_array(folder, _IMAGE_ID, manifest.samples)
+        order = arrays.map_array(folder, _ID_ORDER, manifest.samples)
     except FileNotFoundError:
         return False
     return _rises(ids, order, distinct=True)
@@ -271,11 +247,13 @@ def check_index(root: Path, manifest: Manifest, index: Index) -> None:
 def check_whole_index(root: Path, manifest: Manifest, index: Index, named: bool = True) -> None:
     """Check what is not of a single shard: offsets, the order, and if `named` the index's name."""
     folder = root / manifest.index
-    if named and manifest.index != (expected := index_name(root, manifest.shards)):
-        raise FormatError(
-            f"{root}: the manifest names {manifest.index}, but the index of its shards is "
-            f"{expected}; repeat the pack command, which publishes it again"
-        )
+    if named:
+        expected = index_name_of(manifest.shards, _read_digests(root, manifest.shards))
+        if manifest.index != expected:
+            raise FormatError(
+                f"{root}: the manifest names {manifest.index}, but the index of its shards is "
+                f"{expected}; repeat the pack command, which publishes it again"
+            )
     arrays.check_offsets_rise(folder / "shard_offset", index.shard_offset)
     arrays.check_offsets_rise(folder / "mask_offset", index.mask_offset)
     # (id, row) pairs strictly increase: no row occurs twice, so every row occurs.
@@ -289,16 +267,79 @@ def check_against_shards(root: Path, manifest: Manifest, index: Index, names: Se
     """Check that the index has the ids and mask offsets of the shards of these names."""
     offsets, first_mask = index.shard_offset.tolist(), 0
     for entry, first, stop in zip(manifest.shards, offsets[:-1], offsets[1:], strict=True):
-        masks = index.mask_offset[first : stop + 1] - first_mask
+        found = index.image_id[first:stop], index.mask_offset[first : stop + 1] - first_mask
         first_mask += entry.masks
-        if entry.name in names and not (
-            np.array_equal(index.image_id[first:stop], _array_of(root, entry, manifest, "image_id"))
-            and np.array_equal(masks, _array_of(root, entry, manifest, "mask_offset"))
-        ):
+        if entry.name not in names:
+            continue
+        if not all(map(np.array_equal, found, _ids_and_offsets(root, entry, manifest))):
             raise FormatError(
                 f"{root / manifest.index}: samples {first} to {stop} are not those of shard "
                 f"{entry.name}; {files.REMEDY}"
             )
+
+
+# ------------------------------------------------------------------ image ids that occur repeatedly
+# That is no damage. It is usually a slip: a tar packed again under another name, or two tars that
+# overlap. Training then sees these images more often than the others.
+
+# Image ids, and sources, that a line names.
+MAX_NAMES = 5
+
+
+def find_duplicates(manifest: Manifest, index: Index | None) -> list[str]:
+    """A sentence on the image ids that several samples of a pack have; empty if there is none.
+
+    index  the pack's; None for a pack without shards
+
+    Sorts the image ids (about a second and 90 MB for the 11 million of SA-1B). `id_order` is not
+    trusted, so a damaged index causes no error.
+    """
+    if index is None or not len(later := repeated_rows(index.image_id)[0]):
+        return []
+    repeated = np.unique(index.image_id[later])
+    ends = np.cumsum([shard.samples for shard in manifest.shards])
+    rows = np.flatnonzero(index.image_id == repeated[0])
+    found = Counter(manifest.shards[k].source for k in np.searchsorted(ends, rows, side="right"))
+    names = [f"{printable(name)}{f' ({n} times)' if n > 1 else ''}" for name, n in found.items()]
+    if len(names) > MAX_NAMES:
+        names[MAX_NAMES - 1 :] = [f"{len(names) - MAX_NAMES + 1:,} more"]
+    where = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return [
+        f"{repeated_text(repeated[:MAX_NAMES].tolist(), len(repeated), where)}; open with "
+        "duplicates='first' to leave the later ones out, or 'all' to keep them"
+    ]
+
+
+def repeated_text(ids: Sequence[int], count: int, where: str) -> str:
+    """Image ids that occur repeatedly: "3 image ids occur more than once: 5 in a and b, also 6, 7".
+
+    ids    the lowest MAX_NAMES of them, or all
+    count  of all
+    where  the first is found
+    """
+    first, *others = map(str, ids[:MAX_NAMES])
+    also = f", also {', '.join(others)}" if others else ""
+    more = f" and {count - MAX_NAMES:,} more" if count > MAX_NAMES else ""
+    occur = f"{counted(count, 'image id')} occur{'s' if count == 1 else ''}"
+    return f"{occur} more than once: {first} in {where}{also}{more}"
+
+
+def repeated_rows(ids: np.ndarray, of_pack: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+    """The rows whose id another row has before them, and the first row with that id.
+
+    ids      int64 (n,)
+    of_pack  (n,), numbers of packs: rows of a lower number come before others; None: all in order
+
+    Returns int64 (r,) each, by id.
+    """
+    rows = np.argsort(ids, kind="stable")
+    same = ids[rows[1:]] == ids[rows[:-1]]
+    rows = rows[np.append(same, False) | np.append(False, same)]  # all that are several of an id
+    if of_pack is not None:
+        rows = rows[np.lexsort((rows, of_pack[rows], ids[rows]))]
+    again = np.append(False, ids[rows[1:]] == ids[rows[:-1]])[: len(rows)]
+    first = np.maximum.accumulate(np.where(again, 0, np.arange(len(rows))))
+    return rows[again], rows[first[again]]
 
 
 # ----------------------------------------------------------------------------------- publication
@@ -319,16 +360,17 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
 
     Raises FormatError if a listed shard is not published, OSError if writing fails.
     """
-    root = Path(root)
-    files.make_folder(root / SHARDS_NAME)
+    shards = root / SHARDS_NAME
+    files.make_folder(shards)
     # A killed run may have renamed what is listed now without flushing it.
-    for folder in (root, root / SHARDS_NAME):
+    for folder, metadata in ((root, arrays.ROOT_METADATA), (shards, arrays.group_metadata())):
         files.flush_folder(folder)
-    _replace_if_other(root / arrays.METADATA_NAME, arrays.canonical_json(arrays.root_metadata()))
-    _replace_if_other(
-        root / SHARDS_NAME / arrays.METADATA_NAME, arrays.canonical_json(arrays.group_metadata())
-    )
-    index = build_index(root, manifest, rebuild=rebuild_index) if manifest.shards else None
+        files.replace_file(folder / arrays.METADATA_NAME, arrays.canonical_json(metadata))
+    index = None
+    if manifest.shards:
+        index = index_name_of(manifest.shards, _read_digests(root, manifest.shards))
+        if rebuild_index or not (root / index).exists():
+            _publish_index(root, index, manifest)
     manifest = msgspec.structs.replace(manifest, index=index)
     steps = (_write_checksums, write_manifest)
     for step in steps if manifest.complete else reversed(steps):
@@ -337,12 +379,23 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     return manifest
 
 
+def _publish_index(root: Path, name: str, manifest: Manifest) -> None:
+    """Write an index and put it in place in one step, whatever is there."""
+    folder = files.temporary_beside(root / name)
+    try:
+        _write_index(folder, root, manifest)
+        files.put_in_place(folder, root / name)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def _write_checksums(root: Path, manifest: Manifest) -> None:
     """Write the top checksum file of a pack with this manifest, which may not be written yet."""
     digests = {MANIFEST_NAME: xxhash.xxh3_128_hexdigest(manifest_bytes(manifest))}
-    for path in sorted(top_files(root, manifest) - {MANIFEST_NAME}):
+    for path in top_files(root, manifest) - {MANIFEST_NAME}:
         digests[path] = files.file_digest(root / path)
-    _replace_if_other(root / files.CHECKSUMS_NAME, files.format_checksums(digests))
+    files.replace_file(root / files.CHECKSUMS_NAME, files.format_checksums(digests))
 
 
 def top_files(root: Path, manifest: Manifest) -> set[str]:
@@ -351,28 +404,24 @@ def top_files(root: Path, manifest: Manifest) -> set[str]:
     if (root / REJECTS_NAME).exists():
         paths.add(REJECTS_NAME)
     if manifest.index is not None:
-        paths |= {f"{manifest.index}/{path}" for path in arrays.group_files(index_arrays(manifest))}
-    paths.update(f"{SHARDS_NAME}/{shard.name}/{files.CHECKSUMS_NAME}" for shard in manifest.shards)
+        for path in arrays.group_files(index_arrays(manifest)):
+            paths.add(f"{manifest.index}/{path}")
+    for shard in manifest.shards:
+        paths.add(f"{SHARDS_NAME}/{shard.name}/{files.CHECKSUMS_NAME}")
     return paths
 
 
-def remove_stale(root: Path, keep: Path | None = None) -> list[Path]:
-    """Remove working files and folders that a killed run left, except `keep`; returns them.
+def remove_stale(root: Path, keep: Path | None = None) -> None:
+    """Remove working files and folders that a killed run left, except `keep`.
 
     Only for the process that holds the pack's lock: those of a running packer would go, too.
     """
-    root = Path(root)
-    return files.remove_temporaries(root, keep) + files.remove_temporaries(root / SHARDS_NAME)
-
-
-def _replace_if_other(path: Path, data: bytes) -> None:
-    """Replace a file unless it already holds these bytes."""
-    if not path.is_file() or path.read_bytes() != data:
-        files.replace_file(path, data)
+    files.remove_temporaries(root, keep)
+    files.remove_temporaries(root / SHARDS_NAME)
 
 
 def remove_old_indexes(root: Path, index: str | None) -> None:
     """Remove indexes that the manifest no longer names; their open memory maps stay valid."""
     for path in sorted(root.iterdir()):
-        if is_index_name(path.name) and path.name != index:
+        if INDEX_NAME.match(path.name) and path.name != index:
             files.remove_published(path)

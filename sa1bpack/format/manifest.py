@@ -3,12 +3,12 @@ pack is published by it."""
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,7 +23,8 @@ SIDE_FORMAT_NAME = "sa1bpack-side"  # of features, whose manifest has the same n
 SHARDS_NAME = "shards"
 REJECTS_NAME = "rejects.jsonl"
 MAX_NAME_BYTES = 200
-_INDEX = re.compile(r"index-[0-9a-f]{8}")
+# Of a folder at the top of a pack.
+INDEX_NAME = re.compile(r"^index-[0-9a-f]{8}\Z")
 
 
 # In the folder of a pack: what the parts of a job (`sa1bpack pack --part`) leave for
@@ -73,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[ShardEntry, ...]
     samples: Count
     masks: Count
-    index: str | None = None
+    index: Annotated[str, msgspec.Meta(pattern=INDEX_NAME.pattern)] | None = None
     counts: dict[str, Any]
 
 
@@ -93,8 +94,8 @@ def make_manifest(
         options=options,
         sources=tuple(sources),
         shards=tuple(shards),
-        samples=sum(shard.samples for shard in shards),
-        masks=sum(shard.masks for shard in shards),
+        samples=sum(map(attrgetter("samples"), shards)),
+        masks=sum(map(attrgetter("masks"), shards)),
         counts=counts,
     )
 
@@ -106,7 +107,7 @@ def manifest_bytes(manifest: Manifest) -> bytes:
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Replace the manifest of a pack atomically."""
-    replace_file(Path(root) / MANIFEST_NAME, manifest_bytes(manifest))
+    replace_file(root / MANIFEST_NAME, manifest_bytes(manifest))
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -134,22 +135,19 @@ def read_manifest(root: Path) -> Manifest:
         manifest = msgspec.convert(data, Manifest)
     except msgspec.ValidationError as error:
         raise FormatError(f"{path}: {error}; {REMEDY}") from None
-    names = [shard.name for shard in manifest.shards]
-    for name in names:
-        check_shard_name(name, str(path))
-    doubled = sorted(name for name, count in Counter(names).items() if count > 1)
-    if doubled:
-        raise FormatError(f"{path}: shards listed twice: {', '.join(doubled[:9])}; {REMEDY}")
+    names: set[str] = set()
+    for shard in manifest.shards:
+        check_shard_name(shard.name, str(path))
+        if shard.name in names:
+            raise FormatError(f"{path}: the shard {shard.name} is listed twice; {REMEDY}")
+        names.add(shard.name)
     for key in ("samples", "masks"):
-        total = sum(getattr(shard, key) for shard in manifest.shards)
+        total = sum(map(attrgetter(key), manifest.shards))
         if getattr(manifest, key) != total:
             raise FormatError(
                 f"{path}: {key} is {getattr(manifest, key)}, but its shards add up to {total}; "
                 f"{REMEDY}"
             )
-    if manifest.index is not None and not is_index_name(manifest.index):
-        found = brief(manifest.index)
-        raise FormatError(f"{path}: index is {found}, not 'index-' and 8 hex digits; {REMEDY}")
     return manifest
 
 
@@ -191,11 +189,6 @@ def without_manifest(root: Path) -> FormatError:
     )
 
 
-def is_index_name(name: str) -> bool:
-    """Whether the name of a folder at the top of a pack is that of an index."""
-    return _INDEX.fullmatch(name) is not None
-
-
 def shard_name(source: str, part: int) -> str:
     """Name of the shard that a part of a source becomes."""
     return f"{source}-{part:03d}"
@@ -218,7 +211,8 @@ def check_shard_name(name: str, where: str) -> None:
         not name
         or len(name.encode(errors="replace")) > MAX_NAME_BYTES
         or name.startswith((".", "__"))
-        or any(char in "/\\" or not char.isprintable() for char in name)
+        or not name.isprintable()
+        or not {"/", "\\"}.isdisjoint(name)
     )
     if bad:
         raise FormatError(
@@ -236,19 +230,18 @@ def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
 
     For example "XXH3-128 of 3 tars, md5 of 2 (2 compared with a list)".
     """
-    tars = [record for record in records if record.get("kind") != "folder"]
-    counts = {key: sum(bool(r.get(key)) for r in tars) for key in ("xxh128", "md5", "md5_checked")}
-    parts = []
-    if counts["xxh128"]:
-        parts.append(f"XXH3-128 of {counted(counts['xxh128'], 'tar')}")
-    if counts["md5"]:
-        checked = counts["md5_checked"]
-        compared = f" ({checked} compared with a list)" if checked else ""
-        number = counts["md5"] if parts else counted(counts["md5"], "tar")
-        parts.append(f"md5 of {number}{compared}")
-    elif parts:
-        parts.append("no md5")
-    return ", ".join(parts) or "none: no tar"
+    xxh128 = md5 = compared = 0
+    for record in records:
+        if record.get("kind") != "folder":
+            xxh128 += bool(record.get("xxh128"))
+            md5 += bool(record.get("md5"))
+            compared += bool(record.get("md5_checked"))
+    found = f"md5 of {md5 if xxh128 else counted(md5, 'tar')}" if md5 else "no md5"
+    if compared:
+        found += f" ({compared} compared with a list)"
+    if xxh128:
+        return f"XXH3-128 of {counted(xxh128, 'tar')}, {found}"
+    return found if md5 else "none: no tar"
 
 
 def shard_folders(root: Path) -> list[Path]:

@@ -5,9 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
-
-import numpy as np
+from typing import Literal
 
 from sa1bpack.disk.direct import FileStream
 from sa1bpack.disk.reading_mode import choose_mode, direct_obstacle
@@ -101,16 +99,6 @@ def reason_of(error: FormatError | OSError) -> str:
     return str(error)
 
 
-class Stream(Protocol):
-    """One file on its way from start to end, see FileStream."""
-
-    def read(self, nbytes: int) -> np.ndarray:
-        """The next bytes, uint8 (nbytes,), or fewer if the file ends; valid until the next call."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
 class PackFiles:
     """The files of a pack, or of a feature, that is checked: here, those of a folder.
 
@@ -134,7 +122,7 @@ class PackFiles:
         found = choose_mode(self._io, nbytes, "the pack's", lambda: direct_obstacle(small))
         self._direct = found.direct
 
-    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
+    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> FileStream:
         """A file of so many bytes, to be read once; `helper` may read ahead. Raises OSError."""
         return FileStream(str(path), nbytes, self._direct, helper)
 
@@ -225,10 +213,10 @@ class Check:
 
         Only what the last try finds is kept.
         """
-        before = (self._problems, self.notes, self.compared, self.done)
+        problems, notes, compared, done = self._problems, self.notes, self.compared, self.done
         for _ in range(self.files.tries):
-            self._problems, self.notes = dict(before[0]), list(before[1])
-            self.compared, self.done = before[2:]
+            self._problems, self.notes = dict(problems), list(notes)
+            self.compared, self.done = compared, done
             work()
-            if len(self._problems) == len(before[0]):
+            if len(self._problems) == len(problems):
                 break

@@ -72,7 +72,8 @@ class Shard:
         IndexError for a row outside 0 .. samples - 1, FormatError if the number of bytes of the
         image does not follow from its size.
         """
-        check_row(self, row)
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {self.folder}, which has {len(self)} samples")
         height, width = self["size"][row, 2:].tolist()
         if self.layout.flat:
             start, stop = self["image_offset"][row : row + 2].tolist()
@@ -87,12 +88,6 @@ class Shard:
             )
         planes = image_planes(self.layout, height, width)
         return {plane.name: plane.view(image) for plane in planes}
-
-
-def check_row(shard: Shard, row: int) -> None:
-    """Raise IndexError for a row outside 0 .. samples - 1."""
-    if not 0 <= row < len(shard):
-        raise IndexError(f"row {row} of {shard.folder}, which has {len(shard)} samples")
 
 
 def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True) -> Shard:
@@ -127,9 +122,7 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     for name, stored in (("runs", found.runs), ("image_bytes", found.flat)):
         if (count := getattr(entry, name)) and not stored:
             raise FormatError(f"{path}: {name} is {count}, but the layout stores no {name}")
-    rows = found.array_rows(entry.extent)
-    arrays.check_group(folder, arrays.group_metadata(attributes, rows), rows, deep)
-    nbytes = sum(arrays.chunk_file(*each).file_bytes for each in rows.items())
+    nbytes = arrays.check_group(folder, attributes, found.array_rows(entry.extent), deep)
     shard = Shard(folder, found, attributes, msgspec.structs.replace(entry, bytes=nbytes))
     for spec in found.arrays:
         if spec.offsets:
@@ -183,9 +176,8 @@ def read_sample_rows(
     direct  read what is large past the page cache, where that is possible
 
     Raises FormatError if the bytes are not those that were written or a file is too short, OSError
-    if a file cannot be opened or read, IndexError for a row outside 0 .. samples - 1.
+    if a file cannot be opened or read.
     """
-    check_row(shard, row)
     given = {} if out is None else out
 
     def read(spec: ArraySpec, first: int, stop: int) -> np.ndarray:
@@ -260,7 +252,7 @@ def check_rows_digest(
     The rest of the file, after the rows, follows from their number and is not read.
     """
     digest = xxhash.xxh3_128(files.byte_view(rows))
-    digest.update(arrays.chunk_file(spec, len(rows)).tail())
+    digest.update(arrays.ChunkFile(spec, len(rows)).tail())
     if digest.hexdigest() != expected:
         says = "lists none" if expected is None else f"says {expected}"
         raise FormatError(

@@ -11,7 +11,6 @@ read back for the digest, which costs more than the rest of writing (docs/decisi
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -159,7 +158,7 @@ class AppendFile:
             self._staged = 0
         with files.naming(self.path):
             os.ftruncate(self._fd, self._written)  # the file may end in a hole
-        files.flush_file(self._fd, self.path)
+            os.fsync(self._fd)
         return self._digest.hexdigest()
 
     def close(self) -> None:
@@ -180,32 +179,47 @@ def set_direct(fd: int, on: bool) -> bool:
 
 
 def complete_group(
-    folder: Path, group: bytes, appended: Mapping[ArraySpec, AppendFile], extent: Extent
-) -> None:
+    folder: Path,
+    attributes: dict[str, Any] | None,
+    appended: Mapping[ArraySpec, AppendFile],
+    rows: Mapping[ArraySpec, int],
+    listed: bool = True,
+) -> int:
     """Finish all files, write metadata and checksums, and flush everything.
 
-    group     the group's own metadata
-    appended  the file of each array; that of an array without rows is removed
-    extent    how many rows that are
+    attributes, rows  as in `group_metadata`
+    appended          the file of each array, which is closed; that of an array without rows is
+                      removed
+    listed            whether the folder has a checksum file of its own
+
+    Returns the bytes of all chunk files.
     """
-    digests = {arrays.METADATA_NAME: xxhash.xxh3_128_hexdigest(group)}
+    group = arrays.group_metadata(attributes, rows)
+    metadata = {arrays.METADATA_NAME: group}
+    digests, total = {}, 0
     for spec, file in appended.items():
-        count = spec.rows(extent)
-        if count == 0:
-            file.path.unlink()
-        else:
-            sizes = arrays.chunk_file(spec, count)
+        if rows[spec]:
+            sizes = arrays.ChunkFile(spec, rows[spec])
             zeros = sizes.padded_bytes - sizes.data_bytes
             file.skip(zeros)
             file.append(np.frombuffer(sizes.tail(), np.uint8)[zeros:])
             digests[spec.chunk_path] = file.finish()
-        metadata = arrays.canonical_json(arrays.array_metadata(spec, count))
-        digests[f"{spec.name}/{arrays.METADATA_NAME}"] = xxhash.xxh3_128_hexdigest(metadata)
-        files.write_durably(folder / spec.name / arrays.METADATA_NAME, metadata)
+            total += sizes.file_bytes
+        else:
+            file.path.unlink()
+        file.close()
+        described = group["consolidated_metadata"]["metadata"][spec.name]
+        metadata[f"{spec.name}/{arrays.METADATA_NAME}"] = described
+    for name, described in metadata.items():
+        data = arrays.canonical_json(described)
+        digests[name] = xxhash.xxh3_128_hexdigest(data)
+        files.write_durably(folder / name, data)
+    for spec in appended:
         files.flush_folder(folder / spec.name)
-    files.write_durably(folder / arrays.METADATA_NAME, group)
-    files.write_durably(folder / files.CHECKSUMS_NAME, files.format_checksums(digests))
+    if listed:
+        files.write_durably(folder / files.CHECKSUMS_NAME, files.format_checksums(digests))
     files.flush_folder(folder)
+    return total
 
 
 # ------------------------------------------------------------------------------------------ shards
@@ -225,8 +239,6 @@ def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
     so nothing depends on the position of the sample: mask_offset (1,) int64, the number of masks;
     image_offset (1,) int64, the number of bytes of the image; run_offset (m,) int64, the number of
     runs of each mask.
-
-    Raises ValueError for an array of another number of elements.
     """
     extent = sample_extent(layout, sample)
     rows = {}
@@ -236,15 +248,10 @@ def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
         elif spec.offsets:
             rows[spec.name] = np.diff(sample[spec.name])
         elif spec.name != "checksum":
-            shape = (spec.rows(extent), *spec.row_shape)
-            rows[spec.name] = np.ascontiguousarray(sample[spec.name]).reshape(shape)
-    rows["checksum"] = np.array([rows_checksum(layout, rows, stored_height(rows))], np.uint64)
+            rows[spec.name] = np.ascontiguousarray(sample[spec.name]).reshape(-1, *spec.row_shape)
+    height = int(rows["size"][0, 2])
+    rows["checksum"] = np.array([rows_checksum(layout, rows, height)], np.uint64)
     return rows
-
-
-def stored_height(rows: Mapping[str, np.ndarray]) -> int:
-    """Number of stored rows of pixels; a canvas is zero from there on."""
-    return int(rows["size"][0, 2])
 
 
 def sample_extent(layout: Layout, sample: Sample) -> Extent:
@@ -277,9 +284,7 @@ class ShardWriter:
         self._final = Path(shards_dir) / name
         if self._final.exists():
             raise PackError(f"{self._final}: the shard exists already; remove it to pack it again")
-        self.folder = self._final.with_name(
-            f"{files.TEMPORARY_PREFIX}{name}-{secrets.token_hex(4)}"
-        )
+        self.folder = files.temporary_beside(self._final)
         self._files: dict[ArraySpec, AppendFile] = {}
         try:
             self.folder.mkdir(parents=True)
@@ -303,7 +308,7 @@ class ShardWriter:
                 ends = self.extent.along(spec.child_axis) + np.cumsum(rows[spec.name])
                 file.append(files.byte_view(ends))
             elif spec.name == "image" and not self.layout.flat:
-                image, height = files.byte_view(rows["image"]), stored_height(rows)
+                image, height = files.byte_view(rows["image"]), int(rows["size"][0, 2])
                 for zeros, part in canvas_parts(self.layout, image, height):
                     file.skip(zeros)
                     file.append(part)
@@ -323,18 +328,16 @@ class ShardWriter:
         """
         rows = self.layout.array_rows(self.extent)
         counts = {**asdict(self.extent), "annotations": self._annotations}
-        own = {"format": list(FORMAT_VERSION), "layout": self.layout.to_json(), **counts}
-        group = arrays.canonical_json(arrays.group_metadata({**attributes, **own}, rows))
-        complete_group(self.folder, group, self._files, self.extent)
+        own = {"format": list(FORMAT_VERSION), "layout": asdict(self.layout), **counts}
+        nbytes = complete_group(self.folder, {**attributes, **own}, self._files, rows)
         self.folder.rename(self._final)
         self.folder = self._final
-        self._close()
         files.flush_folder(self._final.parent)
         return ShardEntry(
             name=self.name,
             source=attributes["source"],
             part=attributes["part"],
-            bytes=shard_bytes(self.layout, self.extent),
+            bytes=nbytes,
             **counts,
         )
 
@@ -343,21 +346,13 @@ class ShardWriter:
 
         What a failing disk keeps from being removed, the next run removes.
         """
-        self._close()
         if self.folder != self._final:
+            for file in self._files.values():
+                file.close()
             shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _close(self) -> None:
-        for file in self._files.values():
-            file.close()
 
     def __enter__(self) -> "ShardWriter":
         return self
 
     def __exit__(self, *_) -> None:
         self.discard()
-
-
-def shard_bytes(layout: Layout, extent: Extent) -> int:
-    """Total bytes of the chunk files of a shard, including holes."""
-    return sum(arrays.chunk_file(*each).file_bytes for each in layout.array_rows(extent).items())

@@ -18,24 +18,25 @@ from sa1bpack.arguments import ALL, Share, checks_options, choice, local_path, p
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format import arrays
-from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import (
     Index,
     check_against_shards,
     check_whole_index,
+    find_duplicates,
     index_arrays,
     open_index,
+    open_manifest_and_index,
     top_files,
 )
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
+    INDEX_NAME,
     MANIFEST_NAME,
     REJECTS_NAME,
     SHARDS_NAME,
     Manifest,
     ShardEntry,
-    is_index_name,
     read_manifest,
     shard_folders,
 )
@@ -130,40 +131,35 @@ def check_files(
         check.total = _side_bytes(root, share)
         parts = _check_side(check, root, quick, share)
         return check.report({"parts": parts, "bytes": check.total})
-    while True:
-        check = Check(files, progress)
-        try:
-            manifest = read_manifest(root)
-        except VersionError:
+    check = Check(files, progress)
+    try:
+        manifest = read_manifest(root)
+    except VersionError:
+        raise
+    except FormatError as error:
+        if not (root / MANIFEST_NAME).exists():
             raise
-        except FormatError as error:
-            if not (root / MANIFEST_NAME).exists():
-                raise
-            check.add(str(error))
-            return Report(check.problems)
-        index, latest = _checked_index(check, manifest, scope), manifest
-        if check.problems:  # a packer may have replaced manifest and index
-            with suppress(FormatError):
-                latest = read_manifest(root)
-        if latest == manifest:
-            return _check_shards(check, manifest, index, scope)
+        check.add(str(error))
+        return Report(check.problems)
+    index = None
+    with suppress(FormatError, OSError):  # which is reported by the next attempt
+        manifest, index = open_manifest_and_index(root)
+    return check_pack(check, manifest, scope, index)
 
 
-def check_pack(check: Check, manifest: Manifest, scope: Scope) -> Report:
-    """Check a pack against a manifest, which may differ from the one on disk; see `verify`."""
-    return _check_shards(check, manifest, _checked_index(check, manifest, scope), scope)
+def check_pack(
+    check: Check, manifest: Manifest, scope: Scope, index: Index | None = None
+) -> Report:
+    """Check a pack against a manifest, which may differ from the one on disk; see `verify`.
 
-
-def _checked_index(check: Check, manifest: Manifest, scope: Scope) -> Index | None:
-    """The index of a pack, once its own files are checked if they are to be.
-
-    None if it cannot be read, which is reported with these.
+    index  mapped before anything else: a packer may replace it during a long check
     """
+    with check.collecting() if scope.own_files else suppress(FormatError, OSError):
+        if index is None and (manifest.shards or manifest.index is not None):
+            index = open_index(check.files.root, manifest)
     if scope.own_files:
-        return _check_own_files(check, manifest)
-    with suppress(FormatError, OSError):
-        return open_index(check.files.root, manifest) if manifest.shards else None
-    return None
+        _check_own_files(check, manifest)
+    return _check_shards(check, manifest, index, scope)
 
 
 def _check_side(
@@ -195,7 +191,7 @@ def _check_side(
                     check_listed(folder, {MANIFEST_NAME, arrays.METADATA_NAME}, listed)
                 for path, digest in listed.items():
                     check.digest(folder / path, digest, feature=spec.name)
-                arrays.check_metadata(folder / arrays.METADATA_NAME, side.side_root_metadata())
+                arrays.check_metadata(folder / arrays.METADATA_NAME, side.SIDE_ROOT_METADATA)
             if shards is not None:
                 _note_coverage(check, folder, names, shards)
         numbers = {shard.part: number for number, shard in enumerate(shards or ())}
@@ -278,15 +274,9 @@ def _check_shard(check: Check, entry: ShardEntry, manifest: Manifest, quick: boo
             check.add(f"{folder}: missing", shard=entry.name)
 
 
-def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
-    """Check the pack's own files: digests, metadata, and files that do not belong there.
-
-    Returns the index, mapped before anything else: a packer may replace it during a long check.
-    """
-    root, index = check.files.root, None
-    if manifest.shards or manifest.index is not None:
-        with check.collecting():
-            index = open_index(root, manifest)
+def _check_own_files(check: Check, manifest: Manifest) -> None:
+    """Check the pack's own files: digests, metadata, and files that do not belong there."""
+    root = check.files.root
     is_newer = manifest.version > FORMAT_VERSION  # it may have more files and keys
     if is_newer:
         found, known = (".".join(map(str, each)) for each in (manifest.version, FORMAT_VERSION))
@@ -299,22 +289,17 @@ def _check_own_files(check: Check, manifest: Manifest) -> Index | None:
         _check_names(check, manifest, expected, is_newer)
     if not (manifest.complete or manifest.shards or (root / CHECKSUMS_NAME).exists()):
         check.notes.append(f"{root}: nothing is published yet")
-        return index
+        return
     with check.collecting():
         _check_checksums(check, manifest, expected, is_newer)
-    # Missing files of shards are reported with the shards, those of the index with the index.
-    for path in sorted(path for path in expected if "/" not in path):
-        with check.collecting():
-            if not (root / path).is_file():
-                check.add(f"{root / path}: missing")
     with check.collecting():
         if not is_newer:
-            arrays.check_metadata(root / arrays.METADATA_NAME, arrays.root_metadata())
+            arrays.check_metadata(root / arrays.METADATA_NAME, arrays.ROOT_METADATA)
+    with check.collecting():
         arrays.check_metadata(root / SHARDS_NAME / arrays.METADATA_NAME, arrays.group_metadata())
-    if manifest.index is not None and (root / manifest.index).is_dir():
-        with check.collecting():
+    with check.collecting():
+        if manifest.index is not None and (root / manifest.index).is_dir():
             compare_files(check, root / manifest.index, arrays.group_files(index_arrays(manifest)))
-    return index
 
 
 def _check_checksums(check: Check, manifest: Manifest, expected: set[str], is_newer: bool) -> None:
@@ -346,30 +331,19 @@ def _check_checksums(check: Check, manifest: Manifest, expected: set[str], is_ne
 
 
 def _check_names(check: Check, manifest: Manifest, expected: set[str], is_newer: bool) -> None:
-    """Report what does not belong at the top and under shards/, and note symbolic links.
-
-    Links are followed, such as those to shards on another disk.
-    """
+    """Report what does not belong at the top and under shards/."""
     root = check.files.root
-    names = {path.split("/")[0] for path in expected} | {
-        CHECKSUMS_NAME,
-        SHARDS_NAME,
-        side.SIDES_NAME,
-    }
-    listed = {arrays.METADATA_NAME} | {shard.name for shard in manifest.shards}
-    top = _visible(root)
-    inside = _visible(root / SHARDS_NAME) if (root / SHARDS_NAME).is_dir() else []
-    for path in (*top, *inside):
-        if path.is_symlink():
-            check.notes.append(
-                f"{path}: a symbolic link to {path.readlink()}; its target was checked"
-            )
-    for path in top:
-        if is_index_name(path.name) and path.name not in names:
+    names = {path.split("/")[0] for path in expected}
+    names |= {CHECKSUMS_NAME, SHARDS_NAME, side.SIDES_NAME}
+    for path in sorted(root.glob("[!.]*")):
+        if path.name in names:
+            continue
+        if INDEX_NAME.match(path.name):
             check.notes.append(f"{path}: an index that the manifest does not name")
-        elif path.name not in names and not is_newer:
+        elif not is_newer:
             check.add(f"{path}: not a file of the pack; remove it", extra=True)
-    for path in inside:
+    listed = {arrays.METADATA_NAME} | {shard.name for shard in manifest.shards}
+    for path in sorted((root / SHARDS_NAME).glob("[!.]*")):
         if path.name not in listed and (manifest.complete or not path.is_dir()):
             what = "not in the manifest; repeat the pack command to publish it, or remove it"
             check.add(f"{path}: {what}", extra=True)
@@ -389,7 +363,3 @@ def _unlisted_shards(check: Check, manifest: Manifest) -> list[ShardEntry]:
                 entries.append(open_shard(folder, manifest.layout).entry)
                 check.notes.append(f"{folder}: a complete shard that is not in the manifest yet")
     return entries
-
-
-def _visible(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))

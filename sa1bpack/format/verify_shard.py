@@ -16,23 +16,27 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.arrays import METADATA_NAME, chunk_file, first_fall, group_files, read_metadata
+from sa1bpack.format.arrays import (
+    METADATA_NAME,
+    ChunkFile,
+    first_fall,
+    group_bytes,
+    group_files,
+    read_metadata,
+)
 from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, naming, read_checksums
 from sa1bpack.format.index import Index
 from sa1bpack.format.layout import ArraySpec, Extent, Layout, image_nbytes, is_zero_beyond
 from sa1bpack.format.manifest import Count, ShardEntry
-from sa1bpack.format.problems import Check, PackFiles, Stream
+from sa1bpack.format.problems import Check, PackFiles
 from sa1bpack.format.shard_reader import Shard, checksum_of_rows, open_shard, rows_of_sample
-from sa1bpack.format.side.spec import REMAKE, ShardIdentity, SideSpec, open_part
-from sa1bpack.wording import counted
+from sa1bpack.format.side.spec import REMAKE, ShardIdentity, SidePart, SideSpec, open_part
 
 # Nine tenths and more of a pack: a quick check skips their digests.
 HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
 
 # Files of several blocks that a shard has: image, mask_bits and run_ends.
 _THREADS = 3
-
-_NOTHING = np.empty(0, np.uint8)
 
 
 class ArrayStream:
@@ -43,14 +47,12 @@ class ArrayStream:
     ):
         """Open it. Raises OSError."""
         self.spec = spec
-        self.file = chunk_file(spec, rows)
         self.path = folder / spec.chunk_path
+        self._file = ChunkFile(spec, rows)
         self._digest = xxhash.xxh3_128()
         self._done = 0  # rows that were read
         self._edge = np.empty((0, *spec.row_shape), spec.dtype)  # of an offset array, the last one
-        self._stream: Stream | None = None
-        if rows:
-            self._stream = files.stream(self.path, self.file.file_bytes, helper)
+        self._stream = files.stream(self.path, self._file.file_bytes, helper) if rows else None
 
     def read(self, first: int, stop: int) -> np.ndarray:
         """Rows `first` to `stop`, (stop - first, *row_shape), valid until the next call.
@@ -60,7 +62,7 @@ class ArrayStream:
         if first != self._done - len(self._edge):
             raise FormatError(f"{self.path}: it, or its offsets, changed while they were read")
         data = self._read((stop - self._done) * self.spec.row_bytes)
-        rows = data.view(self.spec.dtype).reshape(stop - self._done, *self.spec.row_shape)
+        rows = data.view(self.spec.dtype).reshape(-1, *self.spec.row_shape)
         if self.spec.offsets:
             rows = np.concatenate([self._edge, rows])
             self._edge = rows[-1:]
@@ -69,14 +71,14 @@ class ArrayStream:
 
     def finish(self) -> str:
         """Check the rest of the file, after the data, and return the digest of the file."""
-        self._read((self.file.rows - self._done) * self.spec.row_bytes)
-        expected = self.file.tail()
+        self._read((self._file.rows - self._done) * self.spec.row_bytes)
+        expected = self._file.tail()
         _compare_tail(self.path, self._read(len(expected)).tobytes(), expected)
         return self._digest.hexdigest()
 
     def _read(self, nbytes: int) -> np.ndarray:
         if nbytes == 0 or self._stream is None:
-            return _NOTHING
+            return np.empty(0, np.uint8)
         with naming(self.path):
             data = self._stream.read(nbytes)
         if data.size < nbytes:
@@ -103,57 +105,58 @@ def _compare_tail(path: Path, found: bytes, expected: bytes) -> None:
 _Streams = Mapping[str, ArrayStream]
 
 
-def _check_group(
-    check: Check,
-    folder: Path,
-    open_group: Callable[[], tuple[Mapping[ArraySpec, int], Callable[[_Streams], None] | None]],
-    streamed: Set[ArraySpec],
-    quick: bool,
-    known: Set[str] = frozenset(),
-    **place,
-) -> None:
-    """Check the files of a group and what is in them.
+# ------------------------------------------------------------------------------ files of a group
 
-    open_group  checks what it can without reading data; returns the number of rows of each array,
-                and what reads and checks the samples; None: nobody knows which rows are whose
-    streamed    arrays that samples are read from; a quick check does not read them
-    known       files that are not reported as foreign if the checksum file does not list them
-    """
-    listed = None
-    paths = {spec.chunk_path for spec in streamed}
-    done = paths if quick else set()  # files whose digest is not compared any more
+
+def _listed_files(check: Check, folder: Path, files: set[str], **place) -> dict[str, str]:
+    """Check which files a group has, and which its checksum file lists; returns their digests."""
+    with check.collecting(**place):
+        compare_files(check, folder, files | {CHECKSUMS_NAME}, **place)
+    listed: dict[str, str] = {}
     with check.collecting(**place):
         listed = read_checksums(folder / CHECKSUMS_NAME)
-        compare_files(check, folder, {*listed, CHECKSUMS_NAME}, known, **place)
-    with check.collecting(**place):
-        arrays, read_samples = open_group()
-        if listed is not None:  # otherwise it was reported; samples have checksums of their own
-            check_listed(folder, group_files(arrays), listed)
-        if quick or read_samples is None:
-            for spec, rows in arrays.items():
-                if rows:
-                    with check.collecting(array=spec.name, **place):
-                        path, file = folder / spec.chunk_path, chunk_file(spec, rows)
-                        _compare_tail(path, check.files.rest(path, file.data_bytes), file.tail())
-        else:
-            with ExitStack() as stack:
-                helper = stack.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
-                streams = {}
-                for spec, rows in arrays.items():
-                    if spec in streamed:
-                        opened = ArrayStream(check.files, folder, spec, rows, helper)
-                        streams[spec.name] = stack.enter_context(closing(opened))
-                read_samples(streams)
-                for name, stream in streams.items():
-                    if stream.file.rows:
-                        with check.collecting(array=name, **place):
-                            found = stream.finish()
-                            if listed is not None:
-                                expected = listed[stream.spec.chunk_path]
-                                check.same_digest(stream.path, found, expected, array=name, **place)
-            done = paths
-    for path, expected in (listed or {}).items():
-        if path not in done:
+        check_listed(folder, files, listed)
+    return listed
+
+
+def _check_tails(check: Check, folder: Path, arrays: Mapping[ArraySpec, int], **place) -> None:
+    """Check what follows the data of each array, without reading that."""
+    for spec, rows in arrays.items():
+        path, file = folder / spec.chunk_path, ChunkFile(spec, rows)
+        with check.collecting(array=spec.name, **place):
+            if rows:
+                _compare_tail(path, check.files.rest(path, file.data_bytes), file.tail())
+
+
+def _check_streams(
+    check: Check,
+    folder: Path,
+    arrays: Mapping[ArraySpec, int],
+    listed: Mapping[str, str],
+    check_samples: Callable[[_Streams], None],
+    **place,
+) -> None:
+    """Read arrays once, side by side: check their samples, and then their digests."""
+    with ExitStack() as stack:
+        helper = stack.enter_context(ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead"))
+        streams = {}
+        for spec, rows in arrays.items():
+            opened = ArrayStream(check.files, folder, spec, rows, helper)
+            streams[spec.name] = stack.enter_context(closing(opened))
+        check_samples(streams)
+        for name, stream in streams.items():
+            with check.collecting(array=name, **place):
+                found = stream.finish()
+                if expected := listed.get(stream.spec.chunk_path):
+                    check.same_digest(stream.path, found, expected, array=name, **place)
+
+
+def _check_digests(
+    check: Check, folder: Path, listed: Mapping[str, str], without: Set[str], **place
+) -> None:
+    """Compare the digests of all files of a group that its checksum file lists, but for some."""
+    for path, expected in listed.items():
+        if path not in without:
             check.digest(folder / path, expected, array=_array_of(path), **place)
 
 
@@ -166,33 +169,21 @@ def check_listed(folder: Path, files: Set[str], listed: dict[str, str]) -> None:
         )
 
 
-def compare_files(
-    check: Check, folder: Path, expected: set[str], known: Set[str] = frozenset(), **place
-) -> None:
-    """Report files below `folder` that are missing or not listed, and note links.
-
-    Files in `known` that are not in `expected` are not reported here.
+def compare_files(check: Check, folder: Path, expected: set[str], **place) -> None:
+    """Report files below `folder` that are missing or do not belong there.
 
     A link in place of a file or a folder is followed: file stores such as a Hugging Face cache
     consist of links, and users keep arrays on several disks. Any other link is reported.
     """
-    inner = {path.rpartition("/")[0] for path in expected | known} - {""}
-    found, links = set(), []
-    for inside in ("", *sorted(inner)):
+    inner = {path.rpartition("/")[0] for path in expected} - {""}
+    found = set()
+    for inside in ("", *inner):
         for path in (folder / inside).iterdir() if (folder / inside).is_dir() else ():
-            name = path.relative_to(folder).as_posix()
-            if path.is_symlink() and name in expected | inner:
-                links.append(name)
-            if name not in inner or not (path.is_dir() or path.is_symlink()):
+            if (name := path.relative_to(folder).as_posix()) not in inner:
                 found.add(name)
-    if links:
-        check.notes.append(
-            f"{folder}: it has {counted(len(links), 'symbolic link')}, the first {min(links)} to "
-            f"{(folder / min(links)).readlink()}; their targets were checked"
-        )
     for path in sorted(expected - found):
         check.add(f"{folder / path}: missing", array=_array_of(path), **place)
-    for path in sorted(found - expected - known):
+    for path in sorted(found - expected):
         what = f"{folder / path}: not a file of the pack; remove it"
         check.add(what, array=_array_of(path), extra=True, **place)
 
@@ -213,8 +204,11 @@ def check_shard(
 
     quick  skip what HEAVY_ARRAYS hold
     """
-
-    def open_group():
+    place, done = {"shard": entry.name}, check.done
+    arrays = layout.array_rows(entry.extent)
+    listed = _listed_files(check, folder, group_files(arrays), **place)
+    compared = {spec.chunk_path for spec in arrays if quick and spec.name in HEAVY_ARRAYS}
+    with check.collecting(**place):
         shard = open_shard(folder, layout)
         for key in entry.__struct_fields__:
             found, expected = getattr(shard.entry, key), getattr(entry, key)
@@ -223,16 +217,13 @@ def check_shard(
                     f"{folder}: {key} is {found!r}, but the manifest says {expected!r}; repeat the "
                     "pack command"
                 )
-        arrays = layout.array_rows(shard.extent)
-        sound = _check_offsets(check, shard)
-        return arrays, partial(_check_samples, check, shard) if sound else None
-
-    streamed = {spec for spec in layout.arrays if not quick or spec.name in HEAVY_ARRAYS}
-    # If a damaged checksum file does not list a file that the layout has, that is the problem, and
-    # the user must not be told to remove the file.
-    known = group_files(layout.array_rows(entry.extent))
-    done = check.done
-    _check_group(check, folder, open_group, streamed, quick, known, shard=entry.name)
+        if _check_offsets(check, shard) and not quick:
+            check_samples = partial(_check_samples, check, shard)
+            _check_streams(check, folder, arrays, listed, check_samples, **place)
+            compared = {spec.chunk_path for spec in arrays}
+        else:
+            _check_tails(check, folder, arrays, **place)
+    _check_digests(check, folder, listed, compared, **place)
     check.advance(done + entry.bytes - check.done)
 
 
@@ -309,41 +300,49 @@ def check_part(
 
     index, number  of the pack, and of its shard there: needed to name damaged samples of arrays
                    with a row per mask
+
+    Raises FormatError and OSError if it does not say which shard it is for.
     """
     place = {"feature": spec.name, "shard": part.name}
     if not part.is_dir():
         check.add(f"{part}: not a part of the feature; remove it", extra=True, **place)
         return
-
-    def open_group():
-        identity = _read_identity(part)
-        opened = open_part(part.parent, spec, identity, deep=True)
-        arrays = spec.arrays(identity.extent)
-        check.advance(sum(chunk_file(*each).file_bytes for each in arrays.items()))
-        counts = None
+    identity = _read_identity(part)
+    arrays = spec.arrays(identity.extent)
+    check.advance(group_bytes(arrays))
+    listed = _listed_files(check, part, group_files(arrays), **place)
+    compared = {spec.values.chunk_path} if quick else set()
+    with check.collecting(**place):
+        opened, counts = open_part(part.parent, spec, identity, deep=True), np.empty(0, np.int64)
         if spec.axis == "sample":
             counts = np.ones(opened.samples, np.int64)
         elif number is not None and index is not None:
             first, stop = index.shard_offset[number : number + 2].tolist()
             counts = np.diff(index.mask_offset[first : stop + 1])
-        if counts is None or int(counts.sum()) != len(opened.values):
-            return arrays, None
+        if quick or counts.sum() != len(opened.values):
+            _check_tails(check, part, arrays, **place)
+        else:
+            values = {spec.values: len(opened.values)}
+            check_samples = partial(_check_rows, check, opened, counts, place)
+            _check_streams(check, part, values, listed, check_samples, **place)
+            compared = {spec.values.chunk_path}
+    _check_digests(check, part, listed, compared, **place)
 
-        def read_samples(streams: _Streams) -> None:
-            stored, stream, first = opened.checksum, streams[spec.values.name], 0
-            for sample, stop in enumerate(np.cumsum(counts).tolist()):
-                found = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))
-                first = stop
-                if found != int(stored[sample]):
-                    check.add(
-                        f"checksum of sample {sample} is {found:016x}, but "
-                        f"{int(stored[sample]):016x} is stored; {REMAKE}",
-                        **place,
-                    )
 
-        return arrays, read_samples
-
-    _check_group(check, part, open_group, {spec.values}, quick, **place)
+def _check_rows(
+    check: Check, part: SidePart, counts: np.ndarray, place: dict[str, str], streams: _Streams
+) -> None:
+    """Compare the rows of each sample, of which it has so many, with their checksum."""
+    stored, stream, first = part.checksum, streams[part.spec.values.name], 0
+    for sample, stop in enumerate(np.cumsum(counts).tolist()):
+        found = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))
+        first = stop
+        if found != int(stored[sample]):
+            check.add(
+                f"checksum of sample {sample} is {found:016x}, but {int(stored[sample]):016x} is "
+                f"stored; {REMAKE}",
+                **place,
+            )
 
 
 def _read_identity(part: Path) -> ShardIdentity:

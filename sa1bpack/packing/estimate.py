@@ -17,10 +17,10 @@ from typing import Unpack
 from sa1bpack import interrupts
 from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError, OutputRefused, SourceError
+from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import Extent, Layout, canvas_spans, image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
-from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.options import (
     MASKS,
     PIXELS,
@@ -348,4 +348,4 @@ class _Probe:
             spans = canvas_spans(layout, height)
             holes += image_nbytes(layout, 0, 0) - sum(stop - start for start, stop in spans)
         holes = round(holes * images / max(1, len(self.sizes)))
-        return shard_bytes(layout, self.scaled(images, layout)), holes
+        return group_bytes(layout.array_rows(self.scaled(images, layout))), holes

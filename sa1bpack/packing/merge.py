@@ -25,7 +25,6 @@ from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
     file_digest,
-    flush_file,
     flush_folder,
     make_folder,
     naming,
@@ -404,7 +403,8 @@ class Placing:
             except OSError:  # the same
                 self._copy(read.fileno(), write.fileno(), source, target)
                 self.copied += 1
-            flush_file(write.fileno(), target)
+            with naming(target):
+                os.fsync(write.fileno())
 
     def _copy(self, read: int, write: int, source: Path, target: Path) -> None:
         """Copy a file, leaving out its holes."""

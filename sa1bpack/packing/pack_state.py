@@ -34,7 +34,6 @@ import msgspec
 import xxhash
 
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceCorrupt, SourceError
-from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
@@ -47,7 +46,7 @@ from sa1bpack.format.files import (
     remove_published,
     replace_file,
 )
-from sa1bpack.format.index import open_manifest_and_index, publish, remove_stale
+from sa1bpack.format.index import find_duplicates, open_manifest_and_index, publish, remove_stale
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     PARTS_NAME,

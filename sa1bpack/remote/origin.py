@@ -17,7 +17,13 @@ from typing import Any
 import xxhash
 
 from sa1bpack.errors import FormatError, NotAPack, StoreError
-from sa1bpack.format.arrays import METADATA_NAME, array_metadata, canonical_json, chunk_file
+from sa1bpack.format.arrays import (
+    METADATA_NAME,
+    ChunkFile,
+    array_metadata,
+    canonical_json,
+    group_bytes,
+)
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     cut_short,
@@ -123,9 +129,7 @@ def _readers(process: int) -> ThreadPoolExecutor:
 
 def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:
     """Bytes of a folder with these arrays, each with so many rows."""
-    return MORE_BYTES + sum(
-        chunk_file(spec, rows).file_bytes for spec, rows in arrays.items() if rows
-    )
+    return MORE_BYTES + group_bytes(arrays)
 
 
 def fetch_group(
@@ -158,7 +162,7 @@ def fetch_group(
             if rows and spec.chunk_path not in listed:
                 raise FormatError(f"{origin.url}/{path}/{CHECKSUMS_NAME}: lacks {spec.chunk_path}")
             if rows:
-                files[spec.chunk_path] = chunk_file(spec, rows).file_bytes, listed[spec.chunk_path]
+                files[spec.chunk_path] = ChunkFile(spec, rows).file_bytes, listed[spec.chunk_path]
         fetch_files(origin, path, folder, files)
     except (FormatError, EndsEarly):
         if is_replaced(origin, f"{path}/{CHECKSUMS_NAME}", digest):

@@ -25,9 +25,10 @@ import numpy as np
 import xxhash
 
 from sa1bpack.arguments import ALL, choice, part_of_job
+from sa1bpack.disk.direct import FileStream
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, OptionError, SourceError, StoreError
-from sa1bpack.format.arrays import METADATA_NAME, chunk_file
+from sa1bpack.format.arrays import METADATA_NAME, ChunkFile
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     TEMPORARY_PREFIX,
@@ -45,7 +46,7 @@ from sa1bpack.format.manifest import (
     ShardEntry,
     read_manifest,
 )
-from sa1bpack.format.problems import PackFiles, Progress, Report, Stream
+from sa1bpack.format.problems import PackFiles, Progress, Report
 from sa1bpack.format.side.spec import SIDES_NAME, ShardIdentity, SideSpec
 from sa1bpack.format.verify import check_files
 from sa1bpack.remote.bucket import Bucket, Pieces, StoreFile
@@ -247,7 +248,7 @@ def _name(prefix: str, url: str, data: bytes) -> str:
 def _index_files(manifest: Manifest, listed: dict[str, str]) -> Files:
     """The files of a pack's index, and the metadata of its groups, to be fetched."""
     lengths = {
-        f"{manifest.index}/{spec.chunk_path}": chunk_file(spec, rows).file_bytes
+        f"{manifest.index}/{spec.chunk_path}": ChunkFile(spec, rows).file_bytes
         for spec, rows in index_arrays(manifest).items()
         if rows
     }
@@ -358,7 +359,9 @@ class _Mirror(PackFiles):
         key = str(path.relative_to(self.root))
         return self._origin.ranges(key, first, path.stat().st_size) if is_large(key) else None
 
-    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
+    def stream(
+        self, path: Path, nbytes: int, helper: ThreadPoolExecutor
+    ) -> "_ObjectStream | FileStream":
         """See PackFiles."""
         pieces = self._pieces(path)
         return super().stream(path, nbytes, helper) if pieces is None else _ObjectStream(pieces)
@@ -400,14 +403,14 @@ def _make_hole(path: Path, nbytes: int) -> None:
 
 
 class _ObjectStream:
-    """Bytes of one file on its way, see Stream. Raises StoreError."""
+    """Bytes of one file on its way, see FileStream. Raises StoreError."""
 
     def __init__(self, pieces: Pieces):
         self._pieces, self.close = pieces, pieces.close
         self._data = np.empty(0, np.uint8)
 
     def read(self, nbytes: int) -> np.ndarray:
-        """See Stream."""
+        """See FileStream."""
         parts, size = [self._data], self._data.size
         while size < nbytes and (piece := next(self._pieces, None)) is not None:
             parts.append(np.frombuffer(piece, np.uint8))

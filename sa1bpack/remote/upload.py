@@ -19,7 +19,7 @@ import msgspec
 import xxhash
 
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.arrays import METADATA_NAME, canonical_json, chunk_file, read_metadata
+from sa1bpack.format.arrays import METADATA_NAME, ChunkFile, canonical_json, read_metadata
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     file_digest,
@@ -33,11 +33,11 @@ from sa1bpack.format.files import (
 from sa1bpack.format.index import top_files
 from sa1bpack.format.layout import Extent, Layout
 from sa1bpack.format.manifest import (
+    INDEX_NAME,
     MANIFEST_NAME,
     REJECTS_NAME,
     SHARDS_NAME,
     check_shard_name,
-    is_index_name,
     read_manifest,
 )
 from sa1bpack.format.side.spec import SIDES_NAME
@@ -200,7 +200,7 @@ def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
     """
     keys = bucket.files()
     tops = {key.partition("/")[0] for key in keys}
-    strange = sorted(name for name in tops - _KNOWN if not is_index_name(name))
+    strange = sorted(name for name in tops - _KNOWN if not INDEX_NAME.match(name))
     if strange:
         raise OutputRefused(f"{bucket.url} holds {strange[0]}, which no pack has: choose another")
     make_folder(root / SHARDS_NAME)
@@ -253,7 +253,7 @@ def _empty_large_files(folder: Path, layout: Layout, extent: Extent) -> None:
             path = folder / spec.chunk_path
             path.parent.mkdir(exist_ok=True)
             empty = temporary_beside(path)
-            file = chunk_file(spec, rows)
+            file = ChunkFile(spec, rows)
             with empty.open("xb") as stream:  # what follows the rows is written
                 stream.truncate(file.padded_bytes)
                 stream.seek(file.padded_bytes)

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 from reading_packs import manifest_of
 
-from sa1bpack.format.duplicates import find_duplicates
-from sa1bpack.format.index import Index
+from sa1bpack.format.index import Index, find_duplicates
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import ShardEntry
 

@@ -1,6 +1,7 @@
 """The arithmetic and tables of the format, compared with Zarr itself and with docs/format.md."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format.arrays import MAX_INNER_BYTES, chunk_file
+from sa1bpack.format.arrays import MAX_INNER_BYTES, ChunkFile
 from sa1bpack.format.index import INDEX_ARRAYS
 from sa1bpack.format.layout import (
     FITS,
@@ -54,7 +55,7 @@ def test_documented_shard_arrays_match_the_code_in_order():
     expected[pixels][2:] = ["see [Pixels](#pixels)"] * 2
     assert [row[:4] for row in documented("Arrays of a shard")] == expected
     for without in ({"bits": False}, {"runs": False}, {"fit": "pad"}):
-        fewer = Layout(**{**layout.to_json(), **without})
+        fewer = Layout(**{**asdict(layout), **without})
         names = [row[0] for row in expected if row[0] in {spec.name for spec in fewer.arrays}]
         assert [spec.name for spec in fewer.arrays] == names
 
@@ -112,7 +113,7 @@ def test_all_of_sa1b_stays_below_the_documented_number_of_files(fit, samples_per
 )
 def test_chunk_file_is_byte_for_byte_what_zarr_writes(tmp_path_factory, rows, row_shape, dtype):
     spec = array_spec("a", dtype, ("n", "y", "x")[: 1 + len(row_shape)], row_shape)
-    file = chunk_file(spec, rows)
+    file = ChunkFile(spec, rows)
     values = np.arange(1, rows * int(np.prod(row_shape, dtype=int)) + 1).astype(dtype)
     values = values.reshape(rows, *row_shape)
     tmp = tmp_path_factory.mktemp("zarr")
@@ -135,7 +136,7 @@ def test_chunk_file_is_byte_for_byte_what_zarr_writes(tmp_path_factory, rows, ro
 @given(rows=st.integers(0, 1 << 34), row_bytes=st.integers(1, 1 << 24))
 @settings(max_examples=100, deadline=None)
 def test_inner_chunk_is_the_largest_power_of_two_that_fits(rows, row_bytes):
-    file = chunk_file(ArraySpec("a", np.dtype("u1"), (row_bytes,), ("n", "b"), "sample"), rows)
+    file = ChunkFile(array_spec("a", "|u1", ("n", "b"), (row_bytes,)), rows)
     inner = file.inner_rows
     assert inner == max(1, rows) or (inner & (inner - 1) == 0 and inner < rows)
     assert inner == 1 or inner * row_bytes <= MAX_INNER_BYTES
@@ -148,7 +149,7 @@ def test_layout_survives_json():
         Layout(), Layout(image_size=512, mask_size=64, fit="squash", runs=False),
         Layout(image_size=511, fit="native", pixels="yuv420", bits=False),
     ):  # fmt: skip
-        assert Layout.from_json(layout.to_json()) == layout
+        assert Layout.from_json(asdict(layout)) == layout
 
 
 @pytest.mark.parametrize("change", [
@@ -161,10 +162,10 @@ def test_layout_refuses_what_cannot_be_stored(change):
     with pytest.raises(OptionError, match=next(iter(change))):
         Layout(**change)
     with pytest.raises(FormatError, match="newer sa1bpack"):
-        Layout.from_json({**Layout().to_json(), **change})
+        Layout.from_json({**asdict(Layout()), **change})
 
 
-@pytest.mark.parametrize("data", [None, [], {}, {**Layout().to_json(), "depth": 1}])
+@pytest.mark.parametrize("data", [None, [], {}, {**asdict(Layout()), "depth": 1}])
 def test_layout_refuses_missing_and_unknown_keys(data):
     with pytest.raises(FormatError, match="keys"):
         Layout.from_json(data)

@@ -121,7 +121,7 @@ def test_a_manifest_of_very_many_repeated_shards_is_refused_at_once(pack):
     """Searching all names for each of them took quadratic time."""
     edit(pack / MANIFEST_NAME, lambda d: d.update(shards=[d["shards"][0] | {"name": f"s{n // 2}"}
                                           for n in range(40_000)]))  # fmt: skip
-    with pytest.raises(FormatError, match="listed twice: s0, s1") as caught:
+    with pytest.raises(FormatError, match="s0 is listed twice") as caught:
         read_manifest(pack)
     assert len(str(caught.value)) < 500
 
@@ -149,18 +149,14 @@ def test_no_checksum_is_read_outside_the_folder(pack, path, where):
     assert all(str(problem).isprintable() for problem in report.problems)
 
 
-def test_links_within_a_pack_are_read_and_named_by_a_check(pack, tmp_path):
-    """Their targets are checked, but a copy or a backup of the folder may lack them."""
+def test_links_within_a_pack_are_read_and_their_targets_checked(pack, tmp_path):
     whole = open_shard(pack / SHARD)["bbox"].tolist()
     for number, name in enumerate((f"{SHARD}/bbox/c.0.0", f"{SHARD}/bbox", SHARD)):
         away = tmp_path / str(number)
         (pack / name).rename(away)
         (pack / name).symlink_to(away)
         assert open_shard(pack / SHARD)["bbox"].tolist() == whole
-        report = verify(pack)
-        assert report.ok
-        (note,) = [note for note in report.notes if str(away) in note]
-        assert "symbolic link" in note and Path(name).name in note
+        assert verify(pack).ok
         damaged = next(away.rglob("c.0.0")) if away.is_dir() else away
         damaged.write_bytes(damaged.read_bytes()[::-1])
         assert not verify(pack).ok
@@ -192,7 +188,7 @@ def test_a_sparse_pack_of_terabytes_opens_in_bounded_memory(pack):
 import json
 from pathlib import Path
 from sa1bpack.format.layout import Extent, Layout
-from sa1bpack.format.arrays import chunk_file, group_metadata
+from sa1bpack.format.arrays import ChunkFile, group_metadata
 folder, masks = Path(sys.argv[1]), 10**10
 attributes = json.loads((folder / "zarr.json").read_text())["attributes"]["sa1bpack"]
 attributes["masks"] = masks
@@ -202,7 +198,7 @@ arrays = layout.array_rows(extent)
 (folder / "zarr.json").write_text(json.dumps(group_metadata(attributes, arrays)))
 for spec, rows in arrays.items():
     with open(folder / spec.chunk_path, "r+b") as file:
-        file.truncate(chunk_file(spec, rows).file_bytes)
+        file.truncate(ChunkFile(spec, rows).file_bytes)
 try:
     open_shard(folder, deep=False)
     raise SystemExit("opened")

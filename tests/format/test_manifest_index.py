@@ -1,7 +1,5 @@
 """The manifest, the index, and how much of a pack is published, in which order."""
 
-import errno
-import os
 import shutil
 
 import msgspec
@@ -11,7 +9,7 @@ from edited_packs import edit
 from reading_packs import manifest_of, publish_shards
 
 from sa1bpack.errors import FormatError, NotAPack
-from sa1bpack.format.files import remove_published, write_at
+from sa1bpack.format.files import remove_published
 from sa1bpack.format.index import open_index, publish
 from sa1bpack.format.manifest import MANIFEST_NAME, completeness_of, read_manifest, write_manifest
 from sa1bpack.format.verify import verify
@@ -26,9 +24,9 @@ from sa1bpack.format.verify import verify
     (lambda d: d.update(masks=-15), "masks"),
     (lambda d: d["shards"][0].update(samples=4.5), r"shards\[0\].samples"),
     (lambda d: d["shards"][0].pop("bytes"), "bytes"),
-    (lambda d: d["shards"].append(d["shards"][1]), "listed twice: sa_000000-001"),
-    (lambda d: d.update(index="index-0000000g"), "index is"),
-    (lambda d: d.update(index="../index-00000000"), "index is"),
+    (lambda d: d["shards"].append(d["shards"][1]), "sa_000000-001 is listed twice"),
+    (lambda d: d.update(index="index-0000000g"), r"\$.index"),
+    (lambda d: d.update(index="../index-00000000"), r"\$.index"),
     (lambda d: d["layout"].update(mask_size=9), "mask_size is 9"),
     (lambda d: d.update(layout=None), "layout has the keys"),
     (lambda d: d.update(options=[]), "options"),
@@ -139,14 +137,6 @@ def test_a_pack_without_images_says_why(tmp_path, shard_of, small_layout):
     shard_of(tmp_path / "shards", SHARD, (2, 1), 7)
     assert state(False) == (f"no images yet: 1 published shard not in the index yet; {again}")
     assert state(True).startswith("no images: the sources held none that could be packed")
-
-
-def test_a_write_without_progress_is_an_error_not_an_endless_loop(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
-    with path.open("wb") as file, pytest.raises(OSError, match="0 of 5 bytes were written") as got:
-        write_at(file.fileno(), b"hello", 0, path)
-    assert (got.value.errno, got.value.filename) == (errno.EIO, str(path))
 
 
 def test_a_folder_loses_its_final_name_before_anything_in_it_is_removed(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from killed_calls import Killed, killed_after
 from reading_packs import manifest_of
 from verify_script import script_finds
 
-from sa1bpack.format import verify as verify_module
+from sa1bpack.format import index as index_module
 from sa1bpack.format.index import open_index, publish, remove_stale
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import read_manifest, shard_folders, write_manifest
@@ -141,7 +141,7 @@ def test_an_index_replaced_between_manifest_and_index_is_not_damage(unfinished, 
     """The check starts again with the newly published state."""
     manifest = read_manifest(unfinished)
     grown = all_shards(unfinished, complete=True)
-    real, opened = verify_module.open_index, []
+    real, opened = index_module.open_index, []
 
     def open_late(root, manifest):
         if not opened:
@@ -149,7 +149,7 @@ def test_an_index_replaced_between_manifest_and_index_is_not_damage(unfinished, 
         opened.append(manifest.index)
         return real(root, manifest)
 
-    monkeypatch.setattr(verify_module, "open_index", open_late)
+    monkeypatch.setattr(index_module, "open_index", open_late)
     report = verify(unfinished)
     assert report.ok and report.complete, report.problems
     assert opened == [manifest.index, read_manifest(unfinished).index]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.format.arrays import chunk_file
+from sa1bpack.format.arrays import ChunkFile
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify_shard import HEAVY_ARRAYS
@@ -197,7 +197,7 @@ class Damager:
     def _data_bytes(self, name: str) -> int:
         shard, array = _parts_of(name)
         spec = self._shards[shard].layout.array(array)
-        return chunk_file(spec, spec.rows(self._shards[shard].extent)).data_bytes
+        return ChunkFile(spec, spec.rows(self._shards[shard].extent)).data_bytes
 
     def _samples(self, name: str, at: int) -> frozenset[int]:
         """The samples to which a byte of a shard's chunk file belongs."""

@@ -48,7 +48,6 @@ def check_found(root: Path, damage: Damage) -> None:
         return
     if damage.harmless:
         assert report.ok and sa1bpack.verify(root, quick=True).ok, (damage, report.problems)
-        assert any("symbolic link" in note for note in report.notes), damage
         return
     assert not report.ok, damage
     text = "\n".join(map(str, report.problems))

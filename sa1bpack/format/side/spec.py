@@ -187,9 +187,8 @@ class SideManifest:
         return {**kind, **asdict(self.spec), "provenance": self.provenance}
 
 
-def side_root_metadata() -> dict[str, Any]:
-    """The zarr.json at the top of a feature."""
-    return arrays.group_metadata({"format": list(SIDE_FORMAT_VERSION)})
+# The zarr.json at the top of a feature.
+SIDE_ROOT_METADATA = arrays.group_metadata({"format": list(SIDE_FORMAT_VERSION)})
 
 
 def is_side(folder: Path) -> bool:
@@ -244,7 +243,7 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
             staging.mkdir()
             top = {
                 MANIFEST_NAME: arrays.canonical_json(manifest.to_json()),
-                arrays.METADATA_NAME: arrays.canonical_json(side_root_metadata()),
+                arrays.METADATA_NAME: arrays.canonical_json(SIDE_ROOT_METADATA),
             }
             digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in top.items()}
             for name, data in {
@@ -449,9 +448,9 @@ def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
     )
 
 
-def part_metadata(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
-    """The zarr.json of the part for a shard."""
-    attributes = {
+def part_attributes(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
+    """The attributes of the part for a shard."""
+    return {
         "format": list(SIDE_FORMAT_VERSION),
         "side": spec.name,
         "shard": shard.name,
@@ -459,7 +458,6 @@ def part_metadata(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
         "samples": shard.extent.samples,
         "masks": shard.extent.masks,
     }
-    return arrays.group_metadata(attributes, spec.arrays(shard.extent))
 
 
 @dataclass(frozen=True)
@@ -534,15 +532,8 @@ def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool 
     if not part.is_dir():
         raise FormatError(f"{folder}: no part for shard {shard.name} ({shard.part}); {AGAIN}")
     try:
-        arrays.check_group(part, part_metadata(spec, shard), spec.arrays(shard.extent), deep)
+        arrays.check_group(part, part_attributes(spec, shard), spec.arrays(shard.extent), deep)
     except FormatError as error:
         raise FormatError(f"{str(error).partition('; restore')[0]}; {REMAKE}") from None
     values = arrays.map_array(part, spec.values, spec.values.rows(shard.extent))
     return SidePart(part, spec, values, shard.extent.samples)
-
-
-def part_bytes(spec: SideSpec, extent: Extent) -> int:
-    """Total bytes of the chunk files of a part."""
-    return sum(
-        arrays.chunk_file(array, rows).file_bytes for array, rows in spec.arrays(extent).items()
-    )

@@ -11,14 +11,13 @@ import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format import files
-from sa1bpack.format.arrays import canonical_json
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.shard_writer import AppendFile, complete_group
 from sa1bpack.format.side.spec import (
     CHECKSUM,
     ShardIdentity,
     SideSpec,
-    part_metadata,
+    part_attributes,
     read_side_manifest,
 )
 
@@ -160,8 +159,8 @@ class PartWriter:
                 f"{spec.name} has {self._rows} rows for {self.samples} samples of shard "
                 f"{self.shard.name}, but must have {expected[1]} for {expected[0]}"
             )
-        group = canonical_json(part_metadata(spec, self.shard))
-        complete_group(self._folder, group, self._files, extent)
+        attributes = part_attributes(spec, self.shard)
+        complete_group(self._folder, attributes, self._files, spec.arrays(extent))
         if self._origin is not None:
             (self._folder / _ORIGIN_NAME).unlink()
             files.flush_folder(self._folder)
