@@ -13,7 +13,7 @@ import torch
 
 from sa1bpack import transforms
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms.geometry.frame import AxisMaps, scaling
+from sa1bpack.transforms.geometry import AxisMaps, scaling
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize
 from sa1bpack.transforms.masks.make import draw_runs
 from sa1bpack.transforms.masks.run_batch import RunBatch

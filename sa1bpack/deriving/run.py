@@ -28,7 +28,7 @@ from sa1bpack.format.side.spec import SIDE_DTYPES
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
-from sa1bpack.transforms.geometry.steps import GeometricStep
+from sa1bpack.transforms.geometry import GeometricStep
 from sa1bpack.transforms.pipeline import Pipeline
 from sa1bpack.wording import brief
 

@@ -7,7 +7,7 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
 
     pipeline    all of these in the right order; checks: of its arguments and batches
     host        what the host knows of a batch on a device, and small arrays sent there
-    geometry/   maps, the place of an image on the canvas, the steps that move it, and its boxes
+    geometry    maps, the place of an image on the canvas, the steps that move it, and its boxes
     images/     images under these maps, pixels, steps that change pixels
     masks/      masks under these maps, from runs or a grid; relations; prompts from runs
     prompts     a prompt for each mask of what a pipeline made, and clicks that correct a prediction
@@ -23,29 +23,29 @@ from sa1bpack.lazy import names_of
 _MODULES = {
     "SAM_MEAN": "sa1bpack.transforms.images.pixels",
     "SAM_STD": "sa1bpack.transforms.images.pixels",
-    "AffineMaps": "sa1bpack.transforms.geometry.frame",
-    "AxisMaps": "sa1bpack.transforms.geometry.frame",
-    "CenterCrop": "sa1bpack.transforms.geometry.steps",
+    "AffineMaps": "sa1bpack.transforms.geometry",
+    "AxisMaps": "sa1bpack.transforms.geometry",
+    "CenterCrop": "sa1bpack.transforms.geometry",
     "ColorJitter": "sa1bpack.transforms.images.steps",
     "CutMix": "sa1bpack.transforms.images.steps",
-    "Frame": "sa1bpack.transforms.geometry.frame",
-    "GeometricStep": "sa1bpack.transforms.geometry.steps",
+    "Frame": "sa1bpack.transforms.geometry",
+    "GeometricStep": "sa1bpack.transforms.geometry",
     "KernelWarning": "sa1bpack.transforms.backends",
     "Mixup": "sa1bpack.transforms.images.steps",
     "Pipeline": "sa1bpack.transforms.pipeline",
     "Prompts": "sa1bpack.transforms.prompts",
-    "RandomAffine": "sa1bpack.transforms.geometry.steps",
-    "RandomHorizontalFlip": "sa1bpack.transforms.geometry.steps",
-    "RandomResizedCrop": "sa1bpack.transforms.geometry.steps",
+    "RandomAffine": "sa1bpack.transforms.geometry",
+    "RandomHorizontalFlip": "sa1bpack.transforms.geometry",
+    "RandomResizedCrop": "sa1bpack.transforms.geometry",
     "Relate": "sa1bpack.transforms.masks.relations",
     "RunBatch": "sa1bpack.transforms.masks.run_batch",
-    "ScaleJitter": "sa1bpack.transforms.geometry.steps",
+    "ScaleJitter": "sa1bpack.transforms.geometry",
     "correction_clicks": "sa1bpack.transforms.prompts",
     "count_pixels": "sa1bpack.transforms.masks.prompts",
     "describe_kernels": "sa1bpack.transforms.backends",
     "draw_points": "sa1bpack.transforms.masks.prompts",
     "draw_runs": "sa1bpack.transforms.masks.make",
-    "image_region": "sa1bpack.transforms.geometry.frame",
+    "image_region": "sa1bpack.transforms.geometry",
     "jitter_boxes": "sa1bpack.transforms.masks.prompts",
     "mask_boxes": "sa1bpack.transforms.masks.prompts",
     "nth_pixels": "sa1bpack.transforms.masks.prompts",

@@ -5,9 +5,9 @@ The contents of tensors are checked only on a CPU, through numpy: nothing waits 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 
 from sa1bpack.arguments import MAX_WORD, is_number, torch_subset, whole_number
@@ -15,7 +15,9 @@ from sa1bpack.errors import OptionError
 from sa1bpack.masks.raster import MAX_MASK_SIZE
 from sa1bpack.masks.window import check_size
 from sa1bpack.schedules import Schedule, as_schedule
+from sa1bpack.wording import brief
 
+LEAST = 1e-6  # of numbers that must be above 0
 MAX_CANVAS = 16384  # pixels along one side, as for the images of a pack
 
 
@@ -29,20 +31,20 @@ def as_numbers(value: Any) -> tuple[float, ...]:
 
 
 def as_range(
-    name: str, value: Any, low: float, high: float, around: float = 0.0
+    name: str, value: Any, low: float, high: float, around: float | None = None
 ) -> tuple[float, float]:
-    """The range of a random number, given as its spread around a number or as (low, high).
+    """The range of a random number, given as (low, high), or as its spread `around` a number.
 
     Raises OptionError, with the option's name, unless it is within `low` and `high`.
     """
-    most = high - around
+    most = -1 if around is None else high - around
     if is_number(value) and 0 <= value <= most:
         return max(low, around - value), around + value
     given = as_numbers(value)
     if len(given) != 2 or not low <= given[0] <= given[1] <= high:
+        alone = "" if around is None else f"a number from 0 to {most:g}, or "
         raise OptionError(
-            f"{name} is {value!r}: choose a number from 0 to {most:g}, or a range (low, high) of "
-            f"{low:g} to {high:g}"
+            f"{name} is {value!r}: choose {alone}a range (low, high) of {low:g} to {high:g}"
         )
     return given
 
@@ -89,8 +91,7 @@ def check_dataset(ds: Any) -> Any:
     Raises OptionError if it does not describe them.
     """
     ds, _ = torch_subset(ds)
-    needed = ("layout", "options", "mask_size", "mask_sampling")
-    if not all(hasattr(ds, name) for name in needed):
+    if not all(hasattr(ds, name) for name in ("layout", "options", "mask_size", "mask_sampling")):
         raise OptionError(f"ds is a {_kind(ds)}: pass the dataset that the batches come from")
     return ds
 
@@ -111,15 +112,13 @@ def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]
     """
     if not isinstance(batch, Mapping):
         raise OptionError(f"the batch is a {_kind(batch)}: {_REMEDY}")
-    if "runs" in batch or any(key in batch for key in of_masks):
+    if not batch.keys().isdisjoint(("runs", *of_masks)):
         needed = (*needed, "mask_counts")
-    missing = [key for key in needed if key not in batch]
-    if missing:
-        one = "this is a single sample; " if "image" in batch else ""
-        found = f"has {', '.join(map(str, batch))}, but" if batch else "is empty: it has"
-        raise OptionError(f"the batch {found} no {' and no '.join(missing)}: {one}{_REMEDY}")
-    for key in (*needed, *of_masks):
-        if key in batch and not isinstance(batch[key], torch.Tensor):
+    if missing := [key for key in needed if key not in batch]:
+        found = "is a single sample" if "image" in batch else f"has {', '.join(batch) or 'no keys'}"
+        raise OptionError(f"the batch {found}, without {' and '.join(missing)}: {_REMEDY}")
+    for key in {*needed, *of_masks} & batch.keys():
+        if not isinstance(batch[key], torch.Tensor):
             raise OptionError(
                 f"{key} is a {_kind(batch[key])}: a pipeline needs torch tensors; "
                 "torch.from_numpy converts an array"
@@ -143,21 +142,22 @@ def check_arrays(
             f"{spec!r}: create the pipeline with the dataset that the batches come from"
         )
     images, rgb, planes = batch["images"], (side, side, 3), (side * 3 // 2, side)
-    expected = {}
     if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
-        expected["images"] = f"torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}"
+        _refuse("images", images, f"torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}")
     if "masks" in batch and "runs" not in batch:
         width = {torch.bool: cells, torch.uint8: cells // 8}.get(batch["masks"].dtype)
         if batch["masks"].shape[-2:] != (cells, width):
-            expected["masks"] = f"{cells} x {cells} cells, torch.bool or bits in torch.uint8"
+            wanted = f"{cells} x {cells} cells, torch.bool or bits in torch.uint8"
+            _refuse("masks", batch["masks"], wanted)
     for name in spatial.keys() & batch.keys():
         shape = len(images), *spatial[name]
         if not isinstance(batch[name], torch.Tensor) or batch[name].shape != shape:
-            expected[name] = f"a tensor {shape}"
-    for name, wanted in expected.items():
-        value = batch[name]
-        shown = f"{value.dtype} {tuple(value.shape)}" if torch.is_tensor(value) else _kind(value)
-        raise OptionError(f"{name} are {shown}: batches of this pipeline's dataset have {wanted}")
+            _refuse(name, batch[name], f"a tensor {shape}")
+
+
+def _refuse(name: str, value: Any, wanted: str) -> None:
+    shown = f"{value.dtype} {tuple(value.shape)}" if torch.is_tensor(value) else _kind(value)
+    raise OptionError(f"{name} are {shown}: batches of this pipeline's dataset have {wanted}")
 
 
 def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
@@ -166,30 +166,28 @@ def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
     Raises OptionError if there is neither and one is needed, if both are given and differ, or for a
     value that is not a whole number from 0 to 2**64 - 1.
     """
-    given = {
-        name: whole_number(name, number, 0, MAX_WORD)
-        for name, number in (("batch['epoch']", batch.get("epoch")), ("epoch", epoch))
-        if number is not None
-    }
-    if needed and not given:
+    name, found = "batch['epoch']", batch.get("epoch")
+    if found is None:
+        name, found = "epoch", epoch
+    if found is None and needed:
         raise OptionError(
             "the pipeline has random steps, max_valid, or sizes by epoch, and the batch has no "
             "'epoch': call it as pipeline(batch, epoch=...)"
         )
-    if len({*given.values()}) > 1:
+    if epoch not in (None, found):
         raise OptionError(
-            f"epoch is {epoch}, but the batch is from epoch {batch['epoch']}: call "
-            "pipeline(batch), which takes the epoch from the batch"
+            f"epoch is {epoch}, but the batch is from epoch {found}: call pipeline(batch), which "
+            "takes the epoch from the batch"
         )
-    return next(iter(given.values()), None)
+    return None if found is None else whole_number(name, found, 0, MAX_WORD)
 
 
 def check_step(batch: Mapping) -> int:
     """Return the step of a batch. Raises OptionError if it has none."""
     if batch.get("global_step") is None:
         raise OptionError(
-            "the sizes of the pipeline change by step, but the batch has no 'step': take it from "
-            "Loader or make_dataloader, or choose sizes by epoch"
+            "the sizes of the pipeline change by step, but the batch has no 'global_step': take it "
+            "from Loader or make_dataloader, or choose sizes by epoch"
         )
     return whole_number("batch['global_step']", batch["global_step"], 0, MAX_WORD)
 
@@ -208,16 +206,13 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
         )
     if sizes.device.type != "cpu":
         return
-    found = sizes.numpy()
-    stored = found[:, 2:]
-    wrong = stored != side if fit == "squash" else stored > side
-    bad = np.flatnonzero((found < 1).any(1) | wrong.any(1))
-    if bad.size:
-        expected = f"both sides {side}" if fit == "squash" else f"sides of 1 to {side}"
+    stored = sizes[:, 2:]
+    wrong = (stored != side) if fit == "squash" else (stored > side)
+    for sample in ((sizes < 1).any(1) | wrong.any(1)).nonzero()[:1, 0].tolist():
         raise OptionError(
-            f"sizes of sample {bad[0]} of the batch are {found[bad[0]].tolist()} (source height "
-            f"and width, stored height and width): this pipeline's dataset has fit {fit!r}, stored "
-            f"images with {expected}; pass batches of that dataset"
+            f"sizes of sample {sample} of the batch are {sizes[sample].tolist()} (source height "
+            f"and width, stored height and width): this pipeline's dataset has fit {fit!r} and "
+            f"sides of {side if fit == 'squash' else f'1 to {side}'}; pass batches of that dataset"
         )
 
 
@@ -228,22 +223,16 @@ def check_runs(runs: Any, small: Mapping[str, torch.Tensor], shape: tuple[int, .
     shape   (T,) or (B, M), the leading shape of the arrays with one row per mask; with (B, M) the
             runs may include padding or not
     """
-    remedy = "a transform that drops masks must drop their runs as well"
-    counts, padded, total = small["mask_counts"], len(shape) != 1, int(np.prod(shape))
-    fit = runs.masks <= total if padded else runs.masks == total
-    if len(runs.sizes) != len(counts) or not fit:
+    counts, found = small["mask_counts"], small["mask_offset"].diff()
+    rows, padded = prod(shape), len(shape) == 2
+    fits = len(found) == len(counts) and (runs.masks == rows or (padded and runs.masks < rows))
+    on_host, each = counts.device.type == "cpu", ""
+    if fits and on_host:
+        fits = torch.equal(found, counts) or (padded and bool((found == shape[1]).all()))
+        each = f", {brief(counts.tolist())} by sample, not {brief(found.tolist())}"
+    if not fits:
         raise OptionError(
-            f"the runs have {runs.masks} masks of {len(runs.sizes)} samples, but the batch has "
-            f"{total} rows of masks of {len(counts)}: {remedy}"
-        )
-    if counts.device.type != "cpu":
-        return
-    found, expected = np.diff(small["mask_offset"].numpy()), counts.numpy()
-    if padded and (found == shape[1]).all():
-        return  # with padding
-    wrong = np.flatnonzero(found != expected)
-    if wrong.size:
-        raise OptionError(
-            f"sample {wrong[0]} of the batch has {expected[wrong[0]]} masks, but runs of "
-            f"{found[wrong[0]]}: {remedy}"
+            f"the runs have {runs.masks} masks of {len(found)} samples, but the batch has {rows} "
+            f"rows of masks of {len(counts)}{each}: a transform that drops masks must drop their "
+            "runs as well"
         )

@@ -11,17 +11,11 @@ import torch
 from sa1bpack.arguments import MAX_WORD, checks_options, number, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.prompts import prompt_draw
-from sa1bpack.transforms import checks
+from sa1bpack.transforms import checks, geometry
 from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import Sides, Size, as_numbers
-from sa1bpack.transforms.geometry.frame import (
-    Frame,
-    fit_frame,
-    place_annotations,
-    stored_to_source,
-)
-from sa1bpack.transforms.geometry.steps import GeometricStep
+from sa1bpack.transforms.geometry import Frame, GeometricStep
 from sa1bpack.transforms.host import all_on_host, sent
 from sa1bpack.transforms.images.make import ImageMaker, move_spatial
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
@@ -32,21 +26,13 @@ from sa1bpack.transforms.masks.relations import Relate, fullest
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import uniform
 
-# Keys of a batch with a few numbers per image or mask that a pipeline reads.
-_SMALL = ("image_ids", "sizes", "mask_counts", "bboxes", "point_coords")
+# Keys of a batch with a few numbers per mask, or image as well, that a pipeline reads.
+_PLACED = ("bboxes", "point_coords")
+_SMALL = ("image_ids", "sizes", "mask_counts", *_PLACED)
+# Keys of a batch with one row per mask; a dataset's transform may have removed some.
+MASK_KEYS = (*_PLACED, "masks", "areas", "predicted_ious", "stability_scores", "annotation_ids")
 
 Step = GeometricStep | ColorJitter | MixStep
-
-# Keys of a batch with one row per mask; a dataset's transform may have removed some.
-MASK_KEYS = (
-    "masks",
-    "bboxes",
-    "point_coords",
-    "areas",
-    "predicted_ious",
-    "stability_scores",
-    "annotation_ids",
-)
 
 
 @checks_options(mask_dtype="batch['masks'].to(dtype), of masks in bool")
@@ -256,7 +242,7 @@ class Pipeline:
         small  its numbers per image and mask, all on the host if possible: what is made of them is
                sent to the device of the batch
         """
-        frame, colors, mix = fit_frame(small["sizes"], canvas), None, None
+        frame, colors, mix = geometry.fit_frame(small["sizes"], canvas), None, None
         for k, step in enumerate(self.steps):
             drawn = partial(uniform, self.seed, epoch, small["image_ids"], k)
             if isinstance(step, GeometricStep):
@@ -270,7 +256,7 @@ class Pipeline:
         done.pop("bboxes", None)
         done["images"] = self._images(batch["images"], small["sizes"], frame, colors)
         mean, std = self._normal.on(small["sizes"].device)
-        to_source = stored_to_source(small["sizes"])
+        to_source = geometry.stored_to_source(small["sizes"])
         maps = to_source.after(frame.maps)
         placed = {
             "pixel_mean": mean.clone(),
@@ -285,7 +271,7 @@ class Pipeline:
         used = None
         if leading:
             rows = Rows.of(small["mask_counts"], leading[0], "mask_offsets" not in batch)
-            annotations = place_annotations(small, rows.owner, frame, self.coordinates)
+            annotations = geometry.place_annotations(small, rows.owner, frame, self.coordinates)
             valid = rows.valid
             if (boxes := annotations.get("boxes_xyxy")) is not None:
                 valid = valid & (boxes[:, 2:] > boxes[:, :2]).all(1)
@@ -355,17 +341,13 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     kinds = (GeometricStep, ColorJitter, MixStep)
     if not isinstance(steps, Iterable):
         raise OptionError(f"steps is {steps!r}: pass a list of steps")
-    given, order = tuple(steps), []
-    for step in given:
-        if not isinstance(step, kinds):
-            raise OptionError(
-                f"{step!r} is not a step: pass GeometricStep, ColorJitter, Mixup or CutMix objects"
-            )
-        order.append([isinstance(step, kind) for kind in kinds].index(True))
-    if order != sorted(order) or order.count(1) > 1 or order.count(2) > 1:
+    given = tuple(steps)
+    order = [k for step in given for k, kind in enumerate(kinds) if isinstance(step, kind)]
+    fits = order == sorted(order) and order.count(1) <= 1 and order.count(2) <= 1
+    if len(order) < len(given) or not fits:
         raise OptionError(
-            f"steps are {[type(step).__name__ for step in given]}: pass the geometric ones first, "
-            "then at most one ColorJitter, then at most one Mixup or CutMix"
+            f"steps are {[*given]}: pass geometric ones (GeometricStep) first, then at most one "
+            "ColorJitter, then at most one Mixup or CutMix"
         )
     return given
 
@@ -373,13 +355,11 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
 def _checked_normal(mean: Any, std: Any) -> np.ndarray:
     """float32 (2, 3): mean and std. Raises OptionError for anything else."""
     means, stds = as_numbers(mean), as_numbers(std)
-    if len(means) != 3 or len(stds) != 3 or min(stds) <= 0:
+    fits = len(means) == len(stds) == 3 and min(stds) > 0
+    if not fits or (0 < max(means) < 1 and max(stds) < 1):
         raise OptionError(
-            f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0"
-        )
-    if 0 < max(means) < 1 and max(stds) < 1:
-        raise OptionError(
-            f"mean is {mean!r} and std {std!r}: these are of colours from 0 to 1, as in "
-            "torchvision; give them of colours from 0 to 255, which is 255 times as much"
+            f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0, of "
+            "colours from 0 to 255; those of torchvision, of colours from 0 to 1, are 255 times as "
+            "much"
         )
     return np.array([means, stds], np.float32)

@@ -22,7 +22,7 @@ from sa1bpack.masks.cells import squared_distances
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms.backends import uses_compiled
 from sa1bpack.transforms.batch import Batch
-from sa1bpack.transforms.geometry.frame import pair
+from sa1bpack.transforms.geometry import pair
 from sa1bpack.transforms.masks.cells import count_along
 from sa1bpack.transforms.masks.prompts import jitter_boxes
 from sa1bpack.transforms.random import uniform

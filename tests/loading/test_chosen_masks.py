@@ -10,7 +10,7 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.dataloader import make_dataloader
-from sa1bpack.transforms.geometry.steps import RandomHorizontalFlip
+from sa1bpack.transforms.geometry import RandomHorizontalFlip
 from sa1bpack.transforms.pipeline import Pipeline
 
 RANDOM = np.random.default_rng(1)

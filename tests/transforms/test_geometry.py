@@ -11,8 +11,14 @@ import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms.geometry.frame import AffineMaps, AxisMaps, fit_frame
-from sa1bpack.transforms.geometry.steps import RandomHorizontalFlip, RandomResizedCrop, ScaleJitter
+from sa1bpack.transforms.geometry import (
+    AffineMaps,
+    AxisMaps,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    ScaleJitter,
+    fit_frame,
+)
 from sa1bpack.transforms.random import uniform
 
 CANVAS = (80, 120)

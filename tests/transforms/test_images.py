@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance
 
 from sa1bpack.pixels import yuv420
 from sa1bpack.transforms import CutMix, Mixup
-from sa1bpack.transforms.geometry.frame import AxisMaps
+from sa1bpack.transforms.geometry import AxisMaps
 from sa1bpack.transforms.images.make import resample
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
 from sa1bpack.transforms.images.steps import ColorJitter

@@ -67,6 +67,6 @@ def test_a_batch_without_the_epoch_or_step_that_sizes_need_is_refused(batch):
     with pytest.raises(OptionError, match="sizes by epoch, and the batch has no 'epoch'"):
         Pipeline(DS, size=[48, 96])(batch)
     by_step = Pipeline(DS, size=Steps(48, {3: 96}, by="step"))
-    with pytest.raises(OptionError, match="change by step, but the batch has no 'step'"):
+    with pytest.raises(OptionError, match="change by step, but the batch has no 'global_step'"):
         by_step(batch | {"epoch": 0})
     assert by_step(batch | {"global_step": 3})["images"].shape[2:] == (96, 96)

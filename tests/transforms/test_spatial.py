@@ -11,7 +11,7 @@ from PIL import Image
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.geometry.frame import AxisMaps, Frame, fit_frame
+from sa1bpack.transforms.geometry import AxisMaps, Frame, fit_frame
 from sa1bpack.transforms.images.make import move_spatial
 from sa1bpack.transforms.random import uniform
 

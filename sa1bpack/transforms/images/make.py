@@ -27,28 +27,11 @@ from math import ceil
 import numpy as np
 import torch
 
-from sa1bpack.pixels.resample import (
-    AffinePlaces,
-    Part,
-    make_taps,
-    normal,
-    resample_affine_rows,
-    resample_rows,
-)
+from sa1bpack.pixels import resample as kernels
 from sa1bpack.pixels.yuv420 import planes_to_rgb
-from sa1bpack.transforms import backends
+from sa1bpack.transforms import backends, geometry
 from sa1bpack.transforms.backends import Job, run_jobs
-from sa1bpack.transforms.geometry.frame import (
-    FRACTION,
-    AffineMaps,
-    AxisMaps,
-    Frame,
-    fixed_steps,
-    pair,
-    positions,
-    scaling,
-)
-from sa1bpack.transforms.geometry.steps import Uniform
+from sa1bpack.transforms.geometry import FRACTION, AffineMaps, AxisMaps, Frame, Uniform
 from sa1bpack.transforms.host import on_device, sent
 from sa1bpack.transforms.images.pixels import normalize, yuv420_to_rgb
 from sa1bpack.transforms.images.steps import ColorJitter
@@ -173,7 +156,7 @@ def planes_as_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
     """Resample and normalise images: float32 (B, 3, H, W)."""
-    frame, values = sampling.frame, normal(*sampling.normal.values)
+    frame, values = sampling.frame, kernels.normal(*sampling.normal.values)
     size = height, _ = frame.canvas
     made = memory.empty((len(sampling.images), 3, *size), torch.float32)
     data, target = sampling.images.contiguous().numpy(), made.numpy()
@@ -189,15 +172,15 @@ def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
         for k in range(len(data)):
             if frame.window is None:
                 x, y = (
-                    make_taps(centers[axis][k], scales[k][axis], int(lengths[k][1 - axis]))
+                    kernels.make_taps(centers[axis][k], scales[k][axis], int(lengths[k][1 - axis]))
                     for axis in range(2)
                 )
-                rows = partial(resample_rows, data[k], y, x, values)
+                rows = partial(kernels.resample_rows, data[k], y, x, values)
             else:
-                of = AffinePlaces(*(array[k] for array in places))
-                rows = partial(resample_affine_rows, data[k], tuple(lengths[k]), of, values)
+                of = kernels.AffinePlaces(*(array[k] for array in places))
+                rows = partial(kernels.resample_affine_rows, data[k], tuple(lengths[k]), of, values)
             for start in range(0, height, PART_ROWS):
-                part = Part(start, min(start + PART_ROWS, height), *kept[k])
+                part = kernels.Part(start, min(start + PART_ROWS, height), *kept[k])
                 yield partial(rows, part, target[k])
 
     run_jobs(jobs())
@@ -280,7 +263,7 @@ def resample_affine(
 
     planes   (B, S, T, C), channels last; not read outside `stored`
     stored   integers (B, 2), height and width of the stored images
-    steps    int64 (B, 2, 3), see `geometry.frame.positions`
+    steps    int64 (B, 2, 3), see `geometry.positions`
     support  float64 (B, 2), see `supports`, at most `most`
     canvas   (height, width) of the output
 
@@ -296,7 +279,7 @@ def resample_affine(
     band = max(1, chunk_bytes(planes.device) // row_bytes)
     for start in range(0, canvas[0], band):
         stop = min(start + band, canvas[0])
-        x, y = positions(steps, (start, stop), canvas[1])
+        x, y = geometry.positions(steps, (start, stop), canvas[1])
         # Whatever the sizes of a damaged batch are, nothing outside the planes is read.
         x_taps = list(_taps(x, support[:, 0], stored[:, 1].clamp(1, columns), taps))
         y_taps = _taps(y, support[:, 1], stored[:, 0].clamp(1, rows), taps)
@@ -356,16 +339,16 @@ def move_spatial(
         return rows.to(kind)
     frame, (height, width) = on_device(frame, rows.device), rows.shape[2:]
     out = max(1, canvas[0] * height // side), max(1, canvas[1] * width // side)
-    sides = pair(width, height, rows.device).expand(len(rows), -1)
-    to_canvas = scaling(pair(canvas[1] / out[1], canvas[0] / out[0], rows.device))
-    between = scaling(sides / side).after(frame.maps).after(to_canvas)
+    sides = geometry.pair(width, height, rows.device).expand(len(rows), -1)
+    to_canvas = geometry.scaling(geometry.pair(canvas[1] / out[1], canvas[0] / out[0], rows.device))
+    between = geometry.scaling(sides / side).after(frame.maps).after(to_canvas)
     planes, shown = rows.permute(0, 2, 3, 1), frame.visible(out)
     if isinstance(between, AffineMaps):
         # A cell is as many pixels long as before, but for the rounding of their number.
         most = shrinks * max(width / side * canvas[1] / out[1], height / side * canvas[0] / out[0])
-        cells, support = fixed_steps(between), supports(between, most)
+        cells, support = geometry.fixed_steps(between), supports(between, most)
         moved = resample_affine(planes, sides.flip(1), cells, support, out, most)
-        x, y = (at >> FRACTION for at in positions(cells, (0, out[0]), out[1]))
+        x, y = (at >> FRACTION for at in geometry.positions(cells, (0, out[0]), out[1]))
         shown &= (x >= 0) & (x < width) & (y >= 0) & (y < height)
     else:
         moved = resample(planes, between, sides, out)

@@ -10,11 +10,10 @@ image of a batch.
 import numpy as np
 import torch
 
-from sa1bpack.arguments import checks_options, is_number
+from sa1bpack.arguments import checks_options, number
 from sa1bpack.display import call_text
-from sa1bpack.errors import OptionError
-from sa1bpack.transforms.checks import as_range
-from sa1bpack.transforms.geometry.steps import Uniform
+from sa1bpack.transforms.checks import LEAST, as_range
+from sa1bpack.transforms.geometry import Uniform
 from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.masks.cells import count_cells
 from sa1bpack.transforms.memory import Table
@@ -62,7 +61,7 @@ class ColorJitter:
         self.brightness = as_range("brightness", brightness, 0, MAX_FACTOR, around=1)
         self.contrast = as_range("contrast", contrast, 0, MAX_FACTOR, around=1)
         self.saturation = as_range("saturation", saturation, 0, MAX_FACTOR, around=1)
-        self.hue = as_range("hue", hue, -0.5, 0.5)
+        self.hue = as_range("hue", hue, -0.5, 0.5, around=0)
 
     def __repr__(self) -> str:
         return call_text(self)
@@ -142,10 +141,8 @@ class MixStep:
     """
 
     def __init__(self, alpha: float):
-        """alpha: of the distribution. Raises OptionError unless it is a number above 0."""
-        if not is_number(alpha) or alpha <= 0:
-            raise OptionError(f"alpha is {alpha!r}: choose a number above 0")
-        self.alpha = alpha
+        """alpha: of the distribution. Raises OptionError unless it is from LEAST to 1 / LEAST."""
+        self.alpha = number("alpha", alpha, LEAST, 1 / LEAST)
         self._table = Table(beta_quantiles(alpha))
 
     def __repr__(self) -> str:

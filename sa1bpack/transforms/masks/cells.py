@@ -10,7 +10,7 @@ from math import gcd
 import torch
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.transforms.geometry.frame import FRACTION, positions
+from sa1bpack.transforms.geometry import FRACTION, positions
 from sa1bpack.transforms.masks.run_batch import Taking
 from sa1bpack.transforms.memory import chunk_bytes
 

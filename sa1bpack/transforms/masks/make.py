@@ -23,26 +23,12 @@ from sa1bpack.masks import window
 from sa1bpack.masks.arrays import check_image_runs
 from sa1bpack.masks.cells import fill_cells, take_affine, take_cells
 from sa1bpack.masks.raster import SAMPLINGS
-from sa1bpack.transforms import backends
+from sa1bpack.transforms import backends, geometry
 from sa1bpack.transforms.backends import Job, run_jobs
-from sa1bpack.transforms.geometry.frame import (
-    AffineMaps,
-    AxisMaps,
-    Frame,
-    pair,
-    scaling,
-    source_to_grid,
-    stored_to_source,
-)
+from sa1bpack.transforms.geometry import AffineMaps, AxisMaps, Frame, scaling
 from sa1bpack.transforms.host import on_device
 from sa1bpack.transforms.masks.cells import count_cells, take
-from sa1bpack.transforms.masks.run_batch import (
-    Drawing,
-    RunBatch,
-    Taking,
-    compiled_samples,
-    padded_rows,
-)
+from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, Taking, padded_rows
 from sa1bpack.transforms.masks.runs import draw
 from sa1bpack.transforms.memory import Memory
 
@@ -105,14 +91,18 @@ class MaskMaker:
             if masks.dtype == torch.bool:
                 return masks, count_cells(masks)
             return self._made(Taking(owner, len(sizes), grid, None, None, masks))
-        sides = pair(grid[1], grid[0], frame.extent.device)
+        sides = geometry.pair(grid[1], grid[0], frame.extent.device)
         if as_stored:  # the rule of the pack, not rounded to stored pixels
-            to_source = source_to_grid(sizes, self.cells, self.fit).inverse()
+            to_source = geometry.source_to_grid(sizes, self.cells, self.fit).inverse()
             maps = to_source.after(scaling(self.cells / sides))
         else:
-            maps = stored_to_source(sizes).after(frame.maps).after(scaling(frame.sides / sides))
+            maps = (
+                geometry.stored_to_source(sizes)
+                .after(frame.maps)
+                .after(scaling(frame.sides / sides))
+            )
         if masks is not None:
-            maps = source_to_grid(sizes, self.cells, self.fit).after(maps)
+            maps = geometry.source_to_grid(sizes, self.cells, self.fit).after(maps)
             return self._made(Taking(owner, len(sizes), grid, maps, frame, masks))
         runs, seen = batch["runs"], frame if self.geometric else None
         if runs.masks == len(owner):
@@ -157,7 +147,7 @@ def _draw_compiled(drawing: Drawing, memory: Memory) -> Masks:
                 counts[row] = np.count_nonzero(target[row])
 
     def jobs() -> Iterator[Job]:
-        for k, rows, (*runs, height, width) in compiled_samples(drawing.runs, drawing.place):
+        for k, rows, (*runs, height, width) in drawing.runs.by_sample(drawing.place):
             # All at once, so that an error has the number of the mask in its image.
             ends, offset = check_image_runs(*runs, height * width)
             counts[rows] = 0

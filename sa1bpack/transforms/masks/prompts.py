@@ -14,19 +14,12 @@ import torch
 
 from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks import rle
 from sa1bpack.masks.arrays import check_array
-from sa1bpack.masks.prompts import (
-    BOX_TYPES,
-    check_asked,
-    check_boxes,
-    find_pixels,
-    moved_edges,
-    prompt_draw,
-)
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, shifted
 from sa1bpack.transforms.backends import uses_compiled
-from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
+from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import words
 
@@ -138,7 +131,7 @@ def _find_pixels(
     modulo: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`masks.prompts.find_pixels` of a batch: int64 (T,), and (T, k, 2) with numbers (T, k)."""
-    boxes = check_asked(runs.masks, region, boxes, numbers, torch.Tensor)
+    boxes = kernels.check_asked(runs.masks, region, boxes, numbers, torch.Tensor)
     if numbers is None:
         numbers = runs.run_offset.new_empty((runs.masks, 0))
     if not uses_compiled(runs.run_ends.device):
@@ -149,9 +142,9 @@ def _find_pixels(
             found.append(_find_with_torch(part, region, some, numbers[masks], modulo))
         return tuple(map(torch.cat, zip(*found, strict=True)))
     count, pixels = np.zeros(runs.masks, np.int64), np.full((*numbers.shape, 2), -1)
-    for _, rows, image in compiled_samples(runs):
+    for _, rows, image in runs.by_sample():
         some = None if boxes is None else boxes.numpy()[rows]
-        found = find_pixels(image, region, some, numbers.numpy()[rows], modulo)
+        found = kernels.find_pixels(image, region, some, numbers.numpy()[rows], modulo)
         count[rows], pixels[rows] = found
     return torch.from_numpy(count), torch.from_numpy(pixels)
 
@@ -259,11 +252,11 @@ def draw_points(
         rows = runs.padded_rows(shape[1])
         ids = ids.reshape(-1)[rows]
         if boxes is not None:
-            check_array("boxes", boxes, BOX_TYPES, (*shape, 4), kind=torch.Tensor)
+            check_array("boxes", boxes, kernels.BOX_TYPES, (*shape, 4), kind=torch.Tensor)
             boxes = boxes.reshape(-1, 4)[rows]
     check_array("ids", ids, "int64", (runs.masks,), ", one per mask", torch.Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
-    drawn = shifted(words(seed, epoch, ids, prompt_draw(region, draw), points), 1)
+    drawn = shifted(words(seed, epoch, ids, kernels.prompt_draw(region, draw), points), 1)
     counts, pixels = _find_pixels(runs, region, boxes, drawn, modulo=True)
     valid = counts > 0
     found = torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
@@ -292,7 +285,7 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
     """
     if uses_compiled(runs.run_ends.device):
         edges = np.zeros((runs.masks, 4), np.int64)
-        for _, rows, image in compiled_samples(runs):
+        for _, rows, image in runs.by_sample():
             edges[rows] = rle.mask_boxes(*image)
         return torch.from_numpy(edges)
     begin, end, mask, counted, _, _ = _stretches(runs, "inside")
@@ -347,10 +340,10 @@ def jitter_boxes(
         >>> T.jitter_boxes(boxes, extent, ids, seed=0, epoch=0).dtype
         torch.float32
     """
-    check_boxes(boxes, extent, ids, torch.Tensor)
-    drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4)
+    kernels.check_boxes(boxes, extent, ids, torch.Tensor)
+    drawn = words(seed, epoch, ids.reshape(-1), kernels.prompt_draw("boxes", draw), 4)
     noise = _quantiles().on(boxes.device)[shifted(drawn, 64 - NORMAL_BITS)]
-    return moved_edges(boxes.double(), extent.double(), noise).float()
+    return kernels.moved_edges(boxes.double(), extent.double(), noise).float()
 
 
 @lru_cache(maxsize=1)

@@ -32,7 +32,7 @@ from sa1bpack.masks.relations import (
 from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
 from sa1bpack.transforms.host import on_host
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
-from sa1bpack.transforms.masks.run_batch import compiled_samples, padded_rows
+from sa1bpack.transforms.masks.run_batch import padded_rows
 from sa1bpack.transforms.memory import on_device
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
@@ -175,7 +175,7 @@ class Relate:
             most = fullest(counts) if most is None else most
             leading = (len(counts), most) if padded else (runs.masks,)
             places = runs.padded_rows(most) if runs.masks != prod(leading) else None
-            samples = ((at, image) for _, at, image in compiled_samples(runs, places))
+            samples = ((at, image) for _, at, image in runs.by_sample(places))
             return self._compiled(relate_runs, samples, leading, most)
         masks = batch["masks"]
         if masks.dtype not in (torch.bool, torch.uint8) or masks.dim() != 3 + padded:

@@ -10,7 +10,7 @@ import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.masks.arrays import check_image_runs
-from sa1bpack.transforms.geometry.frame import AffineMaps, Frame, Maps, fixed_steps, pair
+from sa1bpack.transforms.geometry import AffineMaps, Frame, Maps, fixed_steps, pair
 from sa1bpack.wording import counted
 
 
@@ -121,6 +121,25 @@ class RunBatch:
         number = torch.arange(total, device=device) - self.run_offset[mask]
         return self.run_ends[:total].long(), mask, number
 
+    def by_sample(
+        self, places: torch.Tensor | None = None
+    ) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
+        """The samples of a batch on the CPU, as the kernels of `sa1bpack.masks` expect them.
+
+        places  int64 (T,), the row of each mask in the result; by default its number
+
+        Yields, per sample, its number; int64 (m,), the rows of its masks without padding; and their
+        runs: run_ends, run_offset, height and width.
+        """
+        run_ends, run_offset = self.run_ends.numpy(), self.run_offset.numpy()
+        places = np.arange(self.masks) if places is None else places.numpy()
+        present = np.diff(run_offset) > 0  # the others are padding
+        sizes = self.sizes.tolist()
+        for sample, (first, last) in enumerate(itertools.pairwise(self.mask_offset.tolist())):
+            masks = first + np.flatnonzero(present[first:last])
+            offset = np.append(run_offset[masks], run_offset[last])
+            yield sample, places[masks], (run_ends, offset, *sizes[sample])
+
 
 def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Tensor:
     """`RunBatch.padded_rows`, on the device of the offsets."""
@@ -230,26 +249,6 @@ class Taking(Placing):
 
     @property
     def steps(self) -> torch.Tensor:
-        """int64 (B, 2, 3), see `geometry.frame.positions`: the cell of the grid for each of the
+        """int64 (B, 2, 3), see `geometry.positions`: the cell of the grid for each of the
         result; the nearest one if that is outside."""
         return fixed_steps(self.maps)
-
-
-def compiled_samples(
-    runs: RunBatch, places: torch.Tensor | None = None
-) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
-    """The samples of a batch on the CPU, as the kernels of `sa1bpack.masks` expect them.
-
-    places  int64 (T,), the row of each mask in the result; by default its number
-
-    Yields, per sample, its number; int64 (m,), the rows of its masks without padding; and their
-    runs: run_ends, run_offset, height and width.
-    """
-    run_ends, run_offset = runs.run_ends.numpy(), runs.run_offset.numpy()
-    places = np.arange(runs.masks) if places is None else places.numpy()
-    present = np.diff(run_offset) > 0  # the others are padding
-    for sample, (first, last) in enumerate(itertools.pairwise(runs.mask_offset.tolist())):
-        masks = first + np.flatnonzero(present[first:last])
-        offset = np.append(run_offset[masks], run_offset[last])
-        height, width = runs.sizes[sample].tolist()
-        yield sample, places[masks], (run_ends, offset, height, width)

@@ -19,7 +19,7 @@ the other side: the same with the opposite sign.
 import torch
 
 from sa1bpack.masks.window import FRACTION, LEVELS, REACH, UNIT
-from sa1bpack.transforms.geometry.frame import fixed_steps, positions
+from sa1bpack.transforms.geometry import fixed_steps, positions
 from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch
 from sa1bpack.transforms.memory import chunk_bytes
 

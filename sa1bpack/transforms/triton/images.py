@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from sa1bpack.transforms.backends import FLOATS
-from sa1bpack.transforms.geometry.frame import places as places_of
+from sa1bpack.transforms.geometry import places as places_of
 from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.images.make import Sampling
 from sa1bpack.transforms.images.steps import LUMA
@@ -37,7 +37,7 @@ RED, GREEN, BLUE = (tl.constexpr(share) for share in LUMA)
 # the image; rows and columns of the canvas that it covers; mean and std of R, G, B.
 NUMBERS, SIZE, KEEP, NORMAL = (tl.constexpr(n) for n in (14, 4, 6, 8))
 # Under an affine map: half the width of the filters, x and y; mean and std. And whole numbers:
-# those of `geometry.frame.places`, height and width of the image.
+# those of `geometry.places`, height and width of the image.
 AFFINE_NUMBERS, AFFINE_NORMAL = tl.constexpr(8), tl.constexpr(2)
 PLACES, STORED = tl.constexpr(14), tl.constexpr(12)
 
@@ -239,7 +239,7 @@ def _sample(images, numbers, filters, out, side, width, height, taps):
 
 @triton.jit
 def stepped(steps, row, column):
-    """x and y, int64, by six steps at an address, see `geometry.frame.positions`."""
+    """x and y, int64, by six steps at an address, see `geometry.positions`."""
     x = tl.load(steps) * column + (tl.load(steps + 1) * row + tl.load(steps + 2))
     y = tl.load(steps + 3) * column + (tl.load(steps + 4) * row + tl.load(steps + 5))
     return x, y
@@ -248,7 +248,7 @@ def stepped(steps, row, column):
 @triton.jit
 def locate(place, i, j):
     """x and y of cells in the stored image, int64, and whether they show it; by one row, at an
-    address, of `geometry.frame.places`."""
+    address, of `geometry.places`."""
     x, y = stepped(place + 2, i.to(tl.int64)[:, None], j.to(tl.int64)[None, :])
     shown = (i < tl.load(place))[:, None] & (j < tl.load(place + 1))[None, :]
     shown &= (x >= tl.load(place + 8)) & (x < tl.load(place + 10))

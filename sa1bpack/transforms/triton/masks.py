@@ -19,8 +19,8 @@ import triton.language as tl
 
 from sa1bpack.masks.window import LEVELS
 from sa1bpack.masks.window import UNIT as GRID_UNIT
-from sa1bpack.transforms.geometry.frame import fixed_steps
-from sa1bpack.transforms.geometry.frame import places as places_of
+from sa1bpack.transforms.geometry import fixed_steps
+from sa1bpack.transforms.geometry import places as places_of
 from sa1bpack.transforms.host import sent
 from sa1bpack.transforms.masks.run_batch import Drawing, Taking
 from sa1bpack.transforms.masks.runs import UprightAxis
@@ -38,7 +38,7 @@ TAKE_ROWS, TAKE_COLUMNS = tl.constexpr(16), tl.constexpr(128)
 # Rows of `frames`. Of `_draw`: source height and width; per axis cell, start and mirrored, see
 # `masks.raster.Axis`; the least covered area; rows and columns that are kept.
 AXIS_FIELDS = tl.constexpr(11)
-# Of affine maps: `geometry.frame.places`, the steps of cells, source height and width.
+# Of affine maps: `geometry.places`, the steps of cells, source height and width.
 STEPS, SOURCE, DRAW_FIELDS, TAKE_FIELDS = (tl.constexpr(n) for n in (12, 18, 20, 18))
 
 

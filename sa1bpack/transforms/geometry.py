@@ -1,5 +1,9 @@
-"""Affine maps, one per sample of a batch, and the place of the image, its boxes and its points on
-the canvas by them.
+"""The place of the image: affine maps, one per sample of a batch; the frame of the image, its boxes
+and its points on the canvas by them; and the steps that move it there: flip, scale jitter, crops,
+rotation and shear.
+
+A geometric step moves no pixels. It maps a `Frame` to the next one, and the pipeline moves images,
+masks, boxes and points with the map of the last frame, each exactly once.
 
 A map takes OUTPUT coordinates to SOURCE coordinates: it tells each output cell where it comes from.
 Coordinates are continuous: x to the right, y down, pixel edges at whole numbers, the centre of
@@ -15,20 +19,38 @@ mirrored and clipped independently of the pixel size. (Mirroring the original fo
 off.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import radians, sqrt, tan
 from typing import Any
 
 import torch
 
-from sa1bpack.arguments import checks_options
+from sa1bpack.arguments import checks_options, number
+from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.checks import MAX_CANVAS, check_sides
+from sa1bpack.masks.cells import FRACTION
+from sa1bpack.transforms.checks import LEAST, MAX_CANVAS, as_range, check_sides
+
+
+class Maps:
+    """What all maps have: `linear`, float64 (B, 2, 2), and `offset`, float64 (B, 2)."""
+
+    linear: torch.Tensor
+    offset: torch.Tensor
+
+    def of(self, owner: torch.Tensor) -> "Maps":
+        """The map of each of T masks. owner: int64 (T,), the sample of each mask."""
+        return type(self)(*(numbers[owner] for numbers in vars(self).values()))
+
+    def matrix(self) -> torch.Tensor:
+        """float64 (B, 2, 3) `M` with [xs, ys] = M @ [x, y, 1]."""
+        return torch.cat([self.linear, self.offset[:, :, None]], 2)
 
 
 @checks_options
 @dataclass(frozen=True)
-class AxisMaps:
+class AxisMaps(Maps):
     """source = scale * output + offset, for x and y of each of B samples.
 
     scale   float64 (B, 2), x and y: source pixels per output pixel; negative if mirrored, never 0
@@ -46,9 +68,14 @@ class AxisMaps:
     scale: torch.Tensor
     offset: torch.Tensor
 
-    def after(self, inner: "Maps") -> "Maps":
+    @property
+    def linear(self) -> torch.Tensor:
+        """float64 (B, 2, 2): `scale` on the diagonals."""
+        return torch.diag_embed(self.scale)
+
+    def after(self, inner: Maps) -> Maps:
         """The composition: first `inner`, then this map."""
-        offset = self.scale * inner.offset + self.offset
+        offset = self.apply(inner.offset)
         if isinstance(inner, AffineMaps):
             return AffineMaps(self.scale[..., None] * inner.linear, offset)
         return AxisMaps(self.scale * inner.scale, offset)
@@ -56,10 +83,6 @@ class AxisMaps:
     def inverse(self) -> "AxisMaps":
         """From source to output coordinates."""
         return AxisMaps(1 / self.scale, -self.offset / self.scale)
-
-    def of(self, owner: torch.Tensor) -> "AxisMaps":
-        """The map of each of T masks. owner: int64 (T,), the sample of each mask."""
-        return AxisMaps(self.scale[owner], self.offset[owner])
 
     def apply(self, points: torch.Tensor) -> torch.Tensor:
         """Map points (B, 2), x and y, one per sample or mask. Returns float64 (B, 2)."""
@@ -76,14 +99,10 @@ class AxisMaps:
             for axis, count in enumerate((width, height))
         )
 
-    def matrix(self) -> torch.Tensor:
-        """float64 (B, 2, 3) `M` with [xs, ys] = M @ [x, y, 1]."""
-        return torch.cat([torch.diag_embed(self.scale), self.offset[:, :, None]], 2)
-
 
 @checks_options
 @dataclass(frozen=True)
-class AffineMaps:
+class AffineMaps(Maps):
     """source = linear @ output + offset, for each of B samples: with rotation and shear.
 
     linear  float64 (B, 2, 2), x and y in source pixels per output pixel along x and y
@@ -102,7 +121,7 @@ class AffineMaps:
     linear: torch.Tensor
     offset: torch.Tensor
 
-    def after(self, inner: "Maps") -> "AffineMaps":
+    def after(self, inner: Maps) -> "AffineMaps":
         """The composition: first `inner`, then this map."""
         offset = self.apply(inner.offset)
         if isinstance(inner, AxisMaps):
@@ -110,28 +129,17 @@ class AffineMaps:
         products = self.linear[:, :, :, None] * inner.linear[:, None]
         return AffineMaps(products[:, :, 0] + products[:, :, 1], offset)
 
+    def apply(self, points: torch.Tensor) -> torch.Tensor:
+        """Map points (B, 2), x and y, one per sample or mask. Returns float64 (B, 2)."""
+        moved = self.linear * points[..., None, :]
+        return moved[:, :, 0] + moved[:, :, 1] + self.offset
+
     def inverse(self) -> "AffineMaps":
         """From source to output coordinates."""
         (a, b), (c, d) = (row.unbind(1) for row in self.linear.unbind(1))
         rows = torch.stack([d, -b, -c, a], 1).view(-1, 2, 2) / (a * d - b * c)[:, None, None]
         back = AffineMaps(rows, torch.zeros_like(self.offset))
         return AffineMaps(rows, -back.apply(self.offset))
-
-    def of(self, owner: torch.Tensor) -> "AffineMaps":
-        """The map of each of T masks. owner: int64 (T,), the sample of each mask."""
-        return AffineMaps(self.linear[owner], self.offset[owner])
-
-    def apply(self, points: torch.Tensor) -> torch.Tensor:
-        """Map points (B, 2), x and y, one per sample or mask. Returns float64 (B, 2)."""
-        moved = self.linear * points[..., None, :]
-        return moved[:, :, 0] + moved[:, :, 1] + self.offset
-
-    def matrix(self) -> torch.Tensor:
-        """float64 (B, 2, 3) `M` with [xs, ys] = M @ [x, y, 1]."""
-        return torch.cat([self.linear, self.offset[:, :, None]], 2)
-
-
-Maps = AxisMaps | AffineMaps
 
 
 def scaling(scale: torch.Tensor) -> AxisMaps:
@@ -151,7 +159,6 @@ def cell_centers(count: int, device: torch.device) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float64, device=device) + 0.5
 
 
-FRACTION = 32  # fractional bits of a position, as in `sa1bpack.masks.window`
 _FAR = 2.0**20  # pixels; positions beyond are in no image
 
 
@@ -384,3 +391,236 @@ def place_annotations(
             inside &= (stored >= low) & (stored < high)
         found["point_inside"] = inside.all(1)
     return found
+
+
+# ------------------------------------------------------------------------------------------- steps
+
+Uniform = Callable[[int], torch.Tensor]
+
+CROP_ATTEMPTS = 10  # as in torchvision
+
+
+@checks_options
+class GeometricStep:
+    """A step from one frame to the next; the base class for custom steps.
+
+    shrinks  the largest factor by which the step may reduce an image; 1 for never
+
+    Examples:
+        >>> issubclass(T.RandomHorizontalFlip, T.GeometricStep), T.RandomHorizontalFlip.shrinks
+        (True, 1.0)
+    """
+
+    shrinks = 1.0
+
+    def __repr__(self) -> str:
+        return call_text(self)
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """Return the next frame.
+
+        uniform(n), to be called once, returns float64 (B, n) in [0, 1) that depend on the seed, the
+        epoch, the image and the position of the step in the pipeline; on the device of the frame,
+        which for a batch of a Loader is the CPU, wherever its images are.
+        """
+        raise NotImplementedError
+
+
+@checks_options
+class RandomHorizontalFlip(GeometricStep):
+    """Mirror left and right; padding stays to the right of and below the image.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.RandomHorizontalFlip()], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
+    """
+
+    def __init__(self, p: float = 0.5):
+        """p: probability per image. Raises OptionError unless it is from 0 to 1."""
+        self.p = number("p", p, 0, 1)
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame with some images mirrored."""
+        flips = uniform(1) < self.p  # (B, 1)
+        scale = torch.ones_like(frame.extent)
+        scale[:, :1] = torch.where(flips, -1.0, 1.0)
+        offset = torch.zeros_like(frame.extent)
+        offset[:, :1] = torch.where(flips, frame.extent[:, :1], 0.0)
+        return frame.step(AxisMaps(scale, offset), frame.extent)
+
+
+@checks_options
+class ScaleJitter(GeometricStep):
+    """Scale, then crop randomly where the image is too large and pad where it is too small.
+
+    The scale is uniform in a range; 1 keeps the image at the size that fits the canvas. 0.1 to 2 is
+    the large-scale jittering of Ghiasi et al., "Simple Copy-Paste is a Strong Data Augmentation
+    Method for Instance Segmentation" (2021), with crop and padding as in Detectron2's
+    `FixedSizeCrop`.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.ScaleJitter(0.5, 2.0)], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
+    """
+
+    def __init__(self, low: float = 0.1, high: float = 2.0):
+        """low, high: the range of the scale, finite. Raises OptionError unless 0 < low <= high."""
+        self.low, self.high = as_range("(low, high)", (low, high), LEAST, 1 / LEAST)
+        self.shrinks = max(1.0, 1 / self.low)
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame with images scaled, cropped and padded."""
+        drawn = uniform(3)
+        scale = self.low + (self.high - self.low) * drawn[:, :1]
+        extent = frame.extent * scale
+        offset = drawn[:, 1:] * (extent - frame.sides).clamp(min=0)
+        maps = AxisMaps((1 / scale).expand(-1, 2), offset / scale)
+        return frame.step(maps, torch.minimum(extent, frame.sides))
+
+
+@checks_options(area="scale, as in torchvision")
+class RandomResizedCrop(GeometricStep):
+    """Cut out a rectangle and stretch it over the full canvas.
+
+    Area and aspect ratio are drawn as in torchvision's `RandomResizedCrop` (Szegedy et al., "Going
+    Deeper with Convolutions", 2015): area uniform, ratio log-uniform, ten attempts, and after them
+    the largest rectangle with an allowed ratio. Unlike there, the rectangle is not rounded to whole
+    pixels. `scale` and `ratio` refer to the part of the canvas that the image covers, before
+    stretching.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.RandomResizedCrop(scale=(0.25, 1.0))], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
+    """
+
+    def __init__(
+        self, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ):
+        """
+        Args:
+            scale: range of the rectangle's fraction of the area of the image, 0 < low <= high <= 1.
+            ratio: range of width / height, 0 < low <= high, both finite.
+
+        Raises:
+            OptionError: an invalid range.
+        """
+        self.scale = as_range("scale", scale, LEAST, 1)
+        self.ratio = as_range("ratio", ratio, LEAST, 1 / LEAST)
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame of the rectangles."""
+        drawn = uniform(2 * CROP_ATTEMPTS + 2)
+        sides = self._sides(frame.extent, drawn[:, 2:].view(len(drawn), CROP_ATTEMPTS, 2))
+        offset = drawn[:, :2] * (frame.extent - sides)
+        maps = AxisMaps(sides / frame.sides, offset)
+        return frame.step(maps, frame.sides.expand_as(frame.extent))
+
+    def _sides(self, extent: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """float64 (B, 2): width and height of the rectangles, from numbers (B, attempts, 2)."""
+        low, high = self.ratio
+        area = self.scale[0] + (self.scale[1] - self.scale[0]) * drawn[..., 0]
+        ratio = low * (high / low) ** drawn[..., 1]
+        whole = extent.prod(1, keepdim=True)
+        tried = torch.stack([area * whole * ratio, area * whole / ratio], 2).sqrt()
+        fits = (tried <= extent[:, None]).all(2)
+        first = fits.byte().argmax(1)
+        found = tried[torch.arange(len(tried), device=tried.device), first]
+        width, height = extent.unbind(1)
+        largest = torch.stack(
+            [torch.minimum(width, height * high), torch.minimum(height, width / low)], 1
+        )
+        return torch.where(fits.any(1, keepdim=True), found, largest)
+
+
+@checks_options
+class CenterCrop(GeometricStep):
+    """Cut out the middle and enlarge it to the canvas, for evaluation: nothing is random.
+
+    The part has the aspect ratio of the canvas. With `fraction` 1 it is as large as fits the image:
+    on a square canvas, the shorter side of the image becomes that of the canvas. A smaller fraction
+    leaves out more on all sides: resizing the shorter side to 256 and cropping 224 x 224 pixels is
+    `CenterCrop(224 / 256)` with `size=224`.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.CenterCrop()], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
+    """
+
+    def __init__(self, fraction: float = 1.0):
+        """fraction: of the sides of the largest part. Raises OptionError unless 0 < it <= 1."""
+        self.fraction = number("fraction", fraction, LEAST, 1)
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame of the middle."""
+        scale = (frame.extent / frame.sides).amin(1, keepdim=True) * self.fraction
+        offset = (frame.extent - scale * frame.sides) / 2
+        return frame.step(
+            AxisMaps(scale.expand(-1, 2), offset), frame.sides.expand_as(frame.extent)
+        )
+
+
+@checks_options
+class RandomAffine(GeometricStep):
+    """Shear and rotate by random angles around the middle of the image.
+
+    As in torchvision's `RandomAffine`, the rectangle that the image covered remains: what leaves it
+    is cut off, and its empty corners are zero, as padding is. A pipeline may have one such step.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.RandomAffine(degrees=15, shear=5)], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
+    """
+
+    def __init__(
+        self, degrees: float | tuple[float, float] = 0.0, shear: float | tuple[float, float] = 0.0
+    ):
+        """
+        Args:
+            degrees: of the rotation, clockwise: a number of 0 to 180, for an angle uniform from
+                -degrees to degrees; or a range (low, high) of -180 to 180.
+            shear: in degrees as well, of vertical lines, clockwise before the rotation: a number of
+                0 to 60 or a range of -60 to 60.
+
+        Raises:
+            OptionError: a value that is out of range.
+        """
+        self.degrees = as_range("degrees", degrees, -180, 180, around=0)
+        self.shear = as_range("shear", shear, -60, 60, around=0)
+        steepest = max(abs(tan(radians(angle))) for angle in self.shear)
+        # The norm of [[1, t], [0, 1]]: what it reduces most.
+        self.shrinks = (steepest + sqrt(steepest**2 + 4)) / 2
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame with images sheared and rotated."""
+        drawn = uniform(2)
+        angle, shear = (
+            torch.deg2rad(low + (high - low) * drawn[:, k])
+            for k, (low, high) in enumerate((self.degrees, self.shear))
+        )
+        # On the canvas, y down, an image is sheared by [[1, -t], [0, 1]] and then rotated by
+        # [[c, -s], [s, c]]; its pixels come from the inverse.
+        c, s, t = angle.cos(), angle.sin(), shear.tan()
+        linear = torch.stack([c - t * s, s + t * c, -s, c], 1).view(-1, 2, 2)
+        middle = frame.extent / 2
+        turned = AffineMaps(linear, torch.zeros_like(middle)).apply(middle)
+        return frame.step(AffineMaps(linear, middle - turned), frame.extent)
