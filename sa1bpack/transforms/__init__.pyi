@@ -2,16 +2,16 @@
 
 from sa1bpack.transforms.backends import KernelWarning as KernelWarning
 from sa1bpack.transforms.backends import describe_kernels as describe_kernels
-from sa1bpack.transforms.geometry.frame import AffineMaps as AffineMaps
-from sa1bpack.transforms.geometry.frame import AxisMaps as AxisMaps
-from sa1bpack.transforms.geometry.frame import Frame as Frame
-from sa1bpack.transforms.geometry.frame import image_region as image_region
-from sa1bpack.transforms.geometry.steps import CenterCrop as CenterCrop
-from sa1bpack.transforms.geometry.steps import GeometricStep as GeometricStep
-from sa1bpack.transforms.geometry.steps import RandomAffine as RandomAffine
-from sa1bpack.transforms.geometry.steps import RandomHorizontalFlip as RandomHorizontalFlip
-from sa1bpack.transforms.geometry.steps import RandomResizedCrop as RandomResizedCrop
-from sa1bpack.transforms.geometry.steps import ScaleJitter as ScaleJitter
+from sa1bpack.transforms.geometry import AffineMaps as AffineMaps
+from sa1bpack.transforms.geometry import AxisMaps as AxisMaps
+from sa1bpack.transforms.geometry import CenterCrop as CenterCrop
+from sa1bpack.transforms.geometry import Frame as Frame
+from sa1bpack.transforms.geometry import GeometricStep as GeometricStep
+from sa1bpack.transforms.geometry import RandomAffine as RandomAffine
+from sa1bpack.transforms.geometry import RandomHorizontalFlip as RandomHorizontalFlip
+from sa1bpack.transforms.geometry import RandomResizedCrop as RandomResizedCrop
+from sa1bpack.transforms.geometry import ScaleJitter as ScaleJitter
+from sa1bpack.transforms.geometry import image_region as image_region
 from sa1bpack.transforms.images.pixels import SAM_MEAN as SAM_MEAN
 from sa1bpack.transforms.images.pixels import SAM_STD as SAM_STD
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb as yuv420_to_rgb

@@ -33,6 +33,7 @@ from sa1bpack.masks.cells import FRACTION
 from sa1bpack.transforms.checks import LEAST, MAX_CANVAS, as_range, check_sides
 
 
+@checks_options
 class Maps:
     """What all maps have: `linear`, float64 (B, 2, 2), and `offset`, float64 (B, 2)."""
 
