@@ -227,7 +227,7 @@ def test_repair_names_what_it_cannot_do(repair, sound, tars, tmp_path):
 
 @pytest.fixture
 def second_task_dies(monkeypatch):
-    """second_task_dies(module): its second task dies each time it is run; others run here."""
+    """The second task dies each time it is run; others run here."""
     pytest.importorskip("ray", reason="ray is not installed: make ray")
     from sa1bpack.cluster.tasks import Died
 
@@ -235,11 +235,11 @@ def second_task_dies(monkeypatch):
         for number, (name, arguments) in enumerate(tasks.items()):
             yield name, Died("a signal") if number == 1 else function(**arguments)
 
-    return lambda module: monkeypatch.setattr(f"{module}.run_tasks", run_tasks)
+    monkeypatch.setattr("sa1bpack.cluster.tasks.run_tasks", run_tasks)
 
 
-def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(second_task_dies, pack):
-    second_task_dies("sa1bpack.cluster.pack")
+@pytest.mark.usefixtures("second_task_dies")
+def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(pack):
     from sa1bpack.cluster.pack import verify_on_ray
 
     flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
@@ -250,8 +250,8 @@ def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(seco
     assert "sa_000001-000" in {problem.shard for problem in report.problems}
 
 
-def test_a_part_that_no_task_could_make_is_named_and_the_others_are_kept(second_task_dies, pack):
-    second_task_dies("sa1bpack.cluster.derive")
+@pytest.mark.usefixtures("second_task_dies")
+def test_a_part_that_no_task_could_make_is_named_and_the_others_are_kept(pack):
     from sa1bpack.cluster.derive import derive_on_ray
 
     ds = sa1bpack.open(pack)
@@ -261,8 +261,8 @@ def test_a_part_that_no_task_could_make_is_named_and_the_others_are_kept(second_
     assert (result.made, len(result.present)) == (("sa_000001-000",), 3)
 
 
-def test_shards_that_no_task_could_repair_are_named(second_task_dies, sound, tars, tmp_path):
-    second_task_dies("sa1bpack.cluster.pack")
+@pytest.mark.usefixtures("second_task_dies")
+def test_shards_that_no_task_could_repair_are_named(sound, tars, tmp_path):
     from sa1bpack.cluster.pack import repair_on_ray
 
     root = shutil.copytree(sound, tmp_path / "pack")

@@ -15,7 +15,7 @@ from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import remedy_of
 from sa1bpack.format.problems import Problem, Report
-from sa1bpack.interrupts import check, interrupts_held
+from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions, RunOptions
 from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.urls import is_pack_url, pack_url
@@ -310,7 +310,7 @@ def _report(pack: str | Path, quick: bool, io: str, job: Job) -> Report:
     with interrupts_held():
         from sa1bpack.cluster.pack import verify_on_ray
 
-    options = {"address": job.address, "quick": quick, "io": io, "check": check}
+    options = {"address": job.address, "quick": quick, "io": io}
     with step_bar() as advance:
         return verify_on_ray(pack, **options, progress=advance)
 

@@ -472,7 +472,7 @@ def derive(
         if ray:
             from sa1bpack.cluster.derive import derive_on_ray as call
 
-            where = {"address": job.address, "check": interrupts.check}
+            where = {"address": job.address}
         else:
             call, where = sa1bpack.derive, {"part": part}
 

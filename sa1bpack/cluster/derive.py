@@ -1,12 +1,11 @@
 """`derive_on_ray`: the parts of a feature as tasks of a Ray cluster."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
 from sa1bpack.arguments import checks_options, choice
-from sa1bpack.cluster.tasks import Died, Needs, numbered, once_unlocked, run_tasks
+from sa1bpack.cluster.tasks import Needs, once_unlocked, run_parts
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.deriving.run import (
     DeriveKeywords,
@@ -36,7 +35,6 @@ def derive_on_ray(
     *,
     address: str | None = None,
     progress: Progress | None = None,
-    check: Callable[[], None] = lambda: None,
     **call: Unpack[DeriveKeywords],
 ) -> DeriveResult:
     """Compute a feature on a Ray cluster, whose nodes see the pack under the same path.
@@ -49,7 +47,6 @@ def derive_on_ray(
         fn: of a module that every node has, or that is in the current folder on all of them; or of
             the program itself, which is sent.
         progress: called as progress(images done, images in all) after each shard.
-        check: called at least twice a second.
         call: all else as in `derive`, and so is the array; device: "cpu", or "cuda": each task then
             asks Ray for a GPU; threads (4 by default) are also the cores of a task.
 
@@ -66,30 +63,22 @@ def derive_on_ray(
         call["output"] = Path(output).absolute()
     maker = PartMaker(ds, name, fn, **call)
     shards = [shard.identity.name for shard in maker.target.shards]
-    todo = {shard.identity.name: shard for shard in maker.target.missing(maker.target.shards)}
-    images = {shard: each.identity.extent.samples for shard, each in todo.items()}
-    common = {"ds": as_dataset(ds), "name": name, "fn": _as_sent(fn), "folder": str(Path.cwd())}
-    tasks = numbered(shards, common | call)
-    tasks = {shard: tasks[shard] for shard in todo}
-    done, died = 0, {}
+    todo = maker.target.missing(maker.target.shards)
+    died = {}
     if todo:
-        with maker.loader(next(iter(todo.values()))) as loader:
+        with maker.loader(todo[0]) as loader:
             memory = BASE_BYTES + loader.plan().host_bytes
         needs = Needs(cores, memory, gpus=int(device == "cuda"))
-        for shard, found in run_tasks(address, _make, tasks, needs, check=check):
-            if isinstance(found, Died):
-                died[shard] = found
-                continue
-            done += images[shard]
-            if progress:
-                progress(done, sum(images.values()))
+        sizes = {shard.identity.name: shard.identity.extent.samples for shard in todo}
+        task = {"ds": as_dataset(ds), "name": name, "fn": _as_sent(fn), "folder": str(Path.cwd())}
+        _, died = run_parts(address, _make, shards, task | call, needs, progress, sizes)
     if died:  # once all others are done
         first = min(died)
         raise ClusterError(
             f"{counted(len(died), 'shard')} given up: {', '.join(sorted(died))}; {first}: "
             f"{died[first]}; the parts of all others are kept: repeat the call to make the rest"
         )
-    return PartMaker(ds, name, fn, **call).target.result(list(todo.values()))
+    return PartMaker(ds, name, fn, **call).target.result(todo)
 
 
 def _make(folder: str, fn: str | Function, **call) -> None:

@@ -12,11 +12,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Unpack
 
-from sa1bpack import interrupts
 from sa1bpack.arguments import checks_options, choice, local_path, whole_number
-from sa1bpack.cluster.tasks import Died, Needs, numbered, once_unlocked, run_tasks
+from sa1bpack.cluster.tasks import Died, Needs, once_unlocked, run_parts, run_tasks
 from sa1bpack.disk.reading_mode import IO
-from sa1bpack.errors import FormatError, OutputLocked, SourceError
+from sa1bpack.errors import FormatError, SourceError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.problems import Problem, Report, joined
 from sa1bpack.format.side.spec import is_side, part_names, side_folders
@@ -69,20 +68,24 @@ def pack_on_ray(
         options["workers"] = WORKERS
     request = checked_request(sources, output, options)
     plan = Plan(len(request.sources), tuple(source.name for source in request.sources))
-    todo, packed, unreadable, show = _look(request, plan, progress)
-    failed: dict[str, SourceError] = dict(unreadable)
+    if not request.output.exists():  # if that is refused, it is not made
+        check_room(request, look_at(request.sources)[0])
+    with closing(PartState(request.output, request.options, plan, plan.sources)) as state:
+        todo, failed = sources_to_pack(state, request)
+        new = [source for source in todo if source.name not in state.sources]
+        check_room(request, new)
+        packed = len(request.sources) - len(new) - len(failed)
+        again = {source.name for source in todo}  # their tasks return all their rejects
+        rejects = [line for line in state.rejects() if line["source"] not in again]
+        total = sum(source.nbytes for source in todo)
+        show = Progress(total, request.max_rejects, rejects, progress)
+        state.fail(failed)
     try:
-        failed |= _run(address, request, plan, todo, show)
+        failed = failed | _run(address, request, plan, todo, show)
     finally:
         show.close()
-    interrupts.check()
-    try:  # once the attempts at tasks that Ray has given up have ended, too
-        found = once_unlocked(lambda: finalize(request.output), interrupts.check)
-    except OutputLocked as error:
-        error.add_note(
-            f"every source is done; once it has ended: sa1bpack finalize {request.output}"
-        )
-        raise
+    # Once the attempts at tasks that Ray has given up have ended, too.
+    found = once_unlocked(lambda: finalize(request.output))
     for note in found.notes:
         show.note(note)
     return PackResult(
@@ -94,29 +97,6 @@ def pack_on_ray(
         notes=show.notes,
         seconds=show.seconds,
     )
-
-
-def _look(
-    request: Request, plan: Plan, show_progress: bool | None
-) -> tuple[list[Source], int, dict[str, SourceError], Progress]:
-    """Prepare the folder.
-
-    Returns the sources that are tasks, how many are packed, those that cannot be read, and the
-    progress so far.
-    """
-    if not request.output.exists():  # if that is refused, it is not made
-        check_room(request, look_at(request.sources)[0])
-    with closing(PartState(request.output, request.options, plan, plan.sources)) as state:
-        todo, unreadable = sources_to_pack(state, request)
-        new = [source for source in todo if source.name not in state.sources]
-        check_room(request, new)
-        packed = len(request.sources) - len(new) - len(unreadable)
-        again = {source.name for source in todo}  # their tasks return all their rejects
-        rejects = [line for line in state.rejects() if line["source"] not in again]
-        total = sum(source.nbytes for source in todo)
-        progress = Progress(total, request.max_rejects, rejects, show_progress)
-        state.fail(unreadable)
-    return todo, packed, unreadable, progress
 
 
 def _run(
@@ -138,8 +118,7 @@ def _run(
         )
         tasks[name] = {"request": one, "plan": plan, "progress": False}
     failed: dict[str, SourceError] = {}
-    options = {"check": interrupts.check, "say": progress.note}
-    for name, packed in run_tasks(address, run_part, tasks, needs, **options):
+    for name, packed in run_tasks(address, run_part, tasks, needs, progress.note):
         source = sources[name]
         progress.advance(source, source.nbytes)
         if isinstance(packed, Died):
@@ -168,13 +147,11 @@ def verify_on_ray(
     quick: bool = False,
     progress: Callable[[int, int], None] | None = None,
     io: str = "auto",
-    check: Callable[[], None] = lambda: None,
 ) -> Report:
     """Check a pack or a feature on a Ray cluster, whose nodes see it under the same path.
 
     address   of the cluster, as in `ray.init`; default: RAY_ADDRESS, or this machine alone
     progress  called as progress(shards done, shards in all); of a feature, its parts
-    check     called at least twice a second
 
     Everything else is as in `verify`, and the report has the same problems, counts and notes. A
     shard whose task died each time it was run is reported as one that could not be read.
@@ -185,15 +162,11 @@ def verify_on_ray(
     root = local_path("root", root).absolute()
     choice("io", io, IO)
     names = _parts_to_check(root)
-    tasks = numbered(names, {"root": root, "quick": quick, "io": io})
-    reports: dict[str, Report] = {}
-    for name, found in run_tasks(address, verify, tasks, VERIFY_NEEDS, check=check):
-        if isinstance(found, Died):
-            shard = name if len(names) > 1 else None
-            found = Report((Problem(f"not checked: {found}", shard=shard, denied=True),))
-        reports[name] = found
-        if progress is not None:
-            progress(len(reports), len(names))
+    call = {"root": root, "quick": quick, "io": io}
+    reports, died = run_parts(address, verify, names, call, VERIFY_NEEDS, progress)
+    for name, why in died.items():
+        shard = name if len(names) > 1 else None
+        reports[name] = Report((Problem(f"not checked: {why}", shard=shard, denied=True),))
     return joined([reports[name] for name in names])
 
 
@@ -249,37 +222,11 @@ def repair_on_ray(
         return repair(root, given, **options, progress=progress)
     names = names or [root.name]
     call = {"pack": root.absolute(), "sources": given, "workers": workers, "progress": False}
-    tasks = numbered(names, call | options)
-    found: dict[str, RepairResult] = {}
-    died: dict[str, str] = {}
     needs = Needs(workers, memory_bytes(workers, 1))
     with step_bar(progress) as advance:
-        for name, part in run_tasks(address, repair, tasks, needs, check=interrupts.check):
-            if isinstance(part, Died):
-                died[name] = f"not checked: {part}; repeat the command"
-            else:
-                found[name] = part
-            advance(len(found) + len(died), len(tasks))
-    result = _joined(root, [found[name] for name in tasks if name in found])
-    if result.left:  # repaired here, or named again
-        shards = [name for name in result.left if name != OWN_FILES]
-        last = once_unlocked(
-            lambda: repair(root, given, quick=True, shards=shards, links=links, progress=progress),
-            interrupts.check,
-        )
-        result.repaired += last.repaired
-        result.notes += last.notes
-        result.rewritten, result.left, result.complete = last.rewritten, last.left, last.complete
-    result.left |= died
-    result.problems += tuple(
-        Problem(f"source {name}: {why}", denied=True) for name, why in died.items()
-    )
-    return result
-
-
-def _joined(root: Path, parts: list[RepairResult]) -> RepairResult:
-    """What all parts did."""
-    return RepairResult(
+        found, died = run_parts(address, repair, names, call | options, needs, advance)
+    parts = [found[name] for name in names if name in found]
+    result = RepairResult(
         root,
         tuple(dict.fromkeys(problem for part in parts for problem in part.problems)),
         [name for part in parts for name in part.repaired],
@@ -289,3 +236,16 @@ def _joined(root: Path, parts: list[RepairResult]) -> RepairResult:
         complete=all(part.complete for part in parts),
         seconds=max((part.seconds for part in parts), default=0.0),
     )
+    if result.left:  # repaired here, or named again
+        shards = [name for name in result.left if name != OWN_FILES]
+        last = once_unlocked(
+            lambda: repair(root, given, quick=True, shards=shards, links=links, progress=progress)
+        )
+        result.repaired += last.repaired
+        result.notes += last.notes
+        result.rewritten, result.left, result.complete = last.rewritten, last.left, last.complete
+    for name, why in died.items():
+        reason = f"not checked: {why}; repeat the command"
+        result.left[name] = reason
+        result.problems += (Problem(f"source {name}: {reason}", denied=True),)
+    return result

@@ -12,12 +12,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sa1bpack import interrupts
 from sa1bpack.errors import ClusterError, MissingPackage, OptionError, OutputLocked
+from sa1bpack.format.problems import Progress
 from sa1bpack.packing.progress import report
 
 try:
@@ -127,8 +129,6 @@ def run_tasks(
     function: Callable,
     tasks: Mapping[str, Mapping[str, Any]],
     needs: Needs,
-    *,
-    check: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = report,
 ) -> Iterator[tuple[str, Any]]:
     """Run tasks on a cluster: yields (name, what the function returned, or Died) as each ends.
@@ -141,8 +141,6 @@ def run_tasks(
         Of a module of this package, which every node has.
     tasks
         Name of each task → the keyword arguments of its call.
-    check
-        Called at least twice a second.
     say
         Called with a message if no node can take such a task now: Ray waits for one, perhaps in
         vain. Default: it is printed on stderr.
@@ -162,15 +160,43 @@ def run_tasks(
             for name, call in tasks.items()
         }
         while running:
-            check()
+            interrupts.check()
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
             for reference in ended:
                 yield running.pop(reference), _outcome(reference)
 
 
-def numbered(names: list[str], call: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Tasks by name, each of which is one part of a job: `call` with `part`, (1, n) to (n, n)."""
-    return {name: {**call, "part": (k, len(names))} for k, name in enumerate(names, 1)}
+def run_parts(
+    address: str | None,
+    function: Callable,
+    names: Sequence[str],
+    call: Mapping[str, Any],
+    needs: Needs,
+    progress: Progress | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> tuple[dict[str, Any], dict[str, Died]]:
+    """Run tasks, each of which is one part of a job, as `run_tasks` does.
+
+    names
+        Of the parts: the K-th of the N is called with `part`, (K, N), and all with `call`.
+    progress
+        Called as progress(size of the tasks that ended, of all).
+    sizes
+        Of those parts that are to be run. None: all, each of size 1.
+
+    Returns name → what its task returned, and name → why it returned nothing.
+    """
+    sizes = dict.fromkeys(names, 1) if sizes is None else sizes
+    parts = {name: {**call, "part": (k, len(names))} for k, name in enumerate(names, 1)}
+    found: dict[str, Any] = {}
+    died: dict[str, Died] = {}
+    done = 0
+    for name, result in run_tasks(address, function, {name: parts[name] for name in sizes}, needs):
+        (died if isinstance(result, Died) else found)[name] = result
+        done += sizes[name]
+        if progress:
+            progress(done, sum(sizes.values()))
+    return found, died
 
 
 def _outcome(reference: Any) -> Any:
@@ -183,16 +209,14 @@ def _outcome(reference: Any) -> Any:
         return Died(f"{type(error).__name__}: {first}")
 
 
-def once_unlocked(call: Callable[[], _Result], check: Callable[[], None] = lambda: None) -> _Result:
+def once_unlocked(call: Callable[[], _Result]) -> _Result:
     """What a call returns, repeated as long as a lost process holds the lock that it needs.
-
-    check  called twice a second
 
     Raises OutputLocked if one holds it after LOCK_SECONDS.
     """
     end = time.monotonic() + LOCK_SECONDS
     while True:
-        check()
+        interrupts.check()
         try:
             return call()
         except OutputLocked:
