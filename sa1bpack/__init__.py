@@ -69,7 +69,7 @@ _MODULES = {
     "LoadingStats": "sa1bpack.loading.stats",
     "bench": "sa1bpack.measuring.bench",
     "derive": "sa1bpack.deriving.run",
-    "attach": "sa1bpack.deriving.attach",
+    "attach": "sa1bpack.deriving.run",
     "DeriveResult": "sa1bpack.deriving.target",
     "make_dataloader": "sa1bpack.loading.dataloader",
     "FormatError": "sa1bpack.errors",

@@ -5,7 +5,7 @@ from sa1bpack import masks as masks
 from sa1bpack import transforms as transforms
 from sa1bpack.dataset.dataset import Dataset as Dataset
 from sa1bpack.dataset.open_pack import open as open
-from sa1bpack.deriving.attach import attach as attach
+from sa1bpack.deriving.run import attach as attach
 from sa1bpack.deriving.run import derive as derive
 from sa1bpack.deriving.target import DeriveResult as DeriveResult
 from sa1bpack.errors import FormatError as FormatError

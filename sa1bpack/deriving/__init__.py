@@ -1,6 +1,5 @@
 """Features made: by a function, shard by shard through the Loader, or from an existing array.
 
 target      which parts there are to make, and where
-run         `sa1bpack.derive`
-attach      `sa1bpack.attach`
+run         `sa1bpack.derive` and `attach`
 """

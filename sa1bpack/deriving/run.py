@@ -1,9 +1,9 @@
-"""`sa1bpack.derive`: a feature computed by a function, shard by shard through the Loader."""
+"""`sa1bpack.derive` and `attach`: a feature computed by a function, or of rows that exist."""
 
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Unpack
@@ -22,19 +22,22 @@ from sa1bpack.deriving.target import (
     Target,
     share,
 )
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import OptionError, OutputRefused
+from sa1bpack.format.files import byte_view
 from sa1bpack.format.problems import Progress
-from sa1bpack.format.side.spec import SIDE_DTYPES
+from sa1bpack.format.side.spec import SIDE_DTYPES, open_part
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms.geometry import GeometricStep
 from sa1bpack.transforms.pipeline import Pipeline
-from sa1bpack.wording import brief
+from sa1bpack.wording import brief, counted
 
 Function = Callable[..., torch.Tensor | np.ndarray]
 
 BATCH_SIZE = 32
+# Bytes of rows that are copied at once.
+PIECE_BYTES = 1 << 26
 
 
 class DeriveKeywords(RowKeywords, total=False):
@@ -138,7 +141,7 @@ def function_name(fn: Function) -> str:
 
     Raises OptionError for a lambda or a partial, which share their name with every other one.
     """
-    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    named = _named(fn)
     module, script = named.__module__, getattr(sys.modules["__main__"], "__file__", None)
     if module == "__main__" and script is not None:
         module = Path(script).stem
@@ -151,14 +154,9 @@ def function_name(fn: Function) -> str:
     return name
 
 
-def _code_digest(fn: Function) -> str | None:
-    """XXH3-128 of the file that a function is written in; None if there is no such file."""
-    named = fn if hasattr(fn, "__qualname__") else type(fn)
-    try:
-        path = inspect.getsourcefile(inspect.unwrap(named))
-        return None if path is None else xxhash.xxh3_128_hexdigest(Path(path).read_bytes())
-    except (TypeError, OSError):  # written in another language, or by another program
-        return None
+def _named(fn: Function) -> Any:
+    """What has the name of a function: itself, or the class of a callable object."""
+    return fn if hasattr(fn, "__qualname__") else type(fn)
 
 
 class PartMaker:
@@ -243,36 +241,36 @@ class PartMaker:
                     writer.leave()
 
     def _writer(self, shard: ShardToDo, counts: np.ndarray) -> PartWriter:
-        target, code, origin = self.target, _code_digest(self._fn), None
-        if code is not None:
+        target, origin = self.target, None
+        try:  # what the function is written in, too
+            source = inspect.getsourcefile(inspect.unwrap(_named(self._fn)))
+            code = xxhash.xxh3_128_hexdigest(Path(source).read_bytes())
             made_by = {**target.provenance, "masks": self._loading.get("mask_layout"), "code": code}
             origin = msgspec.json.encode(made_by, order="sorted")
+        except (TypeError, OSError):  # another language, or by another program
+            pass
         given = {"origin": origin, "counts": counts, "step": self._batch_size}
         return PartWriter(target.folder, target.spec, shard.identity, **given)
 
     def _rows(self, shard: ShardToDo, batch, counts: np.ndarray, first: int) -> np.ndarray:
         """The rows that the function returns for a batch, as they are stored."""
-        fn = self._fn
         batch = batch if self._pipeline is None else self._pipeline(batch)
+        name = function_name(self._fn)
+        place = f"for batch {batch['batch_idx']} of shard {shard.identity.name}"
         try:
             with torch.no_grad():
-                found = fn(batch, **self._options)
+                found = self._fn(batch, **self._options)
         except Exception as error:
-            error.add_note(
-                f"raised by {function_name(fn)} for batch {batch['batch_idx']} of shard "
-                f"{shard.identity.name}; the parts before it are kept"
-            )
+            error.add_note(f"raised by {name} {place}; the parts before it are kept")
             raise
         (rows, dtype), expected = stored_rows(found), int(counts.sum())
         if rows.ndim < 1 or len(rows) != expected:
             raise OptionError(
-                f"{function_name(fn)} returned {dtype} {tuple(rows.shape)} for batch "
-                f"{batch['batch_idx']} of shard {shard.identity.name}: it must return {expected} "
+                f"{name} returned {dtype} {tuple(rows.shape)} {place}: it must return {expected} "
                 f"rows, one per {'image' if self.target.axis == 'sample' else 'mask'}"
             )
         self.target.use(dtype, rows.shape[1:])
-        self.target.check_finite(shard, rows, counts, first)
-        return self.target.stored(rows)
+        return self.target.stored(shard, rows, counts, first)
 
 
 def stored_rows(found: Any) -> tuple[np.ndarray, str]:
@@ -306,17 +304,149 @@ def function_of(name: str, option: str = "fn") -> Callable:
         raise OptionError(f"{option} is {name!r}: choose MODULE:FUNCTION, such as my_teacher:embed")
     try:
         found = resolve_name(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+    except (ModuleNotFoundError, AttributeError) as error:
+        lost = f"{error.name}." if isinstance(error, ModuleNotFoundError) else ""
+        if not f"{module}.".startswith(lost):
             raise  # something that the module imports
         raise OptionError(
-            f"{option} is {name!r}: there is no module {error.name!r} here or among the installed "
-            "ones"
+            f"{option} is {name!r}: {error}, here or among the installed packages"
         ) from None
-    except AttributeError:
-        raise OptionError(f"{option} is {name!r}: the module has no {attribute!r}") from None
     if not callable(found):
         raise OptionError(
             f"{option} is {name!r}: this is of type {type(found).__name__}, not a function"
         )
     return found
+
+
+# ----------------------------------------------------------------------- rows that exist already
+
+
+@checks_options(out="output")
+def attach(
+    ds: Dataset,
+    name: str,
+    array: Any,
+    ids: Any,
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[RowKeywords],
+) -> DeriveResult:
+    """Make a feature of rows that exist, matched by id, whatever their order.
+
+    Args:
+        ds: a dataset of complete shards, or a torch Subset of one; all its images, or masks, must
+            have a row.
+        name: of the array, and its key in samples and batches.
+        array: (n, ...) numpy array, memory map or torch tensor; it may have rows of other ids. Rows
+            are read shard by shard. An array of uint16 that are the bits of bfloat16 is given as
+            `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
+        ids: integers (n,), each once: the image id of each row, or with axis="mask" the annotation
+            id.
+        progress: as in `derive`.
+        options: axis, spatial, output, allow_nonfinite and quantize, as in `derive`.
+
+    Parts that exist are compared with the rows, so a call that was killed is repeated to resume.
+
+    Raises:
+        OptionError: a value that cannot be used, an id that is there twice, samples without a row,
+            or a row with NaN or an infinity.
+        OutputRefused: the folder holds something else, or other rows; OutputLocked: another process
+            makes the same part.
+        FormatError: a shard cannot be read, or a part that exists is damaged.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> captions = np.arange(6, dtype=np.int64).reshape(3, 2)
+        >>> made = sa1bpack.attach(ds, "caption", captions, ids=[2, 5, 6], output="derived/caption")
+        >>> sa1bpack.open("packed", features="derived/caption").by_id(5)["caption"]
+        array([2, 3])
+    """
+    target = Target(as_dataset(ds), name, {"function": "sa1bpack:attach", "options": {}}, **options)
+    if not hasattr(array, "shape") or not hasattr(array, "dtype") or len(array.shape) < 1:
+        raise OptionError(f"array is a {type(array).__name__}: choose an array of rows (n, ...)")
+    kind = stored_rows(array[:0])[1]
+    lookup = _Lookup(ids, array)
+    for shard in target.shards:  # before anything is written
+        lookup.positions(shard, target.axis)
+    target.use(kind, array.shape[1:])
+    todo_parts = {shard.identity.part for shard in target.missing(target.shards)}
+    total = sum(shard.identity.extent.samples for shard in target.shards)
+    done, made = 0, []
+    for shard in target.shards:
+        positions, counts = lookup.positions(shard, target.axis), shard.row_counts(target.axis)
+        pieces = _pieces(target, shard, array, positions, counts)
+        if shard.identity.part in todo_parts:
+            with PartWriter(target.folder, target.spec, shard.identity) as writer:
+                for piece in pieces:
+                    writer.append(*piece)
+                if writer.publish():
+                    made.append(shard)
+        else:
+            _compare(target, shard, pieces)
+        done += len(shard.samples)
+        if progress:
+            progress(done, total)
+    return target.result(made)
+
+
+class _Lookup:
+    """Finds the row of each id."""
+
+    def __init__(self, ids: Any, array: Any):
+        ids = ids.cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+        if ids.shape != (len(array),) or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+            raise OptionError(
+                f"ids are {ids.dtype} {ids.shape}: choose one integer for each of the "
+                f"{len(array):,} rows"
+            )
+        self._order = np.argsort(ids, kind="stable")
+        self._sorted = ids[self._order].astype(np.int64)
+        again = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
+        if len(again):
+            raise OptionError(f"ids has {self._sorted[again[0]]} more than once")
+
+    def positions(self, shard: ShardToDo, axis: str) -> np.ndarray:
+        """int64 (k,): the row of each sample or mask of a shard. Raises OptionError."""
+        if axis == "mask":
+            wanted, noun = shard.samples.mask_column("annotation_id"), "mask"
+        else:
+            wanted, noun = shard.samples.column("image_id"), "image"
+        at = np.searchsorted(self._sorted, wanted)
+        found = np.zeros(len(wanted), bool)
+        if len(self._sorted):
+            found = self._sorted.take(at, mode="clip") == wanted
+        if not found.all():
+            lost = np.flatnonzero(~found)
+            raise OptionError(
+                f"ids lacks {counted(len(lost), noun)} of shard {shard.identity.name}, such as "
+                f"{wanted[lost[0]]}"
+            )
+        return self._order[at]
+
+
+def _pieces(
+    target: Target, shard: ShardToDo, array: Any, positions: np.ndarray, counts: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows as they are stored, about PIECE_BYTES of them, and how many each sample has."""
+    each = max(1, PIECE_BYTES // max(1, target.spec.row_bytes * int(counts.max(initial=1))))
+    edges = np.concatenate([[0], np.cumsum(counts)])
+    for first in range(0, len(counts), each):
+        stop = min(first + each, len(counts))
+        rows, _ = stored_rows(array[positions[edges[first] : edges[stop]]])
+        yield target.stored(shard, rows, counts[first:stop], first), counts[first:stop]
+
+
+def _compare(target: Target, shard: ShardToDo, pieces: Iterable) -> None:
+    """Raise OutputRefused unless a part that exists has these rows."""
+    part, sample = open_part(target.folder, target.spec, shard.identity), 0
+    stored = part.checksum
+    for rows, counts in pieces:
+        data, first = byte_view(rows), 0
+        for count in counts.tolist():
+            end = first + count * target.spec.row_bytes
+            if xxhash.xxh3_64_intdigest(data[first:end]) != int(stored[sample]):
+                raise OutputRefused(
+                    f"{part.folder}: it has other rows for sample {sample}; remove that folder, "
+                    "or choose another one for the array"
+                )
+            first, sample = end, sample + 1

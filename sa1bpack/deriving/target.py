@@ -140,21 +140,35 @@ class Target:
                 "feature is of all that the pack has: open it without them"
             )
         check_feature_name(name)
-        self.name, self.provenance = side_name(name), _json(provenance)
-        self.folder = _folder(ds, self.name) if output is None else _outside(self.name, output)
+        self.name = side_name(name)
+        versions = {package: version(package) for package in ("sa1bpack", "numpy", "torch")}
+        try:  # as JSON returns it
+            made_by = msgspec.json.encode({**provenance, "versions": versions})
+            self.provenance = msgspec.json.decode(made_by)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise OptionError(
+                f"options is {brief(provenance['options'])}: choose what JSON can hold ({error})"
+            ) from None
+        if output is not None:
+            self.folder = _outside(self.name, output)
+        elif len(ds.pack.folders) == 1 and not ds.pack.sources:
+            self.folder = ds.root / SIDES_NAME / self.name
+        else:
+            raise OptionError(
+                f"output is None, but {ds.pack.name} have no folder in common on this machine: "
+                "choose one (and upload it, for a pack at a URL)"
+            )
         self.shards = _complete_shards(ds)
         self.spec: SideSpec | None = None
         self._given = ""
         if is_side(self.folder) and not is_unused(self.folder):
             found = read_side_manifest(self.folder).spec
-            if found.scaled and found.dtype != self._scaled:
-                [was] = (name for name, dtype in SCALED_DTYPES.items() if dtype == found.dtype)
+            if found.dtype != self._scaled and (found.scaled or self._scaled):
                 raise OutputRefused(
                     f"{self.folder}: rows are {found.to_text()}, but quantize is {quantize!r}: "
-                    f"choose quantize={was!r} (--quantize {was}), or another folder"
+                    "choose quantize as before (--quantize), or another folder"
                 )
             spec = replace(found, name=self.name, axis=axis, spatial=spatial)
-            spec = replace(spec, dtype=self._scaled) if self._scaled else spec
             create_side(self.folder, SideManifest(spec, self.provenance))  # refuses another one
             self.spec = found
 
@@ -201,44 +215,38 @@ class Target:
                 open_part(self.folder, self.spec, shard.identity, deep=True)
         return [shard for shard in shards if shard.identity.part not in names]
 
-    def check_finite(self, shard: ShardToDo, rows: np.ndarray, counts, first: int) -> None:
-        """Raise OptionError, naming the sample, if rows have NaN or an infinity and must not.
+    def stored(self, shard: ShardToDo, rows: np.ndarray, counts, first: int) -> np.ndarray:
+        """Rows as they are stored.
 
         rows    (n, ...) of the type that `use` was given
         counts  int64 (k,): rows of each of the k samples
         first   number of the first of these samples in the shard
+
+        Raises OptionError, naming the sample, if rows have NaN or an infinity and must not.
         """
-        remedy = "store such rows with allow_nonfinite=True (--allow-nonfinite)"
-        if self._scaled:
-            with np.errstate(over="ignore"):
-                rows = self._floats(rows).astype(np.float16)
-            remedy = "store rows beyond float16 without quantize"
-        half = self.spec.dtype == "bfloat16"
-        if self._allow_nonfinite or not (half or rows.dtype.kind == "f"):
-            return
-        bad = rows & 0x7F80 == 0x7F80 if half else ~np.isfinite(rows)
-        bad = bad.any(tuple(range(1, bad.ndim)))
-        if bad.any():
-            row, edges = int(bad.argmax()), np.cumsum(counts)
-            sample = int(np.searchsorted(edges, row, "right"))
-            ids = shard.samples[first + sample : first + sample + 1].column("image_id")
-            place = f"image {ids[0]}"
-            if self.axis == "mask":
-                place = f"mask {row - int(edges[sample] - counts[sample])} of {place}"
-            raise OptionError(
-                f"{self.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: "
-                f"mend what computes it, or {remedy}"
-            )
-
-    def stored(self, rows: np.ndarray) -> np.ndarray:
-        """Finite rows of the type that `use` was given, as they are stored."""
-        return scaled_of(self._floats(rows), self._scaled) if self._scaled else rows
-
-    def _floats(self, rows: np.ndarray) -> np.ndarray:
-        """Rows to be scaled, with the bits of bfloat16 as float32."""
-        if self._given == "bfloat16":
-            return (rows.astype(np.uint32) << 16).view(np.float32)
-        return rows
+        found, half = rows, self._given == "bfloat16"
+        if half and self._scaled:
+            found, half = (rows.astype(np.uint32) << 16).view(np.float32), False
+        if not self._allow_nonfinite and (half or found.dtype.kind == "f"):
+            remedy = "store such rows with allow_nonfinite=True (--allow-nonfinite)"
+            checked = found
+            if self._scaled:
+                remedy = "store rows beyond float16 without quantize"
+                with np.errstate(over="ignore"):
+                    checked = found.astype(np.float16)
+            bad = checked & 0x7F80 == 0x7F80 if half else ~np.isfinite(checked)
+            bad = bad.any(tuple(range(1, bad.ndim)))
+            if bad.any():
+                row, edges = int(bad.argmax()), np.cumsum(counts)
+                sample = int(np.searchsorted(edges, row, "right"))
+                place = f"image {shard.samples.column('image_id')[first + sample]}"
+                if self.axis == "mask":
+                    place = f"mask {row - int(edges[sample] - counts[sample])} of {place}"
+                raise OptionError(
+                    f"{self.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: "
+                    f"mend what computes it, or {remedy}"
+                )
+        return scaled_of(found, self._scaled) if self._scaled else found
 
     def result(self, made: Sequence[ShardToDo]) -> DeriveResult:
         """The state of the array, if this call made these."""
@@ -251,26 +259,6 @@ class Target:
 
 
 keywords_of(RowKeywords, Target)
-
-
-def _json(provenance: dict[str, Any]) -> dict[str, Any]:
-    """The provenance as JSON returns it, with the versions in use."""
-    versions = {package: version(package) for package in ("sa1bpack", "numpy", "torch")}
-    try:
-        return msgspec.json.decode(msgspec.json.encode({**provenance, "versions": versions}))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise OptionError(
-            f"options is {brief(provenance.get('options'))}: choose what JSON can hold ({error})"
-        ) from None
-
-
-def _folder(ds: Dataset, name: str) -> Path:
-    if len(ds.pack.folders) > 1 or ds.pack.sources:
-        raise OptionError(
-            f"output is None, but {ds.pack.name} have no folder in common on this machine: choose "
-            "one (and upload it, for a pack at a URL)"
-        )
-    return ds.root / SIDES_NAME / name
 
 
 def _outside(name: str, output: str | os.PathLike[str]) -> Path:
@@ -313,18 +301,18 @@ def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
     part  (K, N) with K from 1 to N. None: rank and world size of torch.distributed if it is
           initialized, else of the environment (RANK and WORLD_SIZE, which torchrun sets), else all
     """
-    number, count = _of_this_rank() if part is None else part_of_job(part)
+    if part is not None:
+        number, count = part_of_job(part)
+    elif (group := process_group()) is not None:
+        number, count = group.get_rank() + 1, group.get_world_size()
+    else:
+        rank, world = os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE") or "1"
+        try:
+            count = int(world)
+            number = whole_number("RANK", int(rank), 0, count - 1) + 1
+        except ValueError:
+            raise OptionError(
+                f"RANK is {rank!r} and WORLD_SIZE is {world!r} in the environment: set both, or "
+                "pass part=(K, N)"
+            ) from None
     return shards[number - 1 :: count]
-
-
-def _of_this_rank() -> tuple[int, int]:
-    if (group := process_group()) is not None:
-        return group.get_rank() + 1, group.get_world_size()
-    rank, world = os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE") or "1"
-    try:
-        return whole_number("RANK", int(rank), 0, int(world) - 1) + 1, int(world)
-    except ValueError:
-        raise OptionError(
-            f"RANK is {rank!r} and WORLD_SIZE is {world!r} in the environment: set both, or pass "
-            "part=(K, N)"
-        ) from None

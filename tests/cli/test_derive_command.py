@@ -133,8 +133,8 @@ def test_a_killed_command_keeps_complete_parts_and_batches_and_resumes_after_the
     [
         (("ids", "--fn", "made"), "--fn is 'made': choose MODULE:FUNCTION"),
         (("na me", "--fn", "made:ids"), "sa1bpack: NAME is 'na me': choose a letter"),
-        (("ids", "--fn", "nowhere:ids"), "there is no module 'nowhere'"),
-        (("ids", "--fn", "made:nothing"), "the module has no 'nothing'"),
+        (("ids", "--fn", "nowhere:ids"), "No module named 'nowhere'"),
+        (("ids", "--fn", "made:nothing"), "has no attribute 'nothing'"),
         (("ids", "--fn", "made:wrong"), "this is of type int, not a function"),
         (("image", "--fn", "made:ids"), "samples or batches have that key"),
         (("ids", "--fn", "made:ids", "--part", "3"), "--part is '3': choose K/N"),
