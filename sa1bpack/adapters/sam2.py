@@ -25,7 +25,6 @@ from sa1bpack.errors import OptionError
 _UNIT = np.arange(256, dtype=np.float32) / np.float32(255)
 
 
-@checks_options
 @dataclass
 class Frame:
     """One frame of a video.
@@ -42,7 +41,6 @@ class Frame:
     is_conditioning_only: bool = False
 
 
-@checks_options
 @dataclass
 class Video:
     """An image as a video: its id, as text and as a number, and its frames."""
@@ -71,7 +69,6 @@ class Segment:
         return self._segments[self._key].to(*args, **kwargs)
 
 
-@checks_options
 class Segments(Mapping):
     """The masks of a frame by object id, 0 to n - 1 in the order of the annotations.
 
@@ -88,26 +85,26 @@ class Segments(Mapping):
         self.areas = sample["areas"][kept]
         self._drawn: dict[int, torch.Tensor] = {}
 
+    def load(self, frame_idx: int) -> "Segments":
+        """The masks of a frame, as their segment loaders have it: the same in all frames."""
+        return self
+
     def __getitem__(self, key: int) -> torch.Tensor:
         if key not in self:
             raise KeyError(key)
         if key not in self._drawn:
-            self._drawn[key] = torch.from_numpy(self._draw(key))
-        return self._drawn[key]
-
-    def _draw(self, key: int) -> np.ndarray:
-        """uint8 (h, w): mask `key`, 0 or 1."""
-        height, width, *size = self._size
-        if self._fit == "squash":
+            height, width, *size = self._size
             extent = width, height
-        else:  # one scale for both axes, that of the grid of masks
-            cell = max(height, width) / max(size)
-            extent = size[1] * cell, size[0] * cell
-        first, last = self._run_offset[key : key + 2].tolist()
-        runs = self._run_ends[first:last], np.array([0, last - first]), height, width
-        to_source = masks.window_map(0, 0, *extent, size)
-        bits = masks.draw_window(*runs, to_source, size, self._sampling)
-        return masks.unpack_bits(bits, size[1])[0].view(np.uint8)
+            if self._fit != "squash":  # one scale for both axes, that of the grid of masks
+                cell = max(height, width) / max(size)
+                extent = size[1] * cell, size[0] * cell
+            first, last = self._run_offset[key : key + 2].tolist()
+            runs = self._run_ends[first:last], np.array([0, last - first]), height, width
+            to_source = masks.window_map(0, 0, *extent, size)
+            bits = masks.draw_window(*runs, to_source, size, self._sampling)
+            cells = masks.unpack_bits(bits, size[1])[0].view(np.uint8)
+            self._drawn[key] = torch.from_numpy(cells)
+        return self._drawn[key]
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, int | np.integer) and 0 <= key < len(self)
@@ -125,19 +122,6 @@ class Segments(Mapping):
     def values(self) -> ValuesView[Segment]:
         """The Segment of each mask; see the class."""
         return {key: Segment(self, key) for key in self}.values()
-
-
-@checks_options
-class SegmentLoader:
-    """The masks of a video of one image: the same in all of its frames."""
-
-    def __init__(self, segments: Segments):
-        """A loader of these masks."""
-        self.segments = segments
-
-    def load(self, frame_idx: int) -> Segments:
-        """The masks of a frame by object id."""
-        return self.segments
 
 
 @checks_options
@@ -186,8 +170,8 @@ class RawDataset:
         """Images of the dataset."""
         return len(self._ds)
 
-    def get_video(self, idx: int) -> tuple[Video, SegmentLoader]:
-        """Image `idx` of the dataset, and the loader of its masks.
+    def get_video(self, idx: int) -> tuple[Video, Segments]:
+        """Image `idx` of the dataset, and its masks, which are their own loader.
 
         Raises IndexError, and ReadError naming the image if it cannot be read.
         """
@@ -202,7 +186,7 @@ class RawDataset:
         frames = [Frame(k, sample["file_name"], data) for k in range(self._num_frames)]
         spec = self._ds.spec.masks
         segments = Segments(sample, np.flatnonzero(kept), spec.fit, spec.sampling)
-        return Video(str(sample["image_id"]), sample["image_id"], frames), SegmentLoader(segments)
+        return Video(str(sample["image_id"]), sample["image_id"], frames), segments
 
     def __repr__(self) -> str:
         return f"<RawDataset of {self._ds!r}>"

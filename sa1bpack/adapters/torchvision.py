@@ -58,7 +58,13 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
         coordinates = "source" if source else "stored"
     choice("coordinates", coordinates, COORDINATES)
     found = {name: _tensor(value) for name, value in item.items()}
-    image = _channels_first(key, found[key])
+    image = found[key]
+    if not isinstance(image, torch.Tensor) or image.ndim < 3 or image.shape[-1] != 3:
+        raise OptionError(
+            f"{key} is not RGB with channels last: open the pack with pixels='rgb', and convert "
+            "before other transforms"
+        )
+    image = image.movedim(-1, -3).contiguous()
     height, width = canvas = tuple(image.shape[-2:])
     found[key] = tv_tensors.Image(image)
     if "masks" in found or "runs" in found or "run_ends" in found:
@@ -92,15 +98,6 @@ def _tensor(value: Any) -> Any:
     return torch.from_numpy(value if value.flags.writeable else value.copy())
 
 
-def _channels_first(key: str, image: Any) -> torch.Tensor:
-    if not isinstance(image, torch.Tensor) or image.ndim < 3 or image.shape[-1] != 3:
-        raise OptionError(
-            f"{key} is not RGB with channels last: open the pack with pixels='rgb', and convert "
-            "before other transforms"
-        )
-    return image.movedim(-1, -3).contiguous()
-
-
 def _masks(found: Mapping[str, Any], height: int, width: int) -> torch.Tensor:
     """Masks of the image's size, bool (..., height, width)."""
     side = max(height, width)
@@ -129,16 +126,15 @@ def _check_stored(
     pixel  float64 (..., 2): extent of a source pixel in pixels of the image
     """
     ends, extent = edges[..., 2:], (edges[..., 2:] - edges[..., :2]).prod(-1)
-    small = False
-    if "areas" in found:  # of the masks, in source pixels
-        each = pixel.prod(-1)
-        small = bool((found["areas"].double() * each > extent * 1.01 + each).any())
-    outside = ends > ends.new_tensor([width, height]) + 1
+    limit = ends.new_tensor([width, height]) + 1
+    outside = bool((ends > limit).any())
     if "crop_boxes" in found:  # of a sample: most are the whole image
         crops = found["crop_boxes"].double()
-        outside |= crops[..., :2] + crops[..., 2:] > ends.new_tensor([width, height]) + 1
-    if small or outside.any():
-        how = "leaves the image" if outside.any() else "has fewer pixels than its mask"
+        outside |= bool((crops[..., :2] + crops[..., 2:] > limit).any())
+    each = pixel.prod(-1)  # and areas are in source pixels
+    areas = found["areas"].double() * each if "areas" in found else torch.zeros_like(extent)
+    if outside or (areas > extent * 1.01 + each).any():
+        how = "leaves the image" if outside else "has fewer pixels than its mask"
         raise OptionError(
             f"coordinates is None, which means stored coordinates here, but a box {how}: pass "
             "coordinates='source' if the pack was opened so"

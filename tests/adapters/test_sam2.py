@@ -15,7 +15,6 @@ from small_tars import mask_of
 import sa1bpack
 from sa1bpack.adapters import sam2
 from sa1bpack.adapters.sam2 import RawDataset
-from sa1bpack.errors import OptionError
 
 SIDE = 64  # of the images of the pack, which are 96 x 64 before
 
@@ -39,14 +38,6 @@ def datapoint(raw, index, most_objects, rng=random) -> tuple:
 @pytest.fixture
 def raw(photos):
     return RawDataset(photos.root)
-
-
-@pytest.mark.parametrize(
-    "kind", [sam2.Frame, sam2.Video, sam2.Segments, sam2.SegmentLoader, RawDataset]
-)
-def test_an_option_that_a_class_does_not_have_is_named(kind):
-    with pytest.raises(OptionError, match=f"{kind.__name__} has no option 'zzz'"):
-        kind(zzz=1)
 
 
 def annotations(photos, video_id) -> list[dict]:
@@ -150,6 +141,7 @@ def test_a_squashed_image_has_squashed_masks(tmp_path, sample_tar):
         ({"num_frames": 0}, "num_frames is 0"),
         ({"mask_area_frac_thresh": "0.9"}, "mask_area_frac_thresh is '0.9'"),
         ({"uncertain_iou": float("nan")}, "uncertain_iou is nan"),
+        ({"zzz": 1}, "RawDataset has no option 'zzz'"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_named(photos, options, message):
