@@ -10,7 +10,6 @@ from commands import COMMAND, SMALL_FLAGS
 from edited_packs import flip
 from small_tars import SMALL, contents, members, rejects_of, write_tar
 
-import sa1bpack
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
@@ -250,16 +249,3 @@ def test_masks_that_options_leave_out_are_counted_with_the_options(command, tar,
     code, out, _ = command(*pack_command(tar, tmp_path / "all"))  # the default keeps every mask
     assert code == 0 and "6 images, 15 of 15 masks; " in out and "left out" not in out
     assert "  masks      15; none left out\n" in command("info", tmp_path / "all")[1]
-
-
-def test_verify_says_that_a_sound_pack_is_not_complete(command, tar, root, tmp_path):
-    bad = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
-    bad.write_bytes(bad.read_bytes()[:-2000])
-    assert command("pack", tar, bad, "--output", root, "--workers", 1, *SMALL_FLAGS)[0] == 1
-    (root / "shards" / ".tmp-sa_000001-000-0").mkdir()
-    code, out, error = command("verify", root)
-    assert (code, error) == (5, "")
-    *notes, advice, last = out.splitlines()
-    assert advice == "NOT COMPLETE: repeat the pack command, which names what is missing"
-    assert last == f"{root}: sound, NOT COMPLETE; 6 images in 2 shards, every byte read"
-    assert notes == list(sa1bpack.verify(root).notes)

@@ -71,17 +71,14 @@ def test_output_escapes_what_its_encoding_lacks(monkeypatch, tmp_path):
     assert (code, error) == (0, "") and r"p\xe4ck: sound" in out
 
 
-def test_a_part_of_a_job_records_a_failure_in_a_folder_whose_name_is_no_text(no_text):
+def test_a_source_in_a_folder_whose_name_is_no_text_is_indexed_and_its_failure_recorded(no_text):
     tar = no_text / "sa_000000.tar"
+    assert len(sa1bpack.TarDataset(tar)) == 4
     tar.write_bytes(tar.read_bytes()[:-3000])
     result = sa1bpack.pack_part([tar], no_text / "pack", part=(1, 1), workers=1, **SMALL)
     assert list(result.failed) == ["sa_000000"]
     why = sa1bpack.finalize(no_text / "pack").missing["sa_000000"]
     assert r"d\udcff/sa_000000.tar: " in why
-
-
-def test_a_gzip_stream_in_a_folder_whose_name_is_no_text_is_indexed(no_text):
-    assert len(sa1bpack.TarDataset(no_text / "sa_000000.tar")) == 4
 
 
 def test_a_selection_of_a_pack_in_a_folder_whose_name_is_no_text_is_refused(no_text, tmp_path):

@@ -12,14 +12,13 @@ from sa1bpack.cli.machine import cuda_devices, direct_state
     [
         ("echo 'Small, 16384 MiB'; echo 'Large, 81559 MiB'", "Small, 16384 MiB; Large, 81559 MiB"),
         ("echo 'no devices were found'; exit 6", "none: nvidia-smi is missing, or names no device"),
-        (None, "none: nvidia-smi is missing, or names no device"),
     ],
 )
 def test_devices_are_those_that_the_driver_names(tmp_path, monkeypatch, program, said):
-    if program is not None:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    assert cuda_devices().startswith("none: nvidia-smi is missing")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
     assert cuda_devices() == said
 
 

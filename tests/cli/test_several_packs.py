@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import SMALL_FLAGS
 from pages import Page
 from PIL import Image
 from small_tars import SMALL, contents, members, write_tar
@@ -30,6 +29,12 @@ def packs(two_packs, tmp_path) -> list[Path]:
     """Two packs of a tar each, with the images 0 to 5 and 6 to 11; image n has n masks."""
     shutil.copytree(two_packs, tmp_path / "packs")
     return [tmp_path / "packs" / f"pack{number}" for number in range(2)]
+
+
+def third_pack(folder) -> Path:
+    """A pack of the images 4 to 7."""
+    tar = write_tar(folder / "sa_000009.tar", members(range(4, 8), masks=2))
+    return sa1bpack.pack(tar, folder / "third", workers=1, **SMALL).root
 
 
 def ids_of(path) -> list[int]:
@@ -69,29 +74,20 @@ def test_subset_keeps_ids_of_a_file_in_its_order(command, packs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "match"),
+    ("options", "match"),
     [("9\n99\n", "no image_id 99 among the 12 samples of"),
      ("1\n1\n", "1 is there more than once"), ("x\n", "--ids is"),
      ("1 2\n3 4\n", "one id per line"), ("99999999999999999999\n", "one id per line"),
-     ("1.5\n", "one id per line")],
+     ("1.5\n", "one id per line"),
+     (("--where", "area > 3"), "--where is 'area > 3'"), (("--fraction", "2"), "--fraction is 2.0"),
+     (("--source", "sa_9"), "no source 'sa_9': 2 packs"), (("--seed", "1.5"), "--seed")],
 )  # fmt: skip
-def test_ids_that_cannot_be_used_are_named(command, packs, tmp_path, text, match):
-    (tmp_path / "ids.txt").write_text(text)
-    code, _, error = command("subset", *packs, "-o", tmp_path / "a", "--ids", tmp_path / "ids.txt")
-    assert code == 2 and match in error and error.startswith(("sa1bpack: --ids is", "sa1bpack: no"))
-    assert not (tmp_path / "a").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "match"),
-    [(("--where", "area > 3"), 2, "--where is 'area > 3'"),
-     (("--fraction", "2"), 2, "--fraction is 2.0"),
-     (("--source", "sa_9"), 2, "no source 'sa_9': 2 packs"),
-     (("--seed", "1.5"), 2, "--seed")],
-)  # fmt: skip
-def test_wrong_usage_is_named(command, packs, tmp_path, options, code, match):
-    found, _, error = command("subset", *packs, "-o", tmp_path / "a", *options)
-    assert found == code and match in error and not (tmp_path / "a").exists()
+def test_ids_and_conditions_that_cannot_be_used_are_named(command, packs, tmp_path, options, match):
+    if isinstance(options, str):
+        (tmp_path / "ids.txt").write_text(options)
+        options = ("--ids", tmp_path / "ids.txt")
+    code, _, error = command("subset", *packs, "-o", tmp_path / "a", *options)
+    assert code == 2 and match in error and not (tmp_path / "a").exists()
 
 
 def test_subset_replaces_nothing_but_selections(command, packs, tmp_path):
@@ -106,9 +102,7 @@ def test_subset_replaces_nothing_but_selections(command, packs, tmp_path):
 
 
 def test_duplicates_are_refused_or_counted_by_choice(command, packs, tmp_path, caplog):
-    tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
-    third = tmp_path / "packs" / "third"
-    assert command("pack", tar, "--output", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    third = third_pack(tmp_path)
     sheet, said = tmp_path / "sheet.png", "sa1bpack subset PACK... -o FILE --duplicates first`"
     for line in (
         ("subset", *packs, third, "-o", tmp_path / "a"),
@@ -154,15 +148,9 @@ def test_merge_says_what_it_made_and_how(command, packs, tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        "info",
-        "show -o OUT.png",
-        "report -o OUT.html",
-        "subset -o OUT",
-        "export -o OUT",
-        "merge -o OUT",
-    ],
-)
+    ["info", "show -o OUT.png", "report -o OUT.html", "subset -o OUT", "export -o OUT",
+     "merge -o OUT"],
+)  # fmt: skip
 def test_a_pack_that_cannot_be_is_named_as_on_the_command_line(command, packs, tmp_path, words):
     """Whatever the function behind the command calls it."""
     name, *after = words.replace("OUT", str(tmp_path / "out")).split()
@@ -190,6 +178,13 @@ def test_merge_refuses_with_the_exit_codes_of_packing(command, packs, tmp_path):
     assert code == 1 and "not complete: one of the packs is not" in error
 
 
+def exported(command, out: Path, form: str, *arguments) -> bytes | dict:
+    """What an export to a new place writes."""
+    code, _, error = command("export", *arguments, "-o", out, "--format", form)
+    assert (code, error) == (0, ""), error
+    return contents(out) if form == "sa1b" else out.read_bytes()
+
+
 @pytest.mark.parametrize(
     "options",
     [(), ("--source", "sa_000001", "--shard", "sa_000000-001", "--image-id", "2")],
@@ -199,29 +194,21 @@ def test_an_export_of_several_packs_is_that_of_the_merged_one(
     command, packs, tmp_path, options, form
 ):
     assert command("merge", *packs, "-o", tmp_path / "one")[0] == 0
-    written = []
-    for name, given in (("merged", [tmp_path / "one"]), ("several", packs[::-1])):
-        out = tmp_path / f"{name}.json"
-        code, _, error = command("export", *given, "-o", out, "--format", form, *options)
-        assert (code, error) == (0, ""), error
-        written.append(contents(out) if form == "sa1b" else out.read_bytes())
-    assert written[0] == written[1] and written[0]
+    merged = exported(command, tmp_path / "a", form, tmp_path / "one", *options)
+    assert exported(command, tmp_path / "b", form, *packs[::-1], *options) == merged and merged
 
 
 def test_a_selection_is_exported_alone_and_from_the_first_of_packs_with_its_ids(
     command, packs, tmp_path
 ):
-    tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
-    third = tmp_path / "packs" / "third"
-    assert command("pack", tar, "--output", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    third = third_pack(tmp_path)
     open_pack([third, *packs], duplicates="first").save_selection(tmp_path / "all.sel")
     result = sa1bpack.export_sa1b(tmp_path / "all.sel", tmp_path / "json")
     assert result.images == 12
     names = sorted(path.name for path in (tmp_path / "json" / "sa_000009").iterdir())
     assert names == ["sa_4.json", "sa_5.json", "sa_6.json", "sa_7.json"]
-    for given in ((tmp_path / "all.sel", packs[0]), (tmp_path / "all.sel",)):
-        more = ("--image-id", 4) if len(given) == 1 else ()
-        code, _, error = command("export", *given, "-o", tmp_path / "none", *more)
+    for more in (packs[0],), ("--image-id", 4):
+        code, _, error = command("export", tmp_path / "all.sel", *more, "-o", tmp_path / "none")
         assert code == 2 and "is a selection: export it alone" in error
 
 
@@ -254,20 +241,17 @@ def test_verify_checks_one_after_the_other_and_ends_with_the_worst(command, pack
     assert f"sa1bpack repair {packs[0]} TARS" in text and f"{packs[1]}: no problem found" in text
 
 
-@pytest.mark.parametrize("verify", ["full"])
-def test_a_report_of_several_packs_counts_them_together(command, packs, tmp_path, verify):
+def test_a_report_of_several_packs_counts_them_together(command, packs, tmp_path):
     out = tmp_path / "report.html"
     paths = str(tmp_path / "packs" / "*")
-    code, text, error = command("report", paths, "-o", out, "--verify", verify, "--samples", 3)
+    code, text, error = command("report", paths, "-o", out, "--verify", "full", "--samples", 3)
     assert (code, error) == (0, "") and text.startswith(f"{out}: 12 images, ")
     page = Page(out.read_text())
-    assert (
-        page.text.split()[:2] == ["2", "packs"]
-        and f"{packs[0]}, {packs[1]}. Report of" in page.text
-    )
+    assert page.text.split()[:2] == ["2", "packs"]
+    assert f"{packs[0]}, {packs[1]}. Report of" in page.text
     assert "66" in page.text and len(page.pictures) == 3 and "4 shards with 12 images" in page.text
     (packs[1] / "shards" / "sa_000001-000" / "bbox" / "c.0.0").unlink()
-    code, _, error = command("report", *packs, "-o", out, "--verify", verify)
+    code, _, error = command("report", *packs, "-o", out, "--verify", "full")
     assert code == 1 and "sa_000001-000" in error
     assert command("report", *packs, "-o", packs[1] / "report.html")[0] == 2
 
@@ -277,15 +261,6 @@ def test_an_export_of_a_selection_has_its_images_once(command, packs, tmp_path, 
     selection = tmp_path / "some.sel"
     ds = open_pack(packs)
     ds[ds.index_of([9, 2, 4, 9])].save_selection(selection)
-    written = []
-    for name, given in (
-        ("ids", (*packs, "--image-id", 2, "--image-id", 4, "--image-id", 9)),
-        ("file", (selection,)),
-    ):
-        out, paths = tmp_path / f"{name}.json", [each for each in given if isinstance(each, Path)]
-        code, _, error = command(
-            "export", *paths, "-o", out, "--format", form, *given[len(paths) :]
-        )
-        assert (code, error) == (0, ""), error
-        written.append(contents(out) if form == "sa1b" else out.read_bytes())
-    assert written[0] == written[1] and written[0]
+    ids = ("--image-id", 2, "--image-id", 4, "--image-id", 9)
+    chosen = exported(command, tmp_path / "ids.json", form, *packs, *ids)
+    assert exported(command, tmp_path / "file.json", form, selection) == chosen and chosen

@@ -19,27 +19,14 @@ document.title = `${document.documentElement.scrollWidth} ${innerWidth} ${docume
 </script></body>"""
 
 
-@pytest.fixture(scope="module")
-def page(odd_pack, tmp_path_factory):
-    """Path of a report."""
-    path = tmp_path_factory.mktemp("browser") / "report.html"
-    sa1bpack.report(odd_pack, path)
-    return path
-
-
-def browse(folder, *arguments) -> str:
-    """Run headless Chromium with its own profile; returns its standard output."""
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-               f"--user-data-dir={folder / 'profile'}", *arguments]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("width", [1440, 500])
-def test_nothing_is_wider_than_the_window_and_every_picture_loads(page, tmp_path, width):
-    copy = tmp_path / "copy.html"
-    copy.write_text(page.read_text().replace("</body>", MEASURE))
-    dom = browse(tmp_path, f"--window-size={width},900", "--dump-dom", copy.as_uri())
-    found, room, pictures, loaded = re.search(r"<title>(\d+) (\d+) (\d+) (\w+)<", dom).groups()
-    assert int(found) <= int(room) <= width and (pictures, loaded) == ("7", "true")
+def test_nothing_is_wider_than_the_window_and_every_picture_loads(odd_pack, tmp_path, width):
+    page = tmp_path / "report.html"
+    sa1bpack.report(odd_pack, page)
+    page.write_text(page.read_text().replace("</body>", MEASURE))
+    flags = "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--dump-dom"
+    size, profile = f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}"
+    command = [CHROMIUM, *flags, size, profile, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    shown = re.search(r"<title>(\d+) (\d+) (\d+) (\w+)<", done.stdout).groups()
+    assert int(shown[0]) <= int(shown[1]) <= width and shown[2:] == ("7", "true")

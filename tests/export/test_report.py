@@ -57,14 +57,11 @@ def test_pictures_decode_and_have_an_alternative_text(report):
 
 def test_every_chart_has_title_axes_and_its_numbers(report):
     _, _, page = report
-    charts = [found for found in page.named("div") if found.get("role") == "img"]
-    assert len(charts) == 5
-    for chart, title in zip(
-        charts,
-        ("Masks per image", "Image sizes", "Mask area", "Predicted IoU", "Stability score"),
-        strict=True,
-    ):
-        assert chart["aria-label"].startswith(title)
+    charts = [found["aria-label"] for found in page.named("div") if found.get("role") == "img"]
+    titles = "Masks per image", "Image sizes", "Mask area", "Predicted IoU", "Stability score"
+    assert [title for title, chart in zip(titles, charts, strict=True) if title in chart] == [
+        *titles
+    ]
     for label in ("masks per image", "area in source pixels (log scale)", "predicted IoU",
                   "stability score", "images", "masks"):  # fmt: skip
         assert label in page.text
@@ -104,16 +101,12 @@ def test_histograms_count_every_image_and_every_mask(report, small_pack):
     assert sums == [info.manifest.samples] * 2 + [info.manifest.masks] * 3
 
 
-def test_rejects_and_their_reasons_are_listed(report, small_pack):
+def test_rejects_their_reasons_and_the_runs_of_the_packer_are_listed(report, small_pack):
     _, _, page = report
     for line in (small_pack / "rejects.jsonl").read_text().splitlines():
         reject = json.loads(line)
         assert f"{reject['reason']} {reject['member']} {reject['detail']}" in page.text
     assert re.search(r"missing-jpeg 1\s+missing-json 1 ", page.text)
-
-
-def test_the_runs_of_the_packer_are_listed(report):
-    _, _, page = report
     assert re.search(r"11 images in 1 run and [\d.]+ s: [\d,.]+ images/s\.", page.text)
 
 
@@ -141,21 +134,21 @@ def test_text_from_a_pack_is_escaped_wherever_it_is_shown(small_pack, tmp_path):
 
 
 def test_a_damaged_pack_has_a_page_that_names_the_damage(small_pack, tmp_path):
-    pack = tmp_path / "pack"
-    shutil.copytree(small_pack, pack)
+    pack = shutil.copytree(small_pack, tmp_path / "pack")
     shards = sorted((pack / "shards").glob("sa_*"))
-    area = next((shards[0] / "area").glob("c.*"))
-    area.write_bytes(bytes([area.read_bytes()[0] ^ 1]) + area.read_bytes()[1:])
+    flip(next((shards[0] / "area").glob("c.*")), 0)
     size = next((shards[1] / "size").glob("c.*"))
     size.write_bytes(size.read_bytes()[:-5])
     result, page = page_of(pack, tmp_path, samples=11)
     assert not result.ok and not result.verification.ok and result.unreadable
-    assert f"Damaged: {len(result.verification.problems)} problems." in page.text
-    assert "area/c.0: XXH3-128 is" in page.text and "size/c.0.0" in page.text
-    assert "sa1bpack repair rebuilds what is damaged" in page.text
-    assert "2 parts of the pack could not be read" in page.text  # that shard, and its first sample
+    for said in (
+        f"Damaged: {len(result.verification.problems)} problems.", "area/c.0: XXH3-128 is",
+        "size/c.0.0", "sa1bpack repair rebuilds what is damaged",
+        "7 of 11 images, in 2 of 3 shards",
+        "2 parts of the pack could not be read",  # that shard, and its first sample
+    ):  # fmt: skip
+        assert said in page.text
     assert len(page.pictures) == 11 - len(sa1bpack.open(pack).from_shards(shards[1].name)) - 1
-    assert "7 of 11 images, in 2 of 3 shards" in page.text
 
 
 @pytest.mark.parametrize("array", ["run_ends", "run_offset", "image_offset"])
@@ -199,14 +192,10 @@ def test_some_of_many_shards_are_checked_and_the_page_says_so(many_shards, tmp_p
     result, page = page_of(many_shards, tmp_path, samples=1)
     assert result.verification.how == "sample"
     assert "of 6 of 12 shards, 1 in 2 from a random one on (seed 0)" in page.text
-    area = next(next((many_shards / "shards").glob("a-*")).glob("area/c.*"))
-    kept = area.read_bytes()
-    try:
-        area.write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
-        found = [page_of(many_shards, tmp_path, samples=1, seed=s)[0].ok for s in range(8)]
-        assert set(found) == {True, False}  # seeds check different shards
-    finally:
-        area.write_bytes(kept)
+    pack = shutil.copytree(many_shards, tmp_path / "pack")
+    flip(next(next((pack / "shards").glob("a-*")).glob("area/c.*")), 0)
+    found = [page_of(pack, tmp_path, samples=1, seed=s)[0].ok for s in range(8)]
+    assert set(found) == {True, False}  # seeds check different shards
 
 
 def test_a_part_of_a_large_pack_is_surveyed_and_the_page_says_so(
@@ -260,23 +249,12 @@ def test_options_and_paths_that_cannot_be_used_are_refused(small_pack, tmp_path)
 
 
 def test_damaged_records_do_not_stop_a_report(small_pack, tmp_path):
-    pack = tmp_path / "pack"
-    shutil.copytree(small_pack, pack)
+    pack = shutil.copytree(small_pack, tmp_path / "pack")
     (pack / "rejects.jsonl").write_bytes(b"\xff\xfe not json\n[1, 2]\n")
     with (pack / ".runs.jsonl").open("ab") as file:
         file.write(b'{"finished": "2026-')
     result, page = page_of(pack, tmp_path, samples=1)
     assert not result.ok and "not a record: [1, 2]" in page.text and "in 1 run and" in page.text
-
-
-def changed_manifest(pack, path, key, value):
-    """A copy of a pack with another value in its manifest; `key` may be "sources.0"."""
-    root = shutil.copytree(pack, path / "pack")
-    manifest = json.loads((root / "manifest.json").read_text())
-    key, _, place = key.partition(".")
-    manifest[key] = [value] if place else value
-    (root / "manifest.json").write_text(json.dumps(manifest))
-    return root
 
 
 COUNTS = {"annotations": 3, "dropped_images": 0, "rejects": 0}
@@ -285,19 +263,21 @@ COUNTS = {"annotations": 3, "dropped_images": 0, "rejects": 0}
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [
-        ("sources.0", {"name": 5, "nbytes": "x", "rejects": 7, "pairs": None}, r"sources: .*\[0\]"),
-        ("sources.0", {"nbytes": 1e300}, r"sources: .*\[0\].nbytes"),
-        ("counts", COUNTS | {"rejects": "7"}, r"counts: "),
-        ("counts", COUNTS | {"annotations": True}, r"counts: "),
-        ("counts", COUNTS | {"rejects:bad-jpeg": {}}, r"counts: "),
+        ("sources", [{"name": 5, "nbytes": "x", "rejects": 7, "pairs": None}], r".*\[0\]"),
+        ("sources", [{"nbytes": 1e300}], r".*\[0\].nbytes"),
+        ("counts", COUNTS | {"rejects": "7"}, ""),
+        ("counts", COUNTS | {"annotations": True}, ""),
+        ("counts", COUNTS | {"rejects:bad-jpeg": {}}, ""),
     ],
-)  # fmt: skip
+)
 def test_records_of_the_wrong_type_are_an_error_with_their_place(
     small_pack, tmp_path, key, value, named
 ):
-    pack = changed_manifest(small_pack, tmp_path, key, value)
+    pack = shutil.copytree(small_pack, tmp_path / "pack")
+    manifest = json.loads((pack / "manifest.json").read_text())
+    (pack / "manifest.json").write_text(json.dumps(manifest | {key: value}))
     for look in (sa1bpack.info, lambda root: page_of(root, tmp_path, samples=1)):
-        with pytest.raises(FormatError, match=rf"manifest\.json: {named}"):
+        with pytest.raises(FormatError, match=rf"manifest\.json: {key}: {named}"):
             look(pack)
     assert main(["report", str(pack), "-o", str(tmp_path / "report.html")]) == 1
 
