@@ -49,17 +49,17 @@ module.ExecutionEngine.set_object_cache = wrapped
     "between two samples": (
         "sa1bpack.packing.source_packer",
         """
-resolve, calls = module.ShardBuilder.resolve, []
+take, calls = module.SourcePacker._take, []
 
 
-def resolved(*arguments):
-    resolve(*arguments)
+def taken(*arguments):
+    take(*arguments)
     calls.append(1)
     if len(calls) == 2:
         send()
 
 
-module.ShardBuilder.resolve = resolved
+module.SourcePacker._take = taken
 """,
     ),
 }
