@@ -36,9 +36,11 @@ class Schedule:
         values: the value from each of them on; the last one stays.
     """
 
-    def __init__(self, by: str, starts: Sequence[int], values: Sequence[Any]):
-        """Made by `Steps`, `Linear`, `Cosine`, `Function` and `as_schedule`."""
-        self.by = choice("by", by, BY)
+    def __init__(
+        self, by: str, starts: Sequence[int], values: Sequence[Any], text: str | None = None
+    ):
+        """Made by `Steps`, `Linear`, `Cosine`, `Function` and `as_schedule`. `text`: as written."""
+        self.by, self._text = choice("by", by, BY), text
         kept = [k for k in range(len(values)) if not k or not _same(values[k - 1], values[k])]
         self.starts = tuple(int(starts[k]) for k in kept)
         self.values = tuple(values[k] for k in kept)
@@ -78,24 +80,17 @@ class Schedule:
                 if self.constant:
                     raise
                 raise OptionError(f"from {self.by} {start} on, {error}") from None
-        found = Schedule(self.by, self.starts, made)
-        found._text = self._text
-        return found
-
-    _text: str | None = None  # as it was written
+        return Schedule(self.by, self.starts, made, self._text)
 
     def __repr__(self) -> str:
-        return self._text or self.as_text()
+        return self._text or self.text
 
-    def as_text(self) -> str:
+    @cached_property
+    def text(self) -> str:
         """The values, the same for equal schedules: `Steps(20, {1: 30, 2: 40})`.
 
         Of more than 16 changes it has the first, and a digest of all.
         """
-        return self._canonical
-
-    @cached_property
-    def _canonical(self) -> str:
         first, *values = map(_value_text, self.values)
         changes = [f"{at}: {text}" for at, text in zip(self.starts[1:], values, strict=True)]
         if len(changes) > _SHOWN_CHANGES:
@@ -105,10 +100,10 @@ class Schedule:
         return f"Steps({text}{', by=step' if self.by == 'step' else ''})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schedule) and self.as_text() == other.as_text()
+        return isinstance(other, Schedule) and self.text == other.text
 
     def __hash__(self) -> int:
-        return hash(self.as_text())
+        return hash(self.text)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -159,7 +154,10 @@ class Steps(Schedule):
 
 @checks_options
 class _Curve(Schedule):
-    """Whole numbers from `first` to `last` over some epochs or steps."""
+    """Whole numbers from `first` to `last` over some epochs or steps.
+
+    A curve has `_share`: of float64 (n,) parts of its length, how much of the change has happened.
+    """
 
     def __init__(
         self,
@@ -180,8 +178,8 @@ class _Curve(Schedule):
         Raises:
             OptionError: a value that cannot be used.
         """
-        for name, value in (("first", first), ("last", last)):
-            number(name, value)
+        number("first", first)
+        number("last", last)
         by, length = _length(type(self).__name__, epochs, steps)
         multiple = whole_number("multiple", multiple, 1)
         share = self._share(np.arange(length + 1) / length)
@@ -189,14 +187,9 @@ class _Curve(Schedule):
         exact = np.round((first + (last - first) * share) / multiple, 9)
         values = (np.floor(exact + 0.5) * multiple).astype(np.int64)
         starts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
-        super().__init__(by, starts.tolist(), values[starts].tolist())
         rounding = f", multiple={multiple}" if multiple > 1 else ""
-        self._text = f"{type(self).__name__}({first}, {last}, {by}s={length}{rounding})"
-
-    @staticmethod
-    def _share(part: np.ndarray) -> np.ndarray:
-        """float64 (n,), how much of the change has happened, 0 to 1, at parts of its length."""
-        raise NotImplementedError
+        text = f"{type(self).__name__}({first}, {last}, {by}s={length}{rounding})"
+        super().__init__(by, starts.tolist(), values[starts].tolist(), text)
 
 
 class Linear(_Curve):
@@ -208,8 +201,7 @@ class Linear(_Curve):
         [20, 30, 100, 100]
     """
 
-    @staticmethod
-    def _share(part: np.ndarray) -> np.ndarray:
+    def _share(self, part: np.ndarray) -> np.ndarray:
         return part
 
 
@@ -222,8 +214,7 @@ class Cosine(_Curve):
         [20, 23, 60, 100]
     """
 
-    @staticmethod
-    def _share(part: np.ndarray) -> np.ndarray:
+    def _share(self, part: np.ndarray) -> np.ndarray:
         return (1 - np.cos(np.pi * part)) / 2
 
 
@@ -263,16 +254,14 @@ def _called(name: str, function: Callable[[int], Any], by: str, number: int) -> 
     try:
         return function(number)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        remedy = (
-            f"It is called in advance, for every {by} in which its value may change: say for how "
-            f"many {by}s its values are used, as in sa1bpack.Function(f, {by}s={number}), or give "
-            "a list of them"
-            if number
-            else f"It is called with one argument, the number of the {by}, from 0"
+        many = (
+            f"for every {by} in which its value may change: say for how many {by}s its values are "
+            f"used, as in sa1bpack.Function(f, {by}s={number}), or give a list of them"
         )
+        one = f"with one argument, the number of the {by}, from 0"
         raise OptionError(
-            f"{name} is a function that fails in {by} {number}: {text}. {remedy}"
+            f"{name} is a function that fails in {by} {number}: {type(error).__name__}: {error}. "
+            f"It is called in advance, {many if number else one}"
         ) from error
 
 
@@ -303,19 +292,16 @@ def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
     if isinstance(value, list):
         if not value:
             raise OptionError(f"{name} is an empty list: give one value per epoch; the last stays")
-        found = Schedule("epoch", range(len(value)), value)
-    elif functions and callable(value):
-        epochs = range(FUNCTION_EPOCHS)
-        values = [_called(name, value, "epoch", epoch) for epoch in epochs]
-        found = Schedule("epoch", epochs, values)
-        if found.until >= FUNCTION_EPOCHS // 2:
-            raise OptionError(
-                f"{name} is a function that still changes in epoch {found.until}: say for how many "
-                "epochs its values are used, as in sa1bpack.Function(f, epochs=50)"
-            )
-    else:
-        found = Schedule("epoch", [0], [value])
-        found._text = repr(value)
+        return Schedule("epoch", range(len(value)), value)
+    if not (functions and callable(value)):
+        return Schedule("epoch", [0], [value], repr(value))
+    epochs = range(FUNCTION_EPOCHS)
+    found = Schedule("epoch", epochs, [_called(name, value, "epoch", epoch) for epoch in epochs])
+    if found.until >= FUNCTION_EPOCHS // 2:
+        raise OptionError(
+            f"{name} is a function that still changes in epoch {found.until}: say for how many "
+            "epochs its values are used, as in sa1bpack.Function(f, epochs=50)"
+        )
     return found
 
 

@@ -32,7 +32,7 @@ def test_values_are_those_of_the_epochs(schedule, expected):
     assert values(schedule, len(expected)) == values(found, len(expected)) == expected
     assert [schedule.at(number, None) for number in range(len(expected))] == expected
     assert schedule.largest == max(expected)
-    assert found == schedule and found.as_text() == schedule.as_text()
+    assert found == schedule and found.text == schedule.text
     assert schedule(2**63) == schedule(schedule.until)
 
 
@@ -47,11 +47,11 @@ def test_a_schedule_by_step_has_the_value_of_the_step():
 def test_equal_schedules_are_equal_however_they_were_written():
     one = Steps(20, {1: 30, 2: 40})
     for other in (as_schedule("x", [20, 30, 40, 40]), Linear(20, 40, epochs=2)):
-        assert other == one and other.as_text() == "Steps(20, {1: 30, 2: 40})"
+        assert other == one and other.text == "Steps(20, {1: 30, 2: 40})"
     assert repr(Linear(20, 40, epochs=2)) == "Linear(20, 40, epochs=2)"
     assert Steps(20, {1: 30, 2: 40}, by="step") != one
     long, longer = Linear(0, 50, steps=50), Linear(0, 51, steps=51)
-    assert "50 changes" in long.as_text() and long != longer
+    assert "50 changes" in long.text and long != longer
     weights = np.ones(3)
     assert Steps("largest", {1: weights}) == Steps("largest", {1: weights.copy()})
     assert Steps("largest", {1: weights}) != Steps("largest", {1: 2 * weights})
@@ -76,7 +76,7 @@ def test_equal_schedules_are_equal_however_they_were_written():
         ),
         (
             lambda: as_schedule("max_masks", lambda: 20),
-            r"fails in epoch 0: TypeError: .*\. It is called with one argument, the number of",
+            r"fails in epoch 0: TypeError: .*\. It is called in advance, with one argument",
         ),
         (lambda: as_schedule("max_masks", []), "max_masks is an empty list"),
         (lambda: as_schedule("x", lambda n: n % 2), r"still changes in epoch 999.*Function\("),

@@ -18,7 +18,6 @@ from sa1bpack.arguments import (
     number,
     select_nested,
     torch_subset,
-    whole_number,
 )
 from sa1bpack.dataset import select
 from sa1bpack.dataset.features import with_features
@@ -40,7 +39,7 @@ from sa1bpack.display import Pictured
 from sa1bpack.errors import FormatError, OptionError, ReadError, UnknownName
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.urls import ShardSource
-from sa1bpack.wording import counted
+from sa1bpack.wording import brief, counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,26 +95,16 @@ def _also(cls: type, base: type) -> type:
     return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
-# Methods of earlier releases, and their names of today.
-_RENAMED = {
-    "filter": "where",
-    "get_metadata": "metadata",
-    "info": "metadata",
-    "load_subset": "load_selection",
-    "save": "save_selection",
-    "select": "load_selection",
-    "shard": "from_shards",
-    "source": "from_sources",
+# Options that people look for, and their names here.
+OTHER_NAMES = {
+    "masks": "mask_format",
+    "verify": "verify_checksums",
+    "side": "features",
+    "embeddings": "features",
 }
 
 
-@checks_options(
-    masks="mask_format",
-    check="verify_checksums=True or False",
-    verify="verify_checksums",
-    side="features",
-    embeddings="features",
-)
+@checks_options(**OTHER_NAMES)
 class Dataset(MapStyle, Pictured):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
@@ -185,15 +174,11 @@ class Dataset(MapStyle, Pictured):
         self.pack = pack
         self.options = options
         self.manifest, self.layout = pack.manifest, pack.layout
-        features = tuple(feature.spec for feature in pack.features)
-        self.spec = SampleSpec.of(pack.layout, pack_sampling(pack.manifest), options, features)
+        features = [feature.spec for feature in pack.features]
+        self.spec = SampleSpec.of(pack.layout, pack_sampling(pack.manifest), options, *features)
         self._rows = rows
         if options.verify_checksums:
             pack.check_index()
-
-    def __getattr__(self, name: str) -> Any:
-        now = f": it is {_RENAMED[name]}" if name in _RENAMED else ""
-        raise AttributeError(f"a Dataset has no attribute {name!r}{now}")
 
     # ------------------------------------------------------------------------------------- samples
 
@@ -261,18 +246,22 @@ class Dataset(MapStyle, Pictured):
         Returns an int, or int64 (k,). Raises UnknownName if the dataset lacks one, OptionError for
         what is neither. The first call on a subset, or on several packs, sorts their ids.
         """
-        if one := np.ndim(image_ids) == 0:
-            image_ids = [whole_number("image_id", image_ids, -(2**63), 2**63 - 1)]
-        wanted = select.as_ids(image_ids)
+        given = np.asarray(image_ids)
+        wanted = np.atleast_1d(given) if given.size else np.empty(0, np.int64)
+        whole = wanted.dtype.kind in "iu" and np.can_cast(wanted.dtype, np.int64)
+        if given.ndim > 1 or not whole:
+            raise OptionError(
+                f"image_ids is {brief(image_ids)}: give a whole number of 64 bits, or a "
+                "one-dimensional array of them"
+            )
         found = self.ids.positions(wanted)
         if len(missing := wanted[found < 0]):
-            more = f" and {len(missing) - 5:,} others" if len(missing) > 5 else ""
-            text = ", ".join(map(str, missing[:5].tolist()))
+            named = f"image_id {', '.join(map(str, missing[:5].tolist()))}"
             raise UnknownName(
-                f"no image_id {text}{more} among the {len(self):,} samples of {self.pack.name}; "
-                "rejects.jsonl in the pack may say why"
+                f"no {named}{' ...' if len(missing) > 5 else ''} among the {len(self):,} samples "
+                f"of {self.pack.name}; rejects.jsonl in the pack may say why"
             )
-        return int(found[0]) if one else found
+        return found if given.ndim else int(found[0])
 
     @functools.cached_property
     def ids(self) -> IdLookup:
@@ -465,15 +454,11 @@ class Dataset(MapStyle, Pictured):
         row, pack = self._row(index), self.pack
         number, local, first, stop = pack.locate(row)
         shard, entry = pack[number], pack.manifest.shards[number]
-        stored = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[local, 0]
-        try:
-            name = stored.decode()
-        except UnicodeDecodeError as error:
-            raise FormatError(f"{shard.folder / 'file_name'}: row {local}: {error}") from None
+        name = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[local, 0]
         return SampleInfo(
             row,
             pack.image_id(row),
-            name,
+            name.decode(errors="replace"),
             entry.source,
             pack.places[number][0].root,
             entry.name,
@@ -554,17 +539,16 @@ class Dataset(MapStyle, Pictured):
         return self.spec.masks.sampling
 
     def __repr__(self) -> str:
-        whole = self.manifest.samples
+        whole, rule = self.manifest.samples, self.options.rule
         part = "" if len(self) == whole else f"{len(self):,} of "
-        rule, count = self.options.rule, ""
+        count = "" if rule is None else f", masks with {rule.as_text()}"
         if rule is None or "mask_offsets" in vars(self):  # else all shards are read for it
             with suppress(FormatError):  # of a damaged index
-                count = f", {counted(int(self.mask_offsets[-1]), 'mask')}"
-        count += "" if rule is None else f", masks with {rule.as_text()}"
+                count = f", {counted(int(self.mask_offsets[-1]), 'mask')}{count}"
         state = "" if self.manifest.complete else ", pack not complete"
         return (
             f"<Dataset {self.pack.name}: {part}{counted(whole, 'sample')}{count}, "
-            f"{self.spec.summary()}{state}>"
+            f"{self.spec_text}{state}>"
         )
 
     def __reduce__(self):
@@ -603,8 +587,7 @@ def as_dataset(value: Any) -> Dataset:
         inside = " inside a torch Subset" if selections else ""
         raise OptionError(
             f"the dataset is a {kind.__module__}.{kind.__qualname__}{inside}: choose a dataset of "
-            "sa1bpack.open, or a torch Subset of one. For other datasets use "
-            "torch.utils.data.DataLoader; what they do to samples can be a `transform` of "
-            "sa1bpack.open"
+            "sa1bpack.open, or a torch Subset of one; what another dataset does to samples can be "
+            "a `transform` of sa1bpack.open"
         )
     return select_nested(found, selections)

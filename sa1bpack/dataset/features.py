@@ -96,32 +96,27 @@ def with_features(pack: "Pack", rows: Rows, named: Sequence[str]) -> "Pack":
 
 
 def _feature(pack: "Pack", name: str, needed: set[int]) -> Feature:
-    sources = {}
+    places: list[Path | SideSource | None]
     if is_pack_url(name):
         if not pack.sources:
             raise OptionError(
                 f"features has {name}, but no pack is read through a cache that it could "
                 "be read through: copy it to a folder"
             )
-        source = pack.sources[0].open_side(name)
-        folders, sources = [source.root], {source.root: source}
+        places = [pack.sources[0].open_side(name)]
     elif Path(name).is_absolute():
-        folders = [Path(name)]
+        places = [Path(name)]
     else:
-        folders = []
-        for pack_folder in pack.folders:
-            folder = pack_folder.root / SIDES_NAME / name
-            if (place := pack_folder.source) is not None:
-                if (source := place.open_side(name)) is None:
-                    continue
-                folder = source.root
-                sources[folder] = source
-            folders += [folder] if folder.is_dir() else []
-        if not folders:
-            raise NotAPack(
-                f"feature {name!r}: there is no {pack.folders[0].root / SIDES_NAME / name}; make "
-                f"it with `sa1bpack derive`, or give the path of its folder, such as ./{name}"
-            )
+        places = [each.source.open_side(name) for each in pack.folders if each.source is not None]
+        own = [each.root / SIDES_NAME / name for each in pack.folders if each.source is None]
+        places += filter(Path.is_dir, own)
+    sources = {each.root: each for each in places if each and not isinstance(each, Path)}
+    folders = [*sources, *(each for each in places if isinstance(each, Path))]
+    if not folders:
+        raise NotAPack(
+            f"feature {name!r}: there is no {pack.folders[0].root / SIDES_NAME / name}; make it "
+            f"with `sa1bpack derive`, or give the path of its folder, such as ./{name}"
+        )
     spec = read_side_manifest(folders[0]).spec
     parts: dict[str, Path] = {}
     for folder in folders:

@@ -82,16 +82,8 @@ TAKEN_NAMES = frozenset(
     | {field.batch for field in SAMPLE_FIELDS + MASK_FIELDS}
     | {"run_ends", "run_offset", "runs", "mask_counts", "mask_offsets", "mask_positions", "epoch"}
     | {"batch_idx", "global_step", "spec", "dropped", "repeated", "boxes", "boxes_xyxy", "valid"}
-    | {
-        "input_to_source",
-        "source_to_input",
-        "input_sizes",
-        "source_window",
-        "mix_lambda",
-        "mix_partner",
-        "mix_box",
-    }
-    | {"point_inside", "pixel_mean", "pixel_std"}
+    | {"input_to_source", "source_to_input", "input_sizes", "source_window", "mix_lambda"}
+    | {"mix_partner", "mix_box", "point_inside", "pixel_mean", "pixel_std"}
 ) - {""}
 
 

@@ -17,7 +17,7 @@ from sa1bpack.arguments import (
     paths_of,
     refuse_dataset,
 )
-from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.dataset import OTHER_NAMES, Dataset
 from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
 from sa1bpack.errors import OptionError
@@ -29,15 +29,7 @@ from sa1bpack.wording import brief
 _log = logging.getLogger("sa1bpack")
 
 
-@checks_options(
-    cache="cache_dir",
-    cache_bytes="cache_size",
-    masks="mask_format",
-    check="verify_checksums=True or False",
-    verify="verify_checksums",
-    side="features",
-    embeddings="features",
-)
+@checks_options(**OTHER_NAMES)
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -140,8 +132,7 @@ def open(
         found, recorded = packs_of(saved)
         duplicates = recorded if duplicates == "error" else duplicates
         places = _places(found, folder, limit)
-    unused = {"cache_dir": cache_dir, "cache_size": cache_size}
-    for name, value in unused.items():
+    for name, value in (("cache_dir", cache_dir), ("cache_size", cache_size)):
         if value is not None and all(isinstance(place, Path) for place in places):
             raise OptionError(
                 f"{name} is {brief(value)}, but {places[0]} is read where it is, and nothing of it "

@@ -17,7 +17,7 @@ rows: two numbers per shard, and nothing per sample, make several packs one.
 import copy
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property, partial
@@ -72,17 +72,16 @@ class PackFolder:
 
     def __init__(self, place: Path | ShardSource):
         self.source = None if isinstance(place, Path) else place
-        root = place if isinstance(place, Path) else place.root  # as the user wrote it
+        root = place if self.source is None else place.root  # as the user wrote it
         self.root = root.absolute()  # shards are opened later, from whatever folder
         self.manifest, index = CACHE.with_resources(lambda: open_manifest_and_index(root))
-        self.layout = self.manifest.layout
         if index is None:
             raise FormatError(f"{self.root}: {completeness_of(self.root, self.manifest)}")
-        self.index = index
+        self.layout, self.index = self.manifest.layout, index
         shards = self.manifest.shards
         self.first_row = [0, *accumulate(shard.samples for shard in shards)]
         self.first_mask = [0, *accumulate(shard.masks for shard in shards)]
-        if self.index.shard_offset.tolist() != self.first_row:
+        if index.shard_offset.tolist() != self.first_row:
             raise FormatError(
                 f"{self.index_path('shard_offset')}: not the numbers of samples that the manifest "
                 f"says the shards have; {REMEDY}"
@@ -108,14 +107,11 @@ class PackFolder:
         return True
 
     @cached_property
-    def mask_offset(self) -> np.ndarray:
-        """int64 (N + 1,): where the masks of each sample begin, found non-decreasing.
-
-        Raises FormatError if they are not.
-        """
-        offsets = self.index.mask_offset  # the ends were checked when the index was opened
-        check_offsets_rise(self.index_path("mask_offset"), offsets)
-        return offsets
+    def checked_offsets(self) -> bool:
+        """True: the mask offsets of the index are non-decreasing. Raises FormatError if not."""
+        # Their ends were checked when the index was opened.
+        check_offsets_rise(self.index_path("mask_offset"), self.index.mask_offset)
+        return True
 
     def open_shard(self, number: int) -> tuple[Shard, list[Lease]]:
         """A shard, and what keeps it in place if it was brought here.
@@ -161,11 +157,10 @@ class PackFolder:
             # A difference of two int64 may wrap round, but not if all are right: the first is 0.
             if len(wrong := np.flatnonzero(np.diff(edges) != expected)):
                 row = int(wrong[0])
-                height, width = size[row, 2:].tolist()
                 raise FormatError(
                     f"{folder / 'image_offset'}: the pixels of sample {row} are bytes {edges[row]} "
-                    f"to {edges[row + 1]} of {shard.extent.image_bytes}, but its {height} x "
-                    f"{width} take {expected[row]}; {REPAIR}"
+                    f"to {edges[row + 1]} of {shard.extent.image_bytes}, but its size takes "
+                    f"{expected[row]}; {REPAIR}"
                 )
         return shard, leases
 
@@ -194,34 +189,32 @@ class Pack:
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
         self._owner = object()  # of open shards
-        self.folders = tuple(folders)
-        self.duplicates = duplicates
+        self.folders, self.duplicates = tuple(folders), duplicates
         self.features: Sequence[Feature] = ()
-        self.places = [
-            (folder, number)
-            for folder in self.folders
-            for number in range(len(folder.manifest.shards))
-        ]
-        self.manifest = self.folders[0].manifest
-        if len(self.folders) > 1:
-            entries = [(place, place[0].manifest.shards[place[1]]) for place in self.places]
-            entries.sort(key=lambda each: (each[1].source, each[1].part))
-            self.places = [place for place, _ in entries]
+        self.places = [(each, k) for each in folders for k in range(len(each.manifest.shards))]
+        self.manifest = folders[0].manifest
+        if len(folders) > 1:
+
+            def of_shard(place: tuple[PackFolder, int]) -> tuple[str, int]:
+                entry = place[0].manifest.shards[place[1]]
+                return entry.source, entry.part
+
+            self.places.sort(key=of_shard)
             self.manifest = _joined(self.folders, self.places)
         self.layout = self.manifest.layout
-        self.first_row = [0, *accumulate(entry.samples for entry in self.manifest.shards)]
-        self._first_row = np.array(self.first_row)
+        counts = [entry.samples for entry in self.manifest.shards]
+        self.first_row = np.cumsum([0, *counts])
         self._first_mask = np.array([folder.first_mask[own] for folder, own in self.places])
         # Rows in the folder of the shard, minus rows in the Pack.
         first = np.array([folder.first_row[own] for folder, own in self.places])
-        self._shift = first - self._first_row[:-1]
-        numbers = {id(folder): n for n, folder in enumerate(self.folders)}
+        self._shift = first - self.first_row[:-1]
+        numbers = {id(folder): n for n, folder in enumerate(folders)}
         # uint16, if that suffices: numpy sorts it in linear time
         kind = np.uint16 if len(numbers) <= 1 << 16 else np.int64
         self._folder_of = np.array([numbers[id(folder)] for folder, _ in self.places], kind)
 
     def __del__(self):
-        CACHE.leave(self._owner)
+        CACHE.drop(lambda key, _: key[0] is self._owner)
 
     def with_features(self, features: Sequence[Feature]) -> "Pack":
         """The same pack with other features."""
@@ -337,18 +330,19 @@ class Pack:
         own = row + int(self._shift[number])
         base = int(self._first_mask[number])
         first, stop = self.places[number][0].index.mask_offset[own : own + 2].tolist()
-        return number, row - self.first_row[number], first - base, stop - base
+        return number, row - int(self.first_row[number]), first - base, stop - base
 
     def locate_many(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """`locate` for int64 (n,) rows: four int64 (n,) arrays."""
         numbers = self.shard_numbers(rows)
-        first, stop = self._mask_spans(rows, numbers)
         base = self._first_mask[numbers]
-        return numbers, rows - self._first_row[numbers], first - base, stop - base
+        first = self._of_index("mask_offset", rows) - base
+        stop = self._of_index("mask_offset", rows, after=1) - base
+        return numbers, rows - self.first_row[numbers], first, stop
 
     def shard_numbers(self, rows: np.ndarray) -> np.ndarray:
         """int64 (n,): the number of each row's shard."""
-        return np.searchsorted(self._first_row, rows, side="right") - 1
+        return np.searchsorted(self.first_row, rows, side="right") - 1
 
     def image_id(self, row: int) -> int:
         """The image id of a row, by the index."""
@@ -358,56 +352,41 @@ class Pack:
 
     def image_ids(self, rows: Rows) -> np.ndarray:
         """int64 (n,): the image ids of rows, by the index; a view where that is possible."""
-        if len(self.folders) == 1:
-            ids = self.folders[0].index.image_id
-            if isinstance(rows, range):
-                return ids[rows.start : rows.stop if rows.stop >= 0 else None : rows.step]
-            return ids[rows]
-        rows = row_array(rows)
-        ids = np.empty(len(rows), np.int64)
-        for at, folder, own in self._by_folder(rows, self.shard_numbers(rows)):
-            ids[at] = folder.index.image_id[own]
-        return ids
+        if len(self.folders) > 1 or not isinstance(rows, range):
+            return self._of_index("image_id", row_array(rows))
+        stop = rows.stop if rows.stop >= 0 else None
+        return self.folders[0].index.image_id[rows.start : stop : rows.step]
 
     def mask_offsets(self, rows: Rows) -> np.ndarray:
         """int64 (n + 1,): where the masks of each row begin among those of all these rows.
 
         Raises FormatError if the offsets of an index are not non-decreasing.
         """
-        checked = [folder.mask_offset for folder in self.folders]
-        if len(checked) == 1 and self.is_whole(rows):
-            return checked[0]
+        for folder in self.folders:
+            folder.checked_offsets  # noqa: B018 - checks them
+        if len(self.folders) == 1 and self.is_whole(rows):
+            return self.folders[0].index.mask_offset
         rows = row_array(rows)
-        first, stop = self._mask_spans(rows, self.shard_numbers(rows))
-        return offsets_of(stop - first)
+        first = self._of_index("mask_offset", rows)
+        return offsets_of(self._of_index("mask_offset", rows, after=1) - first)
 
     def is_whole(self, rows: Rows) -> bool:
         """True for all rows, in order."""
         return isinstance(rows, range) and rows == range(self.manifest.samples)
 
-    def _mask_spans(self, rows: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First mask and one past the last of each row, counted in the row's folder."""
-        first, stop = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        for at, folder, own in self._by_folder(rows, numbers):
-            offsets = folder.index.mask_offset
-            first[at], stop[at] = offsets[own], offsets[own + 1]
-        return first, stop
-
-    def _by_folder(
-        self, rows: np.ndarray, numbers: np.ndarray
-    ) -> Iterator[tuple[slice | np.ndarray, PackFolder, np.ndarray]]:
-        """Rows in the shards of these numbers, one folder at a time: their positions, the folder,
-        and the rows of that folder that they are."""
+    def _of_index(self, name: str, rows: np.ndarray, after: int = 0) -> np.ndarray:
+        """int64 (n,): what an array of the index has for int64 (n,) rows, or so many after each."""
         if len(self.folders) == 1:
-            yield slice(None), self.folders[0], rows
-            return
-        own, which = rows + self._shift[numbers], self._folder_of[numbers]
+            return getattr(self.folders[0].index, name)[rows + after]
+        numbers, found = self.shard_numbers(rows), np.empty(len(rows), np.int64)
+        own, which = rows + self._shift[numbers] + after, self._folder_of[numbers]
         order = np.argsort(which, kind="stable")
         edges = np.searchsorted(which[order], np.arange(len(self.folders) + 1)).tolist()
         for folder, (low, high) in zip(self.folders, pairwise(edges), strict=True):
             if high > low:
                 at = order[low:high]
-                yield at, folder, own[at]
+                found[at] = getattr(folder.index, name)[own[at]]
+        return found
 
     @cached_property
     def ids(self) -> IdLookup:
@@ -433,13 +412,14 @@ class Pack:
         if self.duplicates == "all":
             return range(self.manifest.samples)
         later, first = self._repeated
-        if len(later) and self.duplicates == "error":
+        if not len(later):
+            return range(self.manifest.samples)
+        if self.duplicates == "error":
             self.check_index()  # ids may repeat because they are damaged
             ids = np.unique(self.image_ids(later)).tolist()
-            numbers = self.shard_numbers(np.array([first[0], later[0]])).tolist()
             one, other = (
                 f"{self.manifest.shards[number].source} of {self.places[number][0].root}"
-                for number in numbers
+                for number in self.shard_numbers(np.array([first[0], later[0]])).tolist()
             )
             raise OptionError(
                 f"{self.name}: {repeated_text(ids, len(ids), f'{one} and {other}')}: choose "
@@ -447,22 +427,20 @@ class Pack:
                 "(for commands: `sa1bpack subset PACK... -o FILE --duplicates first`, and give "
                 "them FILE)"
             )
-        if len(later):
-            _log.warning(
-                "%s: %s left out (duplicates='first'), such as image_id %d",
-                self.name,
-                counted(len(later), "sample"),
-                self.image_id(int(later[0])),
-            )
+        _log.warning(
+            "%s: %s left out (duplicates='first'), such as image_id %d",
+            self.name,
+            counted(len(later), "sample"),
+            self.image_id(int(later[0])),
+        )
         return self.first_rows
 
     @cached_property
     def first_rows(self) -> Rows:
         """The rows that `duplicates="first"` leaves, whatever the choice of the pack is."""
-        everything = range(self.manifest.samples)
         if not len(later := self._repeated[0]):
-            return everything
-        keep = np.ones(len(everything), bool)
+            return range(self.manifest.samples)
+        keep = np.ones(self.manifest.samples, bool)
         keep[later] = False
         return as_rows(np.flatnonzero(keep))
 
@@ -474,16 +452,14 @@ class Pack:
         its pack, and their ranges are apart.
         """
         folders = [folder for folder in self.folders if folder.manifest.samples]
-        if all(
-            CACHE.with_resources(partial(has_distinct_ids, folder.root, folder.manifest))
-            for folder in folders
-        ):
+        distinct = [partial(has_distinct_ids, each.root, each.manifest) for each in folders]
+        if all(map(CACHE.with_resources, distinct)):
             indices = [folder.index for folder in folders]
             ranges = sorted(each.image_id[each.id_order[[0, -1]]].tolist() for each in indices)
             if all(high < low for (_, high), (low, _) in pairwise(ranges)):
                 return np.empty(0, np.int64), np.empty(0, np.int64)
         ids = self.image_ids(range(self.manifest.samples))
-        return repeated_rows(ids, np.repeat(self._folder_of, np.diff(self._first_row)))
+        return repeated_rows(ids, np.repeat(self._folder_of, np.diff(self.first_row)))
 
     # -------------------------------------------------------------------------- where it comes from
 
@@ -536,18 +512,17 @@ class Pack:
 
         By name, (*stored_shape) or (m, *stored_shape), read-only. Raises as `read_rows` does.
         """
-        found = {}
-        for part in self.open(self.locate(row)[0]).features:
-            rows = self.read_feature(part, row, direct)
-            rows.flags.writeable = False
-            found[part.spec.name] = rows[0] if part.spec.axis == "sample" else rows
-        return found
+        parts = self.open(self.locate(row)[0]).features
+        return {part.spec.name: self.read_feature(part, row, direct) for part in parts}
 
     def read_feature(self, part: SidePart, row: int, direct: bool = False) -> np.ndarray:
-        """The stored rows of a sample in a part, as `read_features`, but (n, *stored_shape)."""
+        """As `read_features`, of one part."""
         _, local, first, stop = self.locate(row)
-        span = (local, local + 1) if part.spec.axis == "sample" else (first, stop)
-        return CACHE.with_resources(partial(part.read, local, *span, direct=direct))
+        of_sample = part.spec.axis == "sample"
+        span = (local, local + 1) if of_sample else (first, stop)
+        rows = CACHE.with_resources(partial(part.read, local, *span, direct=direct))
+        rows.flags.writeable = False
+        return rows[0] if of_sample else rows
 
 
 def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, int]]) -> Manifest:
@@ -583,19 +558,17 @@ def check_same_layout(folders: Sequence[PackFolder]) -> None:
     may differ, such as the limit of masks; where they do, the log says so.
     """
     first, others = folders[0], folders[1:]
-    meanings = {
-        id(folder): asdict(folder.layout) | {"mask_sampling": pack_sampling(folder.manifest)}
-        for folder in folders
-    }
     for folder in others:
-        if lines := _differences(meanings[id(first)], meanings[id(folder)], first, folder):
-            raise OptionError(
-                f"packs of different layouts cannot be opened together: {'; '.join(lines)}"
-            )
+        if found := _differences(first, folder, _meaning):
+            raise OptionError(f"packs of different layouts cannot be opened together: {found}")
     for folder in others:
-        if lines := _differences(first.manifest.options, folder.manifest.options, first, folder):
-            _log.warning("packs made with other options are opened together: %s", "; ".join(lines))
+        if found := _differences(first, folder, lambda manifest: manifest.options):
+            _log.warning("packs made with other options are opened together: %s", found)
             return
+
+
+def _meaning(manifest: Manifest) -> dict:
+    return asdict(manifest.layout) | {"mask_sampling": pack_sampling(manifest)}
 
 
 def pack_sampling(manifest: Manifest) -> str:
@@ -603,10 +576,11 @@ def pack_sampling(manifest: Manifest) -> str:
     return manifest.options.get("mask_sampling", "area")
 
 
-def _differences(one: dict, other: dict, first: PackFolder, folder: PackFolder) -> list[str]:
-    return [
+def _differences(first: PackFolder, folder: PackFolder, of: Callable[[Manifest], dict]) -> str:
+    one, other = of(first.manifest), of(folder.manifest)
+    return "; ".join(
         f"{brief(key)[1:-1]} is {brief(one.get(key))} in {first.root}, {brief(other.get(key))} in "
         f"{folder.root}"
         for key in sorted(one.keys() | other.keys())
         if one.get(key) != other.get(key)
-    ]
+    )

@@ -19,7 +19,7 @@ from sa1bpack.dataset.shards import OpenShard
 from sa1bpack.display import Sample
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
 from sa1bpack.format.arrays import map_array
-from sa1bpack.format.layout import Layout, image_nbytes, image_planes
+from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import REPAIR
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.masks.select import ThresholdKeywords, Thresholds
@@ -31,9 +31,6 @@ YUV_ON_CANVAS = 2  # native yuv420, planes stay planes
 RGB_OF_YUV = 3  # yuv420, native or on a canvas, converted
 
 COORDINATES = ("source", "stored")
-
-# Options that decide which masks a sample has.
-_OF_MASKS = ("mask_format", "mask_size", "mask_sampling")
 
 # Key of a sample, and the array that has it: a row of its own, and those of its masks.
 _ROWS = [
@@ -147,12 +144,11 @@ class MaskSpec:
         if source != "bits":
             choice("mask_sampling", sampling, kernels.SAMPLINGS)
         if source != "bits" and not layout.runs:
-            named = [(key, getattr(options, key)) for key in _OF_MASKS]
-            asked = " with ".join(f"{key}={value!r}" for key, value in named if value is not None)
             raise OptionError(
-                f"{asked} needs the exact runs, but this pack was made without them: it has bits "
-                f"of mask_size {layout.mask_size}, mask_sampling {own!r}; use mask_format='bits' "
-                "or 'bool' without other options, or pack again with --masks bits+runs"
+                f"mask_format={form!r}, mask_size={size}, mask_sampling={sampling!r} needs the "
+                "exact runs, but this pack was made without them: it has bits of mask_size "
+                f"{layout.mask_size}, mask_sampling {own!r}; use mask_format='bits' or 'bool' "
+                "without other options, or pack again with --masks bits+runs"
             )
         return cls(source, size, form != "bits", sampling, layout.fit)
 
@@ -227,11 +223,7 @@ class SampleSpec:
 
     @classmethod
     def of(
-        cls,
-        layout: Layout,
-        sampling: str,
-        options: SampleOptions,
-        features: tuple[SideSpec, ...] = (),
+        cls, layout: Layout, sampling: str, options: SampleOptions, *features: SideSpec
     ) -> "SampleSpec":
         """The form that the options ask for, of packs with this layout and sampling of masks.
 
@@ -239,23 +231,6 @@ class SampleSpec:
         """
         masks = MaskSpec.of(layout, sampling, options)
         return cls(image_spec(layout, options.pixels), masks, options.coordinates, features)
-
-    @property
-    def _features(self) -> str:
-        return "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
-
-    def summary(self) -> str:
-        """The form in the words of a repr: "1024 × 1024 rgb, masks 256 bits, boxes in image
-        pixels"."""
-        side, masks = self.image.side, self.masks
-        most = "up to " if self.image.flat else ""
-        kind = f"{masks.size} {'bool' if masks.as_bool else 'bits'}"
-        kind = "as runs" if masks.source == "runs" else kind
-        boxes = "image" if self.coordinates == "stored" else self.coordinates
-        return (
-            f"{most}{side} × {side} {self.image.pixels}, masks {kind}, boxes in {boxes} pixels"
-            f"{self._features}"
-        )
 
     def as_text(self) -> str:
         """One line, such as "pad 1024 rgb, masks 256 area, stored coordinates".
@@ -265,9 +240,10 @@ class SampleSpec:
         """
         fit = "squash" if self.masks.fit == "squash" else "pad"
         kind = "runs" if self.masks.source == "runs" else "masks"
+        features = "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
         return (
             f"{fit} {self.image.side} {self.image.pixels}, {kind} {self.masks.size} "
-            f"{self.masks.sampling}, {self.coordinates} coordinates{self._features}"
+            f"{self.masks.sampling}, {self.coordinates} coordinates{features}"
         )
 
 
@@ -401,11 +377,6 @@ def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
 def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpec) -> np.ndarray:
     """Views of native pixels, or RGB in a new array that is converted from planes."""
     height, width = size[2:].tolist()
-    if stored.size != image_nbytes(layout, height, width):
-        raise FormatError(
-            f"an image of {stored.size} bytes, but its size of {height} x {width} takes "
-            f"{image_nbytes(layout, height, width)}; {REPAIR}"
-        )
     if layout.pixels == "rgb":
         return stored.reshape(height, width, 3)
     if spec.how != RGB_OF_YUV:
@@ -422,16 +393,14 @@ def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpe
 def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:
     """The ReadError of a row of the pack, which is row `local` of shard `number`."""
     folder, own = pack.places[number]
-    entry, image_id = pack.manifest.shards[number], pack.image_id(row)
-    name = None
+    entry, image_id, name = pack.manifest.shards[number], pack.image_id(row), None
     with suppress(FormatError, OSError, UnicodeDecodeError):  # whatever else is wrong there
-        names = pack.layout.array("file_name")
-        stored = map_array(pack.folder(number), names, entry.samples)[local]
-        name = stored.tobytes().rstrip(b"\0").decode()
-    called = f"image_id {image_id}" if name is None else f"{name}, image_id {image_id}"
+        names = map_array(pack.folder(number), pack.layout.array("file_name"), entry.samples)
+        name = names[local].tobytes().rstrip(b"\0").decode()
+    called = "" if name is None else f"{name}, "
     return ReadError(
-        f"row {folder.first_row[own] + local} of {folder.root} ({called}, shard {entry.name}): "
-        f"{cause}",
+        f"row {folder.first_row[own] + local} of {folder.root} ({called}image_id {image_id}, "
+        f"shard {entry.name}): {cause}",
         entry.name,
         row,
         image_id,

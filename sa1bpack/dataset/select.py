@@ -14,13 +14,12 @@ import logging
 import operator
 import re
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import choice
+from sa1bpack.arguments import choice, listed
 from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS, SAMPLE_COLUMNS, SIZE_COLUMNS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import (
@@ -39,6 +38,7 @@ from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import is_selection, read_selection, write_selection
 from sa1bpack.format.shard_reader import Shard, read_array_rows
+from sa1bpack.format.side.spec import SidePart
 from sa1bpack.masks import passes
 from sa1bpack.masks.random import words
 from sa1bpack.wording import counted, span_text
@@ -78,18 +78,15 @@ class Columns:
     ):
         self.positions = positions
         self._pack, self._rows, self._verified = pack, rows, options.verify_checksums
-        number, local, first, _ = pack.locate(int(rows[0]))
+        numbers, local, first, stop = pack.locate_many(row_array(rows))
         self._kept: slice | np.ndarray = slice(None)  # of the masks that are stored
-        self._opened = pack.open(number)  # checks the offsets that are used below
-        if isinstance(rows, range) and rows.step == 1:
-            self._local = slice(local, local + len(rows))
-            offsets = self._opened.arrays["mask_offset"][local : local + len(rows) + 1]
-            offsets = offsets - offsets[0]
-            self._masks: slice | np.ndarray = slice(first, first + int(offsets[-1]))
-        else:
-            _, self._local, first, stop = pack.locate_many(row_array(rows))
-            offsets = offsets_of(stop - first)
-            self._masks = expanded(first, offsets)
+        self._opened = pack.open(int(numbers[0]))  # checks the offsets that are used below
+        offsets = offsets_of(stop - first)
+        self._local: slice | np.ndarray = local
+        self._masks: slice | np.ndarray = expanded(first, offsets)
+        if isinstance(rows, range) and rows.step == 1:  # views
+            self._local = slice(int(local[0]), int(local[-1]) + 1)
+            self._masks = slice(int(first[0]), int(stop[-1]))
         self._columns = {"mask_offset": offsets}
         if options.rule is not None:  # leave out the masks that do not pass it
             size = self["size"].astype(np.int64)
@@ -115,27 +112,25 @@ class Columns:
             return np.diff(self["mask_offset"])
         if name == "image_id":
             return self._pack.image_ids(self._rows)
-        if name == "file_name":
-            return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
-        if name in feature_names(self._pack):
-            return self._feature(name)
         if name in SIZE_COLUMNS:
             return self["size"][:, SIZE_COLUMNS[name]]
+        if name == "file_name":
+            return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
+        for part in self._opened.features:
+            if part.spec.name == name:
+                return part.spec.read(self._feature_rows(part))
         if name in SAMPLE_COLUMNS:
             return self._array(name)[self._local]
         check_column(name, "mask", self._pack)
         return self._array(name)[self._masks]
 
-    def _feature(self, name: str) -> np.ndarray:
-        """The rows of a feature, each sample's compared with its checksum if that is asked."""
-        part = next(part for part in self._opened.features if part.spec.name == name)
+    def _feature_rows(self, part: SidePart) -> np.ndarray:
+        """The stored rows of a feature, compared with their checksums if that is asked."""
         of_samples = part.spec.axis == "sample"
         if not self._verified:
-            return part.spec.read(part.values[self._local if of_samples else self._masks])
-        found = np.concatenate(
-            [self._pack.read_feature(part, row) for row in row_array(self._rows).tolist()]
-        )
-        return part.spec.read(found if of_samples else found[self._kept])
+            return part.values[self._local if of_samples else self._masks]
+        rows = [self._pack.read_feature(part, row) for row in row_array(self._rows).tolist()]
+        return np.stack(rows) if of_samples else np.concatenate(rows)[self._kept]
 
     def _array(self, name: str) -> np.ndarray:
         read = read_array_rows if self._verified else Shard.__getitem__
@@ -158,11 +153,9 @@ class Columns:
         return out
 
 
-def feature_names(pack: Pack, axis: str | None = None) -> tuple[str, ...]:
-    """The features of a dataset's pack, all or those with a row per "sample" or "mask"."""
-    return tuple(
-        feature.spec.name for feature in pack.features if axis in (None, feature.spec.axis)
-    )
+def feature_names(pack: Pack, axis: str) -> tuple[str, ...]:
+    """The features of a dataset's pack with a row per "sample" or "mask"."""
+    return tuple(each.spec.name for each in pack.features if each.spec.axis == axis)
 
 
 def check_column(name: str, axis: str, pack: Pack) -> None:
@@ -174,15 +167,15 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
     }
     if name in columns[axis]:
         return
+    text = f"no column {name!r}; the columns are {', '.join(columns['sample'] + columns['mask'])}"
     if name in columns["mask"]:
-        raise UnknownName(
+        text = (
             f"{name!r} has one value per mask: use mask_column({name!r}), or "
             f"column({name!r}, reduce=...) with one of {', '.join(REDUCTIONS)}"
         )
     if name in columns["sample"]:
-        raise UnknownName(f"{name!r} has one value per sample: use column({name!r})")
-    named = ", ".join(columns["sample"] + columns["mask"])
-    raise UnknownName(f"no column {name!r}; the columns are {named}")
+        text = f"{name!r} has one value per sample: use column({name!r})"
+    raise UnknownName(text)
 
 
 def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
@@ -229,17 +222,15 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
 
     Raises UnknownName for a name that no shard has.
     """
-    one = isinstance(names, str) or not isinstance(names, Iterable)
-    wanted = [names] if one else list(names)
-    entries = pack.manifest.shards
+    wanted, entries = listed(names), pack.manifest.shards
     known = {getattr(entry, field) for entry in entries}
     for name in wanted:
-        if not isinstance(name, str) or name not in known:
+        if name not in known:
             kind = "shard" if field == "name" else field
             raise UnknownName(f"no {kind} {name!r}: {pack.name} has {span_text(known)}")
     chosen = np.array([getattr(entry, field) in wanted for entry in entries])
     if pack.is_whole(rows):
-        spans = np.array([*pairwise(pack.first_row)])[chosen]
+        spans = np.stack([pack.first_row[:-1], pack.first_row[1:]], 1)[chosen]
         parts = [np.arange(first, stop) for first, stop in spans.tolist()]
         return as_rows(np.concatenate([np.empty(0, np.int64), *parts]))
     rows = row_array(rows)
@@ -265,23 +256,11 @@ def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
         found = np.asarray(condition(part))
         if found.dtype != np.bool_ or found.shape != (len(part),):
             raise OptionError(
-                f"the condition returned {found.dtype} {found.shape}: it must return one bool "
-                f"per sample, here ({len(part)},)"
+                f"the condition returned {found.dtype} {found.shape}: it must return one bool per "
+                f"sample, here ({len(part)},)"
             )
         keep[part.positions] = found
     return keep
-
-
-def as_ids(image_ids: Any) -> np.ndarray:
-    """Image ids as int64 (k,). Raises OptionError for what is not a row of integers of 64 bits."""
-    found = np.asarray(image_ids)
-    if found.ndim == 1 and found.size == 0:
-        return np.empty(0, np.int64)
-    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-        raise OptionError(
-            f"image_ids are {found.dtype} {found.shape}: give a one-dimensional array of integers"
-        )
-    return found.astype(np.int64)
 
 
 def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
@@ -303,14 +282,9 @@ def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
         return lambda columns: compare(columns[name], number)
     if mask in MASK_NUMBERS:
         return lambda columns: compare(columns.reduced(mask, reduce), number)
-    if name in MASK_NUMBERS:
-        raise OptionError(
-            f"where is {text!r}: a sample has many numbers {name!r}: write one of "
-            f"{', '.join(f'{each}({name})' for each in REDUCTIONS)}"
-        )
     raise OptionError(
-        f"where is {text!r}: {mask or name!r} is unknown; a sample has {', '.join(NUMBERS)}, and "
-        f"{', '.join(REDUCTIONS)} of {', '.join(MASK_NUMBERS)}"
+        f"where is {text!r}: {mask or name!r} is not a number of a sample: it has "
+        f"{', '.join(NUMBERS)}, and {', '.join(REDUCTIONS)} of {', '.join(MASK_NUMBERS)}"
     )
 
 
@@ -338,10 +312,9 @@ def save_rows(pack: Pack, rows: Rows, path: Path) -> None:
         found = pack.ids.positions(ids)
     else:
         found = rows_at(base, IdLookup(pack.image_ids(base)).positions(ids))
-    same = found == row_array(rows)
-    if not same.all():
+    if len(wrong := np.flatnonzero(found != row_array(rows))):
         raise OptionError(
-            f"{pack.name}: several samples have the image_id {ids[~same][0]}, and the selection "
+            f"{pack.name}: several samples have the image_id {ids[wrong[0]]}, and the selection "
             "is not of the first: open it with duplicates='first', and select again"
         )
     roots = [folder.root if folder.source is None else folder.source.url for folder in pack.folders]

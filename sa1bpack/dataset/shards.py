@@ -126,16 +126,10 @@ class ShardCache:
             finally:
                 self._opening.pop(key, None)
 
-    def drop(self, chosen: Callable[[OpenShard], bool]) -> None:
+    def drop(self, chosen: Callable[["_Key", OpenShard], bool]) -> None:
         """Let go of those shards that are chosen; who reads one keeps it until then."""
         for key, opened in self._open.copy().items():
-            if chosen(opened):
-                self._open.pop(key, None)
-
-    def leave(self, owner: object) -> None:
-        """Let go of the shards of an owner that is gone."""
-        for key in list(self._open):
-            if key[0] is owner:
+            if chosen(key, opened):
                 self._open.pop(key, None)
 
     def with_resources(self, work: Callable[[], _T]) -> _T:
@@ -146,10 +140,8 @@ class ShardCache:
         """
         try:
             return work()
-        except MemoryError:  # which is had by mapping, too
-            pass
-        except OSError as error:
-            if not is_shortage(error):
+        except (MemoryError, OSError) as error:  # memory is had by mapping, too
+            if isinstance(error, OSError) and not is_shortage(error):
                 raise
         self._shrink(self.mappings // 2)  # here, where the error no longer has hold of maps
         gc.collect()
@@ -163,13 +155,11 @@ class ShardCache:
     def _shrink(self, limit: int) -> None:
         """Let go of shards until the others keep within a limit, all but the last."""
         mappings = self.mappings
-        if mappings <= limit:
-            return
-        for key, opened in sorted(self._open.copy().items(), key=lambda each: each[1].used)[:-1]:
+        by_use = sorted(self._open.copy().items(), key=lambda each: each[1].used)
+        while mappings > limit and len(by_use) > 1:
+            key, opened = by_use.pop(0)
             self._open.pop(key, None)
             mappings -= opened.mappings
-            if mappings <= limit:
-                return
 
 
 # What keeps a shard apart from all others: its owner, and its number there.

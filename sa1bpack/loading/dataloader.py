@@ -12,11 +12,10 @@ import shutil
 import signal
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from threading import get_ident
 from typing import Any, Unpack
 
 import torch
@@ -52,7 +51,6 @@ _OTHER_NAMES = OF_OTHER_LOADERS | {
     "workers": "num_workers",
     "threads": "num_workers",
     "prefetch": "prefetch_factor",
-    "ahead": "prefetch_factor",
     "device": "Loader, or move the batches",
     "io": "Loader, which reads past the page cache",
 }
@@ -142,8 +140,11 @@ class PackDataLoader(BatchReader, DataLoader):
         if self._iterator is None:
             self._pid = os.getpid()
             _loaders.add(self)
-        with self.batch_sampler.yielding(batches):
+        self.batch_sampler.own = batches
+        try:
             return DataLoader.__iter__(self)
+        finally:
+            self.batch_sampler.own = None
 
     def end_workers(self) -> None:
         """End the workers; the next iteration starts others. After an error, such as Ctrl-C,
@@ -189,21 +190,20 @@ class _TorchRun:
 
     def start(self) -> None:
         """Begin the epoch, and the workers if there are none."""
-        try:
-            self._batches = self._loader.iterate(self._of_epoch)
-        except BaseException:
-            self._loader.end_workers()
-            raise
+        self._batches = self._or_end_workers(partial(self._loader.iterate, self._of_epoch))
 
     def take(self) -> Taken:
         """The next batch."""
+        sent = self._or_end_workers(partial(next, self._batches))
+        nbytes = sum(_nbytes(value) for value in sent.values())
+        return Taken(Batch(sent) or None, list(sent.errors), nbytes, None)
+
+    def _or_end_workers(self, work: Callable[[], Any]) -> Any:
         try:
-            sent = next(self._batches)
+            return work()
         except BaseException:
             self._loader.end_workers()
             raise
-        nbytes = sum(_nbytes(value) for value in sent.values())
-        return Taken(Batch(sent) or None, list(sent.errors), nbytes, None)
 
     def end(self, wait: float) -> None:
         """Nothing: torch's next iteration resets its workers."""
@@ -275,11 +275,11 @@ def make_dataloader(
     """
     ds = as_dataset(ds)
     chosen = ReadingOptions(**options)
-    prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
     if num_workers is None:
         num_workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0
     num_workers = whole_number("num_workers", num_workers, 0, MAX_WORKERS)
-    prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1, MAX_AHEAD)
+    ahead = 2 if prefetch_factor is None else prefetch_factor
+    ahead = whole_number("prefetch_factor", ahead, 1, MAX_AHEAD)
     # `is_available` could initialise the driver, which forked workers could not use any more.
     if pin_memory is None:
         pin_memory = torch.cuda.device_count() > 0
@@ -288,19 +288,19 @@ def make_dataloader(
         choice("multiprocessing_context", multiprocessing_context, methods)
     if ds.options.transform is None:
         BatchSpec(ds, chosen.layout, to_device=False)  # raises if it cannot be made
-    of_workers: dict[str, Any] = {}
+    of_torch: dict[str, Any] = {}
     if num_workers:
         if multiprocessing_context is None and sys.platform.startswith("linux"):
             multiprocessing_context = "fork" if ds.pack.forks else "spawn"
-        of_workers = {
-            "prefetch_factor": prefetch_factor,
+        of_torch = {
+            "prefetch_factor": ahead,
             "persistent_workers": True,
             "timeout": chosen.timeout,
             "multiprocessing_context": multiprocessing_context,
             "worker_init_fn": _begin_worker,
         }
-    of_torch = {"num_workers": num_workers, "pin_memory": flag("pin_memory", pin_memory)}
-    loader = PackDataLoader(ds, batch_size, chosen, **of_torch, **of_workers)
+    of_torch |= {"num_workers": num_workers, "pin_memory": flag("pin_memory", pin_memory)}
+    loader = PackDataLoader(ds, batch_size, chosen, **of_torch)
     _check_shared_memory(loader)
     return loader
 
@@ -317,11 +317,10 @@ def _check_shared_memory(loader: PackDataLoader) -> None:
     needed, free = loader.plan().shared_bytes, shutil.disk_usage(_SHARED_MEMORY).free
     if needed > free:
         _log.warning(
-            "batches of %d workers may need %s of shared memory, but %s has %s free: provide more "
-            "(docker run --shm-size), or use fewer workers, or sa1bpack.Loader",
+            "batches of %d workers may need %s of shared memory, but /dev/shm has %s free: provide "
+            "more (docker run --shm-size), or use fewer workers, or sa1bpack.Loader",
             loader.num_workers,
             size_text(needed),
-            _SHARED_MEMORY,
             size_text(free),
         )
 
@@ -364,7 +363,7 @@ class DealtBatches:
 
     def __init__(self, batches: OrderedBatches, collate: Collate, drops: bool = False):
         self.batches, self._collate, self._drops = batches, collate, drops
-        self._own: dict[int, EpochBatches] = {}  # by thread: each begins one epoch at a time
+        self.own: EpochBatches | None = None  # while the loader begins: torch calls `iter` twice
 
     @property
     def batch_size(self) -> int | None:
@@ -380,15 +379,6 @@ class DealtBatches:
         """Choose the next epoch, as OrderedBatches.set_epoch does."""
         self.batches.set_epoch(epoch)
 
-    @contextmanager
-    def yielding(self, batches: EpochBatches) -> Iterator[None]:
-        """Within this context `iter` yields these batches: torch calls it twice to begin."""
-        self._own[get_ident()] = batches
-        try:
-            yield
-        finally:
-            del self._own[get_ident()]
-
     def __len__(self) -> int:
         """Return the batches of a complete epoch, all ranks together."""
         batches = replace(self.batches.current, start=0)
@@ -396,7 +386,7 @@ class DealtBatches:
         return last * batches.world_size + len(_parts(batches, last))
 
     def __iter__(self) -> Iterator[list[int]]:
-        if (own := self._own.get(get_ident())) is not None:
+        if (own := self.own) is not None:
             return (OfBatch(own[k].tolist(), own.epoch, own.step(k)) for k in range(len(own)))
         if self._drops:
             raise LoaderError(

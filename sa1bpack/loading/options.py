@@ -29,19 +29,15 @@ ORDERS = {"local": LocalShuffleOrder, "by_node": NodeShuffleOrder}
 OF_OTHER_LOADERS = {
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
-    "buckets": "bucket_by",
     "choose": "mask_select",
     "mask_sampling": "mask_select",
     "masks": "mask_layout",
     "box_format": "boxes_xyxy of a batch after a Pipeline; bboxes are x, y, width, height",
     "shard_by_node": 'order="by_node"',
-    "last": "drop_last=True or pad_last=True",
     "generator": "seed",
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
     "transform": "a transforms.Pipeline, called with each batch",
     "collate_fn": "sa1bpack.Collate with torch's DataLoader",
-    "tuned": "the options that `sa1bpack bench --sweep` writes down",
-    "trace": "torch.profiler, around the loop",
     "persistent_workers": "it without this one: threads and workers persist from epoch to epoch",
 }
 

@@ -26,7 +26,6 @@ _BUSY = 0.7
 _SHORT = 0.01
 
 _GUIDE = "docs/tuning.md#verdicts"
-_NO_FIGURES = ("epoch", "ended")
 
 
 @dataclass(frozen=True)
@@ -110,17 +109,17 @@ class LoadingStats:
     @property
     def waited_share(self) -> float:
         """The share of the epoch that the consumer waited, 0 to 1."""
-        return min(self.waited_seconds / self.seconds, 1.0) if self.seconds > 0 else 0.0
+        return min(self.waited_seconds / max(self.seconds, 1e-9), 1.0)
 
     @property
     def samples_per_second(self) -> float:
         """Samples per second of the epoch, whatever else the consumer did in it."""
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
+        return self.samples / max(self.seconds, 1e-9)
 
     @property
     def bytes_per_second(self) -> float:
         """Bytes per second of the epoch."""
-        return self.bytes / self.seconds if self.seconds > 0 else 0.0
+        return self.bytes / max(self.seconds, 1e-9)
 
     @property
     def disk_bytes_per_second(self) -> float | None:
@@ -148,11 +147,7 @@ class LoadingStats:
     @property
     def _found(self) -> tuple[str, str]:
         """The cause, and why the epoch waited; "" for the first two, of which it did not."""
-        waited, seconds, each = (
-            self.waited_seconds,
-            self.seconds,
-            self.seconds / (self.batches or 1),
-        )
+        waited, seconds = self.waited_seconds, max(self.seconds, 1e-9)
         if not self.batches:
             return "nothing yet", ""
         if self.waited_share < _LITTLE:
@@ -162,16 +157,16 @@ class LoadingStats:
             return "first batch", f"most of it for the first batch, {first}"
         if (self.deliver_seconds or 0) > waited / 2:
             return "tensors", "most of it while the tensors of batches were made"
-        if (self.fetch_seconds or 0) >= _BUSY * seconds:
-            share, rate = _percent(self.fetch_seconds / seconds), self.fetched_bytes / seconds
-            return "network", f"batches waited for shards {share} of the time, {size_text(rate)}/s"
-        if (self.disk_seconds or 0) >= _BUSY * seconds:
-            share, rate = _percent(self.disk_seconds / seconds), self.disk_bytes_per_second
-            return "disk", f"the disk delivers {size_text(rate)}/s, read {share} of the time"
+        if (share := (self.fetch_seconds or 0) / seconds) >= _BUSY:
+            rate = f"{size_text(self.fetched_bytes / seconds)}/s"
+            return "network", f"batches waited for shards {_percent(share)} of the time, {rate}"
+        if (share := (self.disk_seconds or 0) / seconds) >= _BUSY:
+            rate = f"{size_text(self.disk_bytes_per_second)}/s"
+            return "disk", f"the disk delivers {rate}, read {_percent(share)} of the time"
         if self.threads is None:
             return "unknown", "what torch and its workers waited for is not known here"
         parts = (self.plan_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
-        busy = sum(part or 0.0 for part in parts) / (self.threads * max(seconds, 1e-9))
+        busy = sum(part or 0.0 for part in parts) / (self.threads * seconds)
         if busy >= _BUSY:
             worked = f"{counted(self.threads, 'thread')} worked {_percent(busy)} of the time"
             return "threads", f"{worked}, mostly copying"
@@ -193,11 +188,13 @@ class LoadingStats:
 
     def scalars(self) -> dict[str, float]:
         """Name → number of all that is known, for TensorBoard, W&B and the like."""
-        found = {name: value for name, value in vars(self).items() if name not in _NO_FIGURES}
-        for name in ("waited_share", "samples_per_second", "bytes_per_second"):
-            found[name] = getattr(self, name)
-        found["disk_bytes_per_second"] = self.disk_bytes_per_second
-        return {name: float(value) for name, value in found.items() if value is not None}
+        rates = ("waited_share", "samples_per_second", "bytes_per_second", "disk_bytes_per_second")
+        found = vars(self) | {name: getattr(self, name) for name in rates}
+        return {
+            name: float(value)
+            for name, value in found.items()
+            if value is not None and name not in ("epoch", "ended")
+        }
 
     def __str__(self) -> str:
         """The line at the end of an epoch."""
@@ -268,12 +265,13 @@ class BusyTime:
 
     def add(self, spans: Iterable[Span]) -> None:
         """Add spans (begin, end), in seconds of one clock."""
-        later = ((max(begin, self._horizon), end) for begin, end in spans if end > self._horizon)
         merged: list[Span] = []
-        for begin, end in sorted([*self._spans, *later]):
+        for begin, end in sorted([*self._spans, *spans]):
+            begin = max(begin, self._horizon)
             if merged and begin <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-            else:
+                begin, last = merged.pop()
+                end = max(last, end)
+            if end > begin:
                 merged.append((begin, end))
         if len(merged) > 2 * _KEPT:
             oldest, merged = merged[:-_KEPT], merged[-_KEPT:]
@@ -315,7 +313,7 @@ class EpochCounts:
         self.threads: int | None = None
         self.reads_known = False
         self.fetch_seconds = 0.0
-        self._fetched: Callable[[], Counts] | None = None  # what was fetched, so far or in all
+        self._fetched: Callable[[], Counts] | None = None  # what was fetched so far
 
     def count_store(self, counts: Callable[[], Counts | None]) -> None:
         """From now on, count what is fetched; None if nothing is."""
@@ -349,9 +347,6 @@ class EpochCounts:
         """The epoch has ended, unless it had before."""
         if self._ended is None:
             self._ended = self.clock()
-            if self._fetched is not None:
-                found = self._fetched()
-                self._fetched = lambda: found
 
     def leave(self) -> None:
         """The loop over the epoch was left after the batch that was taken last.
@@ -400,15 +395,14 @@ class EpochCounts:
                     known[f"{kind}_seconds"] = float(sums[kind])
             if self.reads_known:
                 disk, needed = self._disk.seconds, sums["cached"] + sums["found"]
-                known["read_seconds"] = float(sums["read"])
+                known |= {"read_seconds": float(sums["read"]), "disk_bytes": sums["found"]}
+                known["disk_seconds"] = disk
                 known["cached_share"] = sums["cached"] / needed if needed else None
-                known["disk_bytes"], known["disk_seconds"] = sums["found"], disk
-                if sums["in_flight"]:
-                    known["reads_in_flight"] = sums["in_flight"] / disk
+                known["reads_in_flight"] = sums["in_flight"] / disk if sums["in_flight"] else None
             if self._fetched is not None:
                 store = self._fetched()
-                known["cache_hits"], known["cache_misses"] = store.hits, store.misses
-                known["fetched_bytes"], known["requests"] = store.nbytes, store.requests
+                known |= {"cache_hits": store.hits, "cache_misses": store.misses}
+                known |= {"fetched_bytes": store.nbytes, "requests": store.requests}
                 known["fetch_seconds"] = self.fetch_seconds
             if sums["asked"]:
                 known["ready"] = sums["ready"] / sums["asked"]
@@ -416,13 +410,10 @@ class EpochCounts:
             return LoadingStats(
                 epoch=self._epoch,
                 ended=self._ended is not None,
-                batches=sums["batches"],
-                samples=sums["samples"],
-                bytes=sums["bytes"],
-                dropped=sums["dropped"],
                 seconds=now - self._begun,
                 waited_seconds=float(sums["wait"]),
                 first_batch_seconds=self._first,
                 threads=self.threads,
+                **{name: sums[name] for name in ("batches", "samples", "bytes", "dropped")},
                 **known,
             )

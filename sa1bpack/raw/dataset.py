@@ -476,7 +476,7 @@ class TarDataset(MapStyle):
         whole = int(self._first_row[-1])
         part = "" if len(self) == whole else f"{len(self):,} of "
         samples = f"{counted(len(self._indices), 'source')}: {part}{counted(whole, 'sample')}"
-        return f"<TarDataset of {samples}, {self._decoder.spec.summary()}>"
+        return f"<TarDataset of {samples}, {self._decoder.spec.as_text()}>"
 
 
 def _outside(name: str, folder: str | os.PathLike[str]) -> Path:

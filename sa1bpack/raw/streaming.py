@@ -303,4 +303,4 @@ class IterableTarDataset(IterableDataset):
 
     def __repr__(self) -> str:
         names = counted(len(self.sources), "source")
-        return f"<IterableTarDataset of {names}: {self.spec.summary()}>"
+        return f"<IterableTarDataset of {names}: {self.spec.as_text()}>"

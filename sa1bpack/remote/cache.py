@@ -344,7 +344,7 @@ _watching: set[int] = set()  # the process that has the thread which releases
 def release_idle(seconds: float) -> None:
     """Close open shards that were not used for so long; who reads one keeps it until then."""
     idle = {id(lock) for lock in list(_in_use) if lock.idle >= seconds}
-    OPEN_SHARDS.drop(lambda opened: any(id(lease) in idle for lease in opened.leases))
+    OPEN_SHARDS.drop(lambda _, opened: any(id(lease) in idle for lease in opened.leases))
 
 
 def _release() -> None:

@@ -21,5 +21,5 @@ INTERNAL = {
     "ReadingOptions": ("batches",),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes"),
     "RunBatch": ("ends", "part"),
-    "Schedule": ("as_text", "at", "constant", "largest", "map", "until"),
+    "Schedule": ("at", "constant", "largest", "map", "text", "until"),
 }

@@ -50,9 +50,10 @@ def test_numbers_are_written_as_in_python(several, number):
         ("mask_count > 3 and 1", "write"), ("mask_count > x", "write"), ("3 < mask_count", "write"),
         ("mask_count > 1e", "write"), ("mask_count > nan", "write"), ("mean(area) > 1", "write"),
         ("__import__('os') > 1", "write"), ("mask_count > --1", "write"),
-        ("area > 3", r"many numbers 'area': write one of sum\(area\)"),
-        ("max(bbox) > 3", "'bbox' is unknown; a sample has mask_count"),
-        ("size > 3", "'size' is unknown"), ("max(mask_count) > 3", "'mask_count' is unknown"),
+        ("area > 3", "'area' is not a number of a sample: it has mask_count"),
+        ("max(bbox) > 3", "'bbox' is not a number"),
+        ("size > 3", "'size' is not a number"),
+        ("max(mask_count) > 3", "'mask_count' is not a number"),
     ],
 )  # fmt: skip
 def test_what_is_no_condition_is_refused(text, match):

@@ -73,7 +73,7 @@ def test_ids_are_found_one_at_a_time_and_many_at_once(several):
         for index, image_id in enumerate(ids.tolist()):
             assert ds.index_of(image_id) == index and ds.by_id(image_id)["image_id"] == image_id
         for wrong in (None, "100", 100.0, True, 2**63):
-            with pytest.raises(OptionError, match=f"image_id is {wrong!r}: choose a whole number"):
+            with pytest.raises(OptionError, match=f"image_ids is {wrong!r}: give a whole number"):
                 ds.index_of(wrong)
         assert ds.index_of([]).shape == (0,)
         with pytest.raises(

@@ -19,12 +19,8 @@ TAR = "tests/samples/sa_000000.tar"
         (lambda pack: sa1bpack.open(pack).with_options(verify=True), "use verify_checksums"),
         (lambda pack: sa1bpack.open(pack, masks="runs"), "'masks': use mask_format"),
         (lambda pack: sa1bpack.IterableTarDataset(TAR, masks="x"), "'masks': use mask_format"),
-        (
-            lambda pack: sa1bpack.open(pack, check="read"),
-            "'check': use verify_checksums=True or False",
-        ),
         (lambda pack: sa1bpack.open(pack, side=["x"]), "'side': use features"),
-        (lambda pack: sa1bpack.open(pack, cache_bytes=1), "'cache_bytes': use cache_size"),
+        (lambda pack: sa1bpack.open(pack, cache_bytes=1), "'cache_bytes': is cache_size meant"),
         (lambda pack: sa1bpack.TarDataset(TAR, cache_folder=1), "'cache_folder': use cache_dir"),
         (lambda pack: sa1bpack.TarDataset(TAR, cache_sise=1), "'cache_sise': is cache_size meant"),
         (lambda pack: sa1bpack.IterableTarDataset(TAR, shuffle=8), "'shuffle': use shuffle_buffer"),
@@ -39,10 +35,10 @@ TAR = "tests/samples/sa_000000.tar"
             lambda pack: sa1bpack.Loader(sa1bpack.open(pack), 2, mask_sampling="random"),
             "'mask_sampling': use mask_select",
         ),
-        (lambda pack: sa1bpack.OrderedBatches(None, 2, buckets=1), "'buckets': use bucket_by"),
+        (lambda pack: sa1bpack.OrderedBatches(None, 2, buckets=1), "'buckets': is bucket_by meant"),
         (
             lambda pack: sa1bpack.OrderedBatches(None, 2, last="drop"),
-            "use drop_last=True or pad_last=True",
+            "'last': is pad_last meant",
         ),
         (lambda pack: sa1bpack.PackOptions(image_sze=3), "'image_sze': is image_size meant"),
         (lambda pack: sa1bpack.pack(TAR, "out", num_workers=2), "'num_workers': is workers meant"),
@@ -101,20 +97,6 @@ def test_a_cache_for_a_pack_that_is_read_where_it_is_is_refused(packed, tmp_path
     sa1bpack.open(packed.root).save_selection(tmp_path / "all.sel")
     with pytest.raises(OptionError, match=r"cache_dir is .* is read where it is"):
         sa1bpack.open(tmp_path / "all.sel", cache_dir=tmp_path / "cache")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("info", "metadata"),
-        ("save", "save_selection"),
-        ("source", "from_sources"),
-        ("filter", "where"),
-    ],
-)
-def test_a_method_of_an_earlier_release_is_refused_with_its_name_of_today(packed, old, new):
-    with pytest.raises(AttributeError, match=f"no attribute {old!r}: it is {new}"):
-        getattr(sa1bpack.open(packed.root), old)
 
 
 def test_a_key_that_a_sample_or_a_batch_has_not_is_answered_with_those_meant(packed):

@@ -49,7 +49,7 @@ class Place:
     ended: bool = False
 
 
-@checks_options(buckets="bucket_by", last="drop_last=True or pad_last=True")
+@checks_options
 class OrderedBatches:
     """Yields one rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
 
@@ -137,10 +137,8 @@ class OrderedBatches:
     def batch_size(self) -> int | Schedule:
         """Samples per batch of each rank: a number, or a schedule by epoch or step."""
         current = self.current
-        sizes, ranks = current.cut.sizes, current.world_size
-        if sizes.constant:
-            return sizes.values[0] // ranks
-        return Schedule(sizes.by, sizes.starts, [size // ranks for size in sizes.values])
+        sizes = current.cut.sizes.map(lambda size: size // current.world_size)
+        return sizes.values[0] if sizes.constant else sizes
 
     @property
     def rank(self) -> int:
@@ -329,12 +327,11 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
     if not isinstance(state, dict) or set(state) != _STATE_KEYS:
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise OptionError(f"a state has the keys {sorted(_STATE_KEYS)}, this one has {found}")
-    if state["version"] != STATE_VERSION:
+    if state["version"] != STATE_VERSION or not isinstance(state["order"], dict):
         raise OptionError(
-            f"the state has version {state['version']!r}; this release reads {STATE_VERSION}"
+            f"the state has version {state['version']!r} and order {state['order']!r}; this "
+            f"release reads version {STATE_VERSION}, and an order is a dict"
         )
-    if not isinstance(state["order"], dict):
-        raise OptionError(f"a state's order is a dict, this one is {state['order']!r}")
     saved = state["order"]
     names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
     if names:

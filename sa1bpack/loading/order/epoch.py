@@ -21,7 +21,7 @@ from sa1bpack.loading.order.orders import (
     permutation,
 )
 from sa1bpack.schedules import Schedule, whole_numbers
-from sa1bpack.wording import brief, counted
+from sa1bpack.wording import counted
 
 BY = ("mask_count", "aspect")
 MAX_WINDOW = 2**20
@@ -63,27 +63,16 @@ class Buckets:
             batches: the size of a window, 1 or more. A larger one wastes less, and mixes less.
 
         Raises:
-            OptionError: a value that cannot be used; "aspect" where all images are squashed into
-                squares.
+            OptionError: a value that cannot be used.
         """
         ds = described(ds)
         self.batches = whole_number("batches", batches, 1, MAX_WINDOW)
-        if not hasattr(ds, "column"):
-            raise OptionError(
-                f"buckets are of a dataset, not of {brief(ds)}: choose one of sa1bpack.open, or a "
-                "torch Subset of one"
-            )
         self.fingerprint = ds.fingerprint
         self.counts = ds.column("mask_count").astype(np.int32)
         if np.ndim(by) == 0:
             self.by = choice("bucket_by", by, BY)
             self.keys = self.counts
             if by == "aspect":
-                if ds.layout.fit == "squash":
-                    raise OptionError(
-                        "bucket_by is 'aspect', but this pack's images are squashed into squares "
-                        "(fit squash), all of one shape: use bucket_by='mask_count'"
-                    )
                 size = ds.column("size")
                 self.keys = (size[:, 2] / size[:, 3]).astype(np.float32)
         else:
@@ -306,8 +295,7 @@ class EpochBatches:
         if self.order.arranges:
             raise OptionError(
                 f"the order is {self.order.kind}, by which each rank keeps its part of the shards, "
-                "but with bucket_by batches exchange samples: leave out one of them, or let each "
-                "node read a part of the dataset of its own, `ds.from_shards(names)`"
+                "but with bucket_by batches exchange samples: leave out one of them"
             )
         if buckets.fingerprint != self.order.fingerprint:
             raise OptionError(
@@ -519,11 +507,11 @@ class EpochBatches:
         schedules = dict(self.schedules)
         if not self.cut.sizes.constant:
             schedules["global_batch_size"] = self.cut.sizes
-        found = {name: schedule.as_text() for name, schedule in schedules.items()}
+        found = {name: schedule.text for name, schedule in schedules.items()}
         if self.buckets is not None:
             found["bucket_by"] = self.buckets.as_text()
-            found["global_batch_size"] = self.cut.sizes.as_text()
+            found["global_batch_size"] = self.cut.sizes.text
         if any(each.by == "step" for each in schedules.values()):
-            found |= {"global_batch_size": self.cut.sizes.as_text()}
+            found |= {"global_batch_size": self.cut.sizes.text}
             found |= {"drop_last": self.drop_last, "pad_last": self.pad_last}
         return self.order.identity() | found

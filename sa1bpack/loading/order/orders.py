@@ -10,9 +10,11 @@ integer arithmetic. `Generator.permutation` and `Generator.choice` are not used,
 change what they return.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,31 +85,6 @@ def permutation(words: np.ndarray) -> np.ndarray:
     words.sort()
     words &= tag
     return words.astype(np.uint32)
-
-
-def window_plan(
-    key: Key, bounds: np.ndarray, window: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the order of the shards and its division into windows.
-
-    The shards are put in random order and cut into as few windows as possible of at most `window`
-    shards. Windows differ by at most one shard: a small one at the end would be mixed poorly.
-
-    Args:
-        key: seed, epoch, fingerprint.
-        bounds: int64 (k + 1,); shard i holds samples bounds[i] to bounds[i + 1].
-        window: shards per window, at least 1.
-
-    Returns:
-        shards: uint32 (k,), in order of use.
-        cuts: int64 (w + 1,); window j has shards[cuts[j] : cuts[j + 1]].
-        starts: int64 (w + 1,); window j covers positions starts[j] to starts[j + 1] of the epoch.
-    """
-    shards = permutation(key.words(_SHARDS, 0, len(bounds) - 1))
-    windows = -(-len(shards) // window)
-    cuts = np.arange(windows + 1) * len(shards) // windows
-    edges = np.concatenate([[0], np.cumsum(np.diff(bounds)[shards])])
-    return shards, cuts, edges[cuts]
 
 
 def window_order(
@@ -274,7 +251,11 @@ class Order(ABC):
         self.size = len(found)  # not that of the Subset, whose indices may be a mask
         if self.size == 0:
             raise OptionError("the dataset has no samples: an order needs at least one")
-        self.fingerprint = check_fingerprint(found.fingerprint)
+        self.fingerprint = found.fingerprint
+        if not re.fullmatch("[0-9a-f]{16}", str(self.fingerprint)):
+            raise OptionError(
+                f"a fingerprint must be 16 lower-case hexadecimal digits, got {self.fingerprint!r}"
+            )
         self._identity = {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
 
     def __len__(self) -> int:
@@ -325,19 +306,6 @@ def described(dataset: Any) -> Ordered:
             "torch Subset of one, or describe another dataset by an Extent"
         )
     return select_nested(found, selections)
-
-
-def check_fingerprint(fingerprint: object) -> str:
-    """Return the fingerprint; raise OptionError unless it is 16 lower-case hexadecimal digits."""
-    if (
-        not isinstance(fingerprint, str)
-        or len(fingerprint) != 16
-        or set(fingerprint) - set("0123456789abcdef")
-    ):
-        raise OptionError(
-            f"a fingerprint must be 16 lower-case hexadecimal digits, got {fingerprint!r}"
-        )
-    return fingerprint
 
 
 @checks_options
@@ -427,21 +395,35 @@ class LocalShuffleOrder(SeededOrder):
         self._identity |= {"window": self.window, "block": self.block, "shards": digest}
         self._latest_plan = Latest()
 
+    def _plan(self, key: Key) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the order of the shards and its division into windows.
+
+        The shards are put in random order and cut into as few windows as possible of at most
+        `window` shards. Windows differ by at most one shard: a small one at the end would be mixed
+        poorly.
+
+        Returns:
+            shards: uint32 (k,), in order of use.
+            cuts: int64 (w + 1,); window j has shards[cuts[j] : cuts[j + 1]].
+            starts: int64 (w + 1,); window j covers positions starts[j] to starts[j + 1] of the
+                epoch.
+        """
+        shards = permutation(key.words(_SHARDS, 0, len(self._bounds) - 1))
+        windows = -(-len(shards) // self.window)
+        cuts = np.arange(windows + 1) * len(shards) // windows
+        edges = np.concatenate([[0], np.cumsum(np.diff(self._bounds)[shards])])
+        return shards, cuts, edges[cuts]
+
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)
-        shards, cuts, starts = self._latest_plan.get(
-            epoch, lambda: window_plan(key, self._bounds, self.window)
-        )
+        shards, cuts, starts = self._latest_plan.get(epoch, lambda: self._plan(key))
         parts = [np.empty(0, np.int64)]
         number = int(np.searchsorted(starts, start, side="right")) - 1
         while start < stop:
-            begin, end = int(starts[number]), min(int(starts[number + 1]), stop)
             chosen = shards[cuts[number] : cuts[number + 1]]
-            whole = self._latest.get(
-                (epoch, number),
-                lambda c=chosen, n=number: window_order(key, self._bounds, c, n, self.block),
-            )
-            parts.append(whole[start - begin : end - begin])
+            mixed = partial(window_order, key, self._bounds, chosen, number, self.block)
+            begin, end = int(starts[number]), min(int(starts[number + 1]), stop)
+            parts.append(self._latest.get((epoch, number), mixed)[start - begin : end - begin])
             start, number = end, number + 1
         return np.concatenate(parts)
 
@@ -529,7 +511,7 @@ def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
     return cumulative
 
 
-@checks_options(homes="nodes")
+@checks_options
 class NodeShuffleOrder(SeededOrder):
     """Every sample once, shuffled; each rank reads the same part of the dataset in every epoch.
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import Buckets
-from sa1bpack.loading.order.orders import Extent, NodeShuffleOrder, ShuffleOrder
+from sa1bpack.loading.order.orders import NodeShuffleOrder, ShuffleOrder
 from sa1bpack.schedules import Steps
 
 SIZE = 500
@@ -162,10 +162,6 @@ def test_buckets_by_aspect_crop_batches_to_one_shape():
         total = sum(len(batch) * sizes[batch].max(0).prod() for batch in batches)
         shares.append(1 - sizes.prod(1).sum() / total)
     assert shares[0] < 0.3 * shares[1]
-    squash = Samples()
-    squash.layout = SimpleNamespace(fit="squash")
-    with pytest.raises(OptionError, match="squashed into squares"):
-        Buckets(squash, "aspect")
 
 
 def test_buckets_by_numbers_of_ones_own_sort_by_them():
@@ -202,7 +198,6 @@ def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
         (lambda: Buckets(DS, np.full(SIZE, np.nan)), "finite numbers; sample 0 has nan"),
         (lambda: Buckets(DS, batches=0), "batches is 0"),
         (lambda: Buckets(2), "a int has no fingerprint: choose a dataset of sa1bpack.open"),
-        (lambda: Buckets(Extent(2, "f" * 16)), "buckets are of a dataset, not of Extent"),
         (
             lambda: OrderedBatches(NodeShuffleOrder(DS), 8, bucket_by=Buckets(DS)),
             "by which each rank keeps its part of the shards",

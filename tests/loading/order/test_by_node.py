@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-import sa1bpack
-from sa1bpack.errors import OptionError
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import Extent, Key, NodeShuffleOrder, node_shuffle
 
@@ -60,10 +58,3 @@ def test_parts_are_shuffled_in_every_epoch_and_pinned():
     first, second = (node_shuffle(Key(0, epoch, FINGERPRINT), 1000, 4) for epoch in (0, 1))
     assert np.mean(first == second) < 0.02
     assert all(np.array_equal(np.sort(first[k::4]), np.sort(second[k::4])) for k in range(4))
-
-
-def test_the_former_names_are_refused_with_the_names_of_now():
-    with pytest.raises(AttributeError, match="'HomeShuffleOrder': it is NodeShuffleOrder"):
-        _ = sa1bpack.HomeShuffleOrder
-    with pytest.raises(OptionError, match="NodeShuffleOrder has no option 'homes': use nodes"):
-        NodeShuffleOrder(extent(), homes=8)

@@ -4,17 +4,17 @@ from bisect import bisect_right
 
 import numpy as np
 import xxhash
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.loading.order.orders import (
     Extent,
     Key,
+    LocalShuffleOrder,
     ShuffleOrder,
     permutation,
     weighted_draws,
     window_order,
-    window_plan,
 )
 
 FINGERPRINT = "0123456789abcdef"
@@ -107,20 +107,15 @@ def test_a_permutation_sorts_numbers_by_their_words_and_ties_by_number(words):
     st.integers(0, 2**64 - 1),
 )
 @settings(max_examples=80, deadline=None)
-def test_the_windows_of_an_epoch_hold_every_sample_once(sizes, window, block, seed):
+def test_a_window_of_shards_is_used_up_before_the_next_begins(sizes, window, block, seed):
     bounds = np.concatenate([[0], np.cumsum(sizes)])
-    key = Key(seed, 0, FINGERPRINT)
-    shards, cuts, starts = window_plan(key, bounds, window)
-    assert sorted(shards.tolist()) == list(range(len(sizes)))
-    parts = [
-        window_order(key, bounds, shards[cuts[n] : cuts[n + 1]], n, block)
-        for n in range(len(starts) - 1)
-    ]
-    assert [len(part) for part in parts] == np.diff(starts).tolist()
-    assert len(parts) == -(-len(sizes) // window)
-    assert max(np.diff(cuts)) <= min(window, min(np.diff(cuts)) + 1)
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(bounds[-1]))
-    for n, part in enumerate(parts):
-        chosen = shards[cuts[n] : cuts[n + 1]]
-        members = [i for s in chosen for i in range(bounds[s], bounds[s + 1])]
-        assert sorted(part.tolist()) == sorted(members)
+    assume(bounds[-1] > 0)
+    extent = Extent(int(bounds[-1]), FINGERPRINT, bounds)
+    order = LocalShuffleOrder(extent, window=window, block=block, seed=seed)
+    taken = order.take(0, 0, len(order))
+    assert sorted(taken.tolist()) == list(range(len(order)))
+    shards = (np.searchsorted(bounds, taken, side="right") - 1).tolist()
+    last = {shard: place for place, shard in enumerate(shards)}
+    for place in range(len(shards)):
+        in_use = {shard for shard in shards[: place + 1] if last[shard] >= place}
+        assert len(in_use) <= window

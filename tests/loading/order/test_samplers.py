@@ -88,7 +88,7 @@ def test_an_order_with_impossible_values_is_refused(make, named):
         ({"batch_size": 6, "world_size": 0}, "world_size is"),
         (
             {"batch_size": 6, "last": "drop"},
-            "no option 'last': use drop_last=True or pad_last=True",
+            "no option 'last': is pad_last meant",
         ),
         ({"batch_size": 6, "drop_last": True, "pad_last": True}, "drop_last and pad_last are True"),
         ({"batch_size": 6, "drop_last": "yes"}, "drop_last is 'yes'"),

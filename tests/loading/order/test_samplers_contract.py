@@ -190,12 +190,12 @@ def test_whatever_decides_the_order_must_be_the_same(order, named):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"version": 2}, "version 2; this release reads 1"),
+        ({"version": 2}, "version 2 .*; this release reads version 1"),
         ({"epoch": -1}, "the state's epoch is .*: choose a whole number from 0"),
         ({"epoch": "1"}, "is '1'"),
         ({"samples": SIZE + 1}, f"samples is {SIZE + 1}: .* from 0 to {SIZE}"),
         ({"samples": 2.0}, "is 2.0"),
-        ({"order": None}, "a state's order is a dict, this one is None"),
+        ({"order": None}, "order None; .* an order is a dict"),
         ({"more": 1}, "this one has .*'more'"),
     ],
 )
