@@ -27,57 +27,6 @@ from importlib import import_module
 
 from sa1bpack.lazy import names_of
 
-# Public name → module, imported on first use: reading a pack never loads the packer.
-_MODULES = {
-    "pack": "sa1bpack.packing.run",
-    "PackOptions": "sa1bpack.packing.options",
-    "PackResult": "sa1bpack.packing.run",
-    "pack_part": "sa1bpack.packing.run",
-    "finalize": "sa1bpack.packing.run",
-    "FinalizeResult": "sa1bpack.packing.run",
-    "estimate": "sa1bpack.packing.estimate",
-    "verify": "sa1bpack.format.verify",
-    "repair": "sa1bpack.packing.repair",
-    "RepairResult": "sa1bpack.packing.repair",
-    "merge": "sa1bpack.packing.merge",
-    "MergeResult": "sa1bpack.packing.merge",
-    "export_sa1b": "sa1bpack.export.annotations",
-    "export_coco": "sa1bpack.export.annotations",
-    "ExportResult": "sa1bpack.export.annotations",
-    "info": "sa1bpack.export.info",
-    "show": "sa1bpack.export.show",
-    "report": "sa1bpack.export.report",
-    "open": "sa1bpack.dataset.open_pack",
-    "Dataset": "sa1bpack.dataset.dataset",
-    "TarDataset": "sa1bpack.raw.dataset",
-    "IterableTarDataset": "sa1bpack.raw.streaming",
-    "Collate": "sa1bpack.loading.batch.collate",
-    "SequentialOrder": "sa1bpack.loading.order.orders",
-    "ShuffleOrder": "sa1bpack.loading.order.orders",
-    "LocalShuffleOrder": "sa1bpack.loading.order.orders",
-    "NodeShuffleOrder": "sa1bpack.loading.order.orders",
-    "WeightedOrder": "sa1bpack.loading.order.orders",
-    "Extent": "sa1bpack.loading.order.orders",
-    "OrderedBatches": "sa1bpack.loading.order.batches",
-    "Buckets": "sa1bpack.loading.order.epoch",
-    "Steps": "sa1bpack.schedules",
-    "Linear": "sa1bpack.schedules",
-    "Cosine": "sa1bpack.schedules",
-    "Function": "sa1bpack.schedules",
-    "Loader": "sa1bpack.loading.loader",
-    "ReadingOptions": "sa1bpack.loading.options",
-    "LoadingStats": "sa1bpack.loading.stats",
-    "bench": "sa1bpack.measuring.bench",
-    "derive": "sa1bpack.deriving.run",
-    "attach": "sa1bpack.deriving.run",
-    "DeriveResult": "sa1bpack.deriving.target",
-    "make_dataloader": "sa1bpack.loading.dataloader",
-    "FormatError": "sa1bpack.errors",
-    "OptionError": "sa1bpack.errors",
-    "ReadError": "sa1bpack.errors",
-    "LoaderError": "sa1bpack.errors",
-}
-
 # Scheme of a URL → the module that reads and writes what is there, see `urls.scheme_of`.
 SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.packs")
 
@@ -94,16 +43,12 @@ _RENAMED = {
     "write_report": "report",
 }
 
-# Public modules.
-_NAMESPACES = ("errors", "masks", "transforms")
-
-__all__ = ["__version__", *sorted(_MODULES), *_NAMESPACES]
-
-
-_named, __dir__ = names_of(__name__, _MODULES, _RENAMED)
+# Reading a pack never loads the packer: names are imported on first use.
+_public, _named, __dir__ = names_of(__name__, _RENAMED)
+__all__ = ["__version__", *_public]
 
 
 def __getattr__(name: str):
     if name == "__version__":
         return import_module("importlib.metadata").version("sa1bpack")
-    return import_module(f"sa1bpack.{name}") if name in _NAMESPACES else _named(name)
+    return _named(name)

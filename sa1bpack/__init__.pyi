@@ -1,4 +1,4 @@
-"""Types of the names that `sa1bpack/__init__.py` imports on first use."""
+"""The names that `sa1bpack/__init__.py` imports on first use."""
 
 from sa1bpack import errors as errors
 from sa1bpack import masks as masks

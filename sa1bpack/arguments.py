@@ -17,6 +17,7 @@ import textwrap
 import threading
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from math import inf, isfinite
 from numbers import Real
@@ -27,11 +28,10 @@ from typing import Any, TypeVar, get_args, overload
 import numpy as np
 
 from sa1bpack.errors import OptionError
+from sa1bpack.wording import brief
 
 # Seeds, epochs and image ids of random choices: what 64 bits hold.
 MAX_WORD = 2**64 - 1
-
-_LONGEST = 200  # characters of a value in a message
 
 # Seconds, 23 days: a queue between processes waits with poll(), whose milliseconds have 31 bits.
 MAX_SECONDS = min(2_000_000, threading.TIMEOUT_MAX)
@@ -54,11 +54,10 @@ def whole_number(name: str, value: Any, low: int, high: int | None = None) -> in
 
     Raises OptionError unless low <= value <= high; a `high` of None is no limit.
     """
-    try:
-        # numpy before 2.1 lets its bools stand for whole numbers, with a warning.
-        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
-    except TypeError:
-        number = None
+    number = None
+    with suppress(TypeError):
+        if not isinstance(value, bool | np.bool_):  # numpy before 2.1 takes its own for numbers
+            number = operator.index(value)
     if number is None or number < low or (high is not None and number > high):
         limits = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise OptionError(f"{name} is {value!r}: choose a whole number {limits}")
@@ -93,11 +92,11 @@ def number(
     why        the reason for a limit, for the message
     """
     least, most = -inf if low is None else low, inf if high is None else high
-    if not is_number(value) or not least <= value <= most:
-        bounds = "" if high is None else f" of at most {high}"
-        bounds = bounds if low is None else f" from {low} to {high}"
-        raise OptionError(f"{name} is {value!r}: choose a number{bounds}{why}")
-    return float(value)
+    if is_number(value) and least <= value <= most:
+        return float(value)
+    limits = "" if high is None else f" of at most {high}"
+    limits = limits if low is None else f" from {low} to {high}"
+    raise OptionError(f"{name} is {value!r}: choose a number{limits}{why}")
 
 
 def numbers_of(name: str, value: Any, count: int, each: str, low: float = -inf) -> np.ndarray:
@@ -146,9 +145,8 @@ def seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-_UNITS = {f"{prefix}B": 1000**n for n, prefix in enumerate(("", "k", "M", "G", "T", "P"))}
-_UNITS |= {f"{prefix}iB": 1024**n for n, prefix in enumerate(("K", "M", "G", "T", "P"), 1)}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKMGTP]?i?B)\s*")
+_PREFIXES = ("", "K", "M", "G", "T", "P")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKMGTP]?)(i?)B\s*")
 
 
 def bytes_of(name: str, value: Any) -> int:
@@ -156,13 +154,15 @@ def bytes_of(name: str, value: Any) -> int:
 
     Raises OptionError unless it is one, of at least 1.
     """
-    if isinstance(value, str):
-        found = _SIZE.fullmatch(value)
-        unit = None if found is None else _UNITS.get(found[2].replace("KB", "kB"))
-        if unit is None or float(found[1]) * unit < 1:
-            raise OptionError(f"{name} is {value!r}: choose a size such as '500 GB' or '1.5 TB'")
-        return int(float(found[1]) * unit)
-    return whole_number(name, value, 1)
+    if not isinstance(value, str):
+        return whole_number(name, value, 1)
+    size = 0.0
+    if found := _SIZE.fullmatch(value):
+        count, prefix, binary = found.groups()
+        size = float(count) * (1024 if binary else 1000) ** _PREFIXES.index(prefix.upper())
+    if size < 1:
+        raise OptionError(f"{name} is {value!r}: choose a size such as '500 GB' or '1.5 TB'")
+    return int(size)
 
 
 _SUBSET = ("torch.utils.data.dataset", "Subset")
@@ -201,13 +201,14 @@ def local_path(name: str, value: str | os.PathLike[str]) -> Path:
     Raises OptionError for what is not a path, and for a URL, which `Path` would take for a folder
     named `s3:`.
     """
-    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
-        raise OptionError(f"{name} is {_short(value)}: give a path")
-    if not os.fspath(value):
-        raise OptionError(f"{name} is {value!r}: give a path; that of the current folder is '.'")
+    if not isinstance(value, str | os.PathLike):
+        raise OptionError(f"{name} is {brief(value)}: give a path")
+    if not os.fspath(value) or "\0" in os.fspath(value):
+        raise OptionError(
+            f"{name} is {brief(value)}: give a path without a NUL character; that of the current "
+            "folder is '.'"
+        )
     refuse_url(name, os.fspath(value))
-    if "\0" in os.fspath(value):
-        raise OptionError(f"{name} is {_short(value)}: a path has no NUL character")
     # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.
     return Path(os.path.expanduser(value))  # noqa: PTH111
 
@@ -217,8 +218,9 @@ def check_can_be_folder(path: Path, choose: str) -> None:
 
     choose  what to give instead, for the message
     """
-    above = (path.absolute(), *path.absolute().parents)
-    existing = next(place for place in above if os.path.lexists(place))
+    existing = path.absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
     if not existing.is_dir():
         what = "a file" if existing.exists() else "a link to what does not exist"
         raise OptionError(f"{path}: {existing} is {what}; {choose}")
@@ -233,14 +235,21 @@ def paths_of(name: str, value: Any) -> list[Path]:
     nothing, an empty list, and a path that is given twice.
     """
     refuse_dataset(name, value)
-    paths = [found for each in listed(value) for found in _matches(name, each)]
+    paths: list[Path] = []
+    for each in listed(value):
+        path = local_path(name, each)
+        if path.exists() or not glob.has_magic(str(path)):
+            paths.append(path)
+        elif matches := sorted(glob.glob(str(path))):
+            paths += map(Path, matches)
+        else:
+            raise OptionError(f"{name} is {str(each)!r}: nothing matches this pattern")
     if not paths:
         raise OptionError(f"{name} is an empty list: name at least one")
-    if len(paths) > 1:
-        seen: dict[Path, Path] = {}
-        for each in paths:
-            if (first := seen.setdefault(each.resolve(), each)) is not each:
-                raise OptionError(f"{name} has the same folder twice: {first} and {each}")
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        if (first := seen.setdefault(path.resolve(), path)) is not path:
+            raise OptionError(f"{name} has the same folder twice: {first} and {path}")
     return paths
 
 
@@ -255,14 +264,14 @@ def patterns_of(name: str, value: Any) -> list[str | Path]:
 
     Raises OptionError for anything else, such as a Dataset, which would be iterated over.
     """
-    usable = isinstance(value, os.PathLike | Iterable) and not isinstance(value, bytes)
-    if not usable or hasattr(value, "spec"):
-        raise OptionError(f"{name} is {_short(value)}: give a path, a pattern, or a list of them")
-    patterns = listed(value)
-    for each in patterns:
-        if not isinstance(each, str | os.PathLike) or isinstance(os.fspath(each), bytes):
-            raise OptionError(f"{name} has {_short(each)}: give paths and patterns")
-    return [each if isinstance(each, str) else Path(each) for each in patterns]
+    if hasattr(value, "spec"):
+        raise OptionError(f"{name} is {brief(value)}: give a path, a pattern, or a list of them")
+    patterns: list[str | Path] = []
+    for each in listed(value):
+        if not isinstance(each, str | os.PathLike):
+            raise OptionError(f"{name} has {brief(each)}: give paths and patterns")
+        patterns.append(each if isinstance(each, str) else Path(each))
+    return patterns
 
 
 # Of the keys of a TypedDict of keyword arguments, their defaults, see `keywords_of`.
@@ -329,12 +338,11 @@ def _checks_options(elsewhere: Mapping[str, str], call: Any) -> Any:
     if not isinstance(call, type):
         return _checked(elsewhere, call, method="." in call.__qualname__.rpartition(">.")[2])
     for name, member in [*vars(call).items()]:
-        if name not in ("__init__", "__call__") and name.startswith("_"):
-            continue
-        if inspect.isfunction(member):
-            setattr(call, name, _checked(elsewhere, member, method=True))
-        elif isinstance(member, classmethod):
-            setattr(call, name, classmethod(_checked(elsewhere, member.__func__, method=True)))
+        if name in ("__init__", "__call__") or not name.startswith("_"):
+            if inspect.isfunction(member):
+                setattr(call, name, _checked(elsewhere, member, method=True))
+            elif isinstance(member, classmethod):
+                setattr(call, name, classmethod(_checked(elsewhere, member.__func__, method=True)))
     return call
 
 
@@ -356,7 +364,7 @@ def _checked(elsewhere: Mapping[str, str], call: Callable, method: bool) -> Call
             owner = cls.__name__ if owner == "__init__" else f"{cls.__name__}.{owner}"
         if len(args) > positional:
             raise OptionError(
-                f"{owner} has no place for {_short(args[positional])}: give options by their "
+                f"{owner} has no place for {brief(args[positional])}: give options by their "
                 f"names: {', '.join(sorted(alone)) or 'it has none'}"
             )
         name = min(options.keys() - known)
@@ -389,30 +397,11 @@ def _signature(call: Callable) -> inspect.Signature:
 
 def refuse_dataset(name: str, value: Any) -> None:
     """Raise OptionError for a dataset, which would be iterated over, sample by sample."""
-    if hasattr(value, "spec") and hasattr(value, "sources"):  # without a pack
+    if hasattr(value, "spec"):
         raise OptionError(
-            f"{name} is {_short(value)}: a pack is needed here; pack its tars and give the folder"
+            f"{name} is {brief(value)}: give the path of its pack, or that of a file that "
+            "ds.save_selection has written, where a selection is accepted"
         )
-    if hasattr(value, "spec_text"):
-        raise OptionError(
-            f"{name} is {_short(value)}: give the path of its pack, or save what it selects with "
-            "ds.save_selection(FILE), and give that file where a selection is accepted"
-        )
-
-
-def _short(value: Any) -> str:
-    """The `repr` of a value, cut if it is long: samples have pixels."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({type(value).__name__})"
-
-
-def _matches(name: str, value: Any) -> list[Path]:
-    found = local_path(name, value)
-    if not glob.has_magic(str(found)) or found.exists():
-        return [found]
-    if matches := sorted(glob.glob(str(found))):
-        return [Path(match) for match in matches]
-    raise OptionError(f"{name} is {str(value)!r}: nothing matches this pattern")
 
 
 def looks_like_url(text: str) -> bool:
@@ -487,9 +476,22 @@ class Options:
     def __post_init__(self) -> None:
         """Check every option, and store numbers as Python's, whatever their type."""
         for name, (declared, kind, optional) in declarations(type(self)).items():
-            value = getattr(self, name)
-            if value is not None or not optional:
-                object.__setattr__(self, name, _checked_option(name, value, declared, kind))
+            value, low, high = getattr(self, name), declared.low, declared.high
+            why = f"; {declared.why}" if declared.why else ""
+            if value is None and optional:
+                continue
+            if declared.choices:
+                value = choice(name, value, declared.choices)
+            elif kind is bool:
+                value = flag(name, value)
+            elif kind is Path:
+                value = local_path(name, value)
+            elif kind is float:  # 1 and 1.0 are the same option
+                value = number(name, value, low, high, why)
+            elif (value := whole_number(name, value, low, high)) % declared.multiple:
+                multiple = declared.multiple
+                raise OptionError(f"{name} is {value}: choose a multiple of {multiple}{why}")
+            object.__setattr__(self, name, value)
 
 
 @functools.cache
@@ -531,21 +533,3 @@ def bounds(declared: Declaration, form: str) -> str:
 
 def _declared(field: Any) -> Declaration | None:
     return field.metadata.get(_KEY) if isinstance(field, dataclasses.Field) else None
-
-
-def _checked_option(name: str, value: Any, declared: Declaration, kind: type) -> Any:
-    """The value as it is stored. Raises OptionError if it cannot be used."""
-    why = f"; {declared.why}" if declared.why else ""
-    if declared.choices:
-        return choice(name, value, declared.choices)
-    if kind is bool:
-        return flag(name, value)
-    if kind is Path:
-        return local_path(name, value)
-    if kind is int:
-        found = whole_number(name, value, declared.low, declared.high)
-        if found % declared.multiple:
-            raise OptionError(f"{name} is {found}: choose a multiple of {declared.multiple}{why}")
-        return found
-    # 1 and 1.0 are the same option.
-    return number(name, value, declared.low, declared.high, why)

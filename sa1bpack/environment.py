@@ -10,12 +10,12 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sa1bpack.errors import MissingPackage
 
-PIL_PACKAGES = ("pillow-simd", "pillow")
 # Of control groups, as containers see their own: version 2, version 1.
 MEMORY_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -24,8 +24,8 @@ MEMORY_LIMITS = (
 
 
 @dataclass(frozen=True)
-class PilInForce:
-    """The PIL that `import PIL` imports.
+class Pil:
+    """A PIL: the one that `import PIL` imports, or that set-up (scripts/setup_pillow.py) installed.
 
     package
         "pillow-simd" or "pillow".
@@ -33,27 +33,18 @@ class PilInForce:
         `PIL.__version__`.
     core_sha256
         SHA-256 of its compiled core, in hexadecimal.
+    simd
+        Known to set-up alone: instruction set that pillow-simd was compiled for ("AVX2", "SSE4"),
+        empty for Pillow.
+    reason
+        Known to set-up alone: why Pillow is used in place of pillow-simd, empty if it is not.
     """
 
     package: str
     version: str
     core_sha256: str
-
-
-@dataclass(frozen=True)
-class PilRecord(PilInForce):
-    """The PIL that set-up (scripts/setup_pillow.py) installed, and why.
-
-    package, version, core_sha256
-        As in PilInForce.
-    simd
-        Instruction set that pillow-simd was compiled for ("AVX2", "SSE4"), empty for Pillow.
-    reason
-        Why Pillow is used in place of pillow-simd, empty if it is not.
-    """
-
-    simd: str
-    reason: str
+    simd: str = ""
+    reason: str = ""
 
 
 def available_cpus() -> int:
@@ -65,26 +56,23 @@ def memory_bytes() -> int:
     """Bytes of memory that this process may use: of the machine, or of its control group."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in MEMORY_LIMITS:
-        try:
+        with suppress(OSError, ValueError):  # no such limit: "max", for one
             found = min(found, int(path.read_text()))
-        except (OSError, ValueError):  # no such limit: "max", for one
-            continue
     return found
 
 
-def pil_in_force() -> PilInForce | None:
+def pil_in_force() -> Pil | None:
     """Find out which PIL is active; None if there is none or its core is missing."""
     importlib.invalidate_caches()
     spec = importlib.util.find_spec("PIL")
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    cores = [core for folder in folders for core in Path(folder).glob("_imaging.*so")]
-    if not cores:
-        return None
-    # Read, not imported: set-up asks again after replacing the package.
-    written = (cores[0].parent / "_version.py").read_text()
-    release = re.search(r'__version__ = "([^"]+)"', written)[1]
-    package = "pillow-simd" if ".post" in release else "pillow"  # only releases of simd have it
-    return PilInForce(package, release, hashlib.sha256(cores[0].read_bytes()).hexdigest())
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for core in Path(folder).glob("_imaging.*so"):
+            # Read, not imported: set-up asks again after replacing the package.
+            written = core.with_name("_version.py").read_text()
+            release = re.search(r'__version__ = "([^"]+)"', written)[1]
+            package = "pillow-simd" if ".post" in release else "pillow"  # only simd has those
+            return Pil(package, release, hashlib.sha256(core.read_bytes()).hexdigest())
+    return None
 
 
 def missing_pil(error: ImportError) -> MissingPackage:
@@ -101,15 +89,15 @@ def pil_record_path() -> Path:
     return Path(sys.prefix) / "sa1bpack-pil.json"
 
 
-def read_pil_record() -> PilRecord | None:
+def read_pil_record() -> Pil | None:
     """Read the record of set-up; None if it cannot be read."""
     try:
-        return PilRecord(**json.loads(pil_record_path().read_text()))
+        return Pil(**json.loads(pil_record_path().read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def write_pil_record(record: PilRecord) -> None:
+def write_pil_record(record: Pil) -> None:
     """Record which PIL set-up installed."""
     pil_record_path().write_text(json.dumps(asdict(record), indent=1) + "\n")
 

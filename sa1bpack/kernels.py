@@ -23,7 +23,7 @@ import threading
 import types as python_types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ import llvmlite.ir
 import numba
 import numpy as np
 from numba import types
-from numba.core.caching import CompileResultCacheImpl, _Cache
+from numba.core.caching import CompileResultCacheImpl
 from numba.core.dispatcher import Dispatcher
 from numba.core.extending import _Intrinsic
 from numba.core.serialize import dumps
@@ -60,36 +60,36 @@ def njit(function: Callable | None = None, /, **options):
         return lambda function: njit(function, **options)
     kernel = numba.njit(**{**DEFAULTS, **options, "cache": False})(function)
     if isinstance(kernel, Dispatcher):  # with NUMBA_DISABLE_JIT it is the function itself
-        kernel._cache = _KeptKernel(kernel)
-        kernel.compile = _without_collections()(kernel.compile)
+        kernel._cache = kept = _KeptKernel(kernel)
+        kernel.compile = kept.compile
     return kernel
 
 
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Collect no garbage: passing over the objects that numba makes takes a fifth of compiling."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-class _KeptKernel(_Cache):
+class _KeptKernel:
     """The files of one kernel, one for each combination of argument types and processor.
 
     A file is the SHA-256 of the rest, 32 bytes, then numba's pickle of the compiled code.
     """
 
     def __init__(self, kernel: Dispatcher):
-        self._kernel = kernel
+        self._kernel, self._compile = kernel, kernel.compile
+        self._notice: threading.Timer | None = None
 
-    @property
-    def cache_path(self) -> str | None:
-        folder = kernel_folder()
-        return None if folder is None else str(folder)
+    def compile(self, signature):
+        """Load or compile a kernel, and say so if that takes a while.
+
+        No garbage is collected meanwhile: passing over the objects that numba makes takes a fifth
+        of compiling.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return self._compile(signature)
+        finally:
+            if self._notice is not None:
+                self._notice.cancel()
+            if collects:
+                gc.enable()
 
     def load_overload(self, signature, target_context):
         """The compiled code for these types, or None if it is not kept or the file is damaged."""
@@ -102,12 +102,13 @@ class _KeptKernel(_Cache):
                     return CompileResultCacheImpl.rebuild(None, target_context, reduced)
             except Exception:  # whatever a damaged file makes of numba: it is compiled again
                 pass
-        _first_use.begins(path)
+        self._notice = threading.Timer(PATIENCE, _say, [path is not None])
+        self._notice.daemon = True
+        self._notice.start()
         return None
 
     def save_overload(self, signature, compiled) -> None:
         """Keep code that was compiled; a folder that cannot be written is no reason to fail."""
-        _first_use.ends()
         if (path := kernel_file(self._kernel, signature, compiled.codegen)) is None:
             return
         content = dumps(CompileResultCacheImpl.reduce(None, compiled))
@@ -118,11 +119,6 @@ class _KeptKernel(_Cache):
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
-
-    def enable(self) -> None:
-        """Nothing: kernels are always kept."""
-
-    disable = flush = enable
 
 
 def kernel_file(kernel: Dispatcher, signature, codegen) -> Path | None:
@@ -254,27 +250,22 @@ def kernel_folder() -> Path | None:
     """
     if given := os.environ.get(VARIABLE):
         return Path(given) if _writable(Path(given)) else None
-    temporary = Path(tempfile.gettempdir()) / f"sa1bpack-kernels-{os.getuid()}"
-    for folder in (_package_folder(), _user_cache(), temporary):
-        mode = 0o700 if folder == temporary else 0o777
-        if _writable(folder, mode) and (folder != temporary or _is_private(folder)):
+    package = Path(__file__).absolute().parent / "__pycache__"
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - keeps "~" for a user without a home
+    user = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "sa1bpack"
+    for folder in (package, user):
+        if _writable(folder):
             return folder
+    temporary = Path(tempfile.gettempdir()) / f"sa1bpack-kernels-{os.getuid()}"
+    if _writable(temporary, 0o700) and _is_private(temporary):
+        return temporary
     warnings.warn(
-        f"compiled kernels cannot be kept in {_package_folder()}, in {_user_cache()} or in "
-        f"{temporary}, so each process compiles them again; set {VARIABLE} to a writable folder",
+        f"compiled kernels cannot be kept in {package}, in {user} or in {temporary}, so each "
+        f"process compiles them again; set {VARIABLE} to a writable folder",
         RuntimeWarning,
         stacklevel=2,
     )
     return None
-
-
-def _package_folder() -> Path:
-    return Path(__file__).absolute().parent / "__pycache__"
-
-
-def _user_cache() -> Path:
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - keeps "~" for a user without a home
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "sa1bpack"
 
 
 def _writable(folder: Path, mode: int = 0o777) -> bool:
@@ -298,38 +289,15 @@ def _is_private(folder: Path) -> bool:
 
 # ------------------------------------------------------------------------------------ the first use
 
-PATIENCE = 1.0  # seconds of compiling before a word is said
+PATIENCE = 1.0  # seconds of compiling a kernel, and those that it calls, before a word is said
 
 
-class _FirstUse:
-    """Says on standard error, once per process, that kernels are compiled, during that time."""
-
-    def __init__(self) -> None:
-        self._compiling = 0  # kernels at present, those that others call included
-        self._timer: threading.Timer | None = None
-
-    def begins(self, path: Path | None) -> None:
-        """A kernel is compiled now, to be kept at a path, or nowhere."""
-        self._compiling += 1
-        if self._timer is None:
-            self._timer = threading.Timer(PATIENCE, self._say, [path])
-            self._timer.daemon = True
-            self._timer.start()
-
-    def ends(self) -> None:
-        """It is compiled."""
-        self._compiling -= 1
-
-    def _say(self, path: Path | None) -> None:
-        if self._compiling <= 0:  # between two kernels, or done: the next one starts again
-            self._timer = None
-            return
-        kept = "in every process, since no folder can keep them" if path is None else "once"
-        print(
-            f"sa1bpack: compiling kernels for this processor, {kept}; takes up to half a minute",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-_first_use = _FirstUse()
+@cache
+def _say(kept: bool) -> None:
+    """Say on standard error, once per process, that kernels are compiled."""
+    how = "once" if kept else "in every process, since no folder can keep them"
+    print(
+        f"sa1bpack: compiling kernels for this processor, {how}; takes up to half a minute",
+        file=sys.stderr,
+        flush=True,
+    )

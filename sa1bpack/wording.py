@@ -9,8 +9,8 @@ _brief.maxlist, _brief.maxlevel = 20, 3
 
 
 def brief(value: object) -> str:
-    """The `repr` of a value from a file, short whatever the size and depth of the value."""
-    return _brief.repr(value)
+    """The `repr` of a value on one line, short whatever the size and depth of the value."""
+    return " ".join(_brief.repr(value).split())
 
 
 def counted(number: int, noun: str) -> str:

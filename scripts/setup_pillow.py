@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sa1bpack.environment import (
-    PIL_PACKAGES,
-    PilInForce,
-    PilRecord,
+    Pil,
     cpu_flags,
     pil_in_force,
     read_pil_record,
     write_pil_record,
 )
 
+PIL_PACKAGES = ("pillow-simd", "pillow")
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
 COST = (
     "packing works with Pillow as well, but decoding and resizing an image takes about twice as "
@@ -91,7 +90,7 @@ def choose(machine: str, flags: set[str]) -> Choice:
     return Choice("pillow-simd", simd="SSE4")
 
 
-def settled(now: PilInForce | None, record: PilRecord | None, wanted: Choice, pin: str) -> bool:
+def settled(now: Pil | None, record: Pil | None, wanted: Choice, pin: str) -> bool:
     """True if set-up installed `wanted` at version `pin`, and it is still active."""
     return (
         now is not None
@@ -194,7 +193,7 @@ def install_and_record(wanted: Choice, constraints: str) -> None:
         raise SystemExit(f"set-up: {wanted.reason or 'no pillow-simd'}; no Pillow either: {why}")
     now = pil_in_force()  # if `why` is set, an earlier one that works, such as offline
     simd = wanted.simd if now.package == wanted.package else ""
-    write_pil_record(PilRecord(now.package, now.version, now.core_sha256, simd, wanted.reason))
+    write_pil_record(Pil(now.package, now.version, now.core_sha256, simd, wanted.reason))
     say(f"{now.package} {now.version} is active{f', compiled for {simd}' if simd else ''}")
     if now.package == "pillow":
         say(f"{wanted.reason}; {COST}")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from sa1bpack import environment
 from sa1bpack.cli.machine import describe_packages
-from sa1bpack.environment import PilRecord, pil_in_force
+from sa1bpack.environment import Pil, pil_in_force
 
 
 def make_package(site, core, release):
@@ -79,12 +79,12 @@ def test_a_pil_that_replaced_the_one_of_set_up_is_reported(tmp_path, monkeypatch
     monkeypatch.setattr(environment, "pil_record_path", lambda: tmp_path / "record.json")
     now = pil_in_force()
     assert "not by `make setup`" in describe_packages()["PIL set-up"]
-    record = PilRecord(now.package, now.version, now.core_sha256, "AVX2", "")
+    record = Pil(now.package, now.version, now.core_sha256, "AVX2", "")
     environment.write_pil_record(record)
     assert environment.read_pil_record() == record
     assert describe_packages()["PIL set-up"] == "unchanged since `make setup`"
     assert "compiled for AVX2" in describe_packages()["resizer"]
-    environment.write_pil_record(PilRecord("pillow-simd", "12.1.1.post0", "00", "AVX2", ""))
+    environment.write_pil_record(Pil("pillow-simd", "12.1.1.post0", "00", "AVX2", ""))
     assert "CHANGED: set-up installed pillow-simd 12.1.1.post0" in describe_packages()["PIL set-up"]
     assert "compiled for" not in describe_packages()["resizer"]
     for text in ("", "{", "[]", '{"package": "pillow"}'):  # half-written or foreign

@@ -15,8 +15,7 @@ FOUND = re.compile(
 HARMLESS = re.compile(r'f?"[\w.]+"\)|.*weights_only=True|.*allow_pickle=False')
 # Modules that import by a name that is not written there, and whose name it is.
 ALLOWED = {
-    "sa1bpack/lazy.py": "names from the tables of packages",
-    "sa1bpack/__init__.py": "public modules of its own table",
+    "sa1bpack/lazy.py": "names from the stubs of packages",
     "sa1bpack/cli/arguments.py": "the commands of its own table",
     "sa1bpack/display.py": "the module that PICTURES names",
     "sa1bpack/deriving/run.py": "the function that the user names",

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import setup_pillow
 
-from sa1bpack.environment import PilInForce, PilRecord
+from sa1bpack.environment import Pil
 
 ROOT = Path(__file__).parent.parent
-NOW = PilInForce("pillow-simd", "12.1.1.post0", "ab")
-RECORD = PilRecord("pillow-simd", "12.1.1.post0", "ab", "AVX2", "")
+NOW = Pil("pillow-simd", "12.1.1.post0", "ab")
+RECORD = Pil("pillow-simd", "12.1.1.post0", "ab", "AVX2", "")
 WANTED = setup_pillow.Choice("pillow-simd", "-mavx2", "AVX2")
 
 
@@ -67,7 +67,7 @@ def test_nothing_is_done_if_the_chosen_one_is_active():
     assert settled(NOW, RECORD, WANTED, pin)
     assert not settled(None, RECORD, WANTED, pin)
     assert not settled(NOW, None, WANTED, pin)
-    assert not settled(PilInForce("pillow", "13.0.0", "cd"), RECORD, WANTED, pin)
+    assert not settled(Pil("pillow", "13.0.0", "cd"), RECORD, WANTED, pin)
     assert not settled(NOW, RECORD, WANTED, "12.2.0")
     assert not settled(NOW, RECORD, setup_pillow.Choice("pillow-simd", "", "SSE4"), pin)
     assert not settled(NOW, RECORD, setup_pillow.Choice("pillow"), pin)
@@ -89,7 +89,7 @@ class Steps:
         self.installed.append((choice.package, pin))
         if choice.package not in self.works:
             return "it cannot"
-        self.now = PilInForce(choice.package, pin, "ab")
+        self.now = Pil(choice.package, pin, "ab")
         return None
 
 
@@ -97,7 +97,7 @@ PINS = "pillow-simd==12.1.1.post0\npillow==13.0.0\n"
 
 
 SIMD, PILLOW = ("pillow-simd", "12.1.1.post0"), ("pillow", "13.0.0")
-OLD = PilInForce("pillow", "12.0.0", "ef")
+OLD = Pil("pillow", "12.0.0", "ef")
 
 
 @pytest.mark.parametrize(

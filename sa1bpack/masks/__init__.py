@@ -13,28 +13,7 @@ None of these steps creates a full-size mask.
 
 from sa1bpack.lazy import names_of
 
-# Public name → module, imported on first use: code that draws nothing needs no compiled kernel.
-_MODULES = {
-    "LEVELS": "sa1bpack.masks.relations",
-    "Relations": "sa1bpack.masks.relations",
-    "count_pixels": "sa1bpack.masks.prompts",
-    "draw_points": "sa1bpack.masks.prompts",
-    "draw_window": "sa1bpack.masks.window",
-    "encode_counts": "sa1bpack.masks.rle",
-    "jitter_boxes": "sa1bpack.masks.prompts",
-    "mask_area": "sa1bpack.masks.rle",
-    "mask_boxes": "sa1bpack.masks.rle",
-    "nth_pixels": "sa1bpack.masks.prompts",
-    "pack_bits": "sa1bpack.masks.cells",
-    "parse_counts": "sa1bpack.masks.rle",
-    "rasterize": "sa1bpack.masks.raster",
-    "relate": "sa1bpack.masks.relations",
-    "relate_bits": "sa1bpack.masks.relations",
-    "relate_runs": "sa1bpack.masks.relations",
-    "unpack_bits": "sa1bpack.masks.cells",
-    "window_map": "sa1bpack.masks.window",
-}
-# The same for the other packages of sa1bpack only: these may change in any release.
+# For the other packages of sa1bpack only: these may change in any release.
 _INTERNAL = {
     "MaskRule": "sa1bpack.masks.select",
     "REGIONS": "sa1bpack.masks.prompts",
@@ -48,5 +27,5 @@ _INTERNAL = {
 }
 _RENAMED = {"mask_bbox": "mask_boxes, which returns x0, y0, x1, y1"}
 
-__all__ = [*_MODULES]
-__getattr__, __dir__ = names_of(__name__, _MODULES | _INTERNAL, _RENAMED)
+# Imported on first use: code that draws nothing needs no compiled kernel.
+__all__, __getattr__, __dir__ = names_of(__name__, _RENAMED, _INTERNAL)

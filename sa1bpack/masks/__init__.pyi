@@ -1,4 +1,4 @@
-"""Types of the names that `sa1bpack/masks/__init__.py` imports on first use."""
+"""The names that `sa1bpack/masks/__init__.py` imports on first use."""
 
 from sa1bpack.masks.cells import pack_bits as pack_bits
 from sa1bpack.masks.cells import unpack_bits as unpack_bits

@@ -19,43 +19,7 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
 
 from sa1bpack.lazy import names_of
 
-# Public name → module, imported on first use: a loader needs few of them.
-_MODULES = {
-    "SAM_MEAN": "sa1bpack.transforms.images.pixels",
-    "SAM_STD": "sa1bpack.transforms.images.pixels",
-    "AffineMaps": "sa1bpack.transforms.geometry",
-    "AxisMaps": "sa1bpack.transforms.geometry",
-    "CenterCrop": "sa1bpack.transforms.geometry",
-    "ColorJitter": "sa1bpack.transforms.images.steps",
-    "CutMix": "sa1bpack.transforms.images.steps",
-    "Frame": "sa1bpack.transforms.geometry",
-    "GeometricStep": "sa1bpack.transforms.geometry",
-    "KernelWarning": "sa1bpack.transforms.backends",
-    "Mixup": "sa1bpack.transforms.images.steps",
-    "Pipeline": "sa1bpack.transforms.pipeline",
-    "Prompts": "sa1bpack.transforms.prompts",
-    "RandomAffine": "sa1bpack.transforms.geometry",
-    "RandomHorizontalFlip": "sa1bpack.transforms.geometry",
-    "RandomResizedCrop": "sa1bpack.transforms.geometry",
-    "Relate": "sa1bpack.transforms.masks.relations",
-    "RunBatch": "sa1bpack.transforms.masks.run_batch",
-    "ScaleJitter": "sa1bpack.transforms.geometry",
-    "correction_clicks": "sa1bpack.transforms.prompts",
-    "count_pixels": "sa1bpack.transforms.masks.prompts",
-    "describe_kernels": "sa1bpack.transforms.backends",
-    "draw_points": "sa1bpack.transforms.masks.prompts",
-    "draw_runs": "sa1bpack.transforms.masks.make",
-    "image_region": "sa1bpack.transforms.geometry",
-    "jitter_boxes": "sa1bpack.transforms.masks.prompts",
-    "mask_boxes": "sa1bpack.transforms.masks.prompts",
-    "nth_pixels": "sa1bpack.transforms.masks.prompts",
-    "relation": "sa1bpack.transforms.masks.relations",
-    "sam_points": "sa1bpack.transforms.prompts",
-    "unpack_bits": "sa1bpack.transforms.masks.cells",
-    "yuv420_to_rgb": "sa1bpack.transforms.images.pixels",
-}
-
 _RENAMED = {"RandomFlip": "RandomHorizontalFlip, as in torchvision"}
 
-__all__ = [*_MODULES]
-__getattr__, __dir__ = names_of(__name__, _MODULES, _RENAMED)
+# Imported on first use: a loader needs few of them.
+__all__, __getattr__, __dir__ = names_of(__name__, _RENAMED)

@@ -1,4 +1,4 @@
-"""Types of the names that `sa1bpack/transforms/__init__.py` imports on first use."""
+"""The names that `sa1bpack/transforms/__init__.py` imports on first use."""
 
 from sa1bpack.transforms.backends import KernelWarning as KernelWarning
 from sa1bpack.transforms.backends import describe_kernels as describe_kernels

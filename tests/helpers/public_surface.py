@@ -1,10 +1,8 @@
-"""The public surface of sa1bpack as text, one name per line, and the files that hold it.
+"""The public surface of sa1bpack as text, one name per line, and the file that holds it.
 
-`python tests/helpers/public_surface.py` renews them after a deliberate change: public_api.txt, and
-the stubs of modules that import their names on first use, which type checkers read.
+`python tests/helpers/public_surface.py` renews it, public_api.txt, after a deliberate change.
 """
 
-import ast
 import inspect
 import re
 import runpy
@@ -90,45 +88,5 @@ def shown(function: Any) -> str:
     return signature_of(function).partition(") -> ")[2]
 
 
-def stub_of(module: ModuleType) -> str:
-    """The .pyi of a module whose tables, name → module, say what it imports on first use."""
-    tree = ast.parse(Path(module.__file__).read_text())
-    tables = [ast.literal_eval(node.value) for node in tree.body
-              if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]  # fmt: skip
-    sources = {
-        name: source
-        for table in tables
-        for name, source in table.items()
-        if name in module.__all__  # not those of earlier releases
-    }
-    for name, source in sources.items():
-        if not source.startswith("sa1bpack."):
-            sources[name] = f"{module.__name__}.{source}"
-    for name in {*module.__all__} - {*sources, "__version__"}:
-        sources[name] = module.__name__
-
-    def place(item: tuple[str, str]) -> tuple:  # as Ruff sorts them
-        name, source = item
-        return source, not name.isupper(), name[0].islower(), name
-
-    lines = [
-        f"from {source} import {name} as {name}"
-        for name, source in sorted(sources.items(), key=place)
-    ]
-    if "__version__" in module.__all__:
-        lines += ["", "__version__: str"]
-    path = f"{module.__name__.replace('.', '/')}/__init__.py"
-    head = f'"""Types of the names that `{path}` imports on first use."""\n\n'
-    return head + "\n".join(lines) + "\n"
-
-
-def stub_path(module: ModuleType) -> Path:
-    return Path(module.__file__).with_suffix(".pyi")
-
-
-LAZY = (sa1bpack, sa1bpack.masks, sa1bpack.transforms)
-
 if __name__ == "__main__":
-    for module in LAZY:
-        stub_path(module).write_text(stub_of(module))
     HELD.write_text(surface())
