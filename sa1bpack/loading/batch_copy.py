@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,22 +32,8 @@ from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.files import missing
 from sa1bpack.format.shard_reader import REPAIR
-from sa1bpack.loading.batch.load_samples import (
-    AS_IT_IS,
-    BAD_SPANS,
-    IN_MEMORY,
-    MAP,
-    MASKS,
-    NO_FILE,
-    ON_CANVAS,
-    OPEN,
-    RUNS,
-    UNPACKED,
-    Means,
-    Place,
-    Samples,
-    load_samples,
-)
+from sa1bpack.loading.batch import load_samples as kernel
+from sa1bpack.loading.batch.load_samples import Means, Place, Samples
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.loading.stats import Read
@@ -73,7 +60,7 @@ class ShardFiles:
 
     def __init__(self, files: list[tuple[str, int]], direct: bool):
         """Open them: path, and rows of the array. Raises OSError."""
-        self.table = np.tile(np.array([NO_FILE, 0, 0]), (len(files), 1))
+        self.table = np.tile(np.array([kernel.NO_FILE, 0, 0]), (len(files), 1))
         for (path, rows), entry in zip(files, self.table, strict=True):
             if not rows:
                 continue
@@ -173,7 +160,7 @@ class SampleReader:
         if self._context is not None:
             self._means = self._means._replace(context=self._context.value)
         self._means.counts[:] = 0
-        while outcome := load_samples(self._means, samples, place, first, stop):
+        while outcome := kernel.load_samples(self._means, samples, place, first, stop):
             if outcome < 0:
                 broken, self._context = self._context, None
                 broken.close()  # its requests write to the buffer until it is closed
@@ -221,16 +208,28 @@ def without_frames(error: Exception) -> Exception:
     return error
 
 
-# Rows of the table of samples that are looked up: place among the indices that were given, index in
-# the dataset, number of the shard, row in it, first mask and one past the last, row in the pack,
-# image id.
-PLACE, INDEX, NUMBER, LOCAL, FIRST, STOP, ROW, ID = range(8)
+class Where(NamedTuple):
+    """Where n samples are, int64 (n,) each: their places among those that were looked up together,
+    indices in the dataset, numbers of their shards, rows in these, first masks and one past the
+    last, rows in the pack, and image ids."""
+
+    place: np.ndarray
+    index: np.ndarray
+    number: np.ndarray
+    local: np.ndarray
+    first: np.ndarray
+    stop: np.ndarray
+    row: np.ndarray
+    image_id: np.ndarray
+
+    def of(self, chosen: slice | np.ndarray) -> "Where":
+        """Some of them: a slice, or bool (n,)."""
+        return Where(*(column[chosen] for column in self))
 
 
-def sample_error(pack: Pack, where: np.ndarray, cause: Exception) -> ReadError:
-    """The error of a sample: int64 (8,), see PLACE, and its cause."""
-    row, number, local = where[[ROW, NUMBER, LOCAL]].tolist()
-    error = read_error(pack, row, number, local, cause)
+def sample_error(pack: Pack, where: Where, k: int, cause: Exception) -> ReadError:
+    """The error of the sample at k."""
+    error = read_error(pack, int(where.row[k]), int(where.number[k]), int(where.local[k]), cause)
     error.__cause__ = without_frames(cause)
     return error
 
@@ -245,7 +244,7 @@ class BatchCopy:
         self,
         ds: Dataset,
         spec: BatchSpec,
-        where: np.ndarray,
+        where: Where,
         shards: list[OpenShard],
         samples: Samples,
         choice: Callable[[int, Mapping, np.ndarray, np.ndarray], np.ndarray],
@@ -255,9 +254,9 @@ class BatchCopy:
         Args:
             ds: whose samples they are.
             spec: of batches in their buffers.
-            where: int64 (8, B), see PLACE.
+            where: the samples.
             shards: of each sample.
-            samples: where they are; their files are entered while they are open.
+            samples: where its arrays are; their files are entered while they are open.
             choice: of the masks that are kept, `MaskChoice.of_arrays` in an epoch.
             capacity: masks per sample in padded arrays; None: as many as the fullest sample has.
         """
@@ -280,11 +279,11 @@ class BatchCopy:
     @property
     def indices(self) -> np.ndarray:
         """int64 (B,): the samples, in the dataset."""
-        return self._where[INDEX]
+        return self._where.index
 
     def name(self) -> str:
         """The samples, for messages."""
-        ids = self._where[ID].tolist()
+        ids = self._where.image_id.tolist()
         return f"samples with the image ids {ids[:8]}{' and more' if len(ids) > 8 else ''}"
 
     def begin(self, buffer: np.ndarray) -> None:
@@ -294,9 +293,9 @@ class BatchCopy:
         spec, samples, regions = self._spec, self._samples, self.regions
         heads = {
             "mask_counts": self._counts,
-            "image_ids": self._where[ID],
+            "image_ids": self._where.image_id,
             "sizes": samples.sizes,
-            "indices": self._where[ROW],
+            "indices": self._where.row,
             "mask_offsets": samples.offsets,
             "run_offset": self.run_offset,
         }
@@ -307,19 +306,20 @@ class BatchCopy:
             regions[key].view(buffer)[...] = heads[key]
         rows = self.capacity if spec.layout.padded else -1
         images, canvas = regions["images"], prod(spec.image.shape)
-        kind = AS_IT_IS if spec.image.how == AS_STORED else ON_CANVAS
+        kind = kernel.AS_IT_IS if spec.image.how == AS_STORED else kernel.ON_CANVAS
         arrays = [(images.start, canvas, canvas, False, -1, kind)]
         if spec.masks.source == "bits":
             width = spec.mask_bytes
-            kind, out = (UNPACKED, 8 * width) if spec.as_bool else (AS_IT_IS, width)
+            kind, out = (kernel.UNPACKED, 8 * width) if spec.as_bool else (kernel.AS_IT_IS, width)
             own = self.capacity if spec.pads_masks else -1
             arrays.append((regions["masks"].start, width, out, True, own, kind))
         else:
-            arrays.append((0, _RUN_BYTES, _RUN_BYTES, True, -1, RUNS))
+            arrays.append((0, _RUN_BYTES, _RUN_BYTES, True, -1, kernel.RUNS))
         for feature in spec.features:
             start, width = regions[feature.name].start, feature.row_bytes
             per_mask = feature.axis == "mask"
-            arrays.append((start, width, width, per_mask, rows if per_mask else -1, AS_IT_IS))
+            own = rows if per_mask else -1
+            arrays.append((start, width, width, per_mask, own, kernel.AS_IT_IS))
         fields = FIELD_TABLE.copy()
         fields[:, 0] = [regions[field.batch].start for field in COPIED_FIELDS]
         with_runs = spec.masks.source == "runs"
@@ -368,7 +368,7 @@ class BatchCopy:
     def _open(self, k: int, direct: bool) -> ShardFiles:
         """Open the files of sample k, and enter them into `Samples`."""
         files = OPEN_FILES.get(self._shards[k], self._spec.arrays[:2], direct)
-        self._samples.files[k, :, OPEN:] = files.table
+        self._samples.files[k, :, kernel.OPEN :] = files.table
         return files
 
     def compile(self) -> None:
@@ -406,7 +406,7 @@ class BatchCopy:
         reader.load(samples, place, first, stop)
         if spec.masks.source == "bits":
             return
-        for k in np.flatnonzero(place.status[first:stop, MASKS] == 0) + first:
+        for k in np.flatnonzero(place.status[first:stop, kernel.MASKS] == 0) + first:
             begin, end = samples.offsets[k : k + 2] - masks[0]
             offset = place.run_offset[begin : end + 1]
             ends, offset = place.run_ends[offset[0] : offset[-1]], offset - offset[0]
@@ -442,8 +442,8 @@ class BatchCopy:
 
         direct  all but the large ones, which are not read through the page cache
         """
-        shard = self._shards[k].shard
-        local, first, stop = self._where[LOCAL:ROW, k].tolist()
+        shard, where = self._shards[k].shard, self._where
+        local, first, stop = (int(column[k]) for column in (where.local, where.first, where.stop))
         spans = {"sample": (local, local + 1), "mask": (first, stop)}
         for spec in shard.layout.arrays:
             if spec.axis in spans and not (direct and spec.name in _LARGE):
@@ -457,8 +457,8 @@ class BatchCopy:
 
         What is compared is what is loaded. Returns the arrays that have it.
         """
-        ds, spec, samples = self._ds, self._spec, self._samples
-        local, first, _, row = self._where[LOCAL:ID, k].tolist()
+        ds, spec, samples, where = self._ds, self._spec, self._samples, self._where
+        local, first, row = (int(column[k]) for column in (where.local, where.first, where.row))
         given = {}
         if spec.image.how == AS_STORED:  # pixels are read to their place
             given["image"] = self.regions["images"].view(self._place.buffer)[k : k + 1]
@@ -496,11 +496,11 @@ class BatchCopy:
             )
         image, of_masks, *fields = (at[name] for name in spec.arrays)
         samples.fields[k] = fields
-        samples.files[k, :2, MAP] = image, of_masks
+        samples.files[k, :2, kernel.MAP] = image, of_masks
         for c, (feature, values) in enumerate(zip(spec.features, features, strict=True), 2):
             skipped = begin[feature.axis] * feature.row_bytes
-            samples.files[k, c, MAP] = address(values) - skipped
-        samples.files[k, :, OPEN] = IN_MEMORY
+            samples.files[k, c, kernel.MAP] = address(values) - skipped
+        samples.files[k, :, kernel.OPEN] = kernel.IN_MEMORY
         return [*rows.values(), *features]
 
     # -------------------------------------------------------------------------------------- errors
@@ -512,15 +512,14 @@ class BatchCopy:
             return []
         causes = {k: self._cause(k, status[k]) for k in np.flatnonzero(status.any(1)).tolist()}
         causes |= self._failed
-        return [
-            (k, sample_error(self._ds.pack, self._where[:, k], causes[k])) for k in sorted(causes)
-        ]
+        pack, where = self._ds.pack, self._where
+        return [(k, sample_error(pack, where, k, causes[k])) for k in sorted(causes)]
 
     def _cause(self, k: int, status: np.ndarray) -> Exception:
         """Why sample k was not copied, by its status."""
         shard, c = self._shards[k], int(np.flatnonzero(status)[0])
         code = int(status[c])
-        if code == BAD_SPANS:
+        if code == kernel.BAD_SPANS:
             return FormatError(
                 f"{shard.path('run_offset')}: runs of sample {self._samples.local[k]} are "
                 f"not within 0 and {shard.shard.extent.runs}; {REPAIR}"

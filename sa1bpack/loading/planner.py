@@ -36,20 +36,7 @@ from sa1bpack.kernels import memcpy, njit
 from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.batch_copy import (
-    ID,
-    LOCAL,
-    NUMBER,
-    PLACE,
-    ROW,
-    SCORES,
-    BatchCopy,
-    address,
-    sample_error,
-)
-
-# What is wrong with a sample.
-FINE, BAD_MASKS, BAD_SIZE, BAD_IMAGE, BAD_RUNS = range(5)
+from sa1bpack.loading.batch_copy import SCORES, BatchCopy, Where, address, sample_error
 
 
 class Stored(NamedTuple):
@@ -87,7 +74,7 @@ def _rising(edges, most):
 
 
 @njit
-def look_up(table, local, first, stop, stored, sizes, spans, status):
+def look_up(table, local, first, stop, stored, sizes, spans, fine):
     """Find and check the images of samples, and the runs of their masks.
 
     Args:
@@ -97,7 +84,7 @@ def look_up(table, local, first, stop, stored, sizes, spans, status):
         stored: `Stored`.
         sizes: int32 (n, 4), out: source height and width, stored height and width.
         spans: int64 (n, 2), out: first byte and number of bytes of each image.
-        status: int64 (n,), out: FINE, or the first thing that is wrong.
+        fine: bool (n,), out: everything is within its array.
     """
     edge, image_bytes, with_runs = np.empty(2, np.int64), stored.image_bytes, stored.with_runs
     for k in range(len(local)):  # all of them are announced before the first is waited for
@@ -107,16 +94,13 @@ def look_up(table, local, first, stop, stored, sizes, spans, status):
         if with_runs and 0 <= first[k] <= stop[k] <= table[k, MASKS]:
             read_ahead_map(table[k, RUN_OFFSET] + 8 * first[k], 8 * (stop[k] + 1 - first[k]))
     for k in range(len(local)):
-        row, masks = local[k], table[k, MASKS]
-        status[k] = FINE
-        if not 0 <= first[k] <= stop[k] <= masks:
-            status[k] = BAD_MASKS
+        row, fine[k] = local[k], False
+        if not 0 <= first[k] <= stop[k] <= table[k, MASKS]:
             continue
         memcpy(sizes[k].ctypes.data, table[k, SIZE] + 16 * row, 16)
         height, width = np.int64(sizes[k, 2]), np.int64(sizes[k, 3])
         lowest = min(sizes[k, 0], sizes[k, 1], sizes[k, 2], sizes[k, 3])
         if lowest < 1 or max(height, width) > stored.side:
-            status[k] = BAD_SIZE
             continue
         if image_bytes:
             spans[k, 0], spans[k, 1] = row * image_bytes, image_bytes
@@ -127,13 +111,12 @@ def look_up(table, local, first, stop, stored, sizes, spans, status):
             if not 0 <= edge[0] <= edge[1] <= table[k, IMAGE_BYTES] or (
                 edge[1] - edge[0] != spans[k, 1]
             ):
-                status[k] = BAD_IMAGE
                 continue
+        fine[k] = True
         if with_runs:
             edges = np.empty(stop[k] + 1 - first[k], np.int64)
             memcpy(edges.ctypes.data, table[k, RUN_OFFSET] + 8 * first[k], 8 * len(edges))
-            if not _rising(edges, table[k, RUNS]):
-                status[k] = BAD_RUNS
+            fine[k] = _rising(edges, table[k, RUNS])
 
 
 @njit
@@ -230,25 +213,26 @@ class Planner:
         ds, indices = self.ds, np.concatenate(batches)
         pack, rows = ds.pack, ds.rows_at(indices)
         place = np.arange(len(indices))
-        where = np.stack([place, indices, *pack.locate_many(rows), rows, pack.image_ids(rows)])
-        shards, failed = pack.open_many(where[NUMBER].tolist())
-        wrong = {k: failed[n] for k, n in enumerate(where[NUMBER].tolist()) if n in failed}
-        found, samples = self._look_up(where, shards, wrong, epoch, choice)
-        errors = {k: sample_error(pack, where[:, k], wrong[k]) for k in wrong}
-        opened = [shards[n] for n in found[NUMBER].tolist()]
+        where = Where(place, indices, *pack.locate_many(rows), rows, pack.image_ids(rows))
+        numbers = where.number.tolist()
+        shards, failed = pack.open_many(numbers)
+        wrong = {k: failed[n] for k, n in enumerate(numbers) if n in failed}
+        found, samples = self._look_up(_without(where, wrong), shards, wrong, epoch, choice)
+        errors = {k: sample_error(pack, where, k, wrong[k]) for k in wrong}
+        opened = [shards[n] for n in found.number.tolist()]
         choose = partial(choice.of_arrays, epoch=epoch)
         plans, low = [], 0
         for batch in batches:
             high = low + len(batch)
             # Positions among those that can be copied.
-            own = slice(*np.searchsorted(found[PLACE], (low, high)).tolist())
+            own = slice(*np.searchsorted(found.place, (low, high)).tolist())
             masks = slice(samples.offsets[own.start], samples.offsets[own.stop])
             part = Samples(*(array[own] for array in samples))._replace(
                 offsets=samples.offsets[own.start : own.stop + 1] - masks.start,
                 mask_rows=samples.mask_rows[masks],
                 mask_spans=samples.mask_spans[masks],
             )
-            given = found[:, own], opened[own], part, choose, choice.capacity
+            given = found.of(own), opened[own], part, choose, choice.capacity
             copy = BatchCopy(ds, self.spec, *given)
             plans.append((copy, [errors[k] for k in range(low, high) if k in errors]))
             low = high
@@ -268,31 +252,28 @@ class Planner:
 
     def _look_up(
         self,
-        where: np.ndarray,
+        where: Where,
         shards: dict[int, OpenShard],
         wrong: dict[int, Exception],
         epoch: int,
         choice: MaskChoice,
-    ) -> tuple[np.ndarray, Samples]:
-        """Where samples are: int64 (8, n), see PLACE, and `Samples`; those that are wrong are left
-        out, and their errors added to `wrong`."""
-        ds, where = self.ds, _without(where, wrong)
-        found = [shards[number] for number in where[NUMBER].tolist()]
+    ) -> tuple[Where, Samples]:
+        """Where samples are, and where their arrays are; those that are wrong are left out, and
+        their errors added to `wrong`, by place."""
+        ds, found = self.ds, [shards[number] for number in where.number.tolist()]
         columns = [shard.table[self._columns] for shard in found]
         table = np.array(columns, np.int64).reshape(len(found), len(self._columns))
         sizes = np.zeros((len(table), 4), np.int32)
         spans = np.zeros((len(table), 2), np.int64)
-        status = np.empty(len(table), np.int64)
-        look_up(table, *where[LOCAL:ROW], self._stored, sizes, spans, status)
-        if status.any():
-            for k in np.flatnonzero(status).tolist():
-                error = _error(int(status[k]), found[k].shard, where[:, k], sizes[k])
-                wrong[int(where[PLACE, k])] = error
-            fine = status == FINE
-            table, sizes, spans = table[fine], sizes[fine], spans[fine]
-            where = _without(where, wrong)
-            found = [shards[number] for number in where[NUMBER].tolist()]
-        local, first, stop = where[LOCAL:ROW]
+        fine = np.empty(len(table), np.bool_)
+        masks = where.first, where.stop
+        look_up(table, where.local, *masks, self._stored, sizes, spans, fine)
+        if not fine.all():
+            for k in np.flatnonzero(~fine).tolist():
+                wrong[int(where.place[k])] = _misfit(found[k].shard, where, k, sizes[k])
+            table, sizes, spans, where = table[fine], sizes[fine], spans[fine], where.of(fine)
+            found = [shards[number] for number in where.number.tolist()]
+        local, first, stop = where.local, where.first, where.stop
         # What is planned from here on has these masks to choose from, and no other number of them:
         # rows in their shards, int64 (C,), and how many each sample has, int64 (n,).
         passing, rule = stop - first, ds.options.rule
@@ -311,7 +292,7 @@ class Planner:
         if (counts != passing).any():
             edges, chosen = offsets_of(passing), []
             for k, shard in enumerate(found):
-                own, image_id = mask_rows[edges[k] : edges[k + 1]], int(where[ID, k])
+                own, image_id = mask_rows[edges[k] : edges[k + 1]], int(where.image_id[k])
                 chosen.append(choice.of_arrays(image_id, shard.arrays, own, scales[k], epoch))
                 assert len(chosen[-1]) == counts[k], (len(chosen[-1]), counts[k])
             mask_rows = np.concatenate(chosen)
@@ -331,39 +312,18 @@ class Planner:
         )
 
 
-def _without(where: np.ndarray, wrong: dict[int, Exception]) -> np.ndarray:
-    """The samples, int64 (8, n), see PLACE, whose places are not among those that are wrong; each
-    row contiguous, as kernels take it."""
-    return np.compress(~np.isin(where[PLACE], list(wrong)), where, axis=1) if wrong else where
+def _without(where: Where, wrong: dict[int, Exception]) -> Where:
+    """The samples whose places are not among those that are wrong."""
+    return where.of(~np.isin(where.place, list(wrong))) if wrong else where
 
 
-def _error(status: int, shard: Shard, where: np.ndarray, size: np.ndarray) -> FormatError:
-    """What is wrong with a sample that `look_up` refused, by its status.
+def _misfit(shard: Shard, where: Where, k: int, size: np.ndarray) -> FormatError:
+    """The error of the sample at k, which `look_up` refused; that found its size.
 
-    where  int64 (8,), see PLACE
-    size   int32 (4,), as it was found
+    Most of it was checked when the shard was opened, and has changed in place since.
     """
-    (row, first, stop), extent = where[LOCAL:ROW].tolist(), shard.extent
-    name, text = {
-        BAD_MASKS: (
-            "mask_offset",
-            f"the pack's index says that the masks of sample {row} are rows {first} to {stop}, but "
-            f"the shard has {extent.masks}",
-        ),
-        BAD_SIZE: (
-            "size",
-            f"sides of sample {row} are {size.tolist()}; they must be at least 1, and stored ones "
-            f"at most {shard.layout.image_size}",
-        ),
-        BAD_IMAGE: (
-            "image_offset",
-            f"the pixels of sample {row} are not within {extent.image_bytes} bytes, or not as many "
-            f"as its {size[2]} x {size[3]} take",
-        ),
-        BAD_RUNS: (
-            "run_offset",
-            f"offsets of the masks of sample {row} must be non-decreasing and from 0 to "
-            f"{extent.runs}",
-        ),
-    }[status]
-    return FormatError(f"{shard.folder / shard.layout.array(name).chunk_path}: {text}; {REPAIR}")
+    return FormatError(
+        f"{shard.folder}: size {size.tolist()} of sample {where.local[k]}, its masks "
+        f"{where.first[k]} to {where.stop[k]}, or the offsets of its image or runs do not fit "
+        f"{shard.extent} with images of up to {shard.layout.image_size} pixels per side; {REPAIR}"
+    )

@@ -5,16 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.format.layout import Layout, image_nbytes
-from sa1bpack.loading.planner import (
-    BAD_IMAGE,
-    BAD_MASKS,
-    BAD_RUNS,
-    BAD_SIZE,
-    FINE,
-    Stored,
-    look_up,
-    run_spans,
-)
+from sa1bpack.loading.planner import Stored, look_up, run_spans
 
 SIDE, SAMPLES, MASKS_EACH, RUNS_EACH = 20, 6, 3, 4
 MASKS, RUNS = SAMPLES * MASKS_EACH, SAMPLES * MASKS_EACH * RUNS_EACH
@@ -42,30 +33,27 @@ class Arrays:
         return np.array([row] * rows, np.int64)
 
     def look_up(self, with_runs: bool = True):
-        """(status, sizes, spans) of all samples."""
+        """(fine, sizes, spans) of all samples."""
         first, stop = self.mask_edges[:-1].copy(), self.mask_edges[1:].copy()
         sizes, spans = np.zeros((SAMPLES, 4), np.int32), np.zeros((SAMPLES, 2), np.int64)
-        status = np.full(SAMPLES, 9)
+        fine = np.empty(SAMPLES, np.bool_)
         stored = Stored(0, 3 if self.layout.pixels == "rgb" else 0, SIDE, with_runs)
-        look_up(self.table(), np.arange(SAMPLES), first, stop, stored, sizes, spans, status)
-        return status, sizes, spans
+        look_up(self.table(), np.arange(SAMPLES), first, stop, stored, sizes, spans, fine)
+        return fine, sizes, spans
 
-    def expected(self, k: int, with_runs: bool) -> int:
-        """The status of a sample, by Python's whole numbers, which do not overflow."""
+    def expected(self, k: int, with_runs: bool) -> bool:
+        """Whether a sample is fine, by Python's whole numbers, which do not overflow."""
         first, stop = self.mask_edges[k : k + 2].tolist()
         if not 0 <= first <= stop <= MASKS:
-            return BAD_MASKS
+            return False
         size = self.sizes[k].tolist()
         if min(size) < 1 or max(size[2:]) > SIDE:
-            return BAD_SIZE
+            return False
         begin, end = self.image_edges[k : k + 2].tolist()
         right = end - begin == image_nbytes(self.layout, size[2], size[3])
-        if not (begin >= 0 and end <= self.image_bytes and right):
-            return BAD_IMAGE
         edges = self.run_offset[first : stop + 1].tolist()
-        if with_runs and not (edges[0] >= 0 and edges[-1] <= RUNS and edges == sorted(edges)):
-            return BAD_RUNS
-        return FINE
+        within = edges[0] >= 0 and edges[-1] <= RUNS and edges == sorted(edges)
+        return begin >= 0 and end <= self.image_bytes and right and (within or not with_runs)
 
 
 values = st.sampled_from(EXTREMES) | st.integers(-3, RUNS + 3)
@@ -81,9 +69,8 @@ def test_any_values_are_judged_as_exact_arithmetic_judges_them(data, with_runs, 
         changes = st.dictionaries(st.integers(0, len(flat) - 1), values, max_size=2)
         for at, value in data.draw(changes).items():
             flat[at] = min(max(value, limits.min), limits.max)
-    status, sizes, spans = arrays.look_up(with_runs)
-    assert status.tolist() == [arrays.expected(k, with_runs) for k in range(SAMPLES)]
-    fine = status == FINE
+    fine, sizes, spans = arrays.look_up(with_runs)
+    assert fine.tolist() == [arrays.expected(k, with_runs) for k in range(SAMPLES)]
     assert (spans[fine] >= 0).all() and (spans[fine].sum(1) <= arrays.image_bytes).all()
     assert (sizes[fine] == arrays.sizes[fine]).all()
 
