@@ -48,6 +48,10 @@ class Buffer:
     event: Any = None
     streams: list[Any] = field(default_factory=list)
 
+    def become(self, other: "Buffer") -> None:
+        """Have the memory of a new one. Batches that were lent keep what they have."""
+        self.bytes, self.pinned, self.streams = other.bytes, other.pinned, other.streams
+
 
 class BufferPool:
     """Buffers in circulation: free, filled by threads, used by the consumer, free again.

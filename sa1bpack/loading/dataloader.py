@@ -32,7 +32,7 @@ from sa1bpack.loading.iteration import BatchReader, Taken
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, plan_of
+from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, regions_of
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.schedules import Schedule, WholeNumbers
 from sa1bpack.transforms.batch import Batch, make_known
@@ -158,23 +158,20 @@ class PackDataLoader(BatchReader, DataLoader):
 
     def plan(self) -> LoadingPlan:
         """The memory that its batches take, not counting transforms. Allocates nothing."""
-        ds, masks = self._dataset, self._masks
+        ds = self._dataset
         spec = BatchSpec(ds, self._options.layout, to_device=False)
-        largest = largest_batch(ds, spec, self.batches, masks)
+        plan = largest_batch(ds, spec, self.batches, self._masks)
         workers, pinned = self.num_workers, 0
         ahead = workers * ((self.prefetch_factor or 0) + 1)
-        shared = (ahead + 1) * largest.nbytes if workers else 0
-        if self.pin_memory:
-            sizes = (region.nbytes for region in largest.regions.values())
+        shared = (ahead + 1) * plan.batch_bytes if workers else 0
+        if self.pin_memory:  # torch takes powers of two
+            regions, _ = regions_of(ds, spec, plan.samples, plan.most_masks, plan.capacity)
+            sizes = (region.nbytes for region in regions.values())
             pinned = 2 * sum(1 << max(nbytes - 1, 0).bit_length() for nbytes in sizes)
-        return plan_of(
-            largest,
-            ds,
-            spec,
-            self.batches,
-            masks,
+        return replace(
+            plan,
             batches=ahead + (2 if self.pin_memory else 1),
-            host_bytes=shared + pinned or largest.nbytes,
+            host_bytes=shared + pinned or plan.batch_bytes,
             pinned_bytes=pinned,
             shared_bytes=shared,
             workers=workers,

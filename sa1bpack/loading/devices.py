@@ -3,7 +3,6 @@
 The Loader has one code path for both:
 
     allocate      memory for a buffer
-    grow          more memory for one, for a batch that is larger than expected
     deliver       make the batch that the consumer gets
 
 and, where `pinned`:
@@ -224,34 +223,29 @@ def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
     """
     regions, _ = spec.regions(samples, capacity, total, 0)
     _, _, span = split_regions(regions)
-    small, images, converting = on_device(span.stop - span.start), 0, 0
+    made, temporary = on_device(span.stop - span.start), _SMALL_TENSORS * 512
     if spec.to_rgb:
         pixels = samples * spec.image.side**2
-        images = on_device(RGB_BYTES * pixels)
-        converting = on_device(CONVERSION_BYTES * pixels, _CONVERSION_TENSORS)
-    masks = padding = 0
-    if spec.to_device and spec.masks.source != "runs":
+        made += on_device(RGB_BYTES * pixels)
+        temporary += on_device(CONVERSION_BYTES * pixels, _CONVERSION_TENSORS)
+    if spec.masks.source != "runs":
         rows = samples * capacity if spec.layout.padded else total
         bits = on_device(rows * spec.mask_bytes) if spec.layout.padded else 0
         if spec.layout.packed:
-            masks = bits
+            made += bits
         else:
-            masks, padding = on_device(8 * rows * spec.mask_bytes), bits
-    floats = float_bytes(spec, samples, capacity, total)
-    made = images + masks + sum(on_device(nbytes) for nbytes, _ in floats)
-    scales = max((on_device(nbytes) for _, nbytes in floats), default=0)
-    # Images come first, and floats last.
-    temporary = max(converting - masks, padding, scales)
-    return small + made, temporary + _SMALL_TENSORS * 512
+            made, temporary = made + on_device(8 * rows * spec.mask_bytes), temporary + bits
+    for floats, scales in float_bytes(spec, samples, capacity, total):
+        made, temporary = made + on_device(floats), temporary + on_device(scales)
+    return made, temporary
 
 
 def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> list[tuple[int, int]]:
     """Of each feature that is stored with scales: bytes of a batch's floats, which `finish` makes,
     and of its scales. On a CPU, float32 takes twice as many as the floats for a moment.
     """
-    of_axis, found = {"sample": samples, "mask": total}, []
-    if spec.layout.padded:
-        of_axis["mask"] = samples * capacity
+    of_axis = {"sample": samples, "mask": samples * capacity if spec.layout.padded else total}
+    found = []
     for feature in spec.features:
         if feature.scaled:
             rows, values = of_axis[feature.axis], prod(feature.row_shape)
@@ -329,10 +323,6 @@ class Host:
         """A buffer of ordinary memory."""
         return Buffer(aligned(nbytes))
 
-    def grow(self, buffer: Buffer, nbytes: int) -> None:
-        """Give more memory to an unused buffer. Batches that were lent keep the old memory."""
-        buffer.bytes = self.allocate(nbytes).bytes
-
     def deliver(self, batch: QueuedBatch, spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
 
@@ -369,12 +359,6 @@ class Cuda:
         given = os.getpid(), CUDA, self._index, buffer.streams, address
         weakref.finalize(memory, _unpin, *given).atexit = False
         return buffer
-
-    def grow(self, buffer: Buffer, nbytes: int) -> None:
-        """Give more memory to a buffer that nothing copies out of; an eighth more than is needed,
-        so that this is seldom done."""
-        larger = self.allocate(nbytes + nbytes // 8)
-        buffer.bytes, buffer.pinned, buffer.streams = larger.bytes, larger.pinned, larger.streams
 
     def wait(self, buffer: Buffer) -> None:
         """Wait for the last copy out of the buffer. A device that hangs never ends that: then the

@@ -173,8 +173,7 @@ class Iteration:
 
     def __init__(self, reader: BatchReader):
         self._reader = reader
-        self._lock = threading.Lock()  # one thread at a time begins, takes, or ends
-        self._holder: int | None = None  # that thread
+        self._lock = threading.RLock()  # one thread at a time begins, takes, or ends
         self._run: Run | None = None
         self._end_run: weakref.finalize | None = None
         self._pid: int | None = None  # process in which it began
@@ -191,37 +190,26 @@ class Iteration:
             raise LoaderError(
                 "this iteration belongs to the process that forked this one; begin a new one here"
             )
-        if self._holder == threading.get_ident():
-            # In a finalizer or a signal handler, in the middle of the `next` of this very thread.
-            raise LoaderError("next() was called within next() of the same iteration")
         with self._lock:
-            self._holder = threading.get_ident()
-            try:
-                return self._next_or_end()
-            finally:
-                self._holder = None
-
-    def _next_or_end(self) -> Batch:
-        if self._over is None:
-            try:
-                batch = self._next()
-            except BaseException as error:
-                text = (
-                    f"this iteration was ended by {type(error).__name__}: {error}. Begin a new one"
-                )
-                if isinstance(error, ReadError):
-                    text += "; with on_error='drop' samples that cannot be read do not end it"
-                self._end(text)
-                traceback.clear_frames(error.__traceback__)  # they hold buffers
-                raise
-            if batch is not None:
-                return batch
-            self._end("")
-            if self.counts is not None and self._reader._options.on_epoch_end is not None:
-                self._reader._options.on_epoch_end(self.counts.stats())
-        if self._over:
-            raise LoaderError(self._over)
-        raise StopIteration
+            if self._over is None:
+                try:
+                    batch = self._next()
+                except BaseException as error:
+                    what = f"{type(error).__name__}: {error}"
+                    text = f"this iteration was ended by {what}. Begin a new one"
+                    if isinstance(error, ReadError):
+                        text += "; with on_error='drop' samples that cannot be read do not end it"
+                    self._end(text)
+                    traceback.clear_frames(error.__traceback__)  # they hold buffers
+                    raise
+                if batch is not None:
+                    return batch
+                self._end("")
+                if self.counts is not None and self._reader._options.on_epoch_end is not None:
+                    self._reader._options.on_epoch_end(self.counts.stats())
+            if self._over:
+                raise LoaderError(self._over)
+            raise StopIteration
 
     def _next(self) -> Batch | None:
         """The next batch; None if all have been taken."""

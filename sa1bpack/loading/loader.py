@@ -8,14 +8,14 @@ over (`devices`), and the consumer receives the batches in order (`BatchQueue`).
 
 import logging
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
 from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.dataset.sample import AS_STORED
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.loading.batch.spec import LARGE_ARRAYS, BatchSpec
+from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES, most_open_shards
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (
@@ -30,14 +30,7 @@ from sa1bpack.loading.iteration import BatchReader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.plans import (
-    LargestBatch,
-    LoadingPlan,
-    cores,
-    largest_batch,
-    plan_of,
-    reading_mode,
-)
+from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, reading_mode
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.schedules import WholeNumbers
@@ -181,20 +174,20 @@ class Loader(BatchReader):
     def plan(self) -> LoadingPlan:
         """The memory that iterating takes. Allocates nothing."""
         ds, spec, pinned = self._dataset, self._spec, self._spec.to_device
-        largest = largest_batch(ds, spec, self.batches, self._masks)
-        samples, capacity = largest.samples, largest.capacity
-        total, count = samples * largest.most_masks, self._prefetch + 2
-        host_bytes, device_bytes, related = count * largest.nbytes, 0, 0
+        plan = largest_batch(ds, spec, self.batches, self._masks)
+        samples, capacity, nbytes = plan.samples, plan.capacity, plan.batch_bytes
+        total, count = samples * plan.most_masks, self._prefetch + 2
+        host_bytes, device_bytes, related = count * nbytes, 0, 0
         if spec.relate is not None:  # of the consumer's batch, and of the one being made
             rows = samples * capacity if spec.layout.padded else total
             related = 2 * spec.relate.nbytes(rows, capacity)
         if not pinned:
-            floats = [nbytes for nbytes, _ in float_bytes(spec, samples, capacity, total)]
+            floats = [made for made, _ in float_bytes(spec, samples, capacity, total)]
             host_bytes += related + 2 * sum(floats) + 2 * max(floats, default=0)
         else:
             # In the queue, being delivered, and the one that the consumer still has meanwhile.
             made, temporary = finishing_bytes(spec, samples, capacity, total)
-            device_bytes = (count + 1) * on_device(largest.nbytes)
+            device_bytes = (count + 1) * on_device(nbytes)
             device_bytes += 2 * made + temporary + related
             if spec.relate is not None:
                 cells, layout = spec.masks.size**2, spec.layout
@@ -206,40 +199,16 @@ class Loader(BatchReader):
         if not ds.options.verify_checksums:
             files = 2 * most_open_shards() + per_shard * self._threads * OPEN_SAMPLES
             files = min(files, per_shard * len(ds.manifest.shards))
-        return plan_of(
-            largest,
-            ds,
-            spec,
-            self.batches,
-            self._masks,
+        return replace(
+            plan,
             batches=count,
             host_bytes=host_bytes,
             pinned_bytes=host_bytes if pinned else 0,
             device_bytes=device_bytes,
-            scratch_bytes=self._scratch_bytes(largest),
             threads=self._threads,
             files=files,
             io=str(self._mode),
         )
-
-    def _scratch_bytes(self, largest: LargestBatch) -> int:
-        """At most what all threads read at once outside of buffers: see `load_samples`.
-
-        Through the page cache that is what is converted or unpacked, and past it all that may not
-        begin and end with a block.
-        """
-        spec, direct = self._spec, self._mode.direct
-        placed = set()
-        if spec.image.how == AS_STORED and not (direct and spec.shards.flat):
-            placed.add("images")
-        part = min(OPEN_SAMPLES, largest.samples) / max(largest.samples, 1)
-        if not direct:
-            placed |= {"run_ends"} if spec.as_bool else LARGE_ARRAYS - {"images"}
-        outside = LARGE_ARRAYS - placed
-        if direct:
-            outside |= {feature.name for feature in spec.features}
-        outside &= largest.regions.keys()
-        return int(self._threads * part * sum(largest.regions[key].nbytes for key in outside))
 
     # ------------------------------------------------------------------------------------ epochs
 
@@ -303,11 +272,10 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
     try:
         return device.allocate(plan.batch_bytes)
     except (MemoryError, RuntimeError) as error:
-        reason = str(error)
-        # torch has no class for pinned memory that is not there; any other error is not of memory.
-        if not isinstance(error, MemoryError) and "out of memory" not in reason:
+        # CUDA has no class for pinned memory that is not there; any other error is not of memory.
+        if not isinstance(error, MemoryError) and "out of memory" not in str(error):
             raise
-    raise LoaderError(
-        f"no memory for {plan}; lower batch_size, max_masks or prefetch, keep fewer batches, or "
-        f"use packed masks (mask_layout='concat_bits'): {reason}"
-    )
+        raise LoaderError(
+            f"no memory for {plan}; lower batch_size, max_masks or prefetch, keep fewer batches, "
+            f"or use packed masks (mask_layout='concat_bits'): {error}"
+        ) from None

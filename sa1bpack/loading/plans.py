@@ -2,15 +2,13 @@
 
 import os
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, NamedTuple
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.disk.reading_mode import ReadingMode, choose_mode, direct_obstacle
 from sa1bpack.environment import available_cpus
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
-from sa1bpack.loading.batch.spec import BatchSpec, Regions, expected_runs
+from sa1bpack.loading.batch.spec import BatchSpec, Regions
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.wording import counted, size_text
 
@@ -26,6 +24,7 @@ class LoadingPlan:
 
     samples       samples of this rank's largest batch
     most_masks    most masks that a sample of a batch can have
+    capacity      masks per sample in its padded arrays
     batch_bytes   bytes of the largest batch; with runs, of a typical batch: a buffer grows if that
                   is not enough
     batches       batches that exist at once: the buffers of a Loader; for a DataLoader, those in
@@ -39,8 +38,6 @@ class LoadingPlan:
                   planes, relations), and what making them takes; with runs, for typical batches.
                   In addition, a batch that was dropped takes memory until the device has reached
                   that point: as many of them as the program runs ahead of the device. 0 on a CPU
-    scratch_bytes  at most this much in addition, for what threads cannot read straight into place:
-                  what is converted or unpacked, and past the page cache what is not whole blocks
     threads       threads that fill the buffers of a Loader
     workers       processes of a DataLoader
     files         the most files that a Loader holds open
@@ -53,13 +50,13 @@ class LoadingPlan:
 
     samples: int
     most_masks: int
+    capacity: int
     batch_bytes: int
-    batches: int
-    host_bytes: int
+    batches: int = 0
+    host_bytes: int = 0
     pinned_bytes: int = 0
     shared_bytes: int = 0
     device_bytes: int = 0
-    scratch_bytes: int = 0
     threads: int = 0
     workers: int = 0
     files: int = 0
@@ -68,99 +65,63 @@ class LoadingPlan:
     schedules: str = ""
 
     def __str__(self) -> str:
-        text = (
-            f"{counted(self.batches, 'batch')} at once, of up to "
-            f"{counted(self.samples, 'sample')} with up to {counted(self.most_masks, 'mask')}, "
-            f"{size_text(self.batch_bytes)} each: {size_text(self.host_bytes)} of host memory"
-        )
-        for nbytes, what in (
+        more = (
             (self.pinned_bytes, "of it pinned"),
             (self.shared_bytes, "of it shared"),
             (self.device_bytes, "at most on the device"),
-            (self.scratch_bytes, "at most to read with"),
-        ):
-            text += f", {size_text(nbytes)} {what}" if nbytes else ""
-        text += f", and {size_text(self.batch_bytes)} for each further batch that you keep"
-        for number, what in ((self.threads, "thread"), (self.workers, "worker")):
-            text += f"; {counted(number, what)}" if number else ""
-        text += f", up to {counted(self.files, 'open file')}" if self.files else ""
-        text += f"; {self.io}" if self.io else ""
-        text += f"; {self.uncapped}" if self.uncapped else ""
-        text += f"; the largest batch with {self.schedules}" if self.schedules else ""
-        return text
+        )
+        notes = (
+            counted(self.threads, "thread") if self.threads else "",
+            counted(self.workers, "worker") if self.workers else "",
+            f"up to {counted(self.files, 'open file')}" if self.files else "",
+            self.io,
+            self.uncapped,
+            f"the largest batch with {self.schedules}" if self.schedules else "",
+        )
+        memory = (
+            f"{counted(self.batches, 'batch')} at once, of up to "
+            f"{counted(self.samples, 'sample')} with up to {counted(self.most_masks, 'mask')}, "
+            f"{size_text(self.batch_bytes)} each: {size_text(self.host_bytes)} of host memory",
+            *(f"{size_text(nbytes)} {what}" for nbytes, what in more if nbytes),
+            f"and {size_text(self.batch_bytes)} for each further batch that you keep",
+        )
+        return "; ".join([", ".join(memory), *filter(None, notes)])
 
 
-class LargestBatch(NamedTuple):
-    """The largest possible batch, in a buffer.
-
-    samples, most_masks, nbytes  see LoadingPlan
-    capacity  masks per sample in padded arrays
-    regions   of the buffer, one per array
-    """
-
-    samples: int
-    most_masks: int
-    capacity: int
-    regions: Regions
-    nbytes: int
-
-
-def batch_of(
-    ds: Dataset, spec: BatchSpec, samples: int, most: int, capacity: int | None = None
-) -> LargestBatch:
-    """A batch of so many samples with `most` masks each, in arrays of `capacity`, or of as many."""
-    capacity = most if capacity is None else capacity
-    total = samples * most
-    return LargestBatch(
-        samples,
-        most,
-        capacity,
-        *spec.regions(samples, capacity, total, expected_runs(ds, total)),
-    )
+def regions_of(
+    ds: Dataset, spec: BatchSpec, samples: int, most: int, capacity: int
+) -> tuple[Regions, int]:
+    """The regions of a batch of so many samples with `most` masks each, in padded arrays of
+    `capacity`, and their bytes; with as many runs as masks usually have, by the average of the
+    pack."""
+    total, masks, runs = samples * most, 0, 0
+    for shard in ds.manifest.shards:
+        masks, runs = masks + shard.masks, runs + shard.runs
+    return spec.regions(samples, capacity, total, -(-total * runs // max(masks, 1)))
 
 
 def largest_batch(
-    ds: Dataset, spec: BatchSpec, batches: OrderedBatches, masks: MaskSchedule
-) -> LargestBatch:
-    """The largest of the batches of a dataset, in any epoch."""
-    stored, current, found = ds.most_masks, batches.current, []
-    for size, cap in masks.with_sizes(current.cut.sizes):
-        most = stored if cap is None else min(stored, cap)
-        capacity = cap if masks.pads else most
-        found.append(batch_of(ds, spec, current.part_of(size), most, capacity))
-    return max(found, key=attrgetter("nbytes"))
-
-
-def plan_of(
-    largest: LargestBatch,
-    ds: Dataset,
-    spec: BatchSpec,
-    ordered: OrderedBatches,
-    masks: MaskSchedule,
-    **resources: Any,
+    ds: Dataset, spec: BatchSpec, ordered: OrderedBatches, masks: MaskSchedule
 ) -> LoadingPlan:
-    """The LoadingPlan of any loader: what it says of its batches, and its `resources`."""
-    schedules, sizes, uncapped = [*masks.schedules], ordered.current.cut.sizes, ""
+    """The plan of any loader, as far as it is of its largest batch, in any epoch."""
+    current, found = ordered.current, []
+    sizes, schedules, uncapped = current.cut.sizes, [*masks.schedules], ""
+    for size, cap in masks.with_sizes(sizes):
+        most = ds.most_masks if cap is None else min(ds.most_masks, cap)
+        shape = current.part_of(size), most, cap if masks.pads else most
+        found.append((regions_of(ds, spec, *shape)[1], shape))
+    nbytes, (samples, most, capacity) = max(found)
     if not sizes.constant:
         schedules.insert(0, ("batch_size", sizes))
     if masks.unlimited:
-        most = largest.most_masks
-        capped, many = (
-            size_text(batch_of(ds, spec, largest.samples, each).nbytes)
-            for each in (USUAL_CAP, MANY_MASKS)
-        )
         uncapped = f"without max_masks the image with the most masks, {most:,}, decides"
         if most < MANY_MASKS and ds.manifest.options.get("max_masks") is None:
+            many = size_text(regions_of(ds, spec, samples, MANY_MASKS, MANY_MASKS)[1])
             uncapped += f" (some of SA-1B have {MANY_MASKS}, with which a batch takes {many})"
+        capped = size_text(regions_of(ds, spec, samples, USUAL_CAP, USUAL_CAP)[1])
         uncapped += f": max_masks={USUAL_CAP} takes {capped} each"
-    return LoadingPlan(
-        samples=largest.samples,
-        most_masks=largest.most_masks,
-        batch_bytes=largest.nbytes,
-        schedules=", ".join(f"{name}={each}" for name, each in schedules),
-        uncapped=uncapped,
-        **resources,
-    )
+    text = ", ".join(f"{name}={each}" for name, each in schedules)
+    return LoadingPlan(samples, most, capacity, nbytes, uncapped=uncapped, schedules=text)
 
 
 def cores() -> int:

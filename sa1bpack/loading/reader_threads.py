@@ -132,8 +132,8 @@ class ReaderThreads:
                 begin = self._counts.clock()
                 self._device.wait(buffer)
                 self._counts.worked("stage", begin)
-            if copy.nbytes > len(buffer.bytes):
-                self._device.grow(buffer, copy.nbytes)
+            if copy.nbytes > len(buffer.bytes):  # an eighth more, so that it is seldom
+                buffer.become(self._device.allocate(copy.nbytes + copy.nbytes // 8))
             copy.begin(buffer.bytes)
             count = min(self._parts_per_batch, len(copy))
             edges = (np.arange(count + 1) * len(copy) // count).tolist()

@@ -55,6 +55,7 @@ class Schedule:
         self.threading = SimpleNamespace(
             Thread=lambda **options: _Thread(self, **options),
             Lock=lambda: _Lock(self),
+            RLock=lambda: _Lock(self),
             Condition=lambda: _Condition(self),
             current_thread=lambda: getattr(self._own, "thread", None) or threading.current_thread(),
             get_ident=threading.get_ident,

@@ -173,7 +173,6 @@ def test_buckets_count_the_masks_that_a_rule_leaves_of_the_samples_of_a_subset(p
 
 def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, monkeypatch):
     allocated, allocate = [], Host.allocate
-    monkeypatch.setattr(Host, "grow", None)  # not called
     monkeypatch.setattr(
         Host, "allocate", lambda self, nbytes: allocated.append(nbytes) or allocate(self, nbytes)
     )

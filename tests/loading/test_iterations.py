@@ -124,25 +124,6 @@ def test_missing_memory_is_an_error_that_names_what_to_lower(ds):
 
 
 @BOTH
-def test_next_within_next_of_the_same_iteration_is_an_error_not_a_deadlock(ds, make, monkeypatch):
-    """A finalizer that runs in the middle of it may call anything."""
-    loader = make(ds, 4)
-    batches, found = iter(loader), []
-    check = OrderedBatches.check
-
-    def checked(self, generation):
-        with pytest.raises(LoaderError, match="within next"):
-            next(batches)
-        found.append(generation)
-        check(self, generation)
-
-    monkeypatch.setattr(OrderedBatches, "check", checked)
-    assert len(next(batches)["indices"]) == 4 and found
-    monkeypatch.undo()
-    assert len(list(batches)) == 2
-
-
-@BOTH
 def test_an_iteration_that_is_ended_as_it_begins_leaves_no_threads(ds, make, monkeypatch):
     loader = make(ds, 1)
     check = OrderedBatches.check

@@ -66,8 +66,6 @@ def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monk
     ({"order": "random"}, "order is 'random'.*shuffle"),
     ({"order": 3}, "order is 3"),
     ({"mask_layout": "bits"}, "mask_layout is 'bits'.*padded_bits"),
-    ({"mask_layout": "flat"}, "mask_layout is 'flat': use 'concat'"),
-    ({"mask_layout": "flat_bits"}, "mask_layout is 'flat_bits': use 'concat_bits'"),
     ({"max_masks": -1}, "max_masks is -1"),
     ({"mask_select": "best"}, "mask_select is 'best'"),
     ({"pad_to_max": True}, "pad_to_max needs max_masks"),

@@ -12,7 +12,7 @@ from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
 from sa1bpack.display import Sample, call_text
 from sa1bpack.errors import LoaderError, OptionError, ReadError
-from sa1bpack.format.layout import MAX_IMAGE_SIZE, half
+from sa1bpack.format.layout import half
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
 from sa1bpack.loading.batch.put import put_image, unpack_into
 from sa1bpack.loading.batch.spec import ON_ERROR, MaskLayout, warn_of_dropped
@@ -21,6 +21,9 @@ from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
+
+# Keys of a sample that a batch has in another form, or not at all; others become lists.
+_OWN = {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS} | {"run_ends", "run_offset"}
 
 
 def _canvas_shape(image: np.ndarray, side: int) -> tuple[int, ...]:
@@ -32,11 +35,9 @@ def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> Non
     """Copy an image to the top left of a canvas, and zero the rest."""
     planes, side = image.ndim == 1, canvas.shape[1]
     height, width = sample["size"][2:].tolist() if planes else image.shape[:2]
-    nbytes = height * width * 3
-    if planes:
-        nbytes = height * width + 2 * half(height) * half(width)
+    chroma = half(height) * half(width) if planes else height * width
     # What is put there is copied unchecked.
-    fits = image.dtype == canvas.dtype == np.uint8 and image.size == nbytes
+    fits = image.dtype == canvas.dtype == np.uint8 and image.size == height * width + 2 * chroma
     fits = fits and canvas.shape == _canvas_shape(image, side) and not (planes and side % 2)
     if not fits or not 1 <= min(height, width) <= max(height, width) <= side:
         raise OptionError(
@@ -189,7 +190,6 @@ class Collate:
         seed: int = 0,
         pad_to_max: bool = False,
         on_error: str = "raise",
-        canvas: int | None = None,
         sample_spec: SampleSpec | None = None,
         relations: Relate | Sequence[str] = (),
     ):
@@ -211,11 +211,10 @@ class Collate:
                 They are not replaced, and a batch in which no sample remains is a LoaderError.
                 There is no other limit, because a Collate does not know the epoch: make_dataloader
                 has one, `max_dropped`.
-            canvas: S, for images without a canvas (fit native): they are put at the top left of
-                one, which is zero elsewhere. At least `ds.layout.image_size`.
-            sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas, whether
-                masks are bits, features (which become tensors, (B, ...) or like other arrays of
-                masks), and `spec` in the batch.
+            sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas on which
+                images of the fit native are put (zero elsewhere), whether masks are bits, features
+                (which become tensors, (B, ...) or like other arrays of masks), and `spec` in the
+                batch.
             relations: names of relations of the kept masks, or a `transforms.Relate`.
 
         Raises:
@@ -229,11 +228,8 @@ class Collate:
         self._warned: set[str] = set()  # shards with dropped samples
         if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
             raise OptionError(f"sample_spec is {sample_spec!r}: pass the `spec` of a dataset")
-        if canvas is None and sample_spec is not None and sample_spec.image.flat:
-            canvas = sample_spec.image.side
-        if canvas is not None:
-            canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE)
-        self._canvas, self._relate = canvas, Relate.of(relations)
+        flat = sample_spec is not None and sample_spec.image.flat
+        self._canvas, self._relate = sample_spec.image.side if flat else None, Relate.of(relations)
         self._features = () if sample_spec is None else sample_spec.features
         if self._relate is not None:
             check_relations(self._relate.names, self._features)
@@ -266,7 +262,6 @@ class Collate:
             mask_layout=self.layout.name,
             **chosen,
             pad_to_max=self.choice.pads,
-            canvas=self._canvas,
             sample_spec=self._spec_text,
             relations=() if self._relate is None else self._relate.names,
         )
@@ -309,10 +304,9 @@ class Collate:
                 raise OptionError(f"transform returned {kind}: it must return a dict")
         first = samples[0]
         of_masks = [field for field in self._of_masks if field.sample in first]
-        counts, chosen = np.empty(len(samples), np.int64), []
-        for k, sample in enumerate(samples):
-            counts[k] = _mask_count(sample, first, of_masks)
-            chosen.append(choice.rows(sample, int(counts[k]), epoch))
+        counts = np.array([_mask_count(sample, first, of_masks) for sample in samples], np.int64)
+        pairs = zip(samples, counts.tolist(), strict=True)
+        chosen = [choice.rows(sample, count, epoch) for sample, count in pairs]
         counts = choice.counts(counts)
         offsets = offsets_of(counts)
         batch = Batch(mask_counts=torch.from_numpy(counts))
@@ -324,10 +318,7 @@ class Collate:
         capacity = choice.capacity or int(counts.max())
         for field in of_masks:
             batch[field.batch] = self._masks(field, samples, chosen, offsets, capacity)
-        own = {"run_ends", "run_offset"}
-        own.update(field.sample for field in SAMPLE_FIELDS + MASK_FIELDS)
         for feature in self._features:
-            own.add(feature.name)
             found = batch.get(feature.name)
             if feature.dtype == "bfloat16" and found is not None and found.dtype == torch.uint16:
                 batch[feature.name] = found.view(torch.bfloat16)
@@ -338,7 +329,7 @@ class Collate:
                 found = found if rows is None else take_masks(*found, rows)
                 runs.append((*found, *sample["size"][:2].tolist()))
             batch["runs"] = RunBatch.collate(runs)
-        for key in first.keys() - own:
+        for key in first.keys() - _OWN - {feature.name for feature in self._features}:
             batch[key] = [sample[key] for sample in samples]
         if self._relate is not None:
             if taken := set(self._relate.names) & batch.keys():

@@ -93,15 +93,14 @@ class MaskChoice:
     def __post_init__(self):
         if self.pads and self.max_masks is None:
             raise OptionError("pad_to_max needs max_masks, which is None")
-        if not callable(self.mask_select):
-            if not isinstance(self.mask_select, str):
-                raise OptionError(
-                    f"mask_select is {type(self.mask_select).__name__}: choose one of "
-                    f"{', '.join(CHOICES)}, or a function of the columns of a sample's masks; "
-                    "Loader and make_dataloader also take an array with one weight per mask of the "
-                    "dataset"
-                )
+        if isinstance(self.mask_select, str):
             choice("mask_select", self.mask_select, CHOICES)
+        elif not callable(self.mask_select):
+            raise OptionError(
+                f"mask_select is {type(self.mask_select).__name__}: choose one of "
+                f"{', '.join(CHOICES)}, or a function of the columns of a sample's masks; Loader "
+                "and make_dataloader also take an array with one weight per mask of the dataset"
+            )
         if self.max_masks is not None:
             max_masks = whole_number("max_masks", self.max_masks, 0, 2**31 - 1)
             object.__setattr__(self, "max_masks", max_masks)
@@ -238,14 +237,12 @@ class MaskSchedule:
         Raises OptionError for values that cannot be used, with the epoch or step of one of several.
         """
 
-        def check(each: Any) -> None:
-            known = "random" if isinstance(each, np.ndarray) else each  # weights of some dataset
-            MaskChoice(None, known, seed)
-
         counts = as_schedule("max_masks", max_masks)
         self.max_masks = counts.map(lambda most: MaskChoice(most, pads=pads).max_masks)
         self.mask_select = as_schedule("mask_select", mask_select, functions=False)
-        self.mask_select.map(check)
+        # An array has weights of some dataset, and is checked when that is known.
+        known = self.mask_select.map(lambda each: "" if isinstance(each, np.ndarray) else each)
+        known.map(lambda each: MaskChoice(None, each or "random", seed))
         self.seed, self.pads = seed, pads
         options = (("max_masks", self.max_masks), ("mask_select", self.mask_select))
         self.schedules = tuple(option for option in options if not option[1].constant)
@@ -282,7 +279,5 @@ class MaskSchedule:
         masks = self.max_masks
         if not (masks.constant or sizes.constant) and masks.by != sizes.by:
             return [(sizes.largest, masks.largest)]
-        found = []
-        for start in sorted({*masks.starts, *sizes.starts}):
-            found.append((sizes.at(start, start), masks.at(start, start)))
-        return found
+        starts = sorted({*masks.starts, *sizes.starts})
+        return [(sizes.at(start, start), masks.at(start, start)) for start in starts]

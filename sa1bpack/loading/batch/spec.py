@@ -43,8 +43,6 @@ class MaskLayout:
     def of(cls, name: str, pad_to_max: bool = False) -> "MaskLayout":
         """The layout with this public name. Raises OptionError for an unknown name, and for one
         that is not padded with `pad_to_max`."""
-        if name in ("flat", "flat_bits"):
-            raise OptionError(f"mask_layout is {name!r}: use {name.replace('flat', 'concat')!r}")
         padded = choice("mask_layout", name, LAYOUTS).startswith("padded")
         if pad_to_max and not padded:
             raise OptionError(f"pad_to_max needs a padded layout, but mask_layout is {name!r}")
@@ -56,24 +54,12 @@ ALIGNMENT = 64
 # Images and masks do at multiples of a disk's block, so that they can be read straight into place.
 _LARGE_ALIGNMENT = BLOCK
 
-# The large arrays of a batch; in a buffer the small ones lie between them.
-LARGE_ARRAYS = frozenset(("images", "masks", "run_ends"))
-
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
 # The numeric per-mask fields of a batch. `load_samples` converts float64 to float32 and copies
 # int64, so no other type is possible here.
 COPIED_FIELDS = tuple(field for field in NUMBER_FIELDS if field.batch)
 assert all(field.dtype in (_FLOAT32, _INT64) for field in COPIED_FIELDS)
-_COPIED_ARRAYS = [field.array for field in COPIED_FIELDS]
-
-# Key → shape of the values of one sample or mask, and type.
-_OF_SAMPLES = {
-    field.batch: (field.row_shape, field.dtype)
-    for field in SAMPLE_FIELDS
-    if field.batch and field.dtype is not None
-}
-_OF_MASKS = {field.batch: (field.row_shape, field.dtype) for field in COPIED_FIELDS}
 
 # For `load_samples`, with the start of each region still to be written to column 0.
 FIELD_TABLE = np.array(
@@ -146,7 +132,7 @@ class BatchSpec:
         self.pads_masks = layout.padded and not to_device
         self.mask_bytes = masks.size**2 // 8
         of_masks = "mask_bits" if masks.source == "bits" else "run_ends"
-        self.arrays = ("image", of_masks, *_COPIED_ARRAYS)
+        self.arrays = ("image", of_masks, *(field.array for field in COPIED_FIELDS))
 
     def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
         """The regions of a batch with `total` masks, and their total bytes.
@@ -167,12 +153,13 @@ class BatchSpec:
         rows = (samples, capacity) if self.layout.padded else (total,)
         place("images", (samples, *self.image.shape), _UINT8, True)
         place("mask_counts", (samples,), _INT64, False)
-        for key, (shape, dtype) in _OF_SAMPLES.items():
-            place(key, (samples, *shape), dtype, False)
+        for field in SAMPLE_FIELDS:
+            if field.batch and field.dtype is not None:
+                place(field.batch, (samples, *field.row_shape), field.dtype, False)
         if not self.layout.padded or self.masks.source == "runs":
             place("mask_offsets", (samples + 1,), _INT64, False)
-        for key, (shape, dtype) in _OF_MASKS.items():
-            place(key, (*rows, *shape), dtype, False)
+        for field in COPIED_FIELDS:
+            place(field.batch, (*rows, *field.row_shape), field.dtype, False)
         for feature in self.features:
             of_axis = (samples,) if feature.axis == "sample" else rows
             given = feature.name, of_axis + feature.stored_shape, feature.stored
@@ -223,11 +210,3 @@ def warn_of_dropped(errors: list[ReadError], warned: set[str]) -> None:
                 error,
                 error.shard,
             )
-
-
-def expected_runs(ds: Dataset, masks: int) -> int:
-    """Ends of runs that this many masks usually have, by the average of the pack."""
-    total = runs = 0
-    for shard in ds.manifest.shards:
-        total, runs = total + shard.masks, runs + shard.runs
-    return -(-masks * runs // max(total, 1))

@@ -109,12 +109,13 @@ def test_anything_but_a_list_of_samples_is_refused(ds):
 
 
 @pytest.mark.parametrize("size", [(64, 64), (-4, 4), (4, 6)])
-def test_planes_that_are_not_of_their_size_are_refused(size):
+def test_planes_that_are_not_of_their_size_are_refused(layout_packs, size):
     """Their pixels are copied by address."""
+    spec = open_pack(layout_packs("native", "yuv420"), pixels="stored").spec
     image = np.zeros(4 * 4 + 2 * 2 * 2, np.uint8)
     sample = {"image": image, "image_id": 1, "size": np.array([8, 8, *size], np.int32)}
     with pytest.raises(OptionError, match="does not fit a canvas"):
-        Collate(canvas=64)([sample])
+        Collate(sample_spec=spec)([sample])
 
 
 def test_bits_that_a_hook_cut_are_still_bits(packed):
