@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import COMMAND, SMALL_FLAGS, run, temporaries
-from lost_signals import MOMENTS, write_preload
-from preloads import signal_before_import
+from preloads import MOMENTS, lost_signal, signal_before_import
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
@@ -80,10 +79,10 @@ def test_a_signal_whose_exception_is_lost_ends_the_run_all_the_same(
     tar, tmp_path, moment, workers, sent
 ):
     code, word = {2: (130, "interrupted"), 15: (143, "terminated")}[sent]
-    preload = write_preload(tmp_path / "preload", moment, sent)
+    (tmp_path / "sitecustomize.py").write_text(lost_signal(moment, sent))
     root = tmp_path / "pack"
     arguments = ("pack", tar, "--output", root, "--workers", workers, *SMALL_FLAGS)
-    found, out, error = run(*arguments, path=preload)
+    found, out, error = run(*arguments, path=tmp_path)
     assert (found, out) == (code, "")
     assert error.startswith(f"sa1bpack: {word}\n")
     assert "Traceback" not in error
@@ -93,12 +92,11 @@ def test_a_signal_whose_exception_is_lost_ends_the_run_all_the_same(
 
 def test_a_signal_that_the_caller_ignores_is_ignored(tar, tmp_path):
     """As `nohup` and a shell's background jobs have it."""
-    preload = write_preload(tmp_path / "preload", "while modules load", signal.SIGINT)
     ignoring = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    text = (preload / "sitecustomize.py").read_text()
-    (preload / "sitecustomize.py").write_text(ignoring + text)
+    preload = ignoring + lost_signal("while modules load", signal.SIGINT)
+    (tmp_path / "sitecustomize.py").write_text(preload)
     arguments = ("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
-    assert run(*arguments, path=preload)[0] == 0
+    assert run(*arguments, path=tmp_path)[0] == 0
 
 
 def test_an_interrupted_verify_does_not_advise_to_repeat_it(tar, tmp_path):

@@ -6,7 +6,7 @@ from types import FunctionType
 
 import numpy as np
 import pytest
-from forked_child import forked_child
+from forked import forked_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,7 @@
-"""The `sa1bpack` command in a fork of this process.
+"""Forks of this process: a block of a test, or the `sa1bpack` command.
 
-All modules are loaded and kernels compiled, so it starts working immediately: it takes a tenth of
-the time of a new process, and a kill at a random moment hits its work.
+All modules are loaded and kernels compiled, so a command starts working immediately: it takes a
+tenth of the time of a new process, and a kill at a random moment hits its work.
 """
 
 import os
@@ -9,9 +9,10 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -19,6 +20,33 @@ from tqdm import tqdm
 from sa1bpack.cli.main import main
 
 _PATIENCE = 120  # seconds; a process that takes longer has hung
+
+
+def fork() -> int:
+    """As os.fork."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
+        return os.fork()
+
+
+@contextmanager
+def forked_child() -> Iterator[int]:
+    """The number 0 in a child, which ends with the block and must not fail; here the child's id."""
+    if child := fork():
+        yield child
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        return
+    code = 1
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_PATIENCE)
+        yield 0
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 class Forked:
@@ -34,9 +62,7 @@ class Forked:
     def __init__(self, *arguments, log: Path, prepare: Callable[[], None] = lambda: None):
         self.arguments = [str(word) for word in arguments]
         self._log = Path(log)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
-            self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             code = 70
             try:
@@ -46,7 +72,7 @@ class Forked:
             except SystemExit as ended:
                 code = ended.code
             except BaseException:
-                sys.excepthook(*sys.exc_info())
+                traceback.print_exc()
             finally:
                 os._exit(code)
         with suppress(ProcessLookupError):  # the child does this too, whichever is first
@@ -71,9 +97,7 @@ class Forked:
         while not self.ended() and not condition():
             if time.monotonic() > end:
                 os.killpg(self.pid, signal.SIGKILL)
-                raise AssertionError(
-                    f"no end within {_PATIENCE} s; output: {self._log.read_text()}"
-                )
+                raise AssertionError(f"no end within {_PATIENCE} s: {self._log.read_text()}")
             time.sleep(0.0005)
 
 

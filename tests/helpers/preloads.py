@@ -1,10 +1,12 @@
-"""Preloads for child processes: code that runs there once a module has been imported.
+"""Preloads for child processes: code that runs there when a module is imported.
 
 Written as `sitecustomize.py` into a folder on PYTHONPATH, Python runs one at its start.
 """
 
-_AFTER_IMPORT = """
-import importlib.abc, importlib.machinery, sys
+import signal
+
+_AROUND_IMPORT = """
+import importlib.abc, importlib.machinery, os, sys
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -12,12 +14,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name != {module!r}:
             return None
         sys.meta_path.remove(self)
+        exec({before!r}, globals())
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
         def exec_module(module):
             execute(module)
-            exec({change!r}, {{**globals(), "module": module}})
+            exec({after!r}, {{**globals(), "module": module}})
 
         spec.loader.exec_module = exec_module
         return spec
@@ -32,26 +35,73 @@ def after_import(module: str, change: str) -> str:
 
     The code sees the names of the preload, and the imported module as `module`.
     """
-    return _AFTER_IMPORT.format(module=module, change=change)
+    return _AROUND_IMPORT.format(module=module, before="", after=change)
 
 
-_BEFORE_IMPORT = """
-import importlib.abc, os, sys
+_SIGNALS = """
+import ctypes, os
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name == {module!r}:
-            sys.meta_path.remove(self)
-            os.kill(os.getpid(), {number})
-            for _ in range(100):  # the handler runs at one of these at the latest
-                pass
+def kill():
+    os.kill(os.getpid(), {number})
+    for _ in range(100):  # the handler runs at one of these at the latest
+        pass
 
 
-sys.meta_path.insert(0, _Finder())
+def send():
+    '''Within a callback from C, as those that llvmlite makes while kernels are loaded and compiled:
+    what the handler raises is printed and lost.'''
+    ctypes.CFUNCTYPE(None)(kill)()
 """
 
 
-def signal_before_import(module: str, number: int) -> str:
+def signal_before_import(module: str, number: signal.Signals) -> str:
     """A preload that sends the process a signal when it is about to import a module."""
-    return _BEFORE_IMPORT.format(module=module, number=int(number))
+    around = _AROUND_IMPORT.format(module=module, before="kill()", after="")
+    return _SIGNALS.format(number=int(number)) + around
+
+
+# Moment → (module, what is done to it once it is imported).
+MOMENTS = {
+    "while modules load": ("numba", "send()"),
+    "while a kernel is loaded or compiled": (
+        "llvmlite.binding.executionengine",
+        """
+set_object_cache, sent = module.ExecutionEngine.set_object_cache, []
+
+
+def wrapped(self, notify, get):
+    def asked(*arguments):
+        if not sent:
+            sent.append(1)
+            send()
+        return get(*arguments)
+
+    set_object_cache(self, notify, asked)
+
+
+module.ExecutionEngine.set_object_cache = wrapped
+""",
+    ),
+    "between two samples": (
+        "sa1bpack.packing.source_packer",
+        """
+take, calls = module.SourcePacker._take, []
+
+
+def taken(*arguments):
+    take(*arguments)
+    calls.append(1)
+    if len(calls) == 2:
+        send()
+
+
+module.SourcePacker._take = taken
+""",
+    ),
+}
+
+
+def lost_signal(moment: str, number: signal.Signals) -> str:
+    """A preload that sends a signal, whose exception is lost, at one of MOMENTS."""
+    return _SIGNALS.format(number=int(number)) + after_import(*MOMENTS[moment])

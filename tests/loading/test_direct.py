@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from batches import clone, join_readers, same
-from forked_child import forked_child
+from forked import forked_child
 from open_files import open_files
 from page_cache import drop, resident
 

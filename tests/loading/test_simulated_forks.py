@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from forked_child import forked_child
+from forked import forked_child
 from simulated_cuda import SimulatedCuda
 from simulated_loading import simulate
 

@@ -4,7 +4,7 @@ import shutil
 from collections import namedtuple
 
 import pytest
-from forked_child import forked_child
+from forked import forked_child
 from small_tars import SMALL, contents, members, write_tar
 from unprivileged import give_up_privileges
 
