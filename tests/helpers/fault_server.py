@@ -1,20 +1,69 @@
-"""A web server on loopback, whose answers go wrong as a test says."""
+"""Servers on loopback whose answers go wrong as a test says: of files, and a proxy before S3's."""
 
 import hashlib
-import http.server
+import http.client
 import re
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from urllib.parse import unquote
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from s3_server import use_s3
 
-from sa1bpack.remote import attempts
+from sa1bpack.remote import attempts, stores
 
-Answer = Callable[["_Handler", bytes], None]
+
+class Handler(BaseHTTPRequestHandler):
+    """Leaves requests to `of`, which answers them."""
+
+    protocol_version = "HTTP/1.1"
+    of: Any
+
+    def answer(self) -> None:
+        try:
+            self.of.answer(self)
+        except OSError:  # the client has seen enough
+            self.close_connection = True
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer
+
+    def log_message(self, *_) -> None:
+        """Nothing."""
+
+    def send_head(self, code: int, headers: dict[str, str], length: int | str = 0) -> None:
+        """Send a status and headers."""
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+
+@contextmanager
+def serving(of: Any, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """The URL of a server that answers within the block, over https with `tls`."""
+    handler = type("Handler", (Handler,), {"of": of})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        server.daemon_threads = True
+        server.handle_error = lambda *_: None  # connections that a client ends
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"http{'s' * (tls is not None)}://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+Answer = Callable[[Handler, bytes], None]
 
 
 @dataclass
@@ -51,31 +100,23 @@ class FaultServer:
         """The ranges asked for of a path, "" for all of it."""
         return [found for asked, found, _ in self.requests if asked == path]
 
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    of: FaultServer
-
-    def do_GET(self):
-        path = unquote(self.path.partition("?")[0])
-        with self.of.lock:
-            asked = (path, self.headers.get("Range", ""), self.headers.get("If-Match", ""))
-            self.of.requests.append(asked)
-            self.of.proxy_users += self.headers.get_all("Proxy-Authorization", [])
-            faults = self.of.faults.get(path, [])
+    def answer(self, handler: Handler) -> None:
+        """Answer a request."""
+        path = unquote(handler.path.partition("?")[0])
+        with self.lock:
+            asked = (handler.headers.get(name, "") for name in ("Range", "If-Match"))
+            self.requests.append((path, *asked))
+            self.proxy_users += handler.headers.get_all("Proxy-Authorization", [])
+            faults = self.faults.get(path, [])
             fault = faults.pop(0) if faults else send
-            data = self.of.files.get(path)
+            data = self.files.get(path)
         if data is None:
-            status(404)(self, b"")
-        else:
-            fault(self, data)
-
-    def log_message(self, *_):
-        """Nothing."""
+            fault, data = status(404), b""
+        fault(handler, data)
 
 
 def send(
-    handler: _Handler, data: bytes, *, body: Callable[[bytes], bytes] = bytes, etag: str = ""
+    handler: Handler, data: bytes, *, body: Callable[[bytes], bytes] = bytes, etag: str = ""
 ) -> None:
     """Answer as a server should; `body` may make another of the bytes that are sent."""
     tag = etag or f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
@@ -83,41 +124,25 @@ def send(
         status(412)(handler, data)
         return
     found = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
-    first, last = 0, len(data) - 1
+    first, last, code = 0, len(data) - 1, 200
+    headers = {"Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"}
     if found and handler.of.ranges:
         first, last = int(found[1]), min(int(found[2] or last), last)
         last = last if handler.of.most is None else min(last, first + handler.of.most - 1)
-        handler.send_response(206 if first <= last else 416)
-        handler.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-    else:
-        handler.send_response(200)
-    part = data[first : last + 1]
-    handler.send_header("Content-Length", str(len(part)))
-    handler.send_header("Last-Modified", "Sun, 22 Nov 2026 00:00:00 GMT")
+        code = 206 if first <= last else 416
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
     if handler.of.etags:
-        handler.send_header("ETag", tag)
-    handler.end_headers()
+        headers["ETag"] = tag
+    part = data[first : last + 1]
+    handler.send_head(code, headers, len(part))
     sent = body(part)
-    try:
-        handler.wfile.write(sent)
-        handler.wfile.flush()
-    except OSError:  # the client has seen enough
-        handler.close_connection = True
-    if len(sent) < len(part):
-        handler.close_connection = True
+    handler.close_connection |= len(sent) < len(part)
+    handler.wfile.write(sent)
 
 
 def status(code: int, headers: dict[str, str] | None = None) -> Answer:
     """Answer with a status alone."""
-
-    def answer(handler: _Handler, data: bytes) -> None:
-        handler.send_response(code)
-        for name, value in (headers or {}).items():
-            handler.send_header(name, value)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    return answer
+    return lambda handler, data: handler.send_head(code, headers or {})
 
 
 def cut(count: int) -> Answer:
@@ -128,7 +153,7 @@ def cut(count: int) -> Answer:
 def flipped(place: int) -> Answer:
     """Invert one byte of the file, wherever the body begins."""
 
-    def answer(handler: _Handler, data: bytes) -> None:
+    def answer(handler: Handler, data: bytes) -> None:
         wrong = data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]
         send(handler, wrong, etag=f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"')
 
@@ -138,7 +163,7 @@ def flipped(place: int) -> Answer:
 def stalled(count: int) -> Answer:
     """Send so many bytes of the body, and no more until the test ends."""
 
-    def answer(handler: _Handler, data: bytes) -> None:
+    def answer(handler: Handler, data: bytes) -> None:
         def body(part: bytes) -> bytes:
             handler.wfile.write(part[:count])
             handler.wfile.flush()
@@ -155,40 +180,30 @@ def changed(etag: str) -> Answer:
     return lambda handler, data: send(handler, data, etag=etag)
 
 
-def dropped(handler: _Handler, data: bytes) -> None:
+def dropped(handler: Handler, data: bytes) -> None:
     """End the connection without an answer."""
     handler.close_connection = True
-
-
-@contextmanager
-def fault_server(tls: ssl.SSLContext | None = None) -> Iterator[FaultServer]:
-    """A server that answers within the block, over https with `tls`."""
-    state = FaultServer()
-    handler = type("Handler", (_Handler,), {"of": state})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        server.daemon_threads = True
-        server.handle_error = lambda *_: None  # connections that a client ends
-        state.url = f"http{'s' * (tls is not None)}://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield state
-        finally:
-            state.held.set()
-            server.shutdown()
-            thread.join()
 
 
 def together(barrier: threading.Barrier) -> Answer:
     """Answer once as many requests have arrived as the barrier has parties."""
 
-    def answer(handler: _Handler, data: bytes) -> None:
+    def answer(handler: Handler, data: bytes) -> None:
         barrier.wait(60)
         send(handler, data)
 
     return answer
+
+
+@contextmanager
+def fault_server(tls: ssl.SSLContext | None = None) -> Iterator[FaultServer]:
+    """A server of files that answers within the block, over https with `tls`."""
+    state = FaultServer()
+    with serving(state, tls) as state.url:
+        try:
+            yield state
+        finally:
+            state.held.set()
 
 
 @pytest.fixture
@@ -200,3 +215,104 @@ def web(monkeypatch):
         monkeypatch.setattr(attempts, name, value)
     with fault_server() as server:
         yield server
+
+
+# What becomes of a request, by its method, its path with the query, and its number among those of
+# this method and path, from 0: None, or the name of a fault.
+Rule = Callable[[str, str, int], str | None]
+REFUSALS = {
+    "slow down": (503, b"<Code>SlowDown</Code><Message>Reduce your request rate</Message>"),
+    "expired": (400, b"<Code>ExpiredToken</Code><Message>The token has expired</Message>"),
+}
+
+
+class FaultyProxy:
+    """Passes requests on to a server, and spoils some of the answers.
+
+    requests  (method, path) of all that came
+    faults    names of those made
+    passing   how many are with the server now
+    """
+
+    def __init__(self, target: str):
+        self.target, self.url = urlsplit(target), ""
+        self._lock = threading.Lock()
+        self.passing = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Without faults, and without what was."""
+        self.rule: Rule = lambda method, path, number: None
+        self.requests: list[tuple[str, str]] = []
+        self.faults: list[str] = []
+        self.stall_seconds = 1.5
+
+    def answer(self, handler: Handler) -> None:
+        """Pass one request on, and its answer back, unless the rule says otherwise."""
+        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        with self._lock:
+            key = (handler.command, handler.path)
+            number = self.requests.count(key)
+            self.requests.append(key)
+            fault = self.rule(*key, number)
+            self.faults += [fault] if fault else []
+            self.passing += fault not in (*REFUSALS, "refuse")
+        if fault in REFUSALS:
+            code, text = REFUSALS[fault]
+            text = b"<Error>" + text + b"</Error>"
+            handler.send_head(code, {"Content-Type": "application/xml"}, len(text))
+            handler.wfile.write(text)
+        elif fault == "refuse":
+            handler.close_connection = True
+            handler.connection.shutdown(2)
+        else:
+            self._pass_on(handler, body, fault)
+
+    def _pass_on(self, handler: Handler, body: bytes, fault: str | None) -> None:
+        link = http.client.HTTPConnection(self.target.hostname, self.target.port, timeout=30)
+        link.request(handler.command, handler.path, body, dict(handler.headers))
+        found = link.getresponse()
+        data = found.read()
+        link.close()
+        with self._lock:
+            self.passing -= 1
+        if fault == "flip" and data:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        if fault == "truncate":  # and say so: a shorter object
+            data = data[: len(data) // 2]
+        if fault == "stall" and not data:  # headers alone would be a complete answer
+            time.sleep(self.stall_seconds)
+            handler.close_connection = True
+            return
+        own = ("transfer-encoding", "connection", "content-length")
+        headers = {name: text for name, text in found.getheaders() if name.lower() not in own}
+        head = handler.command == "HEAD"
+        length = found.headers["Content-Length"] if head else None
+        handler.send_head(found.status, headers, length or len(data))
+        if fault in ("cut", "stall") and not head:
+            handler.wfile.write(data[: len(data) // 2])
+            handler.wfile.flush()
+            time.sleep(self.stall_seconds * (fault == "stall"))
+            handler.connection.shutdown(2)
+        elif not head:
+            handler.wfile.write(data)
+
+
+@pytest.fixture(scope="session")
+def proxy_process(s3_process) -> Iterator[FaultyProxy]:
+    """A proxy before the server of S3, which has the buckets `packs` and `verified`."""
+    for name in ("packs", "verified"):
+        s3_process.make_bucket(name)
+    proxy = FaultyProxy(s3_process.url)
+    with serving(proxy) as proxy.url:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(proxy_process, monkeypatch) -> FaultyProxy:
+    """The proxy as what the environment names, without faults; nothing is waited for for long."""
+    use_s3(proxy_process.url, monkeypatch)
+    monkeypatch.setattr(stores, "READ_SECONDS", 1)
+    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.01)
+    proxy_process.begin()
+    return proxy_process

@@ -14,7 +14,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name != {module!r}:
             return None
         sys.meta_path.remove(self)
-        exec({before!r}, globals())
+        {before}
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
@@ -35,7 +35,7 @@ def after_import(module: str, change: str) -> str:
 
     The code sees the names of the preload, and the imported module as `module`.
     """
-    return _AROUND_IMPORT.format(module=module, before="", after=change)
+    return _AROUND_IMPORT.format(module=module, before="pass", after=change)
 
 
 _SIGNALS = """
