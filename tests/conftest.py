@@ -7,7 +7,6 @@ import signal
 import sys
 from pathlib import Path
 
-import cuda_devices
 import pytest
 from hypothesis import settings
 
@@ -19,8 +18,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Without a CUDA device, Triton's kernels run in its interpreter. It decides that when it is
-# imported, which torch and other libraries may do at any time.
-os.environ.setdefault("TRITON_INTERPRET", "0" if cuda_devices.present() else "1")
+# imported, which torch and other libraries may do at any time. No call to CUDA says whether there
+# is one: after such a call, no child can be forked. On Windows (WSL 2) every vendor has the same
+# device, and the driver of NVIDIA brings its library.
+ON_WINDOWS = Path("/dev/dxg").exists() and Path("/usr/lib/wsl/lib/libcuda.so.1").exists()
+HAS_CUDA = ON_WINDOWS or any(Path("/dev").glob("nvidia[0-9]*"))
+os.environ.setdefault("TRITON_INTERPRET", "0" if HAS_CUDA else "1")
 
 # Where several processes run tests, each has one processor: threads of torch that wait for others
 # take those of the others. It reads this when it is imported.

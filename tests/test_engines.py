@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from damaged_packs import flip
 from dying_tasks import ids, ids_but_one, ids_killed_once
+from edited_packs import flip
 from reading_packs import packed  # noqa: F401 - a fixture
 from small_tars import SMALL, contents, members, write_tar
 

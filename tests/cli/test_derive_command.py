@@ -11,7 +11,7 @@ import pytest
 from commands import finish, start
 from layout_packs import layout_packs  # noqa: F401 - a fixture
 from reading_packs import packed  # noqa: F401 - a fixture
-from unprivileged import without_privileges
+from system import without_privileges
 
 import sa1bpack
 from sa1bpack.format.manifest import read_manifest

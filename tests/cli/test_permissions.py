@@ -5,7 +5,7 @@ import os
 
 import pytest
 from commands import SMALL_FLAGS
-from unprivileged import without_privileges
+from system import without_privileges
 
 RIGHTS = "permission is missing: check owner and mode (ls -ld); use chmod, chown, or another user"
 READ_ONLY = "the file system is read-only: choose another folder, or mount it for writing"

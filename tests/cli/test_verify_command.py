@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 from commands import SMALL_FLAGS
-from damaged_packs import flip
+from edited_packs import flip
 from small_tars import SMALL, members, write_tar
-from unprivileged import without_privileges
+from system import without_privileges
 
 import sa1bpack
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from batches import OF_LOADERS
+from batches import OF_LOADERS, same_samples
 from cases import Case, draw_reading, drawn_opening, opened_dataset
 from expected import expected_batch, expected_input, kept_masks
 from packs import Packs
 from page_cache import drop, forget
-from same_samples import same_samples
 
 import sa1bpack
 from sa1bpack import transforms

@@ -11,7 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from several_packs import joined_pack
+from reading_packs import joined_pack
 
 import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack

@@ -7,11 +7,10 @@ import shutil
 
 import numpy as np
 import pytest
+from batches import same_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_packs import LAYOUT, publish_shards
-from same_samples import same_samples
-from several_packs import PACKS, joined_pack
+from reading_packs import LAYOUT, PACKS, joined_pack, publish_shards
 
 from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
 from sa1bpack.dataset.open_pack import open as open_pack

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from same_samples import same_samples
+from batches import same_samples
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError, ReadError

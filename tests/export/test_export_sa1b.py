@@ -6,8 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from damaged_packs import flip
-from edited_packs import rewrite_checksums
+from edited_packs import flip, rewrite_checksums
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_tars import SMALL, contents, members, record, write_tar

@@ -5,7 +5,7 @@ import shutil
 from collections import Counter
 
 import pytest
-from feature_arrays import write_side
+from packs_with_features import write_side
 from scenarios import Case, Stage
 from small_tars import SMALL, changed, members, write_tar
 

@@ -7,7 +7,7 @@ import pytest
 from edited_packs import flip
 from pages import Page
 from PIL import Image
-from unprivileged import without_privileges
+from system import without_privileges
 
 import sa1bpack
 from sa1bpack.cli.main import main

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from edited_packs import edit
-from memory import peak_growth
+from system import peak_growth
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.files import (

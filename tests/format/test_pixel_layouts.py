@@ -8,9 +8,8 @@ import tensorstore
 import xarray
 import xxhash
 import zarr
-from edited_packs import rewrite_checksums, rewrite_sample
+from edited_packs import rewrite_checksums, rewrite_sample, sample_checksum, sample_views
 from reading_packs import write_shard
-from sample_views import sample_checksum, sample_views
 from verify_script import script_finds
 
 from sa1bpack.errors import FormatError

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from sample_views import sample_checksum, sample_views
+from edited_packs import sample_checksum, sample_views
 
 from sa1bpack.errors import PackError
 from sa1bpack.format.layout import Extent, Layout

@@ -6,7 +6,7 @@ import shutil
 import msgspec
 import pytest
 from edited_packs import flip
-from unprivileged import without_privileges
+from system import without_privileges
 from verify_script import script_finds
 
 from sa1bpack.format.index import publish

@@ -1,4 +1,4 @@
-"""Batches of loaders in tests, and the threads that read them."""
+"""Samples and batches compared, and the threads that read batches."""
 
 import threading
 
@@ -41,6 +41,18 @@ def same(batch: dict, expected: dict) -> None:
         assert found[key].dtype == tensor.dtype, key
         assert found[key].shape == tensor.shape, key
         assert torch.equal(found[key].cpu(), tensor.cpu()), key
+
+
+def same_samples(one: dict, other: dict) -> bool:
+    """Whether two samples have the same keys, types and bytes; `index` may differ."""
+
+    def content(value):
+        plain = isinstance(value, str | int)
+        return value if plain else (value.dtype, value.shape, value.tobytes())
+
+    return one.keys() == other.keys() and all(
+        content(one[key]) == content(other[key]) for key in one.keys() - {"index"}
+    )
 
 
 def readers() -> list[threading.Thread]:

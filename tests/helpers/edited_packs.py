@@ -1,4 +1,4 @@
-"""Packs changed by hand: a bit flipped, JSON edited, digests made to fit again."""
+"""Packs read and changed by hand: a bit flipped, JSON edited, digests made to fit again."""
 
 import json
 from collections.abc import Callable
@@ -7,18 +7,38 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from sample_views import sample_views
 
 from sa1bpack.format.files import format_checksums
 from sa1bpack.format.index import publish
+from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.shard_reader import Shard, open_shard, rows_of_sample
+from sa1bpack.format.shard_writer import finished_rows
+
+FIRST, SECOND = "sa_000000-000", "sa_000000-001"
+# The format's version in a manifest and in a group: what precedes and follows its minor number.
+VERSION, FORMAT = (rb'("%s":\s*\[\s*1,\s*)0(\s*\])' % key for key in (b"version", b"format"))
 
 
-def flip(path: Path, at: int) -> None:
-    """Flip one bit."""
+def sample_views(shard: Shard, row: int) -> dict[str, np.ndarray]:
+    """Rows by array name: per-sample arrays lack their first axis, offsets are one row more."""
+    rows = rows_of_sample(shard, row, lambda spec, first, stop: shard[spec.name][first:stop])
+    single = [spec.name for spec in shard.layout.arrays if spec.axis == "sample"]
+    return {
+        name: rows[name][0] if name in single and not name.endswith("_offset") else rows[name]
+        for name in rows
+    }
+
+
+def sample_checksum(layout: Layout, sample: dict[str, np.ndarray]) -> int:
+    """The checksum that a shard stores of a sample."""
+    return int(finished_rows(layout, sample)["checksum"][0])
+
+
+def flip(path: Path, at: float = 0.5) -> None:
+    """Flip a bit of one byte: number `at`, or a fraction of the way through a file."""
     data = bytearray(path.read_bytes())
-    data[at] ^= 1
+    data[int(len(data) * at) if isinstance(at, float) else at] ^= 1
     path.write_bytes(data)
 
 
@@ -54,3 +74,17 @@ def rewrite_sample(folder: Path, row: int) -> None:
     data = bytearray(path.read_bytes())
     data[8 * row : 8 * row + 8] = digest.intdigest().to_bytes(8, "little")
     path.write_bytes(data)
+
+
+def forget_xxh128(root: Path) -> None:
+    """Make a pack one of an earlier release, which recorded only the md5 of its sources."""
+    edit(root / "manifest.json", lambda found: [each.pop("xxh128") for each in found["sources"]])
+    publish(root, read_manifest(root))
+
+
+def files_of(expected: dict[str, bytes], *, shard: str | None) -> list[str]:
+    """Files with bytes in them: of one shard, or of the pack itself."""
+    inside = f"shards/{shard}/" if shard else ""
+    own = [name for name in expected if not name.startswith("shards/sa_")]
+    names = [name for name in expected if name.startswith(inside)] if shard else own
+    return [name for name in names if expected[name]]

@@ -14,8 +14,8 @@ import pytest
 import torch
 from batches import clone, join_readers, same
 from forked import forked_child
-from open_files import open_files
 from page_cache import drop, resident
+from system import open_files
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.disk import direct, reading_mode

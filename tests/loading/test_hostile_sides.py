@@ -24,7 +24,7 @@ from packs_with_features import SPECS
 from sa1bpack.errors import FormatError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import shard_identities
-from feature_arrays import write_side
+from packs_with_features import write_side
 from test_hostile_metadata import READ, not_asked, ways_to_read
 
 folder, side = Path(sys.argv[3]), sys.argv[4]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import readers
-from open_files import open_files
+from system import open_files
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError

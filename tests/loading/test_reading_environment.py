@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import reading_child
 from reading_child import batch_digests, sample_digest
-from unprivileged import give_up_privileges
+from system import give_up_privileges
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, ReadError

@@ -6,7 +6,7 @@ from collections import namedtuple
 import pytest
 from forked import forked_child
 from small_tars import SMALL, contents, members, write_tar
-from unprivileged import give_up_privileges
+from system import give_up_privileges
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OutputRefused, TooManyRejects

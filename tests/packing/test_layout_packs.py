@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
+from edited_packs import sample_views
 from PIL import Image
-from sample_views import sample_views
 from small_tars import SMALL, photo, record, write_tar
 
 import sa1bpack

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from elsewhere import elsewhere  # noqa: F401 - a fixture
-from feature_arrays import write_side
+from packs_with_features import write_side
 from small_tars import SMALL, contents, members, write_tar
+from system import elsewhere  # noqa: F401 - a fixture
 
 import sa1bpack
 from sa1bpack.cli.main import main

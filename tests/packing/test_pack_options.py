@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from sample_views import sample_views
+from edited_packs import sample_views
 from small_tars import SMALL, changed, members, record, write_tar
 
 import sa1bpack

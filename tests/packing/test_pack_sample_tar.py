@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from edited_packs import sample_views
 from mask_oracle import decode, grid
 from PIL import Image
-from sample_views import sample_views
 from small_tars import SMALL, changed, members, names_of, write_tar
 
 import sa1bpack

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from commands import SMALL_FLAGS, finish, run, start, temporaries, wait_until
 from forked import Forked
-from open_files import open_files
 from preloads import after_import
 from small_tars import SMALL, contents, members, rejects_of, write_tar
+from system import open_files
 
 import sa1bpack
 from sa1bpack.errors import PackError

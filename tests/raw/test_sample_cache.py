@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from same_samples import same_samples
+from batches import same_samples
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack

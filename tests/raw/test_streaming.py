@@ -4,7 +4,7 @@ import logging
 import pickle
 
 import pytest
-from same_samples import same_samples
+from batches import same_samples
 from small_tars import SMALL, members, photo, write_tar
 from torch.utils.data import DataLoader
 

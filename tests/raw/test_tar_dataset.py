@@ -10,8 +10,8 @@ import tarfile
 
 import numpy as np
 import pytest
+from batches import same_samples
 from layout_packs import GRID, LAYOUTS, SIDE
-from same_samples import same_samples
 from small_tars import SMALL, members, photo, record, write_tar
 from torch.utils.data import DataLoader
 

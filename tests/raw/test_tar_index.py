@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from small_tars import SMALL, members, write_tar
-from unprivileged import without_privileges
+from system import without_privileges
 
 import sa1bpack
 from sa1bpack.errors import MissingPackage, OptionError, SourceError, SourceTruncated

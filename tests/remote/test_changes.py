@@ -9,10 +9,10 @@ import shutil
 
 import numpy as np
 import pytest
+from batches import same_samples
 from cached_packs import open_cached, url_of
-from feature_arrays import write_side
+from packs_with_features import write_side
 from reading_packs import write_pack
-from same_samples import same_samples
 
 import sa1bpack
 from sa1bpack.errors import OptionError, StoreError

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from batches import same_samples
 from cached_packs import open_cached, shards_in
 from reading_packs import write_pack
-from same_samples import same_samples
 
 import sa1bpack
 from sa1bpack.errors import CacheFull, OptionError

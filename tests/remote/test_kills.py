@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from batches import same_samples
 from cached_packs import open_cached, shards_in
-from same_samples import same_samples
 
 import sa1bpack
 from sa1bpack.errors import FormatError, ReadError, StoreError

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from batches import same_samples
 from cached_packs import open_cached, shards_in, url_of
 from packs_with_features import SPECS
 from reading_packs import write_pack
-from same_samples import same_samples
 
 import sa1bpack
 from sa1bpack.errors import NotAPack, OptionError

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from same_samples import same_samples
+from batches import same_samples
 
 import sa1bpack
 from sa1bpack.errors import NotAPack, OptionError, StoreError

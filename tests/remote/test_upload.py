@@ -11,8 +11,8 @@ from hashlib import md5
 
 import pytest
 import xxhash
+from batches import same_samples
 from s3_server import s3_client, use_s3
-from same_samples import same_samples
 
 import sa1bpack
 from sa1bpack.cli.main import main

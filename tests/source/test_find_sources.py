@@ -3,7 +3,7 @@
 import gzip
 
 import pytest
-from unprivileged import without_privileges
+from system import without_privileges
 
 from sa1bpack.errors import SourceError
 from sa1bpack.source.find import find_sources, open_source

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from memory import peak_growth
+from system import peak_growth
 
 from sa1bpack.errors import AnnotationError
 from sa1bpack.source.annotations import MAX_ANNOTATIONS, MAX_UNKNOWN_KEYS, parse_annotations

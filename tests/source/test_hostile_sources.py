@@ -6,7 +6,7 @@ import tarfile
 from collections import Counter
 
 import pytest
-from memory import peak_growth
+from system import peak_growth
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 from sa1bpack.source import inflate as inflate_module

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from commands import temporaries
-from elsewhere import elsewhere  # noqa: F401 - a fixture
-from feature_arrays import write_side
+from packs_with_features import write_side
 from scenarios import OPTIONS, Disturbed, Stage
 from small_tars import contents
+from system import elsewhere  # noqa: F401 - a fixture
 
 import sa1bpack
 from sa1bpack.errors import FormatError

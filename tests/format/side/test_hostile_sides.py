@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from edited_packs import edit, flip
-from feature_arrays import write_side
+from packs_with_features import write_side
 from verify_script import SCRIPT, script_finds
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 import zarr
-from feature_arrays import side_rows, write_side
+from packs_with_features import side_rows, write_side
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format.index import open_manifest_and_index

@@ -5,7 +5,7 @@ import random
 import shutil
 
 import pytest
-from damaged_packs import FIRST, SECOND, files_of, flip
+from edited_packs import FIRST, SECOND, files_of, flip
 from small_tars import SMALL, changed, contents, members, rejects_of, write_tar
 
 import sa1bpack

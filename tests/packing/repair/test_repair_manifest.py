@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from damaged_packs import FIRST, SECOND, files_of, flip
+from edited_packs import FIRST, SECOND, files_of, flip
 from small_tars import SMALL, contents
 
 import sa1bpack

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from commands import temporaries
-from damaged_packs import FIRST, SECOND, flip
+from edited_packs import FIRST, SECOND, flip
 from forked import Forked
 from small_tars import SMALL, contents
 

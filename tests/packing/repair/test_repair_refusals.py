@@ -3,9 +3,9 @@
 import shutil
 
 import pytest
-from damaged_packs import FIRST, SECOND, flip, forget_xxh128
+from edited_packs import FIRST, SECOND, flip, forget_xxh128
 from small_tars import SMALL, contents, members, write_tar
-from unprivileged import without_privileges
+from system import without_privileges
 
 import sa1bpack
 from sa1bpack.errors import NotAPack, SourceError

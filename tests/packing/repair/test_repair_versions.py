@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from damaged_packs import FIRST, FORMAT, VERSION, flip
+from edited_packs import FIRST, FORMAT, VERSION, flip
 from small_tars import contents
 
 import sa1bpack

@@ -1,0 +1,98 @@
+"""What the operating system has for tests: peak memory, open files, fewer rights, another disk."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+_HELPERS = Path(__file__).parent
+_WRAPPER = """
+import sys
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+import {imports}
+before = peak()
+{program}
+print((peak() - before) >> 10)
+"""
+
+
+def peak_growth(program: str, *arguments, imports: str) -> int:
+    """MiB of a program's peak memory, in addition to that of `imports` alone.
+
+    `arguments` are its `sys.argv[1:]`. Raises AssertionError if the program fails.
+    """
+    text = _WRAPPER.format(imports=imports, program=program)
+    done = subprocess.run(
+        [sys.executable, "-c", text, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(_HELPERS)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return int(done.stdout.split()[-1])
+
+
+def open_files() -> list[tuple[int, str]]:
+    """(descriptor, path) of all that is open; sockets and pipes have names of the system."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the listing itself
+            found.append((int(link.name), os.readlink(link)))  # noqa: PTH115 - some are not paths
+    return found
+
+
+_VERSION_3 = 0x20080522  # of linux/capability.h
+_Sets = ctypes.c_uint32 * 6  # (effective, permitted, inheritable), twice: 32 capabilities each
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+def give_up_privileges() -> None:
+    """Drop all capabilities permanently. With them, root can write whatever the modes are."""
+    if os.getuid() == 0:
+        _call("capset", _Sets())
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Drop the capabilities of this thread within the block."""
+    if os.getuid() != 0:
+        yield
+        return
+    before, fewer = _Sets(), _Sets()
+    _call("capget", before)
+    fewer[1], fewer[4] = before[1], before[4]  # permitted, so that they can be restored
+    _call("capset", fewer)
+    try:
+        yield
+    finally:
+        _call("capset", before)
+
+
+def _call(name: str, sets: ctypes.Array) -> None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    if function(ctypes.byref(_Header(_VERSION_3, 0)), sets):
+        raise OSError(ctypes.get_errno(), name)
+
+
+_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def elsewhere(tmp_path) -> Iterator[Path]:
+    """A folder of a tmpfs, to which files of `tmp_path` can be neither linked nor cloned."""
+    if not _MEMORY.is_dir() or not os.access(_MEMORY, os.W_OK):
+        pytest.skip(f"{_MEMORY}, the second file system of this test, cannot be written here")
+    if _MEMORY.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip(f"{tmp_path} is in {_MEMORY}: there is no second file system here")
+    with tempfile.TemporaryDirectory(prefix="sa1bpack-tests-", dir=_MEMORY) as folder:
+        yield Path(folder)
