@@ -14,18 +14,10 @@ from pathlib import Path
 
 from sa1bpack.format import files
 
-# Calls that a full disk can refuse; a broken one refuses any.
-SPACE = (
-    "create",
-    "mkdir",
-    "symlink",
-    "link",
-    "pwrite",
-    "ftruncate",
-    "fsync",
-    "fdatasync",
-    "rename",
-)
+# Calls that a full disk can refuse: "create" is an `open` that makes a file. A broken disk refuses
+# any.
+WRITES = ("mkdir", "symlink", "link", "pwrite", "ftruncate", "fsync", "fdatasync", "rename")
+SPACE = ("create", *WRITES)
 CALLS = (*SPACE, "open", "unlink", "rmdir")
 
 
@@ -55,8 +47,7 @@ class Plan:
     def apply(self) -> None:
         """Install the layer in this process permanently."""
         layer = _Layer(self)
-        for name in ("open", "mkdir", "symlink", "link", "pwrite", "ftruncate", "fsync",
-                     "fdatasync", "rename", "unlink", "rmdir"):  # fmt: skip
+        for name in CALLS[1:]:
             setattr(os, name, layer.around(name, getattr(os, name)))
         files.exchange = layer.around("rename", files.exchange)  # a system call that os lacks
 
@@ -77,18 +68,22 @@ class _Layer:
             path = path_of(
                 arguments[0] if name in ("symlink", "link") else target, named.get("dir_fd")
             )
-            kind = _kind(name, arguments)
+            makes = name == "open" and arguments[0] & (os.O_CREAT | os.O_TMPFILE)
+            kind = "create" if makes else name
             if not self._due(kind, path):
                 return call(target, *arguments, **named)
             if self._report is not None:
                 os.write(self._report, f"{kind} {path}\n".encode())
             match self.plan.action:
                 case "error":
-                    raise OSError(self.plan.code, os.strerror(self.plan.code), *_named(target))
+                    # As that of a real call, which names no file where it has a descriptor.
+                    named_in_it = () if isinstance(target, int) else (os.fspath(target),)
+                    raise OSError(self.plan.code, os.strerror(self.plan.code), *named_in_it)
                 case "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "short":
-                    arguments = self._shortened(*arguments)
+                    data, offset = memoryview(arguments[0]).cast("B"), arguments[1]
+                    arguments = data[: self._random.randint(1, max(1, data.nbytes))], offset
             return call(target, *arguments, **named)
 
         return layered
@@ -101,10 +96,6 @@ class _Layer:
             return False
         return plan.at <= next(self._number) < plan.at + plan.count
 
-    def _shortened(self, data, offset: int):
-        view = memoryview(data).cast("B")
-        return view[: self._random.randint(1, max(1, view.nbytes))], offset
-
 
 def path_of(target, folder: int | None = None) -> str:
     """The path that a call uses: a path, one relative to an open folder, or a descriptor's."""
@@ -112,14 +103,3 @@ def path_of(target, folder: int | None = None) -> str:
         return str(Path(f"/proc/self/fd/{target}").readlink()).removesuffix(" (deleted)")
     path = os.fspath(target)
     return path if folder is None else f"{path_of(folder)}/{path}"
-
-
-def _kind(name: str, arguments: tuple) -> str:
-    if name == "open" and arguments[0] & (os.O_CREAT | os.O_TMPFILE):
-        return "create"
-    return name
-
-
-def _named(target) -> tuple:
-    """The file name in the error of a real call: none for a descriptor."""
-    return () if isinstance(target, int) else (os.fspath(target),)

@@ -10,7 +10,6 @@ import os
 import pickle
 import random
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,38 +22,31 @@ def record(root: Path, log: Path) -> None:
     file = log.open("ab", buffering=0)
     lock = threading.RLock()
 
-    def around(name: str, describe):
-        call = getattr(os, name)
-
-        def recorded(target, *arguments, **named):
+    def recorded(name: str, call):
+        def layered(target, *arguments, **named):
             with lock:
                 path = path_of(target, named.get("dir_fd"))
                 result = call(target, *arguments, **named)
-                entry = describe(path, *arguments, result)
-                if entry is not None and f"{path}/".startswith(f"{root}/"):
-                    file.write(pickle.dumps((name, *entry)))
+                if name == "pwrite":
+                    arguments = bytes(arguments[0][:result]), arguments[1]
+                reads = name == "open" and not arguments[0] & os.O_CREAT
+                if not reads and f"{path}/".startswith(f"{root}/"):
+                    file.write(pickle.dumps((name, path, *arguments)))
                 return result
 
-        setattr(os, name, recorded)
+        return layered
 
-    around("open", lambda path, flags, *_: (path,) if flags & os.O_CREAT else None)
-    around("mkdir", lambda path, *_: (path,))
-    around("pwrite", lambda path, data, offset, count: (path, bytes(data[:count]), offset))
-    around("ftruncate", lambda path, size, _: (path, size))
-    around("fsync", lambda path, _: (path,))
-    around("rename", lambda path, target, _: (path, os.fspath(target)))
-    around("unlink", lambda path, _: (path,))
-    around("rmdir", lambda path, _: (path,))
+    for name in ("open", "mkdir", "pwrite", "ftruncate", "fsync", "rename", "unlink", "rmdir"):
+        setattr(os, name, recorded(name, getattr(os, name)))
 
 
-def read_log(log: Path) -> Iterator[tuple]:
+def read_log(log: Path) -> list[tuple]:
     """(call, path, ...) of every call that `record` wrote to `log`."""
+    found, size = [], log.stat().st_size
     with log.open("rb") as file:
-        while True:
-            try:
-                yield pickle.load(file)
-            except EOFError:
-                return
+        while file.tell() < size:
+            found.append(pickle.load(file))
+    return found
 
 
 @dataclass
@@ -97,7 +89,7 @@ class Disk:
         """Whether a power cut would leave all of its contents, if it left its name."""
         return _safe(self._at(path))
 
-    def _at(self, path: str):
+    def _at(self, path: str | Path):
         node = self._root
         for part in Path(path).relative_to(self._folder).parts:
             node = node.names[part]
@@ -105,17 +97,17 @@ class Disk:
 
     def _change(self, path: str, node) -> None:
         """Replace the node of a name; None removes it."""
-        folder, name = self._at(str(Path(path).parent)), Path(path).name
+        folder, name = self._at(Path(path).parent), Path(path).name
         folder.names = {key: value for key, value in folder.names.items() if key != name}
         if node is not None:
             folder.names[name] = node
         folder.since.append(folder.names)
 
-    def _open(self, path: str) -> None:
-        if Path(path).name not in self._at(str(Path(path).parent)).names:
+    def _open(self, path: str, *_) -> None:
+        if Path(path).name not in self._at(Path(path).parent).names:
             self._change(path, _File())
 
-    def _mkdir(self, path: str) -> None:
+    def _mkdir(self, path: str, *_) -> None:
         self._change(path, _Folder())
 
     def _unlink(self, path: str) -> None:
@@ -124,7 +116,7 @@ class Disk:
     _rmdir = _unlink
 
     def _rename(self, path: str, target: str) -> None:
-        node, folder = self._at(path), self._at(str(Path(path).parent))
+        node, folder = self._at(path), self._at(Path(path).parent)
         assert Path(path).parent == Path(target).parent
         before = len(folder.since)
         self._change(path, None)

@@ -11,17 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 from scenarios import Stage
 
-_RESULTS = pytest.StashKey[list["Result"]]()
-
-
-@dataclass(frozen=True)
-class Result:
-    """One row of the table: what was done, how often, the outcome, and the seconds it took."""
-
-    name: str
-    rounds: int
-    outcome: str
-    seconds: float
+Row = tuple[str, str, str, str]  # what was done, how often, the outcome, the seconds it took
+_RESULTS = pytest.StashKey[list[Row]]()
 
 
 @dataclass
@@ -39,7 +30,7 @@ class Torture:
     full: bool
     seed: int
     rng: random.Random
-    results: list[Result]
+    results: list[Row]
     _since: float = field(default_factory=time.monotonic)
 
     def rounds(self, short: int, full: int) -> int:
@@ -49,7 +40,7 @@ class Torture:
     def record(self, name: str, rounds: int, outcome: str) -> None:
         """Add a result; its time counts from the start of the test or from its last record."""
         now = time.monotonic()
-        self.results.append(Result(name, rounds, outcome, now - self._since))
+        self.results.append((name, f"{rounds:,}", outcome, f"{now - self._since:.0f}"))
         self._since = now
 
 
@@ -77,7 +68,5 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     if not results or not config.getoption("torture"):
         return
     terminalreporter.section(f"torture, seed {config.getoption('torture_seed')}")
-    rows = [("what", "rounds", "found", "seconds"), ("---", "--:", "---", "--:")]
-    rows += [(r.name, f"{r.rounds:,}", r.outcome, f"{r.seconds:.0f}") for r in results]
-    for row in rows:
+    for row in (("what", "rounds", "found", "seconds"), ("---", "--:", "---", "--:"), *results):
         terminalreporter.write_line(f"| {' | '.join(row)} |")

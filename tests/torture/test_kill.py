@@ -13,7 +13,7 @@ import psutil
 import pytest
 from commands import SMALL_FLAGS, finish, published, start, temporaries, workers_of
 from forked import Forked
-from scenarios import SCENARIOS, Case, check_whole
+from scenarios import check_whole
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
@@ -135,13 +135,6 @@ def test_runs_killed_at_random_moments_produce_the_undisturbed_pack(
     torture.record(
         f"SIGKILL at random ({whom})", kills.total(), f"{packs} packs, all as undisturbed"
     )
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_run_killed_at_any_call_is_completed_by_the_next(stage, tmp_path, torture, scenario):
-    case = Case(stage, tmp_path / "case", scenario)
-    rounds = case.end_at_any_call(torture, ["killed"], 3, 80)
-    torture.record(f"SIGKILL at a call: {scenario}", rounds, "all resumed to the undisturbed pack")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ PHOTOS = 32  # different photos; the tar repeats them under other ids
 MASKS = 2
 # Allocators round up and keep freed memory. A leak of one Python object per sample would be a
 # hundred times as much over the full run, and ten times as much over the short one.
-MOST_GROWTH = 4 << 20
+MOST_GROWTH = 4  # MiB
 PARTS = 10  # of a run; caches fill in the first one
 
 
@@ -37,15 +37,15 @@ def many_pairs(images: int) -> dict[str, bytes]:
     return found
 
 
-def usage(process: psutil.Process) -> dict[str, int]:
-    """Anonymous memory in bytes, descriptors, threads, memory maps.
+def usage(process: psutil.Process) -> dict[str, float]:
+    """Anonymous memory, descriptors, threads, memory maps.
 
     Pages of mapped files are not counted: they belong to the page cache.
     """
     status = Path(f"/proc/{process.pid}/status").read_text()
     pages = dict(re.findall(r"^(RssAnon|VmSwap):\s+(\d+) kB", status, re.M))
     return {
-        "memory": 1024 * sum(map(int, pages.values())),
+        "MiB of memory": sum(map(int, pages.values())) / 1024,
         "descriptors": process.num_fds(),
         "threads": process.num_threads(),
         "maps": len(process.memory_maps(grouped=False)),
@@ -89,37 +89,29 @@ def load_and_watch(pack: str, epochs: str) -> None:
 def watched(work, *arguments) -> list[dict[str, int]]:
     """The output of `work`, run in its own process."""
     command = [sys.executable, __file__, work.__name__, *map(str, arguments)]
-    helpers = str(Path(__file__).parents[1] / "helpers")
-    search = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": search}
-    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def part(found: list[dict[str, int]], number: int, key: str) -> float:
-    """The (lower) median of a number in one of the parts of a run."""
-    edges = [len(found) * k // PARTS for k in (number, number + 1)]
-    return statistics.median_low(usage[key] for usage in found[slice(*edges)])
-
-
-def check_flat(found: list[dict[str, int]], first: int, threads: int = 0) -> str:
+def check_flat(found: list[dict[str, float]], first: int, threads: int = 0) -> str:
     """Assert that nothing grew between part `first` and the last one; returns the measurements.
 
     threads
         The number of threads by which it may have grown.
     """
     assert len(found) >= 2 * PARTS
+    edges = [len(found) * part // PARTS for part in (first, first + 1, PARTS - 1)]
+    early, late = found[slice(*edges[:2])], found[edges[2] :]
+    grown = {"MiB of memory": MOST_GROWTH, "descriptors": 4, "threads": threads}
     said = []
-    for key, unit, most in (
-        ("memory", 1 << 20, MOST_GROWTH), ("descriptors", 1, 4), ("threads", 1, threads),
-        ("maps", 1, 8 + 4 * threads),
-    ):  # fmt: skip
-        early, late = part(found, first, key), part(found, PARTS - 1, key)
-        assert late - early <= most, f"{key}: {early} in part {first}, {late} at the end"
-        name = "MiB of memory" if key == "memory" else key
-        said.append(f"{early / unit:.0f} → {late / unit:.0f} {name}")
+    for key, most in (grown | {"maps": 8 + 4 * threads}).items():
+        before, after = (
+            statistics.median_low(each[key] for each in part) for part in (early, late)
+        )
+        assert after - before <= most, f"{key}: {before} in part {first}, {after} at the end"
+        said.append(f"{before:.0f} → {after:.0f} {key}")
     return ", ".join(said)
 
 

@@ -3,7 +3,6 @@
 Repeated, it ends with the bytes of an undamaged pack.
 """
 
-import hashlib
 import os
 import shutil
 import signal
@@ -11,9 +10,10 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import temporaries
+from edited_packs import flip
+from reading_child import sample_digest
 from scenarios import ENDS, Disturbed, Stage
 from small_tars import contents
 
@@ -21,17 +21,6 @@ import sa1bpack
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import files
 from sa1bpack.packing import repair as repair_run
-
-
-def flip(path: Path, at: float = 0.5) -> None:
-    """Flip a bit of one byte, `at` of the way through a file."""
-    data = bytearray(path.read_bytes())
-    data[min(int(len(data) * at), len(data) - 1)] ^= 1
-    path.write_bytes(data)
-
-
-def index_of(root: Path) -> Path:
-    return next(root.glob("index-*"))
 
 
 def change_a_count(root: Path) -> None:
@@ -44,8 +33,8 @@ def change_a_count(root: Path) -> None:
 SHARD = "shards/sa_000001-000"
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "rejects": lambda root: flip(root / "rejects.jsonl"),
-    "index, after its data": lambda root: flip(index_of(root) / "id_order" / "c.0", 1),
-    "index lost": lambda root: shutil.rmtree(index_of(root)),
+    "index, after its data": lambda root: flip(next(root.glob("index-*/id_order/c.0")), -1),
+    "index lost": lambda root: shutil.rmtree(next(root.glob("index-*"))),
     "checksums": lambda root: (root / "checksums.xxh128").write_text("x\n"),
     "checksums lost": lambda root: (root / "checksums.xxh128").unlink(),
     "manifest, readable": change_a_count,
@@ -76,29 +65,16 @@ def samples_of(root: Path) -> dict[int, str | None] | None:
         found = {}
         for number, image_id in enumerate(dataset.column("image_id").tolist()):
             try:
-                found[image_id] = digest_of(dataset[number])
+                found[image_id] = sample_digest(dataset[number])
             except (ReadError, FormatError, OSError):
                 found[image_id] = None
     return found
 
 
-def digest_of(sample) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(sample):
-        digest.update(f"{name} {np.asarray(sample[name]).tobytes()!r}".encode())
-    return digest.hexdigest()
-
-
 class Repair(Disturbed):
     """A repair of a damaged pack."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        folder: Path,
-        *damage: str,
-        prepare: Callable[[], object] = lambda: None,
-    ):
+    def __init__(self, stage: Stage, folder: Path, *damage: str, prepare=lambda: None):
         root = folder / "pack"
         super().__init__(root, folder, "repair", root, *stage.tars, "--workers", 1)
         self.stage, self.expected, self.prepare = stage, stage.expected, prepare

@@ -1,4 +1,4 @@
-"""A merge that fails or is killed at any call leaves a pack that the next merge completes."""
+"""Merges and parts of a job that end at any call are complete when they are repeated."""
 
 import errno
 import fcntl
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from commands import temporaries
+from forked import Forked
 from packs_with_features import write_side
-from scenarios import OPTIONS, Disturbed, Stage
+from scenarios import FLAGS, OPTIONS, Disturbed, Stage, check_whole
 from small_tars import contents
 from system import elsewhere  # noqa: F401 - a fixture
 
@@ -101,3 +102,44 @@ def test_so_it_is_between_two_file_systems(stage, tmp_path, torture, elsewhere):
     merge = Merge(stage, tmp_path, elsewhere)
     rounds = merge.end_at_any_call(torture, HOW_IT_ENDS, 2, 10_000)
     torture.record("merge ended at a call (two file systems)", rounds, "completed by the next")
+
+
+class Job(Disturbed):
+    """A job of two parts in a new folder, one of whose commands is disturbed."""
+
+    def __init__(self, stage: Stage, folder: Path, which: str):
+        root = folder / "pack"
+        part = ("pack", *stage.tars, "-o", root, "--workers", 1, *FLAGS, "--part")
+        self._commands = {
+            "other part": (*part, "1/2"),
+            "part": (*part, "2/2"),
+            "finalize": ("finalize", root),
+        }
+        super().__init__(root, folder, *self._commands[which])
+        self._before = ("other part", "part") if which == "finalize" else ()
+        self._folder, self._stage = folder, stage
+
+    def _run_undisturbed(self, which: str) -> None:
+        code, said = Forked(*self._commands[which], log=self._folder / "log").wait()
+        assert code == 0, said
+
+    def begin(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        for which in self._before:
+            self._run_undisturbed(which)
+
+    def check_completed_by_the_next(self, where: str) -> None:
+        """Repeated, the commands make the undisturbed pack and leave nothing else."""
+        for which in self._commands:
+            check_whole(self.root)
+            self._run_undisturbed(which)
+        assert contents(self.root) == self._stage.expected, where
+        assert temporaries(self.root) == [], where
+
+
+@pytest.mark.parametrize("which", ["part", "finalize"])
+def test_a_command_killed_at_any_call_is_completed_when_it_is_repeated(
+    stage, tmp_path, torture, which
+):
+    rounds = Job(stage, tmp_path, which).end_at_any_call(torture, ["killed"], 2, 80)
+    torture.record(f"SIGKILL at a call: {which}", rounds, "all completed to the undisturbed pack")
