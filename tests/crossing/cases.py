@@ -1,6 +1,5 @@
 """What a case is, drawn from its seed: any combination that the documents allow."""
 
-import dataclasses
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,9 +65,8 @@ class Case:
         return self.opened["mask_format"] == "runs" and "mask_size" not in self.opened
 
     def __str__(self) -> str:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         with np.printoptions(threshold=3, edgeitems=1):
-            return ", ".join(f"{name}={value!r}" for name, value in values.items())
+            return repr(self)
 
 
 def drawn_opening(seed: int) -> Case:
@@ -134,11 +132,9 @@ def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
         return ds[1::2]
     if case.selection == "repeated":
         return ds[rng.integers(0, len(ds), rng.integers(1, 2 * len(ds)))]
-    if case.selection == "where":
-        part = ds.where("mask_count > 2")
-        return part if len(part) else ds
-    if case.selection == "fraction":
-        part = ds.fraction(0.6, seed=case.seed)
+    if case.selection in ("where", "fraction"):
+        where = case.selection == "where"
+        part = ds.where("mask_count > 2") if where else ds.fraction(0.6, seed=case.seed)
         return part if len(part) else ds
     if case.selection in ("shuffled", "saved"):
         part = ds[rng.permutation(len(ds))[: rng.integers(2, len(ds) + 1)]]
@@ -178,9 +174,10 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         if changes or 0 < samples % case.size < ranks:  # a rank would have an empty batch
             last = rng.choice(("drop_last", "pad_last"))
     reading = case.reading = {} if last is None else {last: True}
-    kinds = ["padded", "concat"] if case.yields_runs else list(LAYOUTS)
-    reading["mask_layout"] = rng.choice(kinds)
-    most = _drawn_most(rng)
+    reading["mask_layout"] = rng.choice(LAYOUTS[:2] if case.yields_runs else LAYOUTS)
+    one, two = rng.randint(1, 8), rng.randint(1, 20)
+    changing = [one, two], [one, None], sa1bpack.Linear(one, two, steps=5)
+    most = rng.choice((None, None, one, one, *changing))
     if most is not None:
         reading["max_masks"], reading["mask_select"] = most, _drawn_choice(rng, ds)
         limited = not (isinstance(most, list) and None in most)
@@ -191,7 +188,11 @@ def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
         relate = transforms.Relate(names, share=rng.choice((0.6, 0.9)), neighbors=4)
         reading["relations"] = rng.choice((names, relate))
     if case.order[0] != "by_node" and rng.random() < 0.3:
-        reading["bucket_by"] = _drawn_buckets(rng, ds, case)
+        numbers = np.random.default_rng(case.seed).random(len(ds))
+        kinds = ["mask_count", numbers, sa1bpack.Buckets(ds, "mask_count", batches=2)]
+        reading["bucket_by"] = rng.choice(
+            kinds if case.layout[0] == "squash" else [*kinds, "aspect"]
+        )
     if rng.random() < 0.15:
         reading["on_error"] = "drop"
     case.own = tuple(_drawn_own(rng, case.workers, direct) for _ in range(2))
@@ -220,13 +221,6 @@ def _drawn_order(rng: random.Random, ds: sa1bpack.Dataset) -> tuple[str, dict[st
     return kind, seed
 
 
-def _drawn_most(rng: random.Random) -> Any:
-    one, two = rng.randint(1, 8), rng.randint(1, 20)
-    return rng.choice(
-        (None, None, one, one, [one, two], [one, None], sa1bpack.Linear(one, two, steps=5))
-    )
-
-
 def _drawn_choice(rng: random.Random, ds: sa1bpack.Dataset) -> Any:
     ids = ds.mask_column("annotation_id")
     weights = ids % 5 if (ids % 5).any() else np.ones(len(ids))
@@ -237,12 +231,6 @@ def _drawn_choice(rng: random.Random, ds: sa1bpack.Dataset) -> Any:
 def by_box(columns: Any) -> np.ndarray:
     """Weights of which some are 0, of coordinates, which may be scaled, and of the image."""
     return np.maximum(columns["bbox"][:, 2] - 20, 0) * (1 + columns["image_id"] % 3)
-
-
-def _drawn_buckets(rng: random.Random, ds: sa1bpack.Dataset, case: Case) -> Any:
-    numbers = np.random.default_rng(case.seed).random(len(ds))
-    kinds = ["mask_count", numbers, sa1bpack.Buckets(ds, "mask_count", batches=2)]
-    return rng.choice(kinds if case.layout[0] == "squash" else [*kinds, "aspect"])
 
 
 def _drawn_own(rng: random.Random, workers: int | None, direct: bool) -> dict[str, Any]:

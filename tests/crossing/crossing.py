@@ -59,19 +59,18 @@ class Crossing:
             ranks: [self._batches(rank, ranks, buckets) for rank in range(ranks)]
             for ranks in case.ranks
         }
-        relations = case.reading.get("relations", ())
-        self.relate = transforms.Relate.of(relations)
+        self.relate = transforms.Relate.of(case.reading.get("relations", ()))
         self.pipeline = transforms.Pipeline(ds) if case.transform else None
         self.samples: dict[int, dict] = {}
 
     def _batches(
         self, rank: int, ranks: int, buckets: sa1bpack.Buckets | None
     ) -> sa1bpack.OrderedBatches:
-        options = {"rank": rank, "world_size": ranks}
-        last = ("drop_last", "pad_last")
-        options |= {name: True for name in last if name in self.case.reading}
-        options["global_batch_size"] = self.case.size
-        return sa1bpack.OrderedBatches(self.order, bucket_by=buckets, **options)
+        last = {name: True for name in ("drop_last", "pad_last") if name in self.case.reading}
+        return sa1bpack.OrderedBatches(
+            self.order, global_batch_size=self.case.size, bucket_by=buckets, rank=rank,
+            world_size=ranks, **last,
+        )  # fmt: skip
 
     def run(self) -> None:
         """Read both epochs, then compare: samples map files, whose pages then stay in memory."""
@@ -79,10 +78,6 @@ class Crossing:
         for epoch in (0, 1):
             indices = {
                 ranks: [[np.array(batch) for batch in batches] for batches in of_ranks]
-                for ranks, of_ranks in self.plain.items()
-            }
-            repeated = {
-                ranks: [[each.current.repeated(k) for k in range(len(each))] for each in of_ranks]
                 for ranks, of_ranks in self.plain.items()
             }
             self._check_indices(*indices.values())
@@ -93,7 +88,7 @@ class Crossing:
                 place = {"epoch": epoch, "batch_idx": number, "global_step": step}
                 for rank, batch in enumerate(next(batches)):
                     rows = indices[len(readers)][rank][number]
-                    again = repeated[len(readers)][rank][number]
+                    again = self.plain[len(readers)][rank].current.repeated(number)
                     found.append((*self._taken(batch), rows, again, place))
                 step += 1
                 if self.case.stop == (epoch, number + 1):
@@ -135,9 +130,8 @@ class Crossing:
         return others
 
     def _end(self, readers: list[Any]) -> None:
-        for reader in readers:
-            if isinstance(reader, sa1bpack.Loader):
-                reader.close()
+        for reader in readers if self.case.workers is None else ():
+            reader.close()
 
     def _taken(self, batch: dict) -> tuple[dict, dict | None]:
         """A batch, and what the pipeline makes of it."""
@@ -191,7 +185,9 @@ class Crossing:
     ) -> None:
         """Compare a batch with what it must be."""
         case, ds = self.case, self.ds
-        samples = [self._sample(index) for index in indices.tolist()]
+        for index in set(indices.tolist()) - self.samples.keys():
+            self.samples[index] = ds[index]
+        samples = [self.samples[index] for index in indices.tolist()]
         epoch, step = place["epoch"], place["global_step"]
         most = value_at(case.reading.get("max_masks"), epoch, step)
         mask_select = value_at(case.reading.get("mask_select", "largest"), epoch, step)
@@ -225,32 +221,23 @@ class Crossing:
             assert value.shape == array.shape, key
             tolerance = 0 if array.dtype == bool else 1e-3
             np.testing.assert_allclose(value, array, rtol=0, atol=tolerance, err_msg=key)
-        changed = {"images", "masks", "bboxes", "point_coords"} | set(self._spatial())
+        spatial = {feature.name for feature in self.ds.spec.features if feature.spatial}
+        changed = {"images", "masks", "bboxes", "point_coords"} | spatial
         rest = {key: array for key, array in expected.items() if key not in changed}
         same_arrays({key: made[key] for key in rest}, rest, ())
-        for name in self._spatial():
+        for name in spatial:
             np.testing.assert_allclose(made[name].numpy(), expected[name], rtol=1e-5, err_msg=name)
-
-    def _spatial(self) -> list[str]:
-        return [feature.name for feature in self.ds.spec.features if feature.spatial]
-
-    def _sample(self, index: int) -> dict:
-        if index not in self.samples:
-            self.samples[index] = self.ds[index]
-        return self.samples[index]
 
     def _compare_samples(self) -> None:
         """The samples are those of their own pack, opened plainly."""
         case = self.case
         options = {name: value for name, value in case.opened.items() if name != "verify_checksums"}
-        packs = [sa1bpack.open(root, **options) for root in self._folders[:2] if self._has(root)]
+        roots = self._folders[:2] if case.several else [self._folders[case.seed % 2]]
+        packs = [sa1bpack.open(root, **options) for root in roots]
         for index, sample in self.samples.items():
             assert sample["image_id"] == self.ds.column("image_id")[index]
             [pack] = [each for each in packs if sample["image_id"] in each.column("image_id")]
             assert same_samples(sample, pack.by_id(sample["image_id"]))
-
-    def _has(self, root: Path) -> bool:
-        return self.case.several or root == self._folders[self.case.seed % 2]
 
 
 def large_files(folder: Path) -> Iterator[Path]:

@@ -57,9 +57,9 @@ class Packs:
     def _pack(self, tar: int, fit: str, pixels: str, masks: str, scale: int) -> Path:
         image_size, mask_size = SCALES[scale]
         out = self.folder / f"{fit}-{pixels}-{masks}-{image_size}-{tar}"
-        options = {"fit": fit, "pixels": pixels, "masks": masks, "image_size": image_size}
-        more = {"mask_size": mask_size, "samples_per_shard": 3, "max_masks": None, "workers": 1}
-        self._once(out, lambda: sa1bpack.pack(self._tar(tar), out, **options, **more))
+        options = {"fit": fit, "pixels": pixels, "masks": masks, "image_size": image_size,
+                   "mask_size": mask_size, "samples_per_shard": 3, "workers": 1}  # fmt: skip
+        self._once(out, lambda: sa1bpack.pack(self._tar(tar), out, max_masks=None, **options))
         return out
 
     def _tar(self, number: int) -> Path:

@@ -9,6 +9,7 @@ The seed of a case is printed before it begins, so it is known also of one that 
 import argparse
 import faulthandler
 import logging
+import os
 import sys
 import tempfile
 import traceback
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="of the packs, which are kept there")
     arguments = parser.parse_args()
     faulthandler.enable()
+    os.fsync = lambda descriptor: None  # it would take most of the time
     logging.getLogger("sa1bpack").setLevel(logging.ERROR)
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
@@ -44,10 +46,8 @@ def main() -> int:
             except Exception:
                 failed += 1
                 traceback.print_exc(file=sys.stdout)
-                print(
-                    f"failed: OMP_NUM_THREADS=1 python tests/crossing/run.py --seed {seed}",
-                    flush=True,
-                )
+                again = f"OMP_NUM_THREADS=1 python tests/crossing/run.py --seed {seed}"
+                print(f"failed: {again}", flush=True)
             finally:
                 faulthandler.cancel_dump_traceback_later()
     print(f"{arguments.count - failed} of {arguments.count} cases passed")

@@ -1,13 +1,17 @@
-"""Inputs that a fuzzer starts with: generated ones, which are accepted, and kept ones.
+"""Inputs that a fuzzer starts with, generated ones, which are accepted, and kept ones; and changes
+that random bytes rarely make: still valid JSON, with other content.
 
 A kept seed once made its target fail, or is a special case.
 """
 
+import copy
 import io
 import json
+import random
 import tarfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 from small_tars import as_jpeg, members, photo, pixels_of, record
 from targets import SHARD, pristine
@@ -73,20 +77,16 @@ def _jpegs() -> list[bytes]:
     ]  # fmt: skip
 
 
-def _lists() -> list[bytes]:
-    return [b"d41d8cd98f00b204e9800998ecf8427e  sa_000000.tar\n# x\n", b"0" * 32 + b" *d/sa_1.tar"]
+_LISTS = [b"d41d8cd98f00b204e9800998ecf8427e  sa_000000.tar\n# x\n", b"0" * 32 + b" *d/sa_1.tar"]
 
 
-def _file_of_pack(*names: str):
-    return lambda: [data for name, data in pristine().items() if name.endswith(names)]
+def _of_pack(*ends: str, within: str = "") -> list[bytes]:
+    files = pristine().items()
+    return [data for name, data in files if within in name and name.endswith(ends)]
 
 
-def _numbered(*names: str):
-    return lambda: [
-        bytes([number]) + data
-        for number, data in enumerate(data for name, data in pristine().items() if names[0] in name
-                                      and name.endswith(names[1]))
-    ]  # fmt: skip
+def _numbered(files: list[bytes]) -> list[bytes]:
+    return [bytes([number]) + data for number, data in enumerate(files)]
 
 
 def _recorded() -> list[bytes]:
@@ -96,10 +96,66 @@ def _recorded() -> list[bytes]:
 
 _MADE = {
     "tar": _tars, "pairs": lambda: [*_tars(), *(zlib.compress(t, wbits=31) for t in _tars())],
-    "gzip": _gzips, "annotations": _records, "counts": _texts, "jpeg": _jpegs, "md5sums": _lists,
-    "manifest": _file_of_pack("manifest.json"),
-    "shard_metadata": _file_of_pack("-000/zarr.json"),
-    "array_metadata": _file_of_pack("area/zarr.json", "id_order/zarr.json", "shards/zarr.json"),
-    "index": _numbered("index-", "c.0"), "offsets": _numbered("-000/", "_offset/c.0"),
-    "checksums": _file_of_pack(".xxh128"), "rejects": _recorded,
+    "gzip": _gzips, "annotations": _records, "counts": _texts, "jpeg": _jpegs,
+    "md5sums": lambda: _LISTS,
+    "manifest": lambda: _of_pack("manifest.json"),
+    "shard_metadata": lambda: _of_pack("-000/zarr.json"),
+    "array_metadata": lambda: _of_pack("area/zarr.json", "id_order/zarr.json", "shards/zarr.json"),
+    "index": lambda: _numbered(_of_pack("c.0", within="index-")),
+    "offsets": lambda: _numbered(_of_pack("_offset/c.0", within="-000/")),
+    "checksums": lambda: _of_pack(".xxh128"), "rejects": _recorded,
 }  # fmt: skip
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 4, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63) - 1, 10**400,
+    0.0, -0.5, 1e308, float("nan"), float("inf"),
+    "", "..", "../x", "/etc", "a/b", "a\\b", "\0", "\x1b[2J", "\ud800", "x" * 300, "é", "zarr.json",
+    "index-00000000", "sa_000000-000", "yuv420", "native",
+    [], {}, [[]], [None], [0, 0], [1, 0], {"": None},
+)  # fmt: skip
+JSON_TARGETS = ("annotations", "manifest", "shard_metadata", "array_metadata", "rejects")
+
+
+def mutate_json(data: bytes, rng: random.Random) -> bytes | None:
+    """The same JSON with one to three changes.
+
+    None if it is not a JSON object, or is nested too deeply for Python to change it.
+    """
+    try:
+        tree = json.loads(data)
+        if not isinstance(tree, dict):
+            return None
+        for _ in range(rng.randint(1, 3)):
+            if places := list(_places(tree)):
+                _change(*rng.choice(places), rng)
+        text = json.dumps(tree, ensure_ascii=rng.random() < 0.5)
+        # Half a surrogate pair, which UTF-8 does not allow, is encoded as if it did.
+        return text.encode(errors="surrogatepass")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _places(node: Any, depth: int = 0):
+    """(container, key or index) of every part, down to the depth of real files."""
+    keys = node if isinstance(node, dict) else range(len(node))
+    for key in keys:
+        yield node, key
+        if isinstance(node[key], dict | list) and depth < 12:
+            yield from _places(node[key], depth + 1)
+
+
+def _change(node: Any, key: Any, rng: random.Random) -> None:
+    way = rng.randrange(6)
+    if way == 0:
+        del node[key]
+    elif way == 1 and isinstance(node, dict):
+        node[rng.choice(("", "x" * 100, "\x1b", key + "_"))] = node.pop(key)
+    elif way == 1:
+        node.insert(key, copy.deepcopy(node[key]))
+    elif way == 2:  # wrapped, to make it deeper
+        for _ in range(rng.choice((1, 5, 300))):
+            node[key] = [node[key]] if rng.random() < 0.5 else {"x": node[key]}
+    elif way == 3 and isinstance(node[key], int | float) and abs(node[key]) < 2**64:
+        node[key] += rng.choice((-1, 1, 0.5, 2**32, 10**19))
+    else:
+        node[key] = copy.deepcopy(rng.choice(VALUES))

@@ -37,14 +37,15 @@ def main() -> int:
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"),
                         help="folder for inputs that fail (default: %(default)s)")  # fmt: skip
     parser.add_argument("--child", choices=("fuzz", "replay"), help=argparse.SUPPRESS)
-    parser.add_argument("inputs", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--input", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child == "fuzz":
-        return _fuzz(arguments)
-    if arguments.child == "replay":
-        return _replay(arguments.target, arguments.inputs)
+        _fuzz(arguments)  # atheris ends the process
     from targets import TARGETS
 
+    if arguments.child == "replay":
+        TARGETS[arguments.target](arguments.input.read_bytes())
+        return 0
     names = [arguments.target] if arguments.target else list(TARGETS)
     if unknown := set(names) - set(TARGETS):
         parser.error(f"unknown target {', '.join(unknown)}; valid targets: {', '.join(TARGETS)}")
@@ -79,16 +80,15 @@ def _run(name: str, arguments: argparse.Namespace) -> int:
                 # Numba's cache does not distinguish kernels with and without checks.
                 environment["NUMBA_CACHE_DIR"] = str(Path(temporary, f"kernels-{checks}"))
                 environment["NUMBA_BOUNDSCHECK"] = checks
-                again = subprocess.run([*command, "replay", path], env=environment)
+                again = subprocess.run([*command, "replay", "--input", path], env=environment)
                 print(f"{kept}: with compiled kernels, bounds checks {checks}: "
                       f"exit code {again.returncode}")  # fmt: skip
     return 1
 
 
-def _fuzz(arguments: argparse.Namespace) -> int:
+def _fuzz(arguments: argparse.Namespace) -> None:
     """The child process, which atheris takes over; it does not return."""
     import atheris
-    from mutation import JSON_TARGETS
 
     with atheris.instrument_imports(include=["sa1bpack", "targets"]):
         import inputs
@@ -103,29 +103,20 @@ def _fuzz(arguments: argparse.Namespace) -> int:
     flags = [f"-{key}={value}" for key, value in options.items()]
     # Otherwise JSON would become invalid before it is interesting: its parser, in C, shows no
     # branches.
-    guided = {"custom_mutator": _mutated} if arguments.target in JSON_TARGETS else {}
+    guided = {"custom_mutator": _mutated} if arguments.target in inputs.JSON_TARGETS else {}
     atheris.Setup([sys.argv[0], *flags, str(corpus)], targets.TARGETS[arguments.target], **guided)
     atheris.Fuzz()
-    return 0
 
 
 def _mutated(data: bytes, max_size: int, seed: int) -> bytes:
     import atheris
-    from mutation import mutate_json
+    from inputs import mutate_json
 
     rng = random.Random(seed)
     changed = mutate_json(data, rng) if rng.random() < 0.7 else None
     if changed is None or len(changed) > max_size:
         return atheris.Mutate(data, max_size)
     return changed
-
-
-def _replay(name: str, inputs: list[str]) -> int:
-    from targets import TARGETS
-
-    for path in inputs:
-        TARGETS[name](Path(path).read_bytes())
-    return 0
 
 
 if __name__ == "__main__":

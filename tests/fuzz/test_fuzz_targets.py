@@ -5,8 +5,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inputs import SEEDS, kept, seeds
-from mutation import JSON_TARGETS, mutate_json
+from inputs import JSON_TARGETS, SEEDS, kept, mutate_json, seeds
 from targets import TARGETS, forget
 
 EXAMPLES = 40
