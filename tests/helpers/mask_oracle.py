@@ -28,23 +28,19 @@ def grid(mask: np.ndarray, cells: int, fit: str, sampling: str) -> np.ndarray:
         out = np.zeros((cells, cells), bool)
         out[: len(rows), : len(columns)] = mask[np.ix_(rows, columns)]
         return out
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    if len(rows) == 0:
-        return np.zeros((cells, cells), bool)
-    rows, columns = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    rows, columns = mask.any(1), mask.any(0)  # the others add nothing
     down = _overlap(mask.shape[0], height, cells)[:, rows]
     across = _overlap(mask.shape[1], width, cells)[:, columns]
     # Exact in float64: none of these whole numbers reaches 2^53.
-    covered = down @ mask[rows, columns].astype(float) @ across.T
+    covered = down @ mask[np.ix_(rows, columns)].astype(float) @ across.T
     return 2 * covered >= height * width
 
 
 def _overlap(pixels: int, length: int, cells: int) -> np.ndarray:
     """(cells, pixels) float64: the overlap of each cell and pixel, in 1 / cells of a pixel."""
     pixel, cell = np.arange(pixels) * cells, np.arange(cells)[:, None] * length
-    return np.clip(
-        np.minimum(pixel + cells, cell + length) - np.maximum(pixel, cell), 0, None
-    ).astype(float)
+    overlap = np.minimum(pixel + cells, cell + length) - np.maximum(pixel, cell)
+    return np.clip(overlap, 0, None).astype(float)
 
 
 def runs_of(masks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,20 +21,13 @@ INTERNAL = runpy.run_path(str(ROOT / "scripts/site/internal_members.py"))["INTER
 def public_objects() -> Iterator[tuple[str, Any]]:
     """(full name, object) of every public name that is not a module: shortest path first."""
     for module in (sa1bpack, sa1bpack.errors, sa1bpack.masks, sa1bpack.transforms):
-        names = module.__all__ if hasattr(module, "__all__") else classes_of(module)
+        own = [name for name, value in vars(module).items()
+               if inspect.isclass(value) and value.__module__ == module.__name__]  # fmt: skip
+        names = getattr(module, "__all__", own)
         for name in sorted(names, key=str.lower):
             value = getattr(module, name)
             if not inspect.ismodule(value):
                 yield f"{module.__name__}.{name}", value
-
-
-def classes_of(module: ModuleType) -> list[str]:
-    """Names of the classes that a module defines."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if inspect.isclass(value) and value.__module__ == module.__name__
-    ]
 
 
 def members_of(cls: type) -> Iterator[tuple[str, Any]]:
@@ -79,13 +72,10 @@ def texts_of(cls: type) -> Iterator[tuple[str, str]]:
     for name, value in members_of(cls):
         function = getattr(value, "fget", None) or getattr(value, "func", None)
         if function is not None:
-            yield name, signature_of(function).partition(") -> ")[2] and f": {shown(function)}"
+            returned = signature_of(function).partition(") -> ")[2]
+            yield name, returned and f": {returned}"
         else:
             yield name, signature_of(getattr(value, "__func__", value))
-
-
-def shown(function: Any) -> str:
-    return signature_of(function).partition(") -> ")[2]
 
 
 if __name__ == "__main__":

@@ -87,36 +87,30 @@ def batch_digests(batch: dict) -> dict[int, str]:
 
 
 def _answer(root: str, verified: bool, ids: list[int]) -> dict:
-    def attempt(call, *also):
+    def attempt(read, key, *also):
         try:
-            return call()
+            return read(key)
         except (Sa1bpackError, OSError, *also) as error:
             return f"{type(error).__name__}: {error}"
 
-    opened = attempt(lambda: sa1bpack.open(root, verify_checksums=verified))
-    if isinstance(opened, str):
-        return {"error": opened}
-    ds, answer = opened, {"samples": {}, "by_id": {}, "columns": {}}
-    for row in range(len(ds)):
-        answer["samples"][row] = attempt(lambda row=row: sample_digest(ds[row]))
-    for image_id in ids:
-        # An index that is not checked may fail to find it.
-        also = () if verified else (KeyError,)
-        found = attempt(lambda image_id=image_id: sample_digest(ds.by_id(image_id)), *also)
-        answer["by_id"][image_id] = found
-    for name in _COLUMNS:
-        answer["columns"][name] = attempt(lambda name=name: digest(ds.column(name)))
+    ds = attempt(lambda root: sa1bpack.open(root, verify_checksums=verified), root)
+    if isinstance(ds, str):
+        return {"error": ds}
+    # An index that is not checked may fail to find an id.
+    also = () if verified else (KeyError,)
+    columns = {name: attempt(lambda name: digest(ds.column(name)), name) for name in _COLUMNS}
     for name in _MASK_COLUMNS:
-        answer["columns"][name] = attempt(lambda name=name: digest(ds.mask_column(name)))
-    answer["loader"] = attempt(lambda: _through_loader(ds))
-    return answer
+        columns[name] = attempt(lambda name: digest(ds.mask_column(name)), name)
+    samples = {row: attempt(lambda row: sample_digest(ds[row]), row) for row in range(len(ds))}
+    by_id = {one: attempt(lambda one: sample_digest(ds.by_id(one)), one, *also) for one in ids}
+    loader = attempt(_through_loader, ds)
+    return {"samples": samples, "by_id": by_id, "columns": columns, "loader": loader}
 
 
 def _through_loader(ds) -> dict:
     found = {}
-    options = {"mask_layout": "concat_bits", "max_masks": 2, "on_error": "drop", "threads": 2}
-    options["max_dropped"] = 1
-    with sa1bpack.Loader(ds, 4, **options) as loader:
+    options = {"mask_layout": "concat_bits", "max_masks": 2, "on_error": "drop", "max_dropped": 1}
+    with sa1bpack.Loader(ds, 4, threads=2, **options) as loader:
         for batch in loader:
             found |= batch_digests(batch)
         for error in loader.dropped:

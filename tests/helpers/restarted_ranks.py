@@ -8,12 +8,12 @@ saved, across epochs, and exchange what they found. It prints a list of what eac
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import TypedDict
@@ -60,17 +60,8 @@ def read(loader: sa1bpack.Loader, count: int) -> list[list[list]]:
 
 def loader_of(ds: sa1bpack.Dataset, order: str | None = None, **options) -> sa1bpack.Loader:
     """A loader whose arrays have the same shapes on all ranks, shuffled if it has no order."""
-    return sa1bpack.Loader(
-        ds,
-        global_batch_size=BATCH,
-        shuffle=order is None,
-        order=order,
-        seed=1,
-        max_masks=4,
-        pad_to_max=True,
-        threads=1,
-        **options,
-    )
+    options |= {"order": order, "shuffle": order is None, "max_masks": 4, "pad_to_max": True}
+    return sa1bpack.Loader(ds, global_batch_size=BATCH, seed=1, threads=1, **options)
 
 
 def run_rank(given: dict, number: int, rank: int, ranks: int, count: int, state) -> None:
@@ -107,24 +98,19 @@ def run_all(given: dict) -> list[Found]:
     with loader_of(sa1bpack.open(given["local"]), rank=0, world_size=1) as loader:
         read(loader, 1)  # compiled code is loaded once, before the forks
     every: list[Found] = []
+    forked = multiprocessing.get_context("fork").Process
     for number, (ranks, count) in enumerate(given["runs"]):
         state = every[-1]["states"][0] if every else None
-        children = []
-        for rank in range(ranks):
-            children.append(os.fork())
-            if children[-1] == 0:
-                status = 1
-                try:
-                    run_rank(given, number, rank, ranks, count, state)
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    sys.stderr.flush()
-                    os._exit(status)
-        ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        if any(ends):
-            sys.exit(f"run {number}: its ranks ended with {ends}")
+        children = [
+            forked(target=run_rank, args=(given, number, rank, ranks, count, state))
+            for rank in range(ranks)
+        ]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        if any(child.exitcode for child in children):
+            sys.exit(f"run {number}: its ranks ended with {[each.exitcode for each in children]}")
         every.append(json.loads(Path(given["folder"], f"found-{number}").read_text()))
     return every
 
@@ -133,17 +119,15 @@ def restarted(
     folder: Path, local: Path, order: str | None, runs: list, *, place: str | None = None, **options
 ) -> list[Found]:
     """What the runs found, in processes of their own. AssertionError with stderr if one fails."""
-    given = {
-        "folder": str(folder), "local": str(local), "place": place or str(local), "order": order,
-        "runs": runs,
-    }  # fmt: skip
+    given = {"folder": str(folder), "local": str(local), "place": place or str(local)}
+    given |= {"order": order, "runs": runs, "options": options}
     with subprocess.Popen(
         [sys.executable, __file__], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            out, error = process.communicate(json.dumps(given | {"options": options}), 2 * SECONDS)
+            out, error = process.communicate(json.dumps(given), 2 * SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # the ranks, too
             raise

@@ -4,12 +4,12 @@
 sample tar, and writes the outputs into it. The tests run it too, and compare.
 """
 
-import argparse
 import ast
 import base64
 import contextlib
 import io
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,9 @@ def shown(value: Any) -> dict[str, Any]:
     return {"image/jpeg": base64.b64encode(data.getvalue()).decode()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("notebook", type=Path)
-    path = parser.parse_args().notebook
-    notebook = json.loads(path.read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        run(notebook, Path(folder))
-    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    path = Path(sys.argv[1])
+    notebook = json.loads(path.read_text())
+    with tempfile.TemporaryDirectory() as temporary:
+        run(notebook, Path(temporary))
+    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")

@@ -76,13 +76,7 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
     sizes = sa1bpack.Function(lambda epoch: 8 + epoch, epochs=8)
     assert_type(caps(3), Any)
     with sa1bpack.Loader(
-        ds,
-        8,
-        device="cuda",
-        max_masks=caps,
-        mask_select=choice,
-        relations=["ious"],
-        on_epoch_end=print,
+        ds, 8, device="cuda", max_masks=caps, mask_select=choice, on_epoch_end=print
     ) as loader:
         loader.load_state_dict(state)
         for batch in loader:
@@ -90,10 +84,8 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
         assert_type(loader.stats(), sa1bpack.LoadingStats)
         assert_type(loader.stats().cached_share, float | None)
         assert_type(loader.plan().device_bytes, int)
-    other = sa1bpack.make_dataloader(
-        ds, 8, num_workers=2, max_masks=sa1bpack.Cosine(20, 40, epochs=2)
-    )
-    for batch in other:
+    rising = sa1bpack.Cosine(20, 40, epochs=2)
+    for batch in sa1bpack.make_dataloader(ds, 8, max_masks=rising, relations=["ious"]):
         assert_type(batch, Batch)
     sa1bpack.make_dataloader(ds, sizes(0), shuffle=True, prefetch_factor=4)
     options = sa1bpack.ReadingOptions(order=sa1bpack.ShuffleOrder(ds), max_masks=64)
@@ -113,19 +105,9 @@ def derive(ds: sa1bpack.Dataset, model: torch.nn.Module) -> sa1bpack.DeriveResul
 
 
 def transform(ds: sa1bpack.Dataset, batch: dict[str, Any]) -> dict[str, Any]:
-    pipeline = T.Pipeline(
-        ds,
-        [
-            T.RandomHorizontalFlip(),
-            T.RandomAffine(10),
-            T.ScaleJitter(),
-            T.ColorJitter(0.4),
-            T.Mixup(),
-        ],
-        size=(512, 768),
-        dtype=torch.bfloat16,
-        relations=["parents"],
-    )
+    geometry = [T.RandomHorizontalFlip(), T.RandomAffine(10), T.ScaleJitter()]
+    steps = [*geometry, T.ColorJitter(0.4), T.Mixup()]
+    pipeline = T.Pipeline(ds, steps, size=(512, 768), dtype=torch.bfloat16, relations=["parents"])
     assert_type(pipeline(batch), Batch)
     assert_type(T.describe_kernels("cuda"), str)
     runs: T.RunBatch = batch["runs"]
