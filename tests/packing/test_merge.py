@@ -112,7 +112,7 @@ def test_where_only_clones_are_possible_every_file_is_one(
     assert len(calls) >= result.cloned
     assert sa1bpack.verify(tmp_path / "pack").ok
     assert main(["merge", *map(str, machines), "-o", str(tmp_path / "again")]) == 0
-    assert f"files: {result.cloned:,} cloned\n" in capsys.readouterr().out
+    assert f"files: 0 linked, {result.cloned:,} cloned, 0 copied\n" in capsys.readouterr().out
 
 
 def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_not(
