@@ -8,7 +8,6 @@ import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import sa1bpack
