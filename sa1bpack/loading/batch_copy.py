@@ -16,6 +16,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.sample import AS_STORED, read_error
-from sa1bpack.dataset.shards import CACHE, OpenShard, is_shortage
+from sa1bpack.dataset.shards import CACHE, OpenShard
 from sa1bpack.disk.aio import CONTEXTS, CUT_SHORT, Context
 from sa1bpack.disk.direct import aligned, open_direct_if_possible
 from sa1bpack.disk.page_cache import read_ahead_map
@@ -106,24 +107,13 @@ class OpenFiles:
             return self._files[key][1]
         found = [(shard.path(name), len(shard.arrays[name])) for name in names]
         found += [(part.path, len(part.values)) for part in shard.features]
-        try:
-            files = ShardFiles(found, direct)
-        except OSError as error:
-            if not is_shortage(error):
-                raise
-            self._keep(len(self._files) // 2)
-            files = CACHE.with_resources(lambda: ShardFiles(found, direct))
+        files = CACHE.with_resources(partial(ShardFiles, found, direct))
         reference = weakref.ref(shard, lambda _: self._files.pop(key, None))
         self._files[key] = (reference, files)
-        self._keep(2 * most_open_shards() // len(found))
+        with suppress(KeyError):  # a shard is collected meanwhile
+            while len(self._files) > max(2 * most_open_shards() // len(found), 1):
+                self._files.popitem(last=False)  # who copies out of them keeps them open until then
         return files
-
-    def _keep(self, most: int) -> None:
-        """Close the files of the shards that were used least recently, but for so many; who copies
-        out of one keeps it open until then."""
-        with suppress(KeyError):  # a shard was collected meanwhile
-            while len(self._files) > max(most, 1):
-                self._files.popitem(last=False)
 
 
 # Shared by all Loaders of the process.
@@ -145,12 +135,12 @@ class SampleReader:
 
         Raises ResourceShortage or OSError if the system refuses a context.
         """
-        self.direct, self._reads = direct, []
+        self.direct = direct
         self._context: Context | None = CONTEXTS.take() if direct else None
         scratch = aligned(_FIRST_SCRATCH) if scratch is None else scratch
         self._means = Means(0, scratch, np.zeros(4, np.int64), np.zeros(1, np.int64))
 
-    def load(self, samples: Samples, place: Place, first: int, stop: int) -> None:
+    def load(self, samples: Samples, place: Place, first: int, stop: int) -> Read:
         """Load samples `first` to `stop` of a batch: `load_samples`, until its scratch memory
         suffices.
 
@@ -168,12 +158,7 @@ class SampleReader:
                 raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
             self._means = self._means._replace(scratch=aligned(outcome * 5 // 4))
         end = begin + self._means.spent.item() / 1e9
-        self._reads.append(Read(begin, end, *self._means.counts.tolist()))
-
-    def taken(self) -> list[Read]:
-        """The calls since this was asked last, in their order."""
-        reads, self._reads = self._reads, []
-        return reads
+        return Read(begin, end, *self._means.counts.tolist())
 
     def close(self) -> np.ndarray:
         """Give the context back, and return the scratch memory."""
@@ -338,15 +323,16 @@ class BatchCopy:
 
     # ------------------------------------------------------------------------------------ the copy
 
-    def copy(self, first: int, stop: int, reader: SampleReader) -> None:
-        """Copy samples `first` to `stop` of the batch into the buffer that it was begun in.
+    def copy(self, first: int, stop: int, reader: SampleReader) -> list[Read]:
+        """Copy samples `first` to `stop` of the batch into the buffer that it was begun in. Returns
+        what was read for that, in order.
 
         reader  of this thread
 
         Raises ResourceShortage if no more files can be opened. Errors of single samples
         are collected in `errors`.
         """
-        checked, together = self._ds.options.verify_checksums, OPEN_SAMPLES
+        checked, together, reads = self._ds.options.verify_checksums, OPEN_SAMPLES, []
         if checked:
             together = 1  # it is in the processor's caches then
             for k in range(first, stop):
@@ -362,8 +348,9 @@ class BatchCopy:
                     self._failed[k] = missing(Path(error.filename))
                 except (FormatError, OSError) as error:
                     self._failed[k] = without_frames(error)
-            self._load(start, end, reader)
+            reads.append(self._load(start, end, reader))
             del held  # what `Samples` has of it is not used again
+        return reads
 
     def _open(self, k: int, direct: bool) -> ShardFiles:
         """Open the files of sample k, and enter them into `Samples`."""
@@ -392,7 +379,7 @@ class BatchCopy:
             np.cumsum(spans[:, 1] - spans[:, 0], out=offset[1:])
         return offset
 
-    def _load(self, first: int, stop: int, reader: SampleReader) -> None:
+    def _load(self, first: int, stop: int, reader: SampleReader) -> Read:
         """Load these samples, whose files are open; check the runs of each, or draw its masks of
         them, and keep its error, if any."""
         spec, place, samples = self._spec, self._place, self._samples
@@ -403,9 +390,9 @@ class BatchCopy:
             offset = self._run_offset(first, stop)
             runs = np.empty(int(offset[-1]), np.int32)
             place = place._replace(run_ends=runs, run_offset=offset)
-        reader.load(samples, place, first, stop)
+        read = reader.load(samples, place, first, stop)
         if spec.masks.source == "bits":
-            return
+            return read
         for k in np.flatnonzero(place.status[first:stop, kernel.MASKS] == 0) + first:
             begin, end = samples.offsets[k : k + 2] - masks[0]
             offset = place.run_offset[begin : end + 1]
@@ -418,6 +405,7 @@ class BatchCopy:
                     self._draw(k, ends, offset, size)
             except MaskError as error:
                 self._failed[int(k)] = without_frames(error)
+        return read
 
     def _draw(self, k: int, ends: np.ndarray, offset: np.ndarray, size: np.ndarray) -> None:
         """Draw these runs of the masks of sample k into the buffer; see MaskSpec.draw."""

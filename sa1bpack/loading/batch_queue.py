@@ -65,17 +65,19 @@ class BufferPool:
 
     changed  the lock and condition for a free buffer. The queues of epochs wait on it as well, so
              that a thread that waits for a buffer is also woken when its epoch ends
+    count    buffers that were planned
+    threads  of each epoch
     all      buffers that exist
     free     buffers that can be taken
     lent     buffers that the consumer holds, until `release`
     scratch  scratch memory of threads that have ended, for the next ones to take; none once closed
     """
 
-    def __init__(self, allocate: Callable[[], Buffer], count: int, threads: int = 0):
+    def __init__(self, allocate: Callable[[], Buffer], count: int, threads: int = 1):
         """Allocate `count` buffers, for an epoch of `threads`. Raises what `allocate` raises."""
         self.changed = threading.Condition()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
-        self.allocate, self._count = allocate, count
+        self.allocate, self.count, self.threads = allocate, count, threads
         self.free = deque(allocate() for _ in range(count))
         # Weak: an interrupt may lose one that changes hands, or that is given back by a finalizer,
         # which then ends in the middle; `refill` replaces it.
@@ -90,7 +92,7 @@ class BufferPool:
         device still copies out of is taken after all others: then its copy has most likely ended.
         """
         self.lent.discard(buffer)
-        if self._closed or len(self.free) >= self._count:
+        if self._closed or len(self.free) >= self.count:
             self.all.discard(buffer)  # beyond the plan: the consumer had kept batches
             self._collect_from = 0
             return
@@ -103,7 +105,7 @@ class BufferPool:
 
         Raises what `allocate` raises.
         """
-        for _ in range(self._count - len(self.all)):
+        for _ in range(self.count - len(self.all)):
             buffer = self.allocate()
             self.all.add(buffer)
             self.release(buffer)
@@ -123,14 +125,14 @@ class BufferPool:
             self._collect_from = 0 if freed else 2 * len(self.all)
             if freed:
                 return
-        added = [self.allocate() for _ in range(max(1, self._count - 1))]
+        added = [self.allocate() for _ in range(max(1, self.count - 1))]
         if not self._has_grown:
             self._has_grown = True
             _log.warning(
                 "batches that are still in use hold all %d buffers of the loader: every further "
                 "batch that is kept takes %s of new memory; clone() what you need of a batch, and "
                 "drop the rest",
-                self._count,
+                self.count,
                 size_text(len(added[0].bytes)),
             )
         with self.changed:

@@ -15,10 +15,8 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.ahead import check_order
-from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import warn_of_dropped
 from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
@@ -77,11 +75,6 @@ class BatchReader:
         dropped: with on_error="drop", the errors of samples dropped from the batches so far.
     """
 
-    batches: OrderedBatches
-    dropped: list[ReadError]
-    _options: ReadingOptions
-    _dataset: Dataset
-    _masks: MaskSchedule
     _counts: EpochCounts | None = None  # of the latest epoch
     _end_run: weakref.finalize | None = None  # ends the latest epoch, once
 

@@ -227,17 +227,8 @@ class Loader(BatchReader):
         counts.count_store(self._dataset.pack.fetched)
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         _log.info("epoch %d begins: %r", batches.epoch, self)
-        return ReaderThreads(
-            self._pool,
-            device,
-            planner,
-            batches,
-            self._options,
-            counts,
-            count=self._threads,
-            prefetch=self._prefetch,
-            direct=self._mode.direct,
-        )
+        given = self._pool, device, planner, batches, self._options, counts, self._mode.direct
+        return ReaderThreads(*given)
 
     def close(self) -> None:
         """End the threads and release the buffers. Batches already yielded stay valid."""

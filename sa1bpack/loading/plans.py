@@ -129,10 +129,7 @@ def cores() -> int:
 
     The number of ranks on the node is LOCAL_WORLD_SIZE, which torchrun sets.
     """
-    try:
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    except ValueError:
-        ranks = 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return max(1, available_cpus() // max(1, ranks))
 
 
@@ -160,9 +157,7 @@ def _obstacle(ds: Dataset) -> str | None:
     Reads a block of the first shard that has images. Other shards may lie on other file systems;
     see `ShardFiles`.
     """
-    number = next((n for n, shard in enumerate(ds.manifest.shards) if shard.samples), None)
-    if number is None:
-        return None
+    number = next(n for n, shard in enumerate(ds.manifest.shards) if shard.samples)
     path = ds.pack.folder(number) / ds.layout.array("image").chunk_path
     opened = ds.pack.open(number) if ds.pack.sources else None  # keeps the file there
     obstacle = direct_obstacle(path)

@@ -48,16 +48,14 @@ class ReaderThreads:
         batches: EpochBatches,
         options: ReadingOptions,
         counts: EpochCounts,
-        *,
-        count: int,
-        prefetch: int,
         direct: bool,
     ):
         ds = planner.ds
         self._asking = Ahead(ds, batches) if ds.pack.sources else None
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
-        self._counts, counts.threads = counts, count
+        self._counts, counts.threads = counts, pool.threads
+        prefetch = pool.count - 2  # besides the batch that is taken next, and the consumer's
         self._queue, self._pid = BatchQueue(pool, len(batches), prefetch), os.getpid()
         # Used only by the thread that plans.
         self._planned: deque[tuple[BatchCopy, list[ReadError]]] = deque()
@@ -65,15 +63,15 @@ class ReaderThreads:
         # By thread: the batch that it copies, or what else it does; and since when.
         self._doing: dict[str, tuple[BatchCopy | str, float]] = {}
         # Complete batches if there are enough for all threads: that needs the least locking.
-        self._parts_per_batch = -(-count // (prefetch + 1))
-        self._count, self._direct = count, direct
+        self._parts_per_batch = -(-pool.threads // (prefetch + 1))
+        self._direct = direct
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the threads. If that fails, or is interrupted, `end` ends those that began."""
         if self._asking is not None:
             self._asking.start()
-        for n in range(self._count):
+        for n in range(self._pool.threads):
             name = f"sa1bpack-reader-{n}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             thread.start()
@@ -100,13 +98,13 @@ class ReaderThreads:
                 self._begin_batch(batch, name)
             else:
                 self._doing[name] = (batch.copy, time.monotonic())
-                begin = self._counts.clock()
+                begin, reads = self._counts.clock(), []
                 try:
                     if not self._queue.closed:
-                        batch.copy.copy(*part, reader)
+                        reads = batch.copy.copy(*part, reader)
                 except BaseException as error:
                     batch.error = error
-                self._counts.worked("copy", begin, reader.taken())
+                self._counts.worked("copy", begin, reads)
                 if self._queue.done(batch):
                     self._finish(batch, reader)
             self._doing.pop(name, None)
@@ -165,20 +163,19 @@ class ReaderThreads:
         """All parts are done: pass on the batch, remade without the samples that could not be
         copied, or an error in its place."""
         failed, batch.error = batch.error, None  # its traceback references the batch
-        begin = self._counts.clock()
         try:
             while failed is None and not self._queue.closed and (errors := batch.copy.errors()):
                 if not self._drops:
                     failed = errors[0][1]
                     break
+                begin = self._counts.clock()
                 batch.dropped = [*batch.dropped, *(error for _, error in errors)]
                 rest = np.delete(batch.copy.indices, [k for k, _ in errors])
                 choice = self._choice_of(batch.number)
                 [(batch.copy, more)] = self._planner.plan([rest], self._batches.epoch, choice)
                 batch.dropped += more
                 batch.copy.begin(batch.buffer.bytes)
-                batch.copy.copy(0, len(batch.copy), reader)
-            if reads := reader.taken():  # it was copied again
+                reads = batch.copy.copy(0, len(batch.copy), reader)
                 self._counts.worked("copy", begin, reads)
             if failed is None and len(batch.copy) and self._device.pinned:
                 begin = self._counts.clock()

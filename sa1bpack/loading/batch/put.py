@@ -15,6 +15,7 @@ from llvmlite import ir
 
 from sa1bpack.dataset.sample import RGB_OF_YUV, RGB_ON_CANVAS
 from sa1bpack.kernels import intrinsic, memcpy, memset, njit, types
+from sa1bpack.masks.arrays import frozen
 from sa1bpack.pixels.yuv420 import PIXELS, rgb_row, row_scratch
 
 # Bytes of one vector and of one step. Vectors wider than the machine's are split by LLVM.
@@ -181,20 +182,10 @@ def unpack_into(bits: np.ndarray, out: np.ndarray, rows: np.ndarray | None = Non
     out   bool (k, Sm, Sm), C-contiguous
     rows  int64 (k,), the masks to unpack, each 0 to n - 1; None for all
 
-    Callers have checked shapes and rows; even so, nothing outside the arrays is touched.
+    Shapes and rows are not checked.
     """
-    if rows is None:
-        rows = np.arange(len(bits))
-    if not len(rows):
-        return
-    if (
-        rows.min() < 0
-        or rows.max() >= len(bits)
-        or out.shape != (len(rows), bits.shape[1], 8 * bits.shape[2])
-    ):
-        raise ValueError(f"cannot unpack {len(rows)} rows of {bits.shape} into {out.shape}")
-    # One compiled kernel for memory maps and new arrays: to numba, read-only is another type.
-    flat = np.ascontiguousarray(bits).reshape(len(bits), -1).view()
-    flat.flags.writeable = False
-    words = out.reshape(len(out), -1).view(np.uint64)  # little-endian: byte j is cell j
-    _unpack_words(flat, rows, words)
+    if len(out):
+        rows = np.arange(len(bits)) if rows is None else rows
+        words = out.reshape(len(out), -1).view(np.uint64)  # little-endian: byte j is cell j
+        # One compiled kernel for memory maps and new arrays.
+        _unpack_words(frozen(bits).reshape(len(bits), -1), rows, words)

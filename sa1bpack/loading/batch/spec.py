@@ -112,15 +112,11 @@ class BatchSpec:
         """Raises OptionError for packed masks, and for relations on a device, of a dataset that
         yields runs."""
         image, masks, with_runs = ds.spec.image, ds.spec.masks, ds.spec.masks.source == "runs"
-        if layout.packed and with_runs:
+        if with_runs and (layout.packed or (relate is not None and to_device)):
+            what = f"mask_layout={layout.name!r}" if layout.packed else f"{relate!r} on a device"
             raise OptionError(
-                f"mask_layout={layout.name!r} needs masks, but the dataset yields their runs; open "
-                "the pack with a mask_size, or choose 'padded' or 'concat'"
-            )
-        if relate is not None and to_device and with_runs:
-            raise OptionError(
-                f"{relate!r} on a device needs masks, but the dataset yields their runs: use "
-                "Pipeline(relations=...), or open the pack with a mask_size"
+                f"{what} needs masks, but the dataset yields their runs: open the pack with a "
+                "mask_size, choose 'padded' or 'concat', or use Pipeline(relations=...)"
             )
         if relate is not None:
             check_relations(relate.names, ds.spec.features)
