@@ -2,10 +2,8 @@
 
 from sa1bpack.masks.cells import pack_bits as pack_bits
 from sa1bpack.masks.cells import unpack_bits as unpack_bits
-from sa1bpack.masks.prompts import count_pixels as count_pixels
 from sa1bpack.masks.prompts import draw_points as draw_points
 from sa1bpack.masks.prompts import jitter_boxes as jitter_boxes
-from sa1bpack.masks.prompts import nth_pixels as nth_pixels
 from sa1bpack.masks.raster import rasterize as rasterize
 from sa1bpack.masks.relations import LEVELS as LEVELS
 from sa1bpack.masks.relations import Relations as Relations

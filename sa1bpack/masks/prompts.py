@@ -110,7 +110,7 @@ def _nth_on_rim(number, rows, top, bottom):
 
 
 @njit
-def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, modulo, pixels):
+def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, pixels):
     """Count the pixels of a region, and find some of them; see `find_pixels`.
 
     Args:
@@ -150,9 +150,9 @@ def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, modulo, pix
             count[m] += high - low
             total[i] = count[m]
         for k in range(numbers.shape[1]):
-            number = numbers[m, k] % count[m] if modulo and count[m] else numbers[m, k]
-            if not 0 <= number < count[m]:
-                continue
+            if count[m] == 0:
+                break
+            number = numbers[m, k] % count[m]
             i = np.searchsorted(total[:found], number, side="right")
             position = begin[i] + number - (total[i - 1] if i else 0)
             if kind[i] == _RIM:
@@ -166,124 +166,42 @@ def find_pixels(
     image: tuple[np.ndarray, np.ndarray, int, int],
     region: str,
     boxes: np.ndarray | None,
-    numbers: np.ndarray | None,
-    modulo: bool = False,
+    numbers: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count the pixels of a region of every mask of one image, and find some of them.
 
     Args:
         image: its run_ends, run_offset, height and width.
-        region, boxes, numbers: see `check_asked`.
-        modulo: whether the numbers are modulo the count.
+        region, boxes: as in `draw_points`.
+        numbers: int64 (n, k), 0 or more, of the pixels to find, modulo the count.
 
     Returns:
-        int64 (n,), the counts, and int64 (n, k, 2), as in `nth_pixels`.
+        int64 (n,), the counts, and int64 (n, k, 2), x and y in source pixels; -1, -1 if the region
+        has no pixels.
     """
     *runs, height, width = image
     height, width = check_image(height, width)
     run_ends, run_offset = check_image_runs(*runs, height * width)
-    asked = check_asked(len(run_offset) - 1, region, boxes, numbers)
-    boxes = np.empty((0, 4), np.int64) if boxes is None else asked
-    if numbers is None:
-        numbers = np.empty((len(run_offset) - 1, 0), np.int64)
+    boxes = check_asked(len(run_offset) - 1, region, boxes)
+    boxes = np.empty((0, 4), np.int64) if boxes is None else boxes
     pixels = np.empty((*numbers.shape, 2), np.int64)
-    given = REGIONS.index(region), frozen(boxes), frozen(numbers), modulo, pixels
-    return _find_pixels(run_ends, run_offset, (height, width), *given), pixels
+    asked = REGIONS.index(region), frozen(boxes), frozen(numbers), pixels
+    return _find_pixels(run_ends, run_offset, (height, width), *asked), pixels
 
 
-def check_asked(masks: int, region: str, boxes: Any, numbers: Any, kind: type = np.ndarray) -> Any:
-    """Check what is asked about masks.
+def check_asked(masks: int, region: str, boxes: Any, kind: type = np.ndarray) -> Any:
+    """Check what is asked about masks, see `draw_points`.
 
-    Args:
-        region, boxes: as in `count_pixels`.
-        numbers: int64 (n, k), of the pixels to find; None: none.
-        kind: of the arrays, see `check_array`.
-
-    Returns:
-        The boxes as int64, with whole edges around the pixels whose centres they hold, or None.
-
-    Raises:
-        OptionError: the region, a dtype or a shape is wrong.
+    Returns the boxes as int64, with whole edges around the pixels whose centres they hold; or None.
+    Raises OptionError if the region, the dtype or the shape is wrong.
     """
     choice("region", region, REGIONS)
-    if numbers is not None:
-        check_array("numbers", numbers, "int64", (masks, "k"), kind=kind)
     if boxes is None:
         return None
     check_array("boxes", boxes, BOX_TYPES, (masks, 4), kind=kind)
     if "float" in str(boxes.dtype):
         boxes = (-((0.5 - boxes) // 1)).clip(-1, 2**31)
     return boxes.astype(np.int64) if kind is np.ndarray else boxes.long()
-
-
-@checks_options
-def count_pixels(
-    run_ends: np.ndarray,
-    run_offset: np.ndarray,
-    height: int,
-    width: int,
-    region: str = "inside",
-    boxes: np.ndarray | None = None,
-) -> np.ndarray:
-    """Count the pixels of a region of every mask of one image.
-
-    Args:
-        run_ends: int32 (r,), see `parse_counts`.
-        run_offset: int64 (n + 1,).
-        height, width: of the source image.
-        region: "inside", "boundary" or "outside", see the module.
-        boxes: int64, int32, float32 or float64 (n, 4), edges x0, y0, x1, y1 in source pixels:
-            counts only the pixels of a mask's region whose centres are in its box; None for the
-            complete image. The part of a box outside the image has no pixels.
-
-    Returns:
-        int64 (n,).
-
-    Raises:
-        MaskError: the image is too large, or a mask's run ends decrease or do not end with its
-            pixels.
-        OptionError: the region, a dtype or a shape is wrong.
-
-    Examples:
-        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
-        >>> sa1bpack.masks.count_pixels(run_ends, run_offset, height=3, width=4)
-        array([3])
-        >>> sa1bpack.masks.count_pixels(run_ends, run_offset, 3, 4, "outside")
-        array([9])
-    """
-    return find_pixels((run_ends, run_offset, height, width), region, boxes, None)[0]
-
-
-@checks_options
-def nth_pixels(
-    run_ends: np.ndarray,
-    run_offset: np.ndarray,
-    height: int,
-    width: int,
-    numbers: np.ndarray,
-    region: str = "inside",
-    boxes: np.ndarray | None = None,
-) -> np.ndarray:
-    """Find pixels of a region of every mask by their number, 0 to count - 1, column by column.
-
-    Args:
-        numbers: int64 (n, k).
-        run_ends, run_offset, height, width, region, boxes: as in `count_pixels`.
-
-    Returns:
-        int64 (n, k, 2), x and y in source pixels; -1, -1 if there is no such pixel.
-
-    Raises:
-        MaskError, OptionError: as `count_pixels`.
-
-    Examples:
-        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
-        >>> sa1bpack.masks.nth_pixels(run_ends, run_offset, 3, 4, np.array([[0, 2, 3]]))
-        array([[[ 0,  2],
-                [ 1,  1],
-                [-1, -1]]])
-    """
-    return find_pixels((run_ends, run_offset, height, width), region, boxes, numbers)[1]
 
 
 # Kirillov et al., "Segment Anything", 2023, appendix A: a box gets "random noise added in each
@@ -320,7 +238,13 @@ def draw_points(
         points: k, the number per mask.
         seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
-        run_ends, run_offset, height, width, region, boxes: as in `count_pixels`.
+        run_ends: int32 (r,), see `parse_counts`.
+        run_offset: int64 (n + 1,).
+        height, width: of the source image.
+        region: "inside", "boundary" or "outside", see the module.
+        boxes: int64, int32, float32 or float64 (n, 4), edges x0, y0, x1, y1 in source pixels: draws
+            only from the pixels whose centres are in the mask's box; None for the complete image.
+            The part of a box outside the image has no pixels.
 
     Returns:
         points: float32 (n, k, 2), x and y of pixel centres in source coordinates. A larger k
@@ -345,7 +269,7 @@ def draw_points(
     points = whole_number("points", points, 0, 2**31 - 1)
     drawn = words(seed, epoch, ids, prompt_draw(region, draw), points) >> np.uint64(1)
     runs = run_ends, run_offset, height, width
-    counts, pixels = find_pixels(runs, region, boxes, drawn.view(np.int64), modulo=True)
+    counts, pixels = find_pixels(runs, region, boxes, drawn.view(np.int64))
     valid = counts > 0
     return np.where(valid[:, None, None], pixels + 0.5, 0).astype(np.float32), valid
 

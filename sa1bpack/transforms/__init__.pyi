@@ -20,11 +20,8 @@ from sa1bpack.transforms.images.steps import CutMix as CutMix
 from sa1bpack.transforms.images.steps import Mixup as Mixup
 from sa1bpack.transforms.masks.cells import unpack_bits as unpack_bits
 from sa1bpack.transforms.masks.make import draw_runs as draw_runs
-from sa1bpack.transforms.masks.prompts import count_pixels as count_pixels
 from sa1bpack.transforms.masks.prompts import draw_points as draw_points
 from sa1bpack.transforms.masks.prompts import jitter_boxes as jitter_boxes
-from sa1bpack.transforms.masks.prompts import mask_boxes as mask_boxes
-from sa1bpack.transforms.masks.prompts import nth_pixels as nth_pixels
 from sa1bpack.transforms.masks.relations import Relate as Relate
 from sa1bpack.transforms.masks.relations import relation as relation
 from sa1bpack.transforms.masks.run_batch import RunBatch as RunBatch

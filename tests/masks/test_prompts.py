@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from made_runs import flat_runs
 from mask_oracle import runs_of
 
-from sa1bpack.masks import REGIONS, count_pixels, draw_points, jitter_boxes, nth_pixels
+from sa1bpack.masks import REGIONS, draw_points, jitter_boxes
+from sa1bpack.masks.prompts import find_pixels
 from sa1bpack.masks.random import normal_quantiles
 
 
@@ -66,14 +67,13 @@ def test_the_numbers_of_a_region_are_its_pixels_once_each(scene, region, in_boxe
     if in_boxes:
         expected = [within(pixels, box) for pixels, box in zip(expected, boxes, strict=True)]
     boxes = boxes if in_boxes else None
-    count = count_pixels(*runs, height, width, region, boxes)
+    numbers = np.tile(np.arange(height * width), (len(masks), 1))
+    count, found = find_pixels((*runs, height, width), region, boxes, numbers)
     assert count.tolist() == [pixels.sum() for pixels in expected]
-    numbers = np.tile(np.arange(-1, count.max() + 1), (len(masks), 1))
-    found = nth_pixels(*runs, height, width, numbers, region, boxes)
     for m, pixels in enumerate(expected):
-        x, y = np.nonzero(pixels.T)
-        np.testing.assert_array_equal(found[m, 1 : 1 + count[m]], np.stack([x, y], 1))
-        assert (found[m, 0] == -1).all() and (found[m, 1 + count[m] :] == -1).all()
+        x, y = np.nonzero(pixels.T) if count[m] else (np.array([-1]),) * 2
+        each = numbers[m] % max(count[m], 1)  # a number is one modulo the count
+        np.testing.assert_array_equal(found[m], np.stack([x, y], 1)[each])
 
 
 def test_the_largest_image_does_not_overflow():
@@ -81,9 +81,10 @@ def test_the_largest_image_does_not_overflow():
     runs = flat_runs([[0, height * width]])
     rim = 2 * height + 2 * width - 4
     for region, count in zip(REGIONS, (height * width, rim, 0), strict=True):
-        assert count_pixels(*runs, height, width, region).tolist() == [count]
-    last = np.array([[rim - 1]])
-    assert nth_pixels(*runs, height, width, last, "boundary").tolist() == [[[32_766, 65_534]]]
+        last = np.array([[max(count - 1, 0)]])
+        found = find_pixels((*runs, height, width), region, None, last)
+        assert found[0].tolist() == [count]
+        assert found[1].tolist() == [[[32_766, 65_534]] if count else [[-1, -1]]]
 
 
 def test_points_depend_only_on_seed_epoch_id_draw_and_region():

@@ -50,7 +50,7 @@ def test_a_kernel_that_does_not_run_is_named_once_and_replaced(triton_on_cpu, mo
     batch = noisy_batch(LAYOUT, "bits")
     with pytest.warns(T.KernelWarning) as warned:
         found = made(batch, 0)
-    kernels = ("images.sample_images", "masks.take_cells")
+    kernels = ("images.sample_images", "masks.take_upright")
     for warning, kernel in zip(warned, kernels, strict=True):
         message = str(warning.message)
         assert kernel in message and "RuntimeError: Failed to find C compiler." in message
@@ -70,9 +70,9 @@ def test_what_a_device_uses_is_described(triton_on_cpu, monkeypatch):
     assert T.describe_kernels("meta") == "torch operations"
     monkeypatch.setattr(backends, "TRITON_ON", ("cuda",))
     assert T.describe_kernels("cuda:1") == "Triton kernels"
-    backends.failed["masks.draw_masks"] = "OSError: disk full"
+    backends.failed["masks.draw_upright"] = "OSError: disk full"
     assert T.describe_kernels("cuda") == (
-        "Triton kernels, but torch operations for masks.draw_masks: OSError: disk full"
+        "Triton kernels, but torch operations for masks.draw_upright: OSError: disk full"
     )
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     shown = repr(T.Pipeline(dataset(LAYOUT), [T.RandomHorizontalFlip()]))
@@ -88,10 +88,10 @@ def test_the_environment_and_a_missing_triton_choose_torch_operations(triton_on_
     calls = fails(monkeypatch, AssertionError("not to be called"))
     cpu = torch.device("cpu")
     monkeypatch.setenv("SA1BPACK_TRITON", "0")
-    assert backends.launch(cpu, "masks.draw_masks") is None
+    assert backends.launch(cpu, "masks.draw_upright") is None
     monkeypatch.delenv("SA1BPACK_TRITON")
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
-    assert backends.launch(cpu, "masks.draw_masks") is None
+    assert backends.launch(cpu, "masks.draw_upright") is None
     assert calls == []
 
 
@@ -106,5 +106,5 @@ def test_the_environment_and_a_missing_triton_choose_torch_operations(triton_on_
 def test_missing_memory_is_raised_as_it_is(triton_on_cpu, monkeypatch, error):
     fails(monkeypatch, error)
     with pytest.raises(type(error)) as raised:
-        backends.launch(torch.device("cpu"), "masks.draw_masks")
+        backends.launch(torch.device("cpu"), "masks.draw_upright")
     assert raised.value is error and backends.failed == {}

@@ -107,11 +107,8 @@ def test_no_prompt_depends_on_data(region):
     runs = rectangle_runs(RECTANGLES).to(META)
     ids = torch.arange(runs.masks, device=META)
     boxes = torch.zeros((runs.masks, 4), dtype=torch.int64, device=META)
-    assert prompts.count_pixels(runs, region, boxes).shape == (4,)
-    assert prompts.nth_pixels(runs, ids[:, None], region).shape == (4, 1, 2)
     points, valid = prompts.draw_points(runs, ids, 5, region, seed=1, epoch=2)
     assert points.shape == (4, 5, 2) and valid.shape == (4,)
-    assert prompts.mask_boxes(runs).shape == (4, 4)
     edges, extent = boxes.double(), torch.ones((4, 2), dtype=torch.float64, device=META)
     assert prompts.jitter_boxes(edges, extent, ids, seed=0, epoch=0).is_meta
     maps = T.AxisMaps(extent, 0 * extent)

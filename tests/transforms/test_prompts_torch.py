@@ -12,6 +12,7 @@ from made_runs import random_sample
 import sa1bpack
 from sa1bpack import masks
 from sa1bpack import transforms as T
+from sa1bpack.masks import prompts as kernels
 from sa1bpack.transforms import RunBatch
 from sa1bpack.transforms.masks import prompts
 
@@ -34,7 +35,6 @@ def test_regions_and_points_equal_those_of_the_cpu(
     random = np.random.default_rng(seed)
     samples, runs = batch_of(random, count)
     runs = runs.to(any_way)
-    numbers = random.integers(-1, 60, (runs.masks, 30))
     ids = random.integers(-(2**63), 2**63, runs.masks)
     boxes = None
     if in_boxes:
@@ -43,26 +43,14 @@ def test_regions_and_points_equal_those_of_the_cpu(
     for place, sample in enumerate(samples):
         rows = slice(6 * place, 6 * place + 6)
         box = None if boxes is None else boxes[rows]
-        drawn = masks.draw_points(*sample, ids[rows], 5, region, boxes=box, **key)
-        counts = masks.count_pixels(*sample, region, box)
-        expected.append((counts, masks.nth_pixels(*sample, numbers[rows], region, box), *drawn))
-    numbers, ids = (torch.from_numpy(array).to(any_way) for array in (numbers, ids))
+        drawn = masks.draw_points(*sample, ids[rows], 20, region, boxes=box, **key)
+        expected.append(drawn)
+    ids = torch.from_numpy(ids).to(any_way)
     boxes = None if boxes is None else torch.from_numpy(boxes).to(any_way)
-    found = (
-        prompts.count_pixels(runs, region, boxes),
-        prompts.nth_pixels(runs, numbers, region, boxes),
-        *prompts.draw_points(runs, ids, 5, region, boxes=boxes, **key),
-    )
+    found = prompts.draw_points(runs, ids, 20, region, boxes=boxes, **key)
     for one, parts in zip(found, zip(*expected, strict=True), strict=True):
         assert one.device.type == any_way.type
         np.testing.assert_array_equal(one.cpu().numpy(), np.concatenate(parts), strict=True)
-
-
-def test_boxes_surround_the_masks(any_way):
-    samples, runs = batch_of(np.random.default_rng(1), 20)
-    found = prompts.mask_boxes(runs.to(any_way)).cpu().numpy()
-    expected = np.concatenate([masks.mask_boxes(*sample) for sample in samples])
-    np.testing.assert_array_equal(found, expected)
 
 
 def test_box_noise_is_the_same_as_on_the_cpu(any_way):
@@ -122,12 +110,11 @@ def test_the_largest_images_do_not_overflow(any_way):
     samples = [(one, np.array([0, 3]), height, width)] * 50
     runs = RunBatch.collate(samples).to(any_way)
     for region in masks.REGIONS:
-        count = masks.count_pixels(*samples[0], region)
-        numbers = np.array([[0, count[0] // 2, count[0] - 1]])
-        pixels = masks.nth_pixels(*samples[0], numbers, region)
-        found = prompts.nth_pixels(runs, torch.tensor(numbers).repeat(50, 1).to(any_way), region)
-        assert (prompts.count_pixels(runs, region).cpu().numpy() == count).all()
-        assert (found.cpu().numpy() == pixels).all()
+        numbers = np.tile([0, 2**30, 2**62], (50, 1))
+        count, pixels = kernels.find_pixels(samples[0], region, None, numbers[:1])
+        found = prompts.find_pixels(runs, region, None, torch.tensor(numbers).to(any_way))
+        assert (found[0].cpu().numpy() == count).all()
+        assert (found[1].cpu().numpy() == pixels).all()
 
 
 def test_padding_and_batches_without_masks_have_no_points(any_way):
@@ -135,13 +122,13 @@ def test_padding_and_batches_without_masks_have_no_points(any_way):
     ends, sizes = torch.tensor([0, 20], dtype=torch.int32), torch.tensor([[4, 5]])
     runs = RunBatch(ends, offset, torch.tensor([0, 3]), sizes, offset).to(any_way)
     for region, pixels in zip(masks.REGIONS, (20, 14, 0), strict=True):
-        assert prompts.count_pixels(runs, region).tolist() == [0, pixels, 0]
+        numbers = torch.zeros((3, 1), dtype=torch.int64, device=any_way)
+        assert prompts.find_pixels(runs, region, None, numbers)[0].tolist() == [0, pixels, 0]
     none = RunBatch.collate([]).to(any_way)
     ids = torch.zeros(0, dtype=torch.int64, device=any_way)
     for region in masks.REGIONS:
         points, valid = prompts.draw_points(none, ids, 3, region, seed=0, epoch=0)
         assert points.shape == (0, 3, 2) and valid.shape == (0,)
-    assert prompts.mask_boxes(runs).tolist() == [[0, 0, 0, 0], [0, 0, 5, 4], [0, 0, 0, 0]]
     empty = torch.zeros(0, dtype=torch.int32)
     arrays = (torch.tensor(n) for n in ([0, 0], [0, 1], [[4, 5]], [0, 0]))
     padding = RunBatch(empty, *arrays).to(any_way)

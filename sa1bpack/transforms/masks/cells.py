@@ -10,7 +10,7 @@ from math import gcd
 import torch
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.transforms.geometry import FRACTION, positions
+from sa1bpack.transforms.geometry import FRACTION, fixed_steps, positions
 from sa1bpack.transforms.masks.run_batch import Taking
 from sa1bpack.transforms.memory import chunk_bytes
 
@@ -72,12 +72,12 @@ def _take_affine(taking: Taking) -> torch.Tensor:
     """`take` under maps that may rotate."""
     masks, owner, (height, width) = taking.masks, taking.owner, taking.size
     bits, side = masks.dtype == torch.uint8, masks.shape[1]
-    steps, visible = taking.steps, taking.frame.visible(taking.size)
+    steps, visible = fixed_steps(taking.maps), taking.frame.visible(taking.size)
     x, y = ((at >> FRACTION).clamp_(0, side - 1) for at in positions(steps, (0, height), width))
     place = (y * masks.shape[2] + (x >> 3 if bits else x)).flatten(1)
     shift = (x & 7).to(torch.uint8)
     flat = masks.reshape(len(masks), -1).view(torch.uint8)
-    out = torch.empty((len(masks), height, width), dtype=torch.uint8, device=masks.device)
+    out = torch.empty(taking.shape, dtype=torch.uint8, device=masks.device)
     chunk = max(1, chunk_bytes(masks.device) // (height * width * 12))
     for start in range(0, len(masks), chunk):
         of = owner[start : start + chunk]

@@ -25,7 +25,7 @@ from sa1bpack.masks.cells import fill_cells, take_affine, take_cells
 from sa1bpack.masks.raster import SAMPLINGS
 from sa1bpack.transforms import backends, geometry
 from sa1bpack.transforms.backends import Job, run_jobs
-from sa1bpack.transforms.geometry import AffineMaps, AxisMaps, Frame, scaling
+from sa1bpack.transforms.geometry import AffineMaps, AxisMaps, Frame, fixed_steps, scaling
 from sa1bpack.transforms.host import on_device
 from sa1bpack.transforms.masks.cells import count_cells, take
 from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, Taking, padded_rows
@@ -85,12 +85,13 @@ class MaskMaker:
         small  `sizes` of the batch; `mask_offset` and `source_sizes` of the runs
         """
         sizes, (owner, shape, _) = small["sizes"], rows
+        device = batch["images"].device
         as_stored = not self.geometric and frame.canvas[0] == frame.canvas[1]
         masks = None if "runs" in batch else batch["masks"].flatten(0, -3)
         if masks is not None and as_stored and grid == (self.cells, self.cells):
             if masks.dtype == torch.bool:
                 return masks, count_cells(masks)
-            return self._made(Taking(owner, len(sizes), grid, None, None, masks))
+            return self._made(Taking(owner, len(sizes), grid, None, None, masks), device)
         sides = geometry.pair(grid[1], grid[0], frame.extent.device)
         if as_stored:  # the rule of the pack, not rounded to stored pixels
             to_source = geometry.source_to_grid(sizes, self.cells, self.fit).inverse()
@@ -103,23 +104,24 @@ class MaskMaker:
             )
         if masks is not None:
             maps = geometry.source_to_grid(sizes, self.cells, self.fit).after(maps)
-            return self._made(Taking(owner, len(sizes), grid, maps, frame, masks))
+            return self._made(Taking(owner, len(sizes), grid, maps, frame, masks), device)
         runs, seen = batch["runs"], frame if self.geometric else None
         if runs.masks == len(owner):
             place = torch.arange(runs.masks, device=owner.device)
         else:  # padding has no runs
             place = padded_rows(small["mask_offset"], runs.masks, shape[1])
         given = runs, small["source_sizes"], place, self.sampling
-        return self._made(Drawing(owner, len(sizes), grid, maps, seen, *given))
+        return self._made(Drawing(owner, len(sizes), grid, maps, seen, *given), device)
 
-    def _made(self, how: Drawing | Taking) -> Masks:
+    def _made(self, how: Drawing | Taking, device: torch.device) -> Masks:
         """Masks by what their device has."""
         drawn = isinstance(how, Drawing)
-        if backends.uses_compiled(how.device):
+        if backends.uses_compiled(device):
             return (_draw_compiled if drawn else _take_compiled)(how, self._memory)
-        made = backends.launch(how.device, how.kernel, how)
+        kernel = ("draw" if drawn else "take") + ("_affine" if how.rotates else "_upright")
+        made = backends.launch(device, f"masks.{kernel}", how)
         if made is None:
-            masks = (draw if drawn else take)(on_device(how, how.device))
+            masks = (draw if drawn else take)(on_device(how, device))
             made = masks, count_cells(masks)
         return made
 
@@ -167,14 +169,14 @@ def _take_compiled(taking: Taking, memory: Memory) -> Masks:
     kernel, given = take_cells, (masks.dtype == torch.uint8,)
     if taking.rotates:
         visible = taking.frame.visible(taking.size).numpy()
-        kernel, of_sample = take_affine, zip(taking.steps.numpy(), visible, strict=True)
+        kernel, of_sample = take_affine, zip(fixed_steps(taking.maps).numpy(), visible, strict=True)
     elif taking.maps is None:
         kernel, given, of_sample = fill_cells, (), [(taking.size,)] * taking.samples
     else:
         columns, rows = (numbers.numpy() for numbers in taking.columns_and_rows)
         of_sample = zip(rows, columns, map(tuple, taking.keep.tolist()), strict=True)
     owner, source = taking.owner.numpy(), masks.view(torch.uint8).numpy()
-    out, counts = memory.empty((len(owner), height, width), torch.bool), np.zeros(len(owner), int)
+    out, counts = memory.empty(taking.shape, torch.bool), np.zeros(len(owner), int)
     target = out.numpy().view(np.uint8)
     share = max(1, 8 * PART_BYTES // (height * width))
     ends = np.searchsorted(owner, np.arange(taking.samples + 1)).tolist()
@@ -251,6 +253,7 @@ def draw_runs(
 
 def _upright(drawing: Drawing) -> torch.Tensor:
     """`draw_runs` under upright maps on a device."""
-    drawing = on_device(drawing, drawing.device)
-    made = backends.launch(drawing.device, drawing.kernel, drawing)
+    device = drawing.runs.run_ends.device
+    drawing = on_device(drawing, device)
+    made = backends.launch(device, "masks.draw_upright", drawing)
     return draw(drawing) if made is None else made[0]

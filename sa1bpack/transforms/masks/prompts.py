@@ -15,11 +15,10 @@ import torch
 from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks import prompts as kernels
-from sa1bpack.masks import rle
 from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, shifted
 from sa1bpack.transforms.backends import uses_compiled
-from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms.masks.run_batch import RunBatch, padded_rows
 from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import words
 
@@ -84,9 +83,9 @@ def _parts(runs: RunBatch) -> Iterator[slice]:
 
 
 def _find_with_torch(
-    runs: RunBatch, region: str, boxes: torch.Tensor | None, numbers: torch.Tensor, modulo: bool
+    runs: RunBatch, region: str, boxes: torch.Tensor | None, numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_find_pixels` of a part of the masks in torch operations."""
+    """`find_pixels` of a part of the masks in torch operations."""
     box = _clip_boxes(runs, boxes)
     *ends, mask, counted, rim, offset = _stretches(runs, region)
     height, x0, y0, columns, rows, top, bottom = box[mask].unbind(1)
@@ -103,12 +102,9 @@ def _find_with_torch(
     total = torch.cat([sums.new_zeros(1), sums])  # before each stretch
     first = total[offset[:-1]]  # before each mask
     count = total[offset[1:]] - first
-    if modulo:
-        numbers = numbers % count.clamp(min=1)[:, None]
     if not len(begin):
         return count, torch.full((*numbers.shape, 2), -1, device=numbers.device)
-    exists = (numbers >= 0) & (numbers < count[:, None])
-    number = torch.where(exists, numbers + first[:, None], 0)
+    number = numbers % count.clamp(min=1)[:, None] + first[:, None]
     at = torch.searchsorted(total, number, right=True) - 1
     at = at.clamp(max=len(begin) - 1)
     position = begin[at] + number - total[at]
@@ -120,83 +116,27 @@ def _find_with_torch(
     rows = rows.clamp(min=1)
     column = position.div(rows, rounding_mode="floor")
     pixels = torch.stack([x0 + column, y0 + position - column * rows], 2)
-    return count, torch.where(exists[..., None], pixels, -1)
+    return count, torch.where(count[:, None, None] > 0, pixels, -1)
 
 
-def _find_pixels(
-    runs: RunBatch,
-    region: str,
-    boxes: torch.Tensor | None,
-    numbers: torch.Tensor | None,
-    modulo: bool = False,
+def find_pixels(
+    runs: RunBatch, region: str, boxes: torch.Tensor | None, numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`masks.prompts.find_pixels` of a batch: int64 (T,), and (T, k, 2) with numbers (T, k)."""
-    boxes = kernels.check_asked(runs.masks, region, boxes, numbers, torch.Tensor)
-    if numbers is None:
-        numbers = runs.run_offset.new_empty((runs.masks, 0))
+    """`masks.prompts.find_pixels` of a batch: int64 (T,), and (T, k, 2) by numbers (T, k)."""
+    boxes = kernels.check_asked(runs.masks, region, boxes, torch.Tensor)
     if not uses_compiled(runs.run_ends.device):
         found = []
         for masks in _parts(runs):
             some = None if boxes is None else boxes[masks]
             part = runs.part(masks.start, masks.stop)
-            found.append(_find_with_torch(part, region, some, numbers[masks], modulo))
+            found.append(_find_with_torch(part, region, some, numbers[masks]))
         return tuple(map(torch.cat, zip(*found, strict=True)))
     count, pixels = np.zeros(runs.masks, np.int64), np.full((*numbers.shape, 2), -1)
     for _, rows, image in runs.by_sample():
         some = None if boxes is None else boxes.numpy()[rows]
-        found = kernels.find_pixels(image, region, some, numbers.numpy()[rows], modulo)
+        found = kernels.find_pixels(image, region, some, numbers.numpy()[rows])
         count[rows], pixels[rows] = found
     return torch.from_numpy(count), torch.from_numpy(pixels)
-
-
-@checks_options
-def count_pixels(
-    runs: RunBatch, region: str = "inside", boxes: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Count the pixels of a region of every mask: int64 (T,).
-
-    Args:
-        runs: the masks.
-        region: "inside", "boundary" or "outside", see docs/masks.md.
-        boxes: int64, int32, float32 or float64 (T, 4), edges x0, y0, x1, y1 in source pixels:
-            counts only the pixels whose centres are in the box; None for the complete image.
-
-    Raises:
-        OptionError: the region or the array of boxes is invalid.
-        MaskError: run ends on the CPU decrease or do not end with their image's pixels. On a device
-            they are not checked.
-
-    Examples:
-        >>> ds = sa1bpack.open("packed", mask_format="runs")
-        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
-        >>> runs = batch["runs"]
-        >>> T.count_pixels(runs).shape, bool((T.count_pixels(runs) > 0).all())
-        (torch.Size([104]), True)
-    """
-    return _find_pixels(runs, region, boxes, None)[0]
-
-
-@checks_options
-def nth_pixels(
-    runs: RunBatch, numbers: torch.Tensor, region: str = "inside", boxes: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Pixels of a region of every mask by their number, 0 to count - 1, column by column.
-
-    Args:
-        numbers: int64 (T, k).
-        runs, region, boxes: as in `count_pixels`.
-
-    Returns int64 (T, k, 2), x and y in source pixels; -1, -1 if there is no such pixel. Raises the
-    errors of `count_pixels`.
-
-    Examples:
-        >>> ds = sa1bpack.open("packed", mask_format="runs")
-        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
-        >>> runs = batch["runs"]
-        >>> T.nth_pixels(runs, torch.zeros(len(runs.run_offset) - 1, 1).long()).shape
-        torch.Size([104, 1, 2])
-    """
-    return _find_pixels(runs, region, boxes, numbers)[1]
 
 
 @checks_options
@@ -219,9 +159,11 @@ def draw_points(
         points: k, the number per mask.
         seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
-        runs, region: as in `count_pixels`.
-        boxes: (..., 4), as in `count_pixels`. Those of a pipeline are pixels of its canvas: map
-            them by `input_to_source`.
+        runs: the masks.
+        region: "inside", "boundary" or "outside", see docs/masks.md.
+        boxes: int64, int32, float32 or float64 (..., 4), edges x0, y0, x1, y1 in source pixels:
+            draws only from the pixels whose centres are in the mask's box; None for the complete
+            image. Those of a pipeline are pixels of its canvas: map them by `input_to_source`.
 
     Returns:
         points: float32 (..., k, 2), x and y of pixel centres in source coordinates. Zero where not
@@ -231,7 +173,8 @@ def draw_points(
 
     Raises:
         OptionError: an option, a dtype or a shape is wrong.
-        MaskError: see `count_pixels`.
+        MaskError: run ends on the CPU decrease or do not end with their image's pixels. On a device
+            they are not checked.
 
     Examples:
         >>> ds = sa1bpack.open("packed", mask_format="runs")
@@ -249,7 +192,7 @@ def draw_points(
         counts = runs.mask_offset.diff()
         if counts.device.type == "cpu" and (counts > shape[1]).any():
             raise OptionError(f"ids is {tuple(shape)}, but a sample has {int(counts.max())} masks")
-        rows = runs.padded_rows(shape[1])
+        rows = padded_rows(runs.mask_offset, runs.masks, shape[1])
         ids = ids.reshape(-1)[rows]
         if boxes is not None:
             check_array("boxes", boxes, kernels.BOX_TYPES, (*shape, 4), kind=torch.Tensor)
@@ -257,7 +200,7 @@ def draw_points(
     check_array("ids", ids, "int64", (runs.masks,), ", one per mask", torch.Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
     drawn = shifted(words(seed, epoch, ids, kernels.prompt_draw(region, draw), points), 1)
-    counts, pixels = _find_pixels(runs, region, boxes, drawn, modulo=True)
+    counts, pixels = find_pixels(runs, region, boxes, drawn)
     valid = counts > 0
     found = torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
     if not padded:
@@ -267,43 +210,6 @@ def draw_points(
         out.index_copy_(0, rows, each).unflatten(0, shape)
         for out, each in zip(wide, found, strict=True)
     )
-
-
-@checks_options
-def mask_boxes(runs: RunBatch) -> torch.Tensor:
-    """The boxes around the masks, from their runs.
-
-    Returns int64 (T, 4), x0, y0, x1, y1, edges in source pixels; 0, 0, 0, 0 for an empty mask.
-    Raises MaskError, see `count_pixels`.
-
-    Examples:
-        >>> ds = sa1bpack.open("packed", mask_format="runs")
-        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
-        >>> runs = batch["runs"]
-        >>> T.mask_boxes(runs).shape, T.mask_boxes(runs).dtype
-        (torch.Size([104, 4]), torch.int64)
-    """
-    if uses_compiled(runs.run_ends.device):
-        edges = np.zeros((runs.masks, 4), np.int64)
-        for _, rows, image in runs.by_sample():
-            edges[rows] = rle.mask_boxes(*image)
-        return torch.from_numpy(edges)
-    begin, end, mask, counted, _, _ = _stretches(runs, "inside")
-    height = runs.sizes[runs.owner[mask], 0]
-    last = end - 1
-    left, right = (at.div(height, rounding_mode="floor") for at in (begin, last))
-    one_column = left == right
-    y0 = torch.where(one_column, begin - left * height, 0)
-    y1 = torch.where(one_column, last - right * height + 1, height)
-    some = counted & (end > begin)
-    far = 2**31
-    low, high = (height.new_full((runs.masks, 2), number) for number in (far, 0))
-    lows = torch.where(some[:, None], torch.stack([left, y0], 1), far)
-    highs = torch.where(some[:, None], torch.stack([right + 1, y1], 1), 0)
-    index = mask[:, None].expand(-1, 2)
-    low.scatter_reduce_(0, index, lows, "amin")
-    high.scatter_reduce_(0, index, highs, "amax")
-    return torch.cat([torch.where(high > 0, low, 0), high], 1)
 
 
 @checks_options

@@ -9,7 +9,6 @@ use. Whole numbers are the same; of the others, the last bit may differ.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,17 +17,8 @@ from torch.nn.functional import pad
 
 from sa1bpack.arguments import checks_options, choice
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.relations import (
-    NEIGHBORS,
-    RELATIONS,
-    SHARE,
-    Derived,
-    Relation,
-    Relations,
-    check_rule,
-    relate_bits,
-    relate_runs,
-)
+from sa1bpack.masks import relations as single
+from sa1bpack.masks.relations import NEIGHBORS, RELATIONS, SHARE, Derived, Relation
 from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
 from sa1bpack.transforms.host import on_host
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
@@ -39,12 +29,11 @@ _EXACT = 2048  # half precision holds all whole numbers up to this
 CHUNK_BYTES = 1 << 28  # of masks in half precision, at a time
 _TENSORS = 8  # large ones that live at once
 
-# Types in a batch, by that in `Relations`.
-_TYPES = {"int64": torch.int64, "float64": torch.float32, "bool": torch.bool}
-
 
 def _type(relation: Relation) -> torch.dtype:
-    return _TYPES[str(relation.dtype)]
+    """The type in a batch."""
+    kind = getattr(torch, str(relation.dtype))
+    return torch.float32 if kind == torch.float64 else kind
 
 
 @checks_options
@@ -103,9 +92,8 @@ class Relate:
                 f"relations is {given!r}: give names of {', '.join(RELATIONS)}, or a Relate"
             )
         names = tuple(dict.fromkeys(choice("relation", name, RELATIONS) for name in given))
-        share, neighbors = check_rule(self.share, self.neighbors)
-        for name, value in (("names", names), ("share", share), ("neighbors", neighbors)):
-            object.__setattr__(self, name, value)
+        share, neighbors = single.check_rule(self.share, self.neighbors)
+        vars(self).update(names=names, share=share, neighbors=neighbors)
 
     @classmethod
     def of(cls, value: Any) -> "Relate | None":
@@ -129,18 +117,20 @@ class Relate:
         cells                 of a mask
         padded, packed        the layout of the masks
         """
-        masks = samples * most * cells
+        rows = samples * most
         chunk = min(-(-cells // _EXACT) * _EXACT, _chunk_cells(samples, most))
-        pairs = samples * most**2
         # Two operands in half precision, and their product, which becomes int64.
-        product = 4 * samples * most * chunk + 10 * pairs * (chunk // _EXACT)
-        sums = masks // 4 if {"centroids", "distances"} & set(self.names) else 0
-        grown = 2 * masks if "touching" in self.names else 0
-        laid_out = (0 if padded else masks) + (
-            (samples * most if padded else total) * cells if packed else 0
-        )
-        small = 100 * pairs + 2000 * samples * most + 64 * 512
-        return on_device(laid_out + product + sums + grown + small, _TENSORS)
+        taken = 4 * rows * chunk + 10 * rows * most * (chunk // _EXACT)
+        if {"centroids", "distances"} & set(self.names):  # sums
+            taken += rows * cells // 4
+        if "touching" in self.names:  # masks that have grown
+            taken += 2 * rows * cells
+        if not padded:
+            taken += rows * cells
+        if packed:
+            taken += (rows if padded else total) * cells
+        small = 100 * rows * most + 2000 * rows + 64 * 512
+        return on_device(taken + small, _TENSORS)
 
     def __call__(
         self, batch: Mapping[str, Any], most: int | None = None
@@ -174,9 +164,9 @@ class Relate:
                 )
             most = fullest(counts) if most is None else most
             leading = (len(counts), most) if padded else (runs.masks,)
-            places = runs.padded_rows(most) if runs.masks != prod(leading) else None
+            places = padded_rows(runs.mask_offset, runs.masks, most) if padded else None
             samples = ((at, image) for _, at, image in runs.by_sample(places))
-            return self._compiled(relate_runs, samples, leading, most)
+            return self._compiled(single.relate_runs, samples, leading, most)
         masks = batch["masks"]
         if masks.dtype not in (torch.bool, torch.uint8) or masks.dim() != 3 + padded:
             raise OptionError(
@@ -192,20 +182,17 @@ class Relate:
         counts  int64 (B,): masks of each sample
         most    that of a call
         """
-        if padded:
-            most = masks.shape[1]
-        elif most is None:
-            most = fullest(counts)
+        if padded or most is None:
+            most = masks.shape[1] if padded else fullest(counts)
         if uses_compiled(masks.device):
-            found, ends = masks.numpy(), counts.cumsum(0)
+            found, firsts = masks.flatten(0, -3).numpy(), counts.cumsum(0) - counts
             if padded:
-                found = masks.flatten(0, 1).numpy()
-                ends = torch.arange(len(counts), device="cpu") * most + counts
+                firsts = torch.arange(len(counts), device="cpu") * most
             samples = (
-                (np.arange(end - count, end), (found[end - count : end],))
-                for end, count in zip(ends.tolist(), counts.tolist(), strict=True)
+                (np.arange(first, first + count), (found[first : first + count],))
+                for first, count in zip(firsts.tolist(), counts.tolist(), strict=True)
             )
-            return self._compiled(relate_bits, samples, masks.shape[: 1 + padded], most)
+            return self._compiled(single.relate_bits, samples, masks.shape[: 1 + padded], most)
         cells = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
         places = None
         if not padded:
@@ -222,7 +209,7 @@ class Relate:
 
     def _compiled(
         self,
-        relate: Callable[..., Relations],
+        relate: Callable[..., single.Relations],
         samples: Iterable[tuple[np.ndarray, tuple]],
         leading: tuple[int, ...],
         most: int,

@@ -10,7 +10,7 @@ import torch
 
 from sa1bpack.arguments import checks_options
 from sa1bpack.masks.arrays import check_image_runs
-from sa1bpack.transforms.geometry import AffineMaps, Frame, Maps, fixed_steps, pair
+from sa1bpack.transforms.geometry import AffineMaps, Frame, Maps, pair
 from sa1bpack.wording import counted
 
 
@@ -95,10 +95,6 @@ class RunBatch:
         samples = torch.arange(len(self.sizes), device=self.mask_offset.device)
         return samples.repeat_interleave(self.mask_offset.diff(), output_size=self.masks)
 
-    def padded_rows(self, columns: int) -> torch.Tensor:
-        """int64 (T,): the row of each mask if each sample has `columns` rows, one after another."""
-        return padded_rows(self.mask_offset, self.masks, columns)
-
     def part(self, start: int, stop: int) -> "RunBatch":
         """The masks start..stop, without waiting for the device. All samples remain."""
         if stop - start == self.masks:
@@ -142,7 +138,10 @@ class RunBatch:
 
 
 def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Tensor:
-    """`RunBatch.padded_rows`, on the device of the offsets."""
+    """int64 (T,): the row of each of T masks if each sample has `columns` rows, one after another.
+
+    mask_offset  int64 (B + 1,), as of a `RunBatch`; the result is on its device
+    """
     samples = torch.arange(len(mask_offset) - 1, device=mask_offset.device)
     owner = samples.repeat_interleave(mask_offset.diff(), output_size=masks)
     numbers = torch.arange(masks, device=owner.device)
@@ -175,6 +174,11 @@ class Placing:
         return isinstance(self.maps, AffineMaps)
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """(n, h, w)."""
+        return len(self.owner), *self.size
+
+    @property
     def keep(self) -> torch.Tensor:
         """int64 (B, 2): the rows and columns that show upright images."""
         if self.frame is not None:
@@ -197,47 +201,16 @@ class Drawing(Placing):
     place: torch.Tensor
     sampling: str
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the runs."""
-        return self.runs.run_ends.device
-
-    @property
-    def kernel(self) -> str:
-        """The Triton kernel that draws them."""
-        return "masks.draw_affine" if self.rotates else "masks.draw_masks"
-
-    @property
-    def run_offset(self) -> torch.Tensor:
-        """The offsets of the runs, on the device of the rest."""
-        on_host = self.owner.device.type == "cpu"
-        return self.runs.host_offset if on_host else self.runs.run_offset
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(n, h, w)."""
-        return len(self.owner), *self.size
-
 
 @dataclass(frozen=True)
 class Taking(Placing):
     """Masks that are taken from a grid each; maps are from cells of the result to those of the
-    grid, None if they are the same.
+    grid, None if they are the same. Under maps that rotate, a cell outside is the nearest one.
 
     masks  bool (T, s, s), or bits uint8 (T, s, s / 8), of which `owner` is non-decreasing
     """
 
     masks: torch.Tensor
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the masks."""
-        return self.masks.device
-
-    @property
-    def kernel(self) -> str:
-        """The Triton kernel that takes them."""
-        return "masks.take_affine" if self.rotates else "masks.take_cells"
 
     @property
     def columns_and_rows(self) -> list[torch.Tensor]:
@@ -246,9 +219,3 @@ class Taking(Placing):
         if self.maps is None:
             return [torch.arange(side, device=device).expand(self.samples, -1)] * 2
         return [at.floor().long().clamp_(0, side - 1) for at in self.maps.centers(*self.size)]
-
-    @property
-    def steps(self) -> torch.Tensor:
-        """int64 (B, 2, 3), see `geometry.positions`: the cell of the grid for each of the
-        result; the nearest one if that is outside."""
-        return fixed_steps(self.maps)

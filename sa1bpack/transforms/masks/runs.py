@@ -132,7 +132,8 @@ def _draw_affine(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
 def draw(drawing: Drawing) -> torch.Tensor:
     """Masks drawn from their runs, bool (n, h, w): exactly under upright maps, at sample points
     under affine ones, whatever these do."""
-    runs, device, owner = drawing.runs, drawing.device, drawing.owner
+    runs, owner = drawing.runs, drawing.owner
+    device = owner.device
     height, width = drawing.size
     some, mask_bytes = _draw_affine, height * width * 32  # positions, search results, hits
     if not drawing.rotates:

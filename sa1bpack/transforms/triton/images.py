@@ -154,6 +154,33 @@ def _weight(at, pixel, high, support):
     return tl.where(pixel < high, weight, 0.0)
 
 
+@triton.jit
+def _range(at, support, length):
+    """A position in pixels, and the first pixel under the filter and the one after the last."""
+    at = tl.minimum(tl.maximum(at, -FAR), FAR)  # far beyond any image, and still whole numbers
+    last = length.to(tl.float64)
+    low = tl.minimum(tl.maximum(tl.ceil(at - support - 0.5), 0), last).to(tl.int32)
+    high = tl.maximum(tl.minimum(tl.floor(at + support - 0.5) + 1, last), 0).to(tl.int32)
+    # A pixel at the very end of the filter has no weight.
+    low += ((low < high) & (tl.abs(low.to(tl.float64) + 0.5 - at) >= support)).to(tl.int32)
+    high -= ((low < high) & (tl.abs(high.to(tl.float64) - 0.5 - at) >= support)).to(tl.int32)
+    return at, low, high
+
+
+@triton.jit
+def _share(at, low, k, high, support, total):
+    """The weights of pixel k under each filter."""
+    return (_weight(at, low + k, high, support) / total).to(tl.float32)
+
+
+@triton.jit
+def _total(at, low, high, support, taps):
+    total = at * 0
+    for k in range(taps):
+        total += _weight(at, low + k, high, support)
+    return tl.where(total > 0, total, 1.0)
+
+
 @triton.jit(do_not_specialize=["width", "height", "taps"])
 def _fill_taps(numbers, filters, width, height, taps):
     """The first pixel and the weights of filters; axis 0 is x, axis 1 is y.
@@ -164,30 +191,16 @@ def _fill_taps(numbers, filters, width, height, taps):
     axis = tl.program_id(1)
     wanted = i < tl.where(axis == 0, width, height)
     of = numbers + sample * NUMBERS + axis
-    step, length = tl.load(of), tl.load(of - axis + SIZE + 1 - axis).to(tl.int64)
-    at = step * (i.to(tl.float64) + 0.5) + tl.load(of + 2)
-    # Far beyond any image, and still a whole number.
-    at = tl.minimum(tl.maximum(at, -FAR), FAR)
+    step, length = tl.load(of), tl.load(of - axis + SIZE + 1 - axis).to(tl.int32)
     support = tl.minimum(tl.maximum(tl.abs(step), 1.0), FAR)
-    low = tl.maximum(tl.ceil(at - support - 0.5).to(tl.int64), 0)
-    high = tl.minimum(tl.floor(at + support - 0.5).to(tl.int64) + 1, length)
-    # A pixel at the very end of the filter has no weight.
-    for _ in tl.static_range(2):
-        low += ((low < high) & (tl.abs(low.to(tl.float64) + 0.5 - at) >= support)).to(tl.int64)
-    for _ in tl.static_range(2):
-        high -= ((low < high) & (tl.abs(high.to(tl.float64) - 0.5 - at) >= support)).to(tl.int64)
+    at, low, high = _range(step * (i.to(tl.float64) + 0.5) + tl.load(of + 2), support, length)
 
     count = tl.maximum(width, height)
     target = filters + (sample * 2 + axis) * (1 + taps) * count + i
-    begin = tl.maximum(tl.minimum(low, length - 1), 0)
-    tl.store(target, begin.to(tl.float32), mask=wanted)
-    total = tl.zeros((BLOCK,), tl.float64)
+    tl.store(target, tl.maximum(tl.minimum(low, length - 1), 0).to(tl.float32), mask=wanted)
+    total = _total(at, low, high, support, taps)
     for k in range(taps):
-        total += _weight(at, low + k, high, support)
-    total = tl.where(total > 0, total, 1.0)
-    for k in range(taps):
-        weight = _weight(at, low + k, high, support) / total
-        tl.store(target + (1 + k) * count, weight.to(tl.float32), mask=wanted)
+        tl.store(target + (1 + k) * count, _share(at, low, k, high, support, total), mask=wanted)
 
 
 @triton.jit
@@ -257,26 +270,6 @@ def locate(place, i, j):
 
 
 @triton.jit
-def _range(position, support, length):
-    """Position in pixels, and the first pixel under the filter and the one after the last."""
-    at = position.to(tl.float64) * UNIT
-    at = tl.minimum(tl.maximum(at, -FAR), FAR)
-    last = length.to(tl.float64)
-    low = tl.minimum(tl.maximum(tl.ceil(at - support - 0.5), 0), last).to(tl.int32)
-    high = tl.maximum(tl.minimum(tl.floor(at + support - 0.5) + 1, last), 0).to(tl.int32)
-    # A pixel at the very end of the filter has no weight.
-    low += ((low < high) & (tl.abs(low.to(tl.float64) + 0.5 - at) >= support)).to(tl.int32)
-    high -= ((low < high) & (tl.abs(high.to(tl.float64) - 0.5 - at) >= support)).to(tl.int32)
-    return at, low, high
-
-
-@triton.jit
-def _share(at, low, k, high, support, total):
-    """The weights of pixel k under each filter."""
-    return (_weight(at, low + k, high, support) / total).to(tl.float32)
-
-
-@triton.jit
 def _offset(low, k, length, stride):
     """Bytes to pixel k under each filter, within the image whatever its size."""
     return tl.maximum(tl.minimum(low + k, length - 1), 0) * stride
@@ -289,14 +282,6 @@ def _add(c, pixels, inside, r, g, b):
     g += c * tl.load(pixels + 1, mask=inside, other=0).to(tl.float32)
     b += c * tl.load(pixels + 2, mask=inside, other=0).to(tl.float32)
     return r, g, b
-
-
-@triton.jit
-def _total(at, low, high, support, taps):
-    total = at * 0
-    for k in range(taps):
-        total += _weight(at, low + k, high, support)
-    return tl.where(total > 0, total, 1.0)
 
 
 @triton.jit(do_not_specialize=["side", "height", "taps"])
@@ -312,8 +297,8 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
     rows = tl.maximum(tl.minimum(rows, side), 0).to(tl.int32)
     columns = tl.maximum(tl.minimum(columns, side), 0).to(tl.int32)
     x_support, y_support = tl.load(of), tl.load(of + 1)
-    x_at, x_low, x_high = _range(x, x_support, columns)
-    y_at, y_low, y_high = _range(y, y_support, rows)
+    x_at, x_low, x_high = _range(x.to(tl.float64) * UNIT, x_support, columns)
+    y_at, y_low, y_high = _range(y.to(tl.float64) * UNIT, y_support, rows)
     any_shown = tl.max(tl.max(inside.to(tl.int32), 1), 0)
     x_taps = tl.minimum(tl.ceil(2 * x_support).to(tl.int32), taps) * any_shown
     y_taps = tl.minimum(tl.ceil(2 * y_support).to(tl.int32), taps) * any_shown

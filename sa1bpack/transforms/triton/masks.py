@@ -308,7 +308,8 @@ def _launched(kernel: Callable, tile: Size, shape: tuple[int, ...], *given, **op
 def _rows(drawing: Drawing) -> torch.Tensor:
     """int64 (n, 3): first end, number of ends and sample of each row of the result; no ends where
     there is no mask."""
-    run_offset, owner = drawing.run_offset, drawing.owner
+    owner, runs = drawing.owner, drawing.runs
+    run_offset = runs.host_offset if owner.device.type == "cpu" else runs.run_offset
     rows = owner.new_zeros((len(owner), 3))
     rows[:, 2] = owner
     # Without background after the last foreground: an even number of ends.
@@ -323,7 +324,7 @@ def _with_frames(drawing: Drawing, frames: torch.Tensor) -> list[torch.Tensor]:
     return [ends, *sent([_rows(drawing), frames], ends.device)]
 
 
-def draw_masks(drawing: Drawing) -> Masks:
+def draw_upright(drawing: Drawing) -> Masks:
     """Draw masks from their runs under upright maps.
 
     Returns bool (n, h, w), the cells of `transforms.draw_runs`; int32 (n,), the set ones of each.
@@ -347,7 +348,7 @@ def draw_masks(drawing: Drawing) -> Masks:
 
 
 def draw_affine(drawing: Drawing) -> Masks:
-    """`draw_masks` at the sample points of affine maps."""
+    """`draw_upright` at the sample points of affine maps."""
     points = 1 << LEVELS[drawing.sampling]
     steps = fixed_steps(drawing.maps, points).flatten(1)
     frames = torch.cat([places_of(drawing.frame, drawing.size), steps, drawing.sizes], 1)
@@ -355,7 +356,7 @@ def draw_affine(drawing: Drawing) -> Masks:
     return _launched(_draw_affine, tile, drawing.shape, *given, POINTS=points)
 
 
-def take_cells(taking: Taking) -> Masks:
+def take_upright(taking: Taking) -> Masks:
     """Take cells of masks under upright maps, as `transforms.masks.cells.take` does.
 
     Returns bool (T, h, w), and int32 (T,), how many cells of each are set.
@@ -365,13 +366,13 @@ def take_cells(taking: Taking) -> Masks:
 
 
 def take_affine(taking: Taking) -> Masks:
-    """`take_cells` under affine maps."""
+    """`take_upright` under affine maps."""
     places = places_of(taking.frame, taking.size)
-    return _taken(_take_affine, taking, torch.cat([places, taking.steps.flatten(1)], 1))
+    return _taken(_take_affine, taking, torch.cat([places, fixed_steps(taking.maps).flatten(1)], 1))
 
 
 def _taken(kernel: Callable, taking: Taking, frames: torch.Tensor) -> Masks:
     masks, side = taking.masks.contiguous(), taking.masks.shape[1]
     given = masks, *sent([taking.owner, frames], masks.device)
-    tile, shape = (TAKE_ROWS.value, TAKE_COLUMNS.value), (len(taking.owner), *taking.size)
-    return _launched(kernel, tile, shape, *given, side=side)
+    tile = TAKE_ROWS.value, TAKE_COLUMNS.value
+    return _launched(kernel, tile, taking.shape, *given, side=side)

@@ -25,7 +25,7 @@ def drawn(runs: RunBatch, maps, size, sampling, device):
     place = torch.arange(runs.masks, device=device)
     given = runs.owner, len(runs.sizes), tuple(size), maps, None, runs, runs.sizes, place, sampling
     drawing = Drawing(*given)
-    found = backends.launch(device, "masks.draw_masks", drawing)
+    found = backends.launch(device, "masks.draw_upright", drawing)
     assert found is not None
     return [tensor.cpu() for tensor in found]
 
