@@ -105,6 +105,14 @@ def check_relations(names: Collection[str], features: Iterable[Any]) -> None:
         )
 
 
+def check_made(batch: Mapping, needed: Collection[str]) -> None:
+    """Raise OptionError unless a batch has keys that a pipeline's has."""
+    if missing := sorted(set(needed) - batch.keys()):
+        raise OptionError(
+            f"the batch has no {', '.join(missing)}: give what a Pipeline made of a Loader's batch"
+        )
+
+
 def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]) -> None:
     """Raise OptionError if `batch` is not a batch of tensors with the needed keys.
 

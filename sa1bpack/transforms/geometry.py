@@ -30,7 +30,7 @@ from sa1bpack.arguments import checks_options, number
 from sa1bpack.display import call_text
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.cells import FRACTION
-from sa1bpack.transforms.checks import LEAST, MAX_CANVAS, as_range, check_sides
+from sa1bpack.transforms.checks import LEAST, MAX_CANVAS, as_range, check_made, check_sides
 
 
 @checks_options
@@ -273,10 +273,7 @@ def image_region(
         >>> batch["input_sizes"].tolist(), T.image_region(batch, 64).sum((1, 2)).tolist()
         ([[1024.0, 682.0], [693.0, 1024.0]], [2752, 2752])
     """
-    if missing := {"images", "input_sizes", "input_to_source"} - batch.keys():
-        raise OptionError(
-            f"the batch has no {', '.join(sorted(missing))}: give what a Pipeline returned"
-        )
+    check_made(batch, ("images", "input_sizes", "input_to_source"))
     canvas, matrices = tuple(batch["images"].shape[-2:]), batch["input_to_source"]
     maps = AffineMaps(matrices[:, :, :2], matrices[:, :, 2])
     frame = Frame(maps, batch["input_sizes"].flip(1), canvas, batch.get("source_window"))

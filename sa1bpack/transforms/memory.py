@@ -63,19 +63,15 @@ class Memory:
         count = int(np.prod(shape)) * dtype.itemsize
         if count < LEAST:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        block = self._block(count)
+        block = np.empty(0, np.uint8)
+        with suppress(IndexError):
+            block = self._free.pop()  # the one used last; too small or far too large, it goes
+        if not count <= len(block) <= 2 * count:
+            block = np.empty(count, np.uint8)  # in large pages, where the system has them
         used = block[:count]
         # Tensors and their views keep `used` alive, and nothing else does.
         finalize(used, self._free.append, block).atexit = False
         return torch.from_numpy(used).view(dtype).view(shape)
-
-    def _block(self, count: int) -> np.ndarray:
-        """A block of at least `count` bytes; one that is too small or far too large goes."""
-        with suppress(IndexError):
-            block = self._free.pop()  # the one used last
-            if count <= len(block) <= 2 * count:
-                return block
-        return np.empty(count, np.uint8)  # in large pages, where the system has them
 
 
 class Table:

@@ -22,6 +22,7 @@ from sa1bpack.masks.cells import squared_distances
 from sa1bpack.masks.prompts import prompt_draw
 from sa1bpack.transforms.backends import uses_compiled
 from sa1bpack.transforms.batch import Batch
+from sa1bpack.transforms.checks import LEAST, check_made
 from sa1bpack.transforms.geometry import pair
 from sa1bpack.transforms.masks.cells import count_along
 from sa1bpack.transforms.masks.prompts import jitter_boxes
@@ -29,6 +30,7 @@ from sa1bpack.transforms.random import uniform
 
 KINDS = ("point", "box", "mask")
 WHERE = ("random", "interior", "stored")
+NEEDED = ("images", "masks", "valid", "boxes_xyxy", "annotation_ids", "image_ids", "epoch")
 MASK_LOGIT = 10.0  # SAM 2 takes a mask as a prompt in logits of -10 and 10
 PADDING = -1  # SAM's label of a point that is none
 
@@ -101,11 +103,9 @@ class Prompts:
         """
         given = {kinds: 1.0} if isinstance(kinds, str) else dict(kinds)
         for kind, share in given.items():
-            choice("kinds", kind, KINDS)
-            number(f"kinds[{kind!r}]", share, 0, 1e9)
-        if not sum(given.values()):
-            raise OptionError(f"kinds is {kinds!r}: give at least one a probability above 0")
-        self.kinds = {kind: given.get(kind, 0.0) / sum(given.values()) for kind in KINDS}
+            number(f"kinds[{choice('kinds', kind, KINDS)!r}]", share, 0, 1e9)
+        total = number("the sum of kinds", sum(given.values()), LEAST, 1e10)
+        self.kinds = {kind: given.get(kind, 0.0) / total for kind in KINDS}
         self.points = whole_number("points", points, 1, 2**31 - 1)
         self.where = choice("where", where, WHERE)
         self.box_noise, self.per = bool(box_noise), choice("per", per, ("mask", "image"))
@@ -124,12 +124,7 @@ class Prompts:
         Raises:
             OptionError: a key that is needed is missing.
         """
-        needed = {"masks", "valid", "boxes_xyxy", "annotation_ids", "image_ids", "images", "epoch"}
-        if missing := needed - batch.keys():
-            raise OptionError(
-                f"the batch has no {', '.join(sorted(missing))}: give what a Pipeline made of a "
-                "batch of a Loader"
-            )
+        check_made(batch, NEEDED)
         valid, boxes = batch["valid"], batch["boxes_xyxy"]
         kinds = torch.where(valid, self._chosen(batch, draw), -1)
         points = boxes.new_zeros((*valid.shape, self.points, 2))

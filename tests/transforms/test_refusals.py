@@ -75,7 +75,7 @@ REFUSED = [
     (lambda: T.Pipeline(DS, min_area=-1), "^min_area is -1: choose a whole number from 0 to"),
     (lambda: T.Pipeline(DS, seed=-1), "^seed is -1: choose a whole number from 0 to"),
     (lambda: T.Prompts("scribble"), "choose one of point, box, mask"),
-    (lambda: T.Prompts({"point": 0}), "above 0"),
+    (lambda: T.Prompts({"point": 0}), "the sum of kinds is 0"),
     (lambda: T.Prompts(points=0), "points is 0"),
     (lambda: T.Prompts(where="center"), "choose one of random"),
     (lambda: T.Prompts(per="batch"), "choose one of mask, image"),

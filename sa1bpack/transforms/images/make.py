@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from sa1bpack.pixels import resample as kernels
-from sa1bpack.pixels.yuv420 import planes_to_rgb
 from sa1bpack.transforms import backends, geometry
 from sa1bpack.transforms.backends import Job, run_jobs
 from sa1bpack.transforms.geometry import FRACTION, AffineMaps, AxisMaps, Frame, Uniform
@@ -55,11 +54,6 @@ class Sampling:
     frame: Frame
     normal: Table
     shrinks: float
-
-    @property
-    def supports(self) -> torch.Tensor:
-        """`supports` of maps that may rotate or shear."""
-        return supports(self.frame.maps, self.shrinks)
 
 
 _UNCHANGED = Table(np.array([[0.0] * 3, [1.0] * 3], np.float32))  # a mean and std
@@ -99,8 +93,7 @@ class ImageMaker:
         device, stored = images.device, sizes[:, 2:]
         compiled = backends.uses_compiled(device)
         if images.dim() == 3:
-            convert = planes_as_rgb if compiled else yuv420_to_rgb
-            images = convert(images, *sent([stored], device))
+            images = yuv420_to_rgb(images, *sent([stored], device))
         normal, dtype = (self.normal, self.dtype) if colors is None else (_UNCHANGED, torch.float32)
         sampling = Sampling(images, stored, frame, normal, self.most(frame))
         if compiled:
@@ -113,7 +106,7 @@ class ImageMaker:
         if made is None:  # float32, 0 to 255, in torch operations
             [stored] = sent([stored], device)
             if not self.geometric and frame.canvas == (self.side, self.side):
-                made = channels_first(images).float()
+                made = images.permute(0, 3, 1, 2).contiguous().float()
             elif frame.window is None:
                 made = resample(images, there.maps, stored.flip(1).double(), frame.canvas)
             else:
@@ -141,19 +134,6 @@ class ImageMaker:
 PART_ROWS = 256
 
 
-def planes_as_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """`pixels.yuv420_to_rgb` on a CPU: uint8 (B, S, S, 3), undefined outside `stored`."""
-    side = planes.shape[2]
-    rgb = np.empty((len(planes), side, side, 3), np.uint8)
-
-    def convert(k: int, height: int, width: int) -> None:
-        source, target = planes[k].reshape(-1).numpy(), rgb[k].reshape(-1)
-        planes_to_rgb(source, height, width, side, side, side, target)
-
-    run_jobs(partial(convert, k, *size) for k, size in enumerate(stored.tolist()))
-    return torch.from_numpy(rgb)
-
-
 def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
     """Resample and normalise images: float32 (B, 3, H, W)."""
     frame, values = sampling.frame, kernels.normal(*sampling.normal.values)
@@ -165,7 +145,7 @@ def sample_images(sampling: Sampling, memory: Memory) -> torch.Tensor:
         centers = [at.numpy() for at in frame.maps.centers(*size)]
         scales = frame.maps.scale.tolist()
     else:
-        given = frame.steps(size), sampling.supports, frame.edges()
+        given = frame.steps(size), supports(frame.maps, sampling.shrinks), frame.edges()
         places = [array.numpy() for array in given]
 
     def jobs() -> Iterator[Job]:
@@ -208,8 +188,9 @@ def resample(
     across = triangle_filter(x, maps.scale[:, 0], stored[:, 0], width)
     down = triangle_filter(y, maps.scale[:, 1], stored[:, 1], height)
     rows = torch.bmm(down, images.contiguous().float().view(samples, height, width * channels))
-    rows = channels_first(rows.view(samples, canvas[0], width, channels))
-    done = torch.bmm(rows.view(samples, channels * canvas[0], width), across.transpose(1, 2))
+    rows = rows.view(samples, canvas[0], width, channels).permute(0, 3, 1, 2)
+    rows = rows.reshape(samples, channels * canvas[0], width)
+    done = torch.bmm(rows, across.transpose(1, 2))
     return done.view(samples, channels, *canvas)
 
 
@@ -233,11 +214,6 @@ def triangle_filter(
     weights = distance.abs_().mul_(-narrow[:, None, None].float()).add_(1).clamp_(min=0)
     weights *= (pixels < length[:, None].float())[:, None, :]
     return weights.div_(weights.sum(2, keepdim=True).clamp_(min=1e-6))
-
-
-def channels_first(images: torch.Tensor) -> torch.Tensor:
-    """(B, H, W, C) as a contiguous (B, C, H, W)."""
-    return images.permute(0, 3, 1, 2).contiguous()
 
 
 def supports(maps: AffineMaps, most: float) -> torch.Tensor:

@@ -1,9 +1,13 @@
 """Pixels of a batch on its device: planes to RGB, and bytes to normalised numbers."""
 
+from functools import partial
+
+import numpy as np
 import torch
 
 from sa1bpack.arguments import checks_options
-from sa1bpack.transforms.backends import launch
+from sa1bpack.pixels.yuv420 import planes_to_rgb
+from sa1bpack.transforms.backends import launch, run_jobs, uses_compiled
 
 # Of Segment Anything (`Sam.__init__`), R, G, B in 0 to 255: those of ImageNet times 255.
 SAM_MEAN = (123.675, 116.28, 103.53)
@@ -24,10 +28,20 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
         >>> T.yuv420_to_rgb(planes, torch.tensor([[8, 8]]))[0, 0, 0].tolist()
         [128, 128, 128]
     """
+    samples, side = len(planes), planes.shape[2]
+    if uses_compiled(planes.device):
+        made = np.empty((samples, side, side, 3), np.uint8)
+
+        def convert(k: int, height: int, width: int) -> None:
+            source = planes[k].reshape(-1).numpy()
+            planes_to_rgb(source, height, width, side, side, side, made[k].reshape(-1))
+            made[k, height:] = 0
+
+        run_jobs(partial(convert, k, *size) for k, size in enumerate(stored.tolist()))
+        return torch.from_numpy(made)
     rgb = launch(planes.device, "images.planes_to_rgb", planes, stored)
     if rgb is not None:
         return rgb
-    samples, side = len(planes), planes.shape[2]
     half = side // 2
     luma, chroma = planes[:, :side], planes[:, side:].reshape(samples, 2, half, half)
     blue, red = (_enlarge_chroma(chroma, (stored + 1) // 2) - 128).unbind(1)

@@ -133,7 +133,8 @@ _KNOTS = 4097  # size of the table of quantiles
 
 
 class MixStep:
-    """A step that mixes every image with the next one of its batch (the last one with the first).
+    """A step that mixes every image with the next one of its batch (the last one with the first):
+    called with images (B, 3, H, W) and random numbers, it returns what changes in the batch.
 
     Partners are random where batches are shuffled. The weight lam is drawn per image from
     Beta(alpha, alpha): it depends on the image alone, but the partner on the batch, and thus on the
@@ -147,10 +148,6 @@ class MixStep:
 
     def __repr__(self) -> str:
         return call_text(self)
-
-    def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
-        """Mix images (B, 3, H, W). Returns what changes in the batch."""
-        raise NotImplementedError
 
     def draw(self, numbers: torch.Tensor) -> torch.Tensor:
         """float32 (B,) from Beta(alpha, alpha), from uniform numbers in [0, 1), float64 (B,)."""

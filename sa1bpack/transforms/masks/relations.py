@@ -312,19 +312,15 @@ class _OfBatch(Derived):
 
     @property
     def mask_boxes(self) -> torch.Tensor:
-        columns, rows = self._masks.any(2), self._masks.any(3)
-        edges = [_first(columns), _first(rows), _end(columns), _end(rows)]
-        return torch.stack(edges, 2) * (self.areas > 0)[:, :, None]
+        (x0, x1), (y0, y1) = _ends(self._masks.any(2)), _ends(self._masks.any(3))
+        return torch.stack([x0, y0, x1, y1], 2) * (self.areas > 0)[:, :, None]
 
 
-def _first(flags: torch.Tensor) -> torch.Tensor:
-    """int64 (B, M): the first true of bool (B, M, n); 0 if there is none."""
-    return flags.to(torch.uint8).argmax(2)
-
-
-def _end(flags: torch.Tensor) -> torch.Tensor:
-    """int64 (B, M): one past the last true of bool (B, M, n); n if there is none."""
-    return flags.shape[2] - _first(flags.flip(2))
+def _ends(flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 (B, M) each: the first true of bool (B, M, n), and one past the last; 0 and n if there
+    is none."""
+    flags = flags.to(torch.uint8)
+    return flags.argmax(2), flags.shape[2] - flags.flip(2).argmax(2)
 
 
 def common_cells(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -333,8 +329,8 @@ def common_cells(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     out = first.new_zeros((samples, first.shape[1], second.shape[1]), dtype=torch.int64)
     step = _chunk_cells(samples, max(first.shape[1], second.shape[1]))
     for start in range(0, cells, step):
-        part = slice(start, min(start + step, cells))
-        out += _common(*(masks.flatten(2)[:, :, part] for masks in (first, second)))
+        part = slice(start, start + step)
+        out += _common(*(each.flatten(2)[:, :, part] for each in (first, second)))
     return out
 
 

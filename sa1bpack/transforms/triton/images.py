@@ -19,7 +19,7 @@ import triton.language as tl
 from sa1bpack.transforms.backends import FLOATS
 from sa1bpack.transforms.geometry import places as places_of
 from sa1bpack.transforms.host import sent
-from sa1bpack.transforms.images.make import Sampling
+from sa1bpack.transforms.images.make import Sampling, supports
 from sa1bpack.transforms.images.steps import LUMA
 
 BLOCK = tl.constexpr(128)  # filters of a program
@@ -351,7 +351,7 @@ def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     tiles = triton.cdiv(height, rows.value) * triton.cdiv(width, COLUMNS.value)
     grid = (samples * tiles,)
     if frame.window is not None:
-        numbers = torch.cat([sampling.supports, normals], 1)
+        numbers = torch.cat([supports(frame.maps, shrinks), normals], 1)
         places = torch.cat([places_of(frame, frame.canvas), stored], 1)
         places, numbers = sent([places, numbers], device)
         _sample_affine[grid](
