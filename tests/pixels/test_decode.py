@@ -132,7 +132,7 @@ def test_exif_orientation_is_not_applied():
 @pytest.mark.parametrize("resample", RESAMPLES)
 @pytest.mark.parametrize("kind", ["420", "gray", "cmyk", "progressive"])
 def test_a_file_cut_anywhere_is_refused(kind, resample, monkeypatch):
-    """Never gray rows, even if PIL is set to accept truncated files."""
+    """Never gray rows, even if PIL is set to accept truncated files, or an end marker follows."""
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     data = KINDS[kind]()
     cuts = {2, 3, 20, 160, 300, len(data) - 3, len(data) - 2, len(data) - 1}
@@ -140,6 +140,9 @@ def test_a_file_cut_anywhere_is_refused(kind, resample, monkeypatch):
         with pytest.raises(ImageError) as caught:
             decoded(data[:cut], 64, resample=resample)
         assert caught.value.code == "truncated-jpeg", cut
+        if cut > data.index(b"\xff\xda") and cut < len(data) - 3:
+            with pytest.raises(ImageError, match=r"early|damaged"):
+                decoded(data[:cut] + b"\xff\xd9", 64, resample=resample)
 
 
 @pytest.mark.parametrize("resample", RESAMPLES)

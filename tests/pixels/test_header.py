@@ -105,12 +105,3 @@ def test_stored_size_rounds_half_up_exactly(height, width, size, fit):
     expected = [max(1, floor(side * r + Fraction(1, 2))) for side in (height, width)]
     assert list(stored_size(height, width, size, fit)) == expected
     assert max(expected) == size
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "stored"),
-    [(1500, 2250, (683, 1024)), (2650, 1500, (1024, 580)), (1500, 1500, (1024, 1024))],
-)
-def test_sizes_of_sa1b(height, width, stored):
-    """The usual ones, equal to those of segment-anything's preprocessing."""
-    assert stored_size(height, width, 1024, "pad") == stored

@@ -75,11 +75,12 @@ def test_what_a_device_uses_is_described(triton_on_cpu, monkeypatch):
         "Triton kernels, but torch operations for masks.draw_upright: OSError: disk full"
     )
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
-    shown = repr(T.Pipeline(dataset(LAYOUT), [T.RandomHorizontalFlip()]))
+    options = {"max_cover": 0.8, "max_valid": 3}
+    shown = repr(T.Pipeline(dataset(LAYOUT), [T.RandomHorizontalFlip()], **options))
     assert shown == (
         "Pipeline([RandomHorizontalFlip(p=0.5)], size=(48, 48), mask_size=(48, 48), "
         "dtype=float32, mean=[123.675, 116.28, 103.53], "
-        "std=[58.395, 57.12, 57.375], min_area=1, seed=0), "
+        "std=[58.395, 57.12, 57.375], min_area=1, max_cover=0.8, max_valid=3, seed=0), "
         "on a CPU: compiled kernels, on CUDA: torch operations (Triton is not installed)"
     )
 

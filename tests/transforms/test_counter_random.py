@@ -1,12 +1,10 @@
 """Random numbers as a function of their key."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import OptionError
 from sa1bpack.transforms.random import uniform, words
 
 WORD = st.integers(0, 2**64 - 1)
@@ -47,10 +45,3 @@ def test_uniform_numbers_are_the_upper_53_bits_of_the_words():
     found = uniform(9, 0, ids, 0, 3)
     assert found.dtype == torch.float64
     assert np.array_equal(found.numpy(), (bits >> np.uint64(11)) / 2**53)
-
-
-@pytest.mark.parametrize("key", [(-1, 0, 0), (0, 2**64, 0), (0, 0, 1.5), (True, 0, 0)])
-def test_a_key_outside_64_bits_is_refused(key):
-    seed, epoch, draw = key
-    with pytest.raises(OptionError, match="choose a whole number from 0 to 18446744073709551615"):
-        words(seed, epoch, torch.tensor([1]), draw, 1)

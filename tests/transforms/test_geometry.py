@@ -155,7 +155,7 @@ def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, device)
         np.testing.assert_allclose(found[:, shown], expected[:, shown], atol=1e-3)
 
 
-def test_boxes_hold_all_corners_of_the_rotated_box(device):
+def test_points_move_and_boxes_hold_all_corners_of_the_rotated_box(device):
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     done = moved(T.Pipeline(dataset(LAYOUT), [TURN])(batch, 1), torch.device("cpu"))
     for k, (x0, y0, x1, y1) in enumerate(RECTANGLES):
@@ -166,6 +166,8 @@ def test_boxes_hold_all_corners_of_the_rotated_box(device):
         limits = np.array([96, 64, 96, 64])
         expected = np.clip([x.min(), y.min(), x.max(), y.max()], 0, limits)
         np.testing.assert_allclose(done["boxes_xyxy"][k, 0].numpy(), expected, atol=1e-4)
+        middle = there @ [(x0 + x1) / 2, (y0 + y1) / 2, 1]
+        np.testing.assert_allclose(done["point_coords"][k, 0].numpy(), middle, atol=1e-4)
 
 
 def test_what_a_crop_cut_off_stays_hidden_after_a_rotation(device):
@@ -340,31 +342,3 @@ def test_the_size_before_padding_and_its_masks_are_those_of_edgesam(fit, flip):
 def test_a_batch_without_its_sizes_is_refused():
     with pytest.raises(OptionError, match="no input_sizes, input_to_source: give what a Pipeline"):
         T.image_region(white_batch(Layout(image_size=96, mask_size=96)))
-
-
-@pytest.mark.parametrize("fit", ["pad", "squash"])
-def test_image_mask_box_and_point_stay_together(fit, device):
-    """White rectangles: the image is bright where the mask is, and the box holds both."""
-    layout = Layout(image_size=96, mask_size=96, fit=fit)
-    batch = moved(rectangle_batch(layout, RECTANGLES), device)
-    steps = [T.RandomHorizontalFlip(), TURN, T.RandomResizedCrop((0.6, 1.0))]
-    pipeline = T.Pipeline(dataset(layout), steps, mean=(0, 0, 0), std=(255, 255, 255))
-    seen = 0
-    for epoch in range(4):
-        done = moved(pipeline(batch, epoch), torch.device("cpu"))
-        bright = done["images"].mean(1)
-        for k in range(len(RECTANGLES)):
-            mask = done["masks"][k, 0]
-            clear = (bright[k] > 0.9) | (bright[k] < 0.1)
-            assert (mask[clear] == (bright[k] > 0.5)[clear]).float().mean() > 0.99
-            if not done["valid"][k, 0]:
-                continue
-            seen += 1
-            rows, columns = mask.nonzero().unbind(1)
-            x0, y0, x1, y1 = done["boxes_xyxy"][k, 0].tolist()
-            assert x0 - 2 <= columns.min() and columns.max() + 1 <= x1 + 2
-            assert y0 - 2 <= rows.min() and rows.max() + 1 <= y1 + 2
-            if done["point_inside"][k, 0]:
-                x, y = done["point_coords"][k, 0].tolist()
-                assert mask[int(y), int(x)] and bright[k, int(y), int(x)] > 0.9
-    assert seen >= 12

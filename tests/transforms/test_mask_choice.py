@@ -119,15 +119,3 @@ def test_no_choice_waits_for_the_device(padded):
     for way in (moved, sent) if padded else (sent,):
         done = pipeline(way(random_batch(padded=padded), meta), 1)
         assert done["valid"].is_meta
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"max_cover": 1.1}, "max_cover is 1.1: choose a number from 0 to 1"),
-     ({"max_valid": 0}, "max_valid is 0")],
-)  # fmt: skip
-def test_wrong_limits_are_refused(options, message):
-    with pytest.raises(OptionError, match=message):
-        T.Pipeline(dataset(LAYOUT), **options)
-    shown = str(T.Pipeline(dataset(LAYOUT), max_cover=0.8, max_valid=3))
-    assert "min_area=1, max_cover=0.8, max_valid=3, seed=0)" in shown

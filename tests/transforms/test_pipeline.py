@@ -181,21 +181,6 @@ def test_a_mask_with_less_than_the_minimum_area_is_not_valid():
         assert torch.equal(done["valid"][:, 0], areas >= limit)
 
 
-def test_the_canvas_outside_the_image_is_zero_whatever_the_colours():
-    batch = rectangle_batch(LAYOUT, RECTANGLES)
-    steps = [T.ScaleJitter(0.3, 0.6), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.2)]
-    done = T.Pipeline(dataset(LAYOUT), steps)(batch, 0)
-    for k, (scale, maps) in enumerate(
-        zip(done["input_to_source"].abs(), done["input_to_source"], strict=True)
-    ):
-        width, height = 225 / scale[0, 0], 150 / scale[1, 1]
-        assert maps[1, 2] == 0
-        rows, columns = (torch.arange(96) + 0.5 < side for side in (height, width))
-        image = done["images"][k]
-        assert not image[:, ~rows].any() and not image[:, :, ~columns].any()
-        assert (image[:, rows][:, :, columns] != 0).float().mean() > 0.9
-
-
 @pytest.mark.parametrize("layout", ["padded", "concat_bits"])
 def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
     steps = [

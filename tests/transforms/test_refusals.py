@@ -12,6 +12,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import ColorJitter, Mixup, Pipeline, RandomHorizontalFlip, ScaleJitter
 from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms.random import words
 
 DS = dataset(LAYOUT)
 INF = float("inf")
@@ -73,6 +74,8 @@ REFUSED = [
     (lambda: T.Pipeline(DS, mask_size=5000), "^mask_size is 5000.*from 1 to 4096"),
     (lambda: T.Pipeline(DS, mask_size=[48, 5000]), "from epoch 1 on, mask_size"),
     (lambda: T.Pipeline(DS, min_area=-1), "^min_area is -1: choose a whole number from 0 to"),
+    (lambda: T.Pipeline(DS, max_cover=1.1), "max_cover is 1.1: choose a number from 0 to 1"),
+    (lambda: T.Pipeline(DS, max_valid=0), "max_valid is 0"),
     (lambda: T.Pipeline(DS, seed=-1), "^seed is -1: choose a whole number from 0 to"),
     (lambda: T.Prompts("scribble"), "choose one of point, box, mask"),
     (lambda: T.Prompts({"point": 0}), "the sum of kinds is 0"),
@@ -95,6 +98,9 @@ REFUSED = [
     (lambda: drawn(torch.eye(3).double()[None, :2]), "there are 1 maps for 2 samples"),
     (lambda: drawn(size=(0, 5)), r"size\[0\] is 0: choose a whole number from 1 to 4096"),
     (lambda: drawn(sampling="nearest"), r"sampling is .*choose one of area, center"),
+    (lambda: words(-1, 0, IDS, 0, 1), "seed is -1: .* from 0 to 18446744073709551615"),
+    (lambda: words(0, 2**64, IDS, 0, 1), "epoch is 18446744073709551616: choose"),
+    (lambda: words(0, 0, IDS, 1.5, 1), "draw is 1.5: choose a whole number"),
     (lambda: T.Relate(["iou"]), "relation is 'iou': choose one of intersections, ious"),
     (lambda: T.Relate(5), "relations is 5"),
     (lambda: T.Relate("ious", share=2), "share is 2"),

@@ -6,10 +6,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_runs import axes_of, expected, flat_runs, random_maps, random_sample
-from mask_oracle import decode
-from pycocotools import mask as coco
 
-from sa1bpack.masks import parse_counts, window_map
+from sa1bpack.masks import window_map
 from sa1bpack.transforms import RunBatch, backends, draw_runs
 from sa1bpack.transforms.masks.run_batch import Drawing
 
@@ -54,7 +52,7 @@ def test_maps_that_reach_far_draw_what_draw_window_draws_and_farther_ones_backgr
 ):
     far = 2.0**20 - 1
     windows = [(-far, -far, far, far), (0, 0, 5, 4), (-1, 2, far, 2.5)]
-    samples = [(*flat_runs([[0, 20]]), 4, 5)] * 3
+    samples = [(*flat_runs([[0, 67_500]]), 270, 250)] * 3  # a run of more than 65,535 pixels
     maps = np.stack([window_map(*window, (8, 8)) for window in windows])
     cells = expected(samples, maps, (8, 8), sampling)
     runs = RunBatch.collate(samples)
@@ -80,25 +78,3 @@ def test_damaged_runs_draw_cells_and_nothing_else(triton_device, sampling, seed)
     found, counts = drawn(runs, maps, (4, 5), sampling, triton_device)
     assert counts.tolist() == found.view(torch.uint8).sum((1, 2)).tolist()
     assert (found.view(torch.uint8) <= 1).all()
-
-
-def test_masks_at_the_size_of_the_image_are_those_of_pycocotools(triton_device):
-    """270 x 250: the background before and after the object is longer than 65535 pixels."""
-    y, x = np.mgrid[:270, :250]
-    objects = [
-        ((y - 140) / 80) ** 2 + ((x - 190) / 12) ** 2 < 1,
-        (y + x) % 97 < 5,
-        np.zeros((270, 250), bool),
-        np.ones((270, 250), bool),
-    ]
-    texts = [coco.encode(np.asfortranarray(mask, np.uint8))["counts"] for mask in objects]
-    text = np.frombuffer(b"".join(texts), np.uint8)
-    ends, offset, _ = parse_counts(text, np.cumsum([0, *map(len, texts)]), 270 * 250)
-    decoded = np.stack([decode({"size": [270, 250], "counts": text}) for text in texts])
-    assert np.diff(ends).max() > 65535
-    runs = RunBatch.collate([(ends, offset, 270, 250)])
-    maps = axes_of(window_map(250, 0, 0, 270, (270, 250))[None])  # mirrored
-    found, counts = drawn(runs, maps, (270, 250), "area", triton_device)
-    masks = decoded[:, :, ::-1]
-    np.testing.assert_array_equal(found.numpy(), masks)
-    assert counts.tolist() == masks.sum((1, 2)).tolist()
