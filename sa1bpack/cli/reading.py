@@ -144,9 +144,9 @@ def report(
       sa1bpack report /data/packed -o report.html --verify full --samples 24
       sa1bpack report '/data/packs/*' -o report.html
 
-    It takes seconds for a pack of any size: distributions of masks are those of at
-    most 20,000 images in 64 shards, and the page says how many. Checking may take
-    longer:
+    It takes seconds for a pack of any size: distributions of masks are those of some
+    20,000 images in at most 64 shards, and the page says how many. Checking may
+    take longer:
       --verify sample   structure, sizes, and the checksums of all but pixels, bits
                         and runs, of up to 8 random shards; 0.5 GB are read for all
                         of SA-1B

@@ -233,16 +233,13 @@ def export_sa1b(
     refuse_in_pack("output", path, itself=True)
     check_can_be_folder(path, "name a new folder, or one of an earlier export")
     result = ExportResult(path, complete=packed.manifest.complete)
-    cleaned: set[Path] = set()
     with image_steps(len(rows), progress) as advance:
         for shard, own in _by_shard(packed, rows):
             _check_files(shard)
             check_shard_name(shard.entry.source, f"{shard.folder}: source")
             folder = path / shard.entry.source
-            if folder not in cleaned:
-                folder.mkdir(parents=True, exist_ok=True)
-                remove_temporaries(folder)
-                cleaned.add(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_temporaries(folder)
             for row in own.tolist():
                 image = _image(shard, row)
                 record = {"image": image, "annotations": annotations_of(shard, row)}

@@ -5,7 +5,6 @@ Several packs are summed up as `sa1bpack.open` has them as one dataset.
 """
 
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sa1bpack.arguments import checks_options, paths_of
 from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
@@ -45,10 +45,6 @@ from sa1bpack.masks.select import left_out_text
 from sa1bpack.wording import brief, counted, printable, size_text
 
 _BINS, _BINS_A_DECADE = 10, 4
-_BAR = 40
-_WIDTH = 90  # columns
-_PACKS = 20  # of several, those that are listed
-
 _REASON = "rejects:"  # begins the keys of counts by reason
 
 
@@ -204,64 +200,22 @@ class PackInfo(Stored):
 
     def as_text(self) -> str:
         """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
-        first, last = self.roots[0], self.roots[-1]
-        several = f"{len(self.roots):,} packs, {first} to {last}"
-        lines = [several if len(self.roots) > 1 else str(first)]
-        for each in self.packs[:_PACKS]:
-            state = "" if each.manifest.complete else ", NOT COMPLETE"
-            size = f"{counted(each.manifest.samples, 'image')}, {size_text(each.bytes)}"
-            lines.append(f"  pack       {each.roots[0]}: {size}{state}")
-        for label, text in self._facts():
-            indents = {"initial_indent": f"  {label:<10} ", "subsequent_indent": " " * 13}
-            lines += textwrap.wrap(text, _WIDTH, break_on_hyphens=False, **indents)
-        lines.append("options")
-        lines += [f"  {key:<18} {text_of(value)}" for key, value in self.manifest.options.items()]
-        lines.append("masks per image")
+        templates = Environment(
+            loader=PackageLoader("sa1bpack.export"),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        templates.filters |= {"counted": counted, "size": size_text, "shown": text_of}
         counts, edges = map(np.ndarray.tolist, self.histogram())
-        for count, edge in zip(counts, pairwise(edges), strict=True):
-            bar = "#" * round(_BAR * count / max(1, *counts))
-            lines.append(f"  {bin_text(*edge, whole=True):>12}  {bar:<{_BAR}} {count:,}")
-        return "\n".join(lines)
-
-    def _facts(self) -> Iterator[tuple[str, str]]:
-        """Label and text of what is known of the pack."""
-        manifest, counts, layout = self.manifest, self.manifest.counts, self.manifest.layout
-        if (more := len(self.packs) - _PACKS) > 0:
-            yield "", f"and {counted(more, 'more pack')}"
-        state = "complete"
-        if not manifest.complete:
-            state = f"NOT COMPLETE: {self.completeness.remedy}"
-        yield "format", f"{manifest.format} {'.'.join(map(str, manifest.version))}, {state}"
-        sources = counted(len(manifest.sources) + len(self.completeness.partial), "source")
-        shards = counted(len(manifest.shards), "shard")
-        yield "images", f"{manifest.samples:,} in {shards} from {sources}"
-        yield "identity", identity_text(manifest.sources)
-        if not (manifest.complete and manifest.samples):
-            yield "state", str(self.completeness)
-        yield from (("duplicates", line) for line in self.duplicates)
-        yield from (("feature", f"{name}: {text}") for name, text in self.features.items())
-        side = layout.image_size
-        form = {
-            "pad": f"padded to {side} x {side}",
-            "squash": f"squashed to {side} x {side}",
-            "native": f"longer side {side}, without padding",
-        }
-        yield "pixels", f"{layout.pixels}, {form[layout.fit]}"
-        yield "masks", f"{manifest.masks:,}; {self.left_out or 'none left out'}"
-        grid = [f"{layout.mask_size} x {layout.mask_size} bits"] if layout.bits else []
-        exact = ["exact runs at full size"] if layout.runs else []
-        yield "mask data", " and ".join(grid + exact)
-        holes = "" if layout.flat else " (padding is stored as holes)"
-        yield "size", f"{size_text(self.bytes)}, {size_text(self.disk_bytes)} on disk{holes}"
-        yield "files", f"{self.files:,} in {counted(self.folders, 'folder')}"
-        dropped = counted(counts.get("dropped_images", 0), "image")
-        rejects = counted(counts.get("rejects", 0), "rejected member")
-        yield "dropped", f"{dropped} without masks, {rejects}"
-        yield from (("", f"{count:,} {reason}") for reason, count in self.reasons.items())
-        if self.unknown_keys:
-            yield "not stored", f"keys of the JSON: {', '.join(self.unknown_keys)}"
-        for made in self.packed_by:
-            yield "made by", ", ".join(f"{key} {value}" for key, value in made.items())
+        names = [bin_text(*edge, whole=True) for edge in pairwise(edges)]
+        text = templates.get_template("info.txt").render(
+            held=self,
+            identity=identity_text(self.manifest.sources),
+            bins=[*zip(names, counts, strict=True)],
+            most=max(counts, default=1),
+        )
+        return text.rstrip()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: what `as_text` says, in numbers; "pack" is None for several."""

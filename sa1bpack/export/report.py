@@ -1,7 +1,8 @@
 """`report`: everything about a pack, as one self-contained HTML page: no script, no network.
 
-Distributions are those of some of the shards: all of SA-1B has 1.1 billion masks, and blocks of
-samples from a few shards show the same. A pack of up to 20,000 images is surveyed completely.
+Distributions are those of some of the shards: all of SA-1B has 1.1 billion masks, and a few shards,
+whose images are in random order, show the same. A pack of up to 20,000 images in 64 shards is
+surveyed completely.
 """
 
 import base64
@@ -31,7 +32,7 @@ from sa1bpack.export.drawing import drawn, fitted, mask_text, shape_text
 from sa1bpack.export.info import Stored, bin_text, histogram, read_info, text_of
 from sa1bpack.export.output import check_output
 from sa1bpack.export.show import checked_count, random_indices
-from sa1bpack.export.subject import Unreadable, read_or_reason
+from sa1bpack.export.subject import Unreadable, read_subject
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.manifest import REJECTS_NAME, Manifest, read_manifest
 from sa1bpack.format.problems import Problem, Progress, joined, reason_of
@@ -80,25 +81,19 @@ class Survey:
 
 
 def survey(dataset: Dataset, seed: int) -> Survey:
-    """Survey up to 64 shards of a complete dataset, chosen at random, and 20,000 of their images.
+    """Survey shards of a complete dataset, in random order, until they have 20,000 images.
 
-    From each shard it takes a block of samples at a random start. Damage does not end the survey:
-    it is named in `unreadable`.
+    At most 64 shards are read. Damage does not end the survey: it is named in `unreadable`.
     """
-    rng = np.random.default_rng(seed)
-    total, entries = len(dataset), dataset.manifest.shards
-    whole = total <= MAX_IMAGES and len(entries) <= MAX_SHARDS
-    numbers = np.sort(rng.permutation(len(entries))[:MAX_SHARDS]).tolist()
-    block = total if whole else -(-MAX_IMAGES // len(numbers))
     found = Survey()
-    for number in numbers:
-        first = int(rng.integers(max(1, entries[number].samples - block + 1)))
-        try:  # all of a block or, if its shard is damaged, nothing
+    order = np.random.default_rng(seed).permutation(len(dataset.pack))
+    for number in order[:MAX_SHARDS].tolist():
+        if found.images >= MAX_IMAGES:
+            break
+        try:  # all of a shard or, if it is damaged, nothing
             shard = dataset.pack[number]
-            stop = min(first + block, len(shard))
-            masks = slice(*(int(shard["mask_offset"][edge]) for edge in (first, stop)))
-            columns = {name: np.array(shard[name][masks]) for name in _COLUMNS}
-            sizes, stored = shard["size"][first:stop, :2].tolist(), Stored.of(shard)
+            columns = {name: np.array(shard[name]) for name in _COLUMNS}
+            sizes, stored = shard["size"][:, :2].tolist(), Stored.of(shard)
         except (FormatError, OSError) as error:
             found.unreadable.append(reason_of(error))
             continue
@@ -106,7 +101,7 @@ def survey(dataset: Dataset, seed: int) -> Survey:
             found.columns[name] = np.append(found.columns.get(name, values[:0]), values)
         found.sizes.update((width, height) for height, width in sizes)
         found.shards.append(shard.entry.name)
-        found.images += stop - first
+        found.images += len(shard)
         found.stored += stored
     return found
 
@@ -319,8 +314,8 @@ def report(
     """Write a page about a pack: state, counts, distributions, pictures, options, runs, rejects.
 
     The page is one file that needs no network and runs no script. It takes seconds for a pack of
-    any size: distributions of masks are those of at most 20,000 images in 64 shards, and the page
-    says which. Damage is reported on the page and in the result, never raised.
+    any size: distributions of masks are those of some 20,000 images in at most 64 shards, and the
+    page says which. Damage is reported on the page and in the result, never raised.
 
     Args:
         pack: folder of a pack, complete or not; several, or a glob pattern, are one dataset. An
@@ -411,7 +406,7 @@ def _pictures(
     """
     pictures = []
     for index in random_indices(len(dataset), count, seed):
-        subject = read_or_reason(dataset, index, max(_TILE))
+        subject = read_subject(dataset, index, max(_TILE))
         if isinstance(subject, Unreadable):
             if subject.reason not in unreadable:
                 unreadable.append(subject.reason)

@@ -20,7 +20,7 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
 from sa1bpack.export.drawing import SIDE, Image, contact_sheet, large_picture, tile_width
-from sa1bpack.export.subject import Subject, Unreadable, image_count, read_or_reason, subjects_of
+from sa1bpack.export.subject import Subject, Unreadable, image_count, read_subject, subjects_of
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
 from sa1bpack.packing.options import PackOptions
@@ -150,7 +150,7 @@ def draw_samples(
             ["batch", *(f"{k} {pack[k]}" for k in ("epoch", "batch_idx") if k in pack)]
         )
         note = f"{len(subjects)} of {counted(count, 'sample')}"
-    elif (source := _source_of(pack)) is not None:
+    elif (source := raw_source(pack)) is not None:
         name = str(source.path)
         if samples is None or seed:
             raise OptionError(
@@ -173,7 +173,7 @@ def draw_samples(
         checked_count("the number of samples asked for", len(indices))
         _require_one(len(indices), large)
         side = SIDE if large else tile_width(len(indices))
-        subjects = [read_or_reason(dataset, index, side) for index in indices]
+        subjects = [read_subject(dataset, index, side) for index in indices]
         note = f"{len(indices):,} of {counted(size, 'image')}"
         note += f" at random (seed {seed})" if at_random else ""
     unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
@@ -182,19 +182,6 @@ def draw_samples(
     if unreadable:
         raise unreadable[0].error
     return Shown(name, large_picture(subjects[0], f"{name}, {note}"), ())
-
-
-def _source_of(pack: Any) -> Source | None:
-    """The tar or folder of images to show. Raises OptionError for one among several paths."""
-    if not isinstance(pack, Sequence) or isinstance(pack, str):
-        return raw_source(pack)
-    for path in pack:
-        if raw_source(path) is not None:
-            raise OptionError(
-                f"{path} is a tar or a folder of images, and one of several paths: show it by "
-                "itself; several packs can be shown together"
-            )
-    return None
 
 
 def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:

@@ -82,22 +82,13 @@ class Unreadable:
         return f"row {self.index:,}, id {self.image_id}: {self.reason}"
 
 
-def read_or_reason(dataset: Dataset, index: int, side: int) -> Subject | Unreadable:
-    """A sample of a dataset, or why it cannot be read; see `read_subject`."""
-    try:
-        return read_subject(dataset, index, side)
-    except (FormatError, OSError) as error:
-        row = int(dataset.rows_at(np.array([index]))[0])
-        return Unreadable(row, dataset.pack.image_id(row), error)
+def read_subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadable:
+    """A sample of a dataset, to be drawn at most `side` pixels wide or high, or why it cannot be.
 
+    Its bytes are compared with their checksums. Without stored bits, the runs are drawn on a grid
+    of one cell per pixel.
 
-def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
-    """Read a sample of a dataset, to draw it at most `side` pixels wide or high.
-
-    Without stored bits, the runs are drawn on a grid of one cell per pixel.
-
-    Raises IndexError as the dataset does, FormatError if its shard is damaged or its bytes are not
-    those that were written, OSError if a file cannot be read, StoreError if it cannot be fetched.
+    Raises IndexError as the dataset does, StoreError if it cannot be fetched.
     """
     layout = dataset.layout
     grid = None if layout.bits else min(-(-side // 8) * 8, _LARGEST_GRID)
@@ -107,10 +98,11 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
     )
     try:
         sample, found = as_stored[index], as_stored.metadata(index)
-    except ReadError as error:  # which names the sample, as every picture does
-        if isinstance(error.__cause__, FormatError | OSError):
-            raise error.__cause__ from None
-        raise
+    except (FormatError, OSError) as error:
+        if isinstance(error, ReadError) and isinstance(error.__cause__, FormatError | OSError):
+            error = error.__cause__  # which names no sample, as every picture does
+        row = int(dataset.rows_at(np.array([index]))[0])
+        return Unreadable(row, dataset.pack.image_id(row), error)
     return Subject(sample, found.annotations, found.shard, layout.fit, not layout.bits)
 
 
