@@ -97,8 +97,7 @@ def direct_state(folder: Path) -> str:
 
 def _limits() -> str:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    unlimited = files == resource.RLIM_INFINITY
-    opened = "open files: no limit" if unlimited else counted(files, "open file")
+    opened = "no limit on open files" if files < 0 else counted(files, "open file")
     try:
         used, most = (int(path.read_text()) for path in _AIO)
         requests = f"{used:,} of {most:,} AIO requests in use"

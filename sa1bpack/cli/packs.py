@@ -296,10 +296,6 @@ def verify(
         for line in advice(str(pack), report.problems):
             say(line)
         say(f"{pack}: {job.prefix}{verdict}")
-    if len(named) > 1 and not json:
-        counts = {exits.FAILED: "with problems", exits.INCOMPLETE: "not complete"}
-        found = [f"{codes.count(code):,} {what}" for code, what in counts.items() if code in codes]
-        say(f"{len(named):,} checked: {', '.join(found) or 'no problem found'}")
     return next((code for code in (exits.FAILED, exits.INCOMPLETE) if code in codes), exits.OK)
 
 

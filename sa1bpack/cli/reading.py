@@ -19,7 +19,6 @@ from sa1bpack.wording import counted
 
 LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 VERIFY = ("sample", "quick", "full", "none")
-_NAMED = 10  # problems that `report` prints to stderr; the page has more
 
 
 def info(packs: list[str] = (), *, json: bool = False) -> int:
@@ -144,9 +143,9 @@ def report(
       sa1bpack report /data/packed -o report.html --verify full --samples 24
       sa1bpack report '/data/packs/*' -o report.html
 
-    It takes seconds for a pack of any size: distributions of masks are those of some
-    20,000 images in at most 64 shards, and the page says how many. Checking may
-    take longer:
+    It takes seconds for a pack of any size: distributions of masks are those of
+    some 20,000 images in at most 64 shards, and the page says how many. Checking
+    may take longer:
       --verify sample   structure, sizes, and the checksums of all but pixels, bits
                         and runs, of up to 8 random shards; 0.5 GB are read for all
                         of SA-1B
@@ -165,11 +164,11 @@ def report(
             packs, output, verify=verify, samples=samples, seed=seed, progress=advance
         )
     found = result.verification.problems
-    for line in (*found, *result.unreadable)[:_NAMED]:
-        warn(line)
-    if (more := len(found) + len(result.unreadable) - _NAMED) > 0:
-        warn(f"and {counted(more, 'more problem')}; `sa1bpack verify` lists all")
-    for line in advice(packs[0] if len(packs) == 1 else "PACK", found):
+    for line in (
+        *found,
+        *result.unreadable,
+        *advice(packs[0] if len(packs) == 1 else "PACK", found),
+    ):
         warn(line)
     unread = f", {counted(len(result.unreadable), 'part')} NOT READ" if result.unreadable else ""
     state = "" if result.complete else ", NOT COMPLETE"
@@ -194,7 +193,6 @@ def bench(
     batches: Batches,
     seconds: float = 5.0,
     sweep: bool = False,
-    output: str | None = None,
     json: bool = False,
 ) -> int:
     """Measure your pack on this machine: how fast memory, disk and device are by
@@ -219,7 +217,6 @@ def bench(
         max_masks (N): masks per sample at most (default: all)
         seconds (SECONDS): per measurement
         sweep: compare settings of both loaders as well
-        output (FILE): write all figures to a JSON file
         json: print an object on one line in place of the text: pack, and all figures
 
     example:
@@ -229,16 +226,10 @@ def bench(
     Nothing else should run meanwhile. Dropping pages slows down other programs
     that read the pack, and nothing else.
     """
-    from sa1bpack.export.output import check_output
-    from sa1bpack.format.files import replace_file
-
-    path = None if output is None else check_output(output, ".json")
     with step_line() as progress:
         more = {"duration": seconds, "sweep": sweep, "progress": progress}
         result = sa1bpack.bench(pack, **asdict(batches), **more)
     say_json(result.as_dict()) if json else say(result.as_text())
-    if path is not None:
-        replace_file(path, (json_text.dumps(result.as_dict(), indent=1) + "\n").encode())
     return exits.OK
 
 

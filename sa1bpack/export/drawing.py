@@ -156,12 +156,12 @@ def _with_boxes_and_points(
 
 def mask_colours(count: int) -> np.ndarray:
     """uint8 (count, 3): RGB colours; colour k does not depend on `count`."""
-    colours = np.empty((count, 3), np.uint8)
+    colours = np.empty((count, 3))
     for number in range(count):
         lightness, saturation = _SHADES[number % len(_SHADES)]
         hue = (_FIRST_HUE + number * _HUE_STEP) % 1
-        colours[number] = np.rint(255 * np.array(colorsys.hls_to_rgb(hue, lightness, saturation)))
-    return colours
+        colours[number] = colorsys.hls_to_rgb(hue, lightness, saturation)
+    return np.rint(255 * colours).astype(np.uint8)
 
 
 # Suffixes of pictures, in lower case.
@@ -193,14 +193,11 @@ def plain_text(text: str) -> str:
 
 def shortened(text: str, letters: Font, width: float) -> str:
     """`text`, with the middle replaced by "..." if it is wider than `width` pixels."""
-    if letters.getlength(text) <= width:
-        return text
-    for kept in range(len(text) - 1, 0, -1):
-        head = (kept + 1) // 2
-        short = f"{text[:head]}...{text[len(text) - (kept - head) :]}"
-        if letters.getlength(short) <= width:
-            return short
-    return "..."
+    short, kept = text, len(text)
+    while letters.getlength(short) > width and kept:
+        kept -= 1
+        short = f"{text[: (kept + 1) // 2]}...{text[len(text) - kept // 2 :]}"
+    return short
 
 
 def write_right(draw: ImageDraw.ImageDraw, right: float, top: float, text: str, **options) -> None:

@@ -122,12 +122,10 @@ class Stored:
         )
 
     def __add__(self, other: "Stored") -> "Stored":
+        sizes = ("bytes", "disk_bytes", "files", "folders")
         made = {tuple(sorted(each.items())) for each in (*self.packed_by, *other.packed_by)}
         return Stored(
-            bytes=self.bytes + other.bytes,
-            disk_bytes=self.disk_bytes + other.disk_bytes,
-            files=self.files + other.files,
-            folders=self.folders + other.folders,
+            **{name: getattr(self, name) + getattr(other, name) for name in sizes},
             packed_by=[dict(each) for each in sorted(made)],
             unknown_keys=sorted({*self.unknown_keys, *other.unknown_keys}),
         )

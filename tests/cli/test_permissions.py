@@ -26,7 +26,6 @@ def test_a_folder_that_may_not_be_written_names_the_rights_alone(command, tar, r
     [
         ("show", "x.png", "export.show.draw_samples"),
         ("report", "x.html", "export.report.verification"),
-        ("bench", "x.json", "measuring.bench.bench"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_any_work(

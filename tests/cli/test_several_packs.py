@@ -232,12 +232,10 @@ def test_info_of_several_packs_is_that_of_the_merged_one(command, packs, tmp_pat
 def test_verify_checks_one_after_the_other_and_ends_with_the_worst(command, packs, tmp_path):
     code, text, error = command("verify", str(tmp_path / "packs" / "*"))
     assert (code, error) == (0, "")
-    assert [line.partition(":")[0] for line in text.splitlines()] == [
-        *map(str, packs), "2 checked"
-    ]  # fmt: skip
+    assert [line.partition(":")[0] for line in text.splitlines()] == [*map(str, packs)]
     (packs[0] / "shards" / "sa_000000-000" / "bbox" / "c.0.0").unlink()
     code, text, _ = command("verify", *packs, "--quick")
-    assert code == 1 and text.splitlines()[-1] == "2 checked: 1 with problems"
+    assert code == 1
     assert f"sa1bpack repair {packs[0]} TARS" in text and f"{packs[1]}: no problem found" in text
 
 
