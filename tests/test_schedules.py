@@ -71,12 +71,12 @@ def test_equal_schedules_are_equal_however_they_were_written():
         (lambda: Function(3, epochs=1), "function is 3"),
         (lambda: Function([3, 4].__getitem__, steps=9), r"in step 2: IndexError: .*steps=2\)"),
         (
-            lambda: as_schedule("max_masks", lambda epoch: [2, 3, 4][epoch]),
-            r"max_masks is a function that fails in epoch 3: IndexError: .*Function\(f, epochs=3\)",
+            lambda: as_schedule("m", [2, 3, 4].__getitem__),
+            r"epoch 3: .*Function\(f, epochs=3\)",
         ),
         (
-            lambda: as_schedule("max_masks", lambda: 20),
-            r"fails in epoch 0: TypeError: .*\. It is called in advance, with one argument",
+            lambda: as_schedule("m", lambda: 20),
+            r"epoch 0: TypeError.*with one argument",
         ),
         (lambda: as_schedule("max_masks", []), "max_masks is an empty list"),
         (lambda: as_schedule("x", lambda n: n % 2), r"still changes in epoch 999.*Function\("),

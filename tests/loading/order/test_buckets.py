@@ -55,15 +55,9 @@ each = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def on_ranks(ranks, sizes, buckets, last=None, state=None, epoch=None, order=ORDER):
     """The global batches, joined from what the ranks yield, and their parts."""
     parts = []
+    options = {"global_batch_size": sizes, "world_size": ranks, "bucket_by": buckets}
     for rank in range(ranks):
-        batches = OrderedBatches(
-            order,
-            global_batch_size=sizes,
-            rank=rank,
-            world_size=ranks,
-            bucket_by=buckets,
-            **(last or {}),
-        )
+        batches = OrderedBatches(order, rank=rank, **options, **(last or {}))
         if state is not None:
             batches.load_state_dict(state)
         if epoch is not None:
@@ -189,6 +183,10 @@ def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
         OrderedBatches(ORDER, 24, bucket_by=Buckets(DS)).load_state_dict(state | {"samples": 25})
 
 
+def of_other_data():
+    return Buckets(SimpleNamespace(fingerprint="f" * 16, column=DS.column, layout=DS.layout))
+
+
 @pytest.mark.parametrize(
     ("make", "named"),
     [
@@ -198,21 +196,11 @@ def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
         (lambda: Buckets(DS, np.full(SIZE, np.nan)), "finite numbers; sample 0 has nan"),
         (lambda: Buckets(DS, batches=0), "batches is 0"),
         (lambda: Buckets(2), "a int has no fingerprint: choose a dataset of sa1bpack.open"),
-        (
-            lambda: OrderedBatches(NodeShuffleOrder(DS), 8, bucket_by=Buckets(DS)),
-            "by which each rank keeps its part of the shards",
-        ),
+        (lambda: OrderedBatches(NodeShuffleOrder(DS), 8, bucket_by=Buckets(DS)), "each rank keeps"),
         (lambda: OrderedBatches(ORDER, 8, bucket_by="aspect"), r"pass Buckets\(ds, 'aspect'"),
-        (
-            lambda: OrderedBatches(
-                ORDER, 8, bucket_by=Buckets(SimpleNamespace(
-                    fingerprint="f" * 16, column=DS.column, layout=DS.layout
-                ))
-            ),
-            "buckets are of a dataset with fingerprint ffff",
-        ),
+        (lambda: OrderedBatches(ORDER, 8, bucket_by=of_other_data()), "with fingerprint ffff"),
     ],
-)  # fmt: skip
+)
 def test_buckets_that_cannot_be_used_are_refused(make, named):
     with pytest.raises(OptionError, match=named):
         make()

@@ -70,9 +70,8 @@ def test_every_epoch_is_the_same_order_cut_otherwise(sizes, last, ranks):
         for batches in per_rank:
             assert len(batches) == len(expected[epoch])
             assert batches.first_step(epoch) == firsts[epoch]
-            assert [batches.current.step(k) - firsts[epoch] for k in range(len(batches))] == list(
-                range(len(batches))
-            )
+            steps = [batches.current.step(k) for k in range(len(batches))]
+            assert steps == [*range(firsts[epoch], firsts[epoch] + len(steps))]
     assert per_rank[0].most_samples == 24 // ranks or sizes is SCHEDULES["function"]
 
 
@@ -96,15 +95,11 @@ def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, 
     for ranks in (1, 3):
         parts = []
         for rank in range(ranks):
-            batches = OrderedBatches(
-                ORDER, global_batch_size=sizes, rank=rank, world_size=ranks, **last
-            )
-            batches = pickle.loads(pickle.dumps(batches))
+            options = {"global_batch_size": sizes, "world_size": ranks, **last}
+            batches = pickle.loads(pickle.dumps(OrderedBatches(ORDER, rank=rank, **options)))
             batches.load_state_dict(state)
-            first = batches.current.step(0)
-            assert first == (
-                firsts[epoch] + done if done < len(expected[epoch]) else firsts[epoch + 1]
-            )
+            begun = firsts[epoch] + done if done < len(expected[epoch]) else firsts[epoch + 1]
+            assert batches.current.step(0) == begun
             parts.append(list(batches))
         assert joined(parts) == rest
 
@@ -112,11 +107,7 @@ def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, 
 @pytest.mark.parametrize(
     ("sizes", "options", "named"),
     [
-        (
-            [8, 7],
-            {"world_size": 2},
-            r"global_batch_size 7 \(from epoch 1 on\) counts .* of world_size 2",
-        ),
+        ([8, 7], {"world_size": 2}, r"size 7 \(from epoch 1 on\) counts .* of world_size 2"),
         ([8, 64], {"drop_last": True}, r"full batch of 64 \(from epoch 1 on\)"),
         ([8, 0], {}, "from epoch 1 on, global_batch_size is 0"),
         ([4, 26], {"world_size": 2}, "last batch of epoch 0 has 1 sample for 2 ranks"),
