@@ -12,13 +12,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from sa1bpack.arguments import (
-    checks_options,
-    local_path,
-    number,
-    select_nested,
-    torch_subset,
-)
+from sa1bpack.arguments import checks_options, local_path, number, select_nested, torch_subset
 from sa1bpack.dataset import select
 from sa1bpack.dataset.features import with_features
 from sa1bpack.dataset.pack import Pack, open_folders, pack_sampling

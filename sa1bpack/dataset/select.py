@@ -22,15 +22,7 @@ import numpy as np
 from sa1bpack.arguments import choice, listed
 from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS, SAMPLE_COLUMNS, SIZE_COLUMNS
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.rows import (
-    IdLookup,
-    Rows,
-    as_rows,
-    expanded,
-    offsets_of,
-    row_array,
-    rows_at,
-)
+from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, expanded, offsets_of, row_array, rows_at
 from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.dataset.shards import CACHE
 from sa1bpack.errors import OptionError, OutputRefused, UnknownName

@@ -112,11 +112,7 @@ class PackDataLoader(BatchReader, DataLoader):
     _pid = 0  # of the process whose workers they are
 
     def __init__(
-        self,
-        ds: Dataset,
-        batch_size: WholeNumbers | None,
-        options: ReadingOptions,
-        **of_torch: Any,
+        self, ds: Dataset, batch_size: WholeNumbers | None, options: ReadingOptions, **of_torch: Any
     ):
         """Made by `make_dataloader`."""
         self._set_up(ds, batch_size, options)

@@ -36,10 +36,7 @@ TAR = "tests/samples/sa_000000.tar"
             "'mask_sampling': use mask_select",
         ),
         (lambda pack: sa1bpack.OrderedBatches(None, 2, buckets=1), "'buckets': is bucket_by meant"),
-        (
-            lambda pack: sa1bpack.OrderedBatches(None, 2, last="drop"),
-            "'last': is pad_last meant",
-        ),
+        (lambda pack: sa1bpack.OrderedBatches(None, 2, last="drop"), "'last': is pad_last meant"),
         (lambda pack: sa1bpack.PackOptions(image_sze=3), "'image_sze': is image_size meant"),
         (lambda pack: sa1bpack.pack(TAR, "out", num_workers=2), "'num_workers': is workers meant"),
         (lambda pack: sa1bpack.pack_part(TAR, "out", pat=(1, 2)), "'pat': is part meant"),

@@ -172,10 +172,7 @@ def test_where_too_few_samples_remain_for_a_batch_the_next_epoch_follows():
         (LocalShuffleOrder(EXTENT, window=2, seed=1), "seed was 0, is 1"),
         (LocalShuffleOrder(EXTENT, window=4), "window was 2, is 4"),
         (LocalShuffleOrder(EXTENT, window=2, block=2), "block was 1, is 2"),
-        (
-            LocalShuffleOrder(Extent(SIZE, EXTENT.fingerprint), window=2),
-            "shards was",
-        ),
+        (LocalShuffleOrder(Extent(SIZE, EXTENT.fingerprint), window=2), "shards was"),
     ],
 )
 def test_whatever_decides_the_order_must_be_the_same(order, named):
