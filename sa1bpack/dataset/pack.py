@@ -17,11 +17,12 @@ rows: two numbers per shard, and nothing per sample, make several packs one.
 import copy
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from sa1bpack.dataset.features import Feature
 from sa1bpack.dataset.rows import IdLookup, Rows, as_rows, fingerprint, offsets_of, row_array
 from sa1bpack.dataset.shards import CACHE, OpenShard
 from sa1bpack.errors import FormatError, OptionError, ResourceShortage
-from sa1bpack.format.arrays import check_offsets_rise, map_array
+from sa1bpack.format.arrays import check_offsets_rise
 from sa1bpack.format.files import REMEDY
 from sa1bpack.format.index import (
     check_index,
@@ -134,13 +135,10 @@ class PackFolder:
             )
         check_offsets_rise(folder / "mask_offset", shard["mask_offset"])
         first, stop = self.first_row[number : number + 2]
-        ids = map_array(folder, layout.array("image_id"), len(shard))  # not kept
         offsets = self.index.mask_offset[first : stop + 1] - self.first_mask[number]
-        for name, same in (
-            ("image_id", np.array_equal(self.index.image_id[first:stop], ids)),
-            ("mask_offset", np.array_equal(offsets, shard["mask_offset"])),
-        ):
-            if not same:
+        indexed = {"image_id": self.index.image_id[first:stop], "mask_offset": offsets}
+        for name, expected in indexed.items():
+            if not np.array_equal(expected, shard[name]):
                 raise FormatError(
                     f"{folder / name}: differs from what {self.index_path(name)} says of this "
                     "shard; run `sa1bpack verify` to see which of them is damaged"
@@ -194,12 +192,8 @@ class Pack:
         self.places = [(each, k) for each in folders for k in range(len(each.manifest.shards))]
         self.manifest = folders[0].manifest
         if len(folders) > 1:
-
-            def of_shard(place: tuple[PackFolder, int]) -> tuple[str, int]:
-                entry = place[0].manifest.shards[place[1]]
-                return entry.source, entry.part
-
-            self.places.sort(key=of_shard)
+            in_order = attrgetter("source", "part")
+            self.places.sort(key=lambda place: in_order(place[0].manifest.shards[place[1]]))
             self.manifest = _joined(self.folders, self.places)
         self.layout = self.manifest.layout
         counts = [entry.samples for entry in self.manifest.shards]
@@ -209,9 +203,8 @@ class Pack:
         first = np.array([folder.first_row[own] for folder, own in self.places])
         self._shift = first - self.first_row[:-1]
         numbers = {id(folder): n for n, folder in enumerate(folders)}
-        # uint16, if that suffices: numpy sorts it in linear time
-        kind = np.uint16 if len(numbers) <= 1 << 16 else np.int64
-        self._folder_of = np.array([numbers[id(folder)] for folder, _ in self.places], kind)
+        # Of 16 bits, which numpy sorts in linear time.
+        self._folder_of = np.array([numbers[id(folder)] for folder, _ in self.places], np.uint16)
 
     def __del__(self):
         CACHE.drop(lambda key, _: key[0] is self._owner)
@@ -555,32 +548,25 @@ def check_same_layout(folders: Sequence[PackFolder]) -> None:
     """Raise OptionError, naming what differs, unless all packs have the layout of the first.
 
     Mask sampling counts as well: it decides what the bits of a mask mean. Other options of packing
-    may differ, such as the limit of masks; where they do, the log says so.
+    may differ, such as the limit of masks.
     """
-    first, others = folders[0], folders[1:]
-    for folder in others:
-        if found := _differences(first, folder, _meaning):
-            raise OptionError(f"packs of different layouts cannot be opened together: {found}")
-    for folder in others:
-        if found := _differences(first, folder, lambda manifest: manifest.options):
-            _log.warning("packs made with other options are opened together: %s", found)
-            return
-
-
-def _meaning(manifest: Manifest) -> dict:
-    return asdict(manifest.layout) | {"mask_sampling": pack_sampling(manifest)}
+    meanings = [
+        asdict(each.layout) | {"mask_sampling": pack_sampling(each.manifest)} for each in folders
+    ]
+    first = meanings[0]
+    for folder, other in zip(folders, meanings, strict=True):
+        lines = [
+            f"{name} is {brief(first[name])} in {folders[0].root}, {brief(other[name])} in "
+            f"{folder.root}"
+            for name in first
+            if first[name] != other[name]
+        ]
+        if lines:
+            raise OptionError(
+                f"packs of different layouts cannot be opened together: {'; '.join(lines)}"
+            )
 
 
 def pack_sampling(manifest: Manifest) -> str:
     """The sampling of a pack's own masks; see docs/format.md."""
     return manifest.options.get("mask_sampling", "area")
-
-
-def _differences(first: PackFolder, folder: PackFolder, of: Callable[[Manifest], dict]) -> str:
-    one, other = of(first.manifest), of(folder.manifest)
-    return "; ".join(
-        f"{brief(key)[1:-1]} is {brief(one.get(key))} in {first.root}, {brief(other.get(key))} in "
-        f"{folder.root}"
-        for key in sorted(one.keys() | other.keys())
-        if one.get(key) != other.get(key)
-    )

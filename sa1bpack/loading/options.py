@@ -29,11 +29,7 @@ ORDERS = {"local": LocalShuffleOrder, "by_node": NodeShuffleOrder}
 OF_OTHER_LOADERS = {
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
-    "choose": "mask_select",
     "mask_sampling": "mask_select",
-    "masks": "mask_layout",
-    "box_format": "boxes_xyxy of a batch after a Pipeline; bboxes are x, y, width, height",
-    "shard_by_node": 'order="by_node"',
     "generator": "seed",
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
     "transform": "a transforms.Pipeline, called with each batch",

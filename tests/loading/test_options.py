@@ -17,8 +17,7 @@ from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
 @pytest.mark.parametrize(
     ("option", "named"),
     [
-        ("choose", "use mask_select"), ("masks", "use mask_layout"),
-        ("buckets", "is bucket_by meant"),
+        ("generator", "use seed"), ("buckets", "is bucket_by meant"),
         ("sampler", "use order"), ("collate_fn", "use sa1bpack.Collate"), ("mask_transform", "use"),
         ("persistent_workers", "use it without this one: threads and workers"),
         ("maxmasks", "is max_masks meant\\? valid options: "), ("xyz", "; valid options: "),
