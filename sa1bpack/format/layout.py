@@ -13,13 +13,12 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import Options, option
 from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.format.files import byte_view, update_zeros
 from sa1bpack.wording import brief
@@ -111,36 +110,29 @@ def array_spec(
 
 
 @dataclass(frozen=True)
-class Layout(Options):
+class Layout:
     """The choices that determine the arrays of a pack and the width of their rows.
 
-    The fit is "pad" (aspect ratio kept, top left of the canvas, the rest zero), "squash" (both
-    sides S) or "native" (as pad, without the canvas).
+    image_size  side S of the stored image canvas in pixels; with native the longer side
+    mask_size   side Sm of the mask grid in cells; without bits, of the grid that a reader draws
+    fit         how images lie on their canvas: "pad" (aspect ratio kept, top left of the canvas,
+                the rest zero), "squash" (both sides S) or "native" (as pad, without the canvas)
+    runs        whether exact full-resolution masks are stored as runs
+    pixels      "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half size
+    bits        whether masks are stored as bits of the grid
 
-    Raises OptionError for a value that cannot be stored.
+    Raises OptionError for choices that exclude each other. `from_json` checks each alone, as
+    `PackOptions` does.
     """
 
-    image_size: int = option(
-        1024,
-        "side S of the stored image canvas in pixels; with native the longer side",
-        low=1,
-        high=MAX_IMAGE_SIZE,
-    )
-    mask_size: int = option(
-        256,
-        "side Sm of the mask grid in cells; without bits, of the grid that a reader draws",
-        low=8,
-        high=MAX_MASK_SIZE,
-        multiple=8,
-        why="a row of mask bits is stored in full bytes",
-    )
-    fit: str = option("pad", "how images lie on their canvas", choices=FITS)
-    runs: bool = option(True, "exact full-resolution masks are stored as runs")
-    pixels: str = option("rgb", "or planes Y, Cb and Cr, the chroma at half size", choices=PIXELS)
-    bits: bool = option(True, "masks are stored as bits of the grid")
+    image_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGE_SIZE)] = 1024
+    mask_size: Annotated[int, msgspec.Meta(ge=8, le=MAX_MASK_SIZE, multiple_of=8)] = 256
+    fit: Literal["pad", "squash", "native"] = "pad"
+    runs: bool = True
+    pixels: Literal["rgb", "yuv420"] = "rgb"
+    bits: bool = True
 
     def __post_init__(self):
-        super().__post_init__()
         if not (self.bits or self.runs):
             raise OptionError("bits and runs are both False: masks must be stored in some form")
         if self.pixels == "yuv420" and not self.flat and self.image_size % 2:
@@ -237,8 +229,8 @@ class Layout(Options):
             )
         try:
             return msgspec.convert(data, cls)
-        except msgspec.ValidationError as error:  # also of an OptionError, which shows the value
-            raise FormatError(f"{where}: {error!s:.300}; {remedy}") from None
+        except msgspec.ValidationError as error:  # also of an OptionError
+            raise FormatError(f"{where}: {error}; {remedy}") from None
 
 
 # Bits of number_types: set if the JSON wrote the number as an integer, so that the original

@@ -79,24 +79,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_manifest(
-    layout: Layout,
-    shards: Sequence[ShardEntry],
-    *,
-    complete: bool,
-    options: dict[str, Any],
-    sources: Sequence[dict[str, Any]],
-    counts: dict[str, Any],
+    layout: Layout, shards: Sequence[ShardEntry], sources: Sequence[dict[str, Any]], **others: Any
 ) -> Manifest:
-    """A manifest of these shards, in this order, with totals and without an index."""
+    """A manifest of these shards, in this order, with totals and without an index.
+
+    others  complete, options and counts, as in `Manifest`
+    """
     return Manifest(
-        complete=complete,
         layout=layout,
-        options=options,
         sources=tuple(sources),
         shards=tuple(shards),
         samples=sum(map(attrgetter("samples"), shards)),
         masks=sum(map(attrgetter("masks"), shards)),
-        counts=counts,
+        **others,
     )
 
 
@@ -173,20 +168,19 @@ def refuse_in_pack(name: str, path: Path, *, itself: bool = False) -> None:
 
 def without_manifest(root: Path) -> FormatError:
     """The error for a folder without a manifest: NotAPack, unless it is a pack that lost it."""
-    if not root.exists():
-        return NotAPack(f"{root}: not a pack: the folder does not exist; check the path")
     if (root / SHARDS_NAME).is_dir():
         return FormatError(f"{root / MANIFEST_NAME}: missing; {REMEDY}")
-    if (folder := pack_above(root)) is not None:
-        return NotAPack(f"{root}: not a pack, but a part of the pack {folder}; name that")
-    if not root.is_dir():
-        return NotAPack(
-            f"{root}: not a pack, but a file; name the folder of a pack (a saved selection is "
-            "accepted by sa1bpack.open, show, export and subset)"
+    what = f": it has no {MANIFEST_NAME}; name the folder that a pack was written to"
+    if not root.exists():
+        what = ": the folder does not exist; check the path"
+    elif (folder := pack_above(root)) is not None:
+        what = f", but a part of the pack {folder}; name that"
+    elif not root.is_dir():
+        what = (
+            ", but a file; name the folder of a pack (a saved selection is accepted by "
+            "sa1bpack.open, show, export and subset)"
         )
-    return NotAPack(
-        f"{root}: not a pack: it has no {MANIFEST_NAME}; name the folder that a pack was written to"
-    )
+    return NotAPack(f"{root}: not a pack{what}")
 
 
 def shard_name(source: str, part: int) -> str:
@@ -286,8 +280,7 @@ class Completeness:
         if not self.images:
             if self.complete:
                 return f"no images: the sources held none that could be packed, see {REJECTS_NAME}"
-            reason = more if self.unindexed else "no shard is published"
-            return f"no images yet: {reason}; {self.remedy}"
+            return f"no images yet: {more}; {self.remedy}"
         text = f"{counted(self.images, 'image')} in {counted(self.shards, 'shard')}, "
         text += f"{counted(self.sources, 'source')} packed to the end"
         text += f", {len(self.partial):,} in part" if self.partial else ""

@@ -37,8 +37,6 @@ from sa1bpack.format.manifest import ShardEntry, check_shard_name
 STAGE_BYTES = 64 * BLOCK
 # Shorter runs of zeros are written: a hole costs an extra write, and would save little.
 HOLE_BYTES = 4 * BLOCK
-# Without direct writes, the page cache drops the file's pages after each so many bytes.
-CACHED_BYTES = 256 << 20
 _ZEROS = np.zeros(HOLE_BYTES, np.uint8)
 
 
@@ -60,7 +58,6 @@ class AppendFile:
         self._stage = aligned(STAGE_BYTES)
         self._staged = 0  # bytes of the stage in use
         self._written = 0  # offset of the stage in the file: a block boundary, until the end
-        self._cached = 0
         if keep:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._continue(keep)
@@ -142,12 +139,6 @@ class AppendFile:
             self._direct = set_direct(self._fd, False)
             files.write_at(self._fd, data, self._written, self.path)
         self._written += data.size
-        self._cached += 0 if self._direct else data.size
-        if self._cached >= CACHED_BYTES:  # the page cache flushes and drops the file's pages
-            self._cached = 0
-            with files.naming(self.path):
-                os.fdatasync(self._fd)
-                os.posix_fadvise(self._fd, 0, self._written, os.POSIX_FADV_DONTNEED)
 
     def finish(self) -> str:
         """Write and flush the rest; returns the digest as 32 hexadecimal digits."""

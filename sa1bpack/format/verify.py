@@ -192,29 +192,20 @@ def _check_side(
                 for path, digest in listed.items():
                     check.digest(folder / path, digest, feature=spec.name)
                 arrays.check_metadata(folder / arrays.METADATA_NAME, side.SIDE_ROOT_METADATA)
-            if shards is not None:
-                _note_coverage(check, folder, names, shards)
+            found = side.coverage(names, shards or ())
+            if found.missing:
+                check.notes.append(f"{folder}: {found}; to make them, {side.AGAIN}")
+            if found.others and shards is not None:
+                check.notes.append(
+                    f"{folder}: {counted(len(found.others), 'part')} for no shard of this pack, "
+                    f"such as {found.others[0]}: remove what is for no shard of another pack either"
+                )
         numbers = {shard.part: number for number, shard in enumerate(shards or ())}
         names = share_of(names, share)
         for name in names:
             with check.collecting(feature=spec.name, shard=name):
                 check_part(check, folder / name, spec, quick, index, numbers.get(name))
     return len(names)
-
-
-def _note_coverage(
-    check: Check, folder: Path, names: Sequence[str], shards: Sequence[side.ShardIdentity]
-) -> None:
-    found = side.coverage(names, shards)
-    if found.missing:
-        check.notes.append(f"{folder}: {found}; to make them, {side.AGAIN}")
-    if found.others:
-        verb = "belongs" if len(found.others) == 1 else "belong"
-        check.notes.append(
-            f"{folder}: {counted(len(found.others), 'part')} {verb} to no shard of this pack, such "
-            f"as {found.others[0]}; another pack may have the shard; otherwise remove what belongs "
-            "to none"
-        )
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
@@ -259,8 +250,9 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
         "samples": sum(shard.samples for shard in shards),
         "masks": sum(shard.masks for shard in shards),
         "bytes": pack_bytes,
-        **({"features": len(sides)} if sides else {}),
     }
+    if sides:
+        counts["features"] = len(sides)
     return check.report(counts, manifest.complete)
 
 
@@ -277,21 +269,27 @@ def _check_shard(check: Check, entry: ShardEntry, manifest: Manifest, quick: boo
 def _check_own_files(check: Check, manifest: Manifest) -> None:
     """Check the pack's own files: digests, metadata, and files that do not belong there."""
     root = check.files.root
+    path, expected = root / CHECKSUMS_NAME, top_files(root, manifest)
     is_newer = manifest.version > FORMAT_VERSION  # it may have more files and keys
+    listed: dict[str, str] = {}
+    published = manifest.complete or manifest.shards or path.exists()
+    if published:
+        with check.collecting():
+            listed = read_checksums(path)
     if is_newer:
         found, known = (".".join(map(str, each)) for each in (manifest.version, FORMAT_VERSION))
         check.notes.append(
             f"{root}: format {found}, but this release knows {known}: later additions were not "
             "checked"
         )
-    expected = top_files(root, manifest)
+        expected |= set(listed)
     with check.collecting():
-        _check_names(check, manifest, expected, is_newer)
-    if not (manifest.complete or manifest.shards or (root / CHECKSUMS_NAME).exists()):
+        _check_names(check, manifest, expected)
+    if not published:
         check.notes.append(f"{root}: nothing is published yet")
         return
-    with check.collecting():
-        _check_checksums(check, manifest, expected, is_newer)
+    if listed:
+        _check_digests(check, manifest, expected, listed)
     with check.collecting():
         if not is_newer:
             arrays.check_metadata(root / arrays.METADATA_NAME, arrays.ROOT_METADATA)
@@ -302,23 +300,23 @@ def _check_own_files(check: Check, manifest: Manifest) -> None:
             compare_files(check, root / manifest.index, arrays.group_files(index_arrays(manifest)))
 
 
-def _check_checksums(check: Check, manifest: Manifest, expected: set[str], is_newer: bool) -> None:
+def _check_digests(
+    check: Check, manifest: Manifest, expected: set[str], listed: dict[str, str]
+) -> None:
     """Check that the top checksum file lists the right files, and compare their digests.
 
     It may be older than the manifest and rejects.jsonl of an incomplete pack, but not of a complete
     one.
     """
-    root, path = check.files.root, check.files.root / CHECKSUMS_NAME
-    listed = read_checksums(path)
-    changing = () if manifest.complete else (MANIFEST_NAME, REJECTS_NAME)
-    different = expected - set(listed) if is_newer else expected ^ set(listed)
-    stale = set() if manifest.complete else different
-    if different and manifest.complete:
-        check.add(
-            f"{path}: must list exactly the pack's own files; missing or extra: {sorted(different)}"
-        )
+    root = check.files.root
+    stale: set[str] = set()
+    if not manifest.complete:
+        stale = expected ^ set(listed)
+    else:
+        with check.collecting():
+            check_listed(root, expected, listed)
     for name, digest in listed.items():
-        if name not in changing:
+        if manifest.complete or name not in (MANIFEST_NAME, REJECTS_NAME):
             first, *inner = name.split("/")
             shard = inner[0] if first == SHARDS_NAME and len(inner) > 1 else None
             check.digest(root / name, digest, shard=shard)
@@ -327,10 +325,11 @@ def _check_checksums(check: Check, manifest: Manifest, expected: set[str], is_ne
             if name in expected and file_digest(root / name) != digest:
                 stale.add(name)
     if stale:
+        path = root / CHECKSUMS_NAME
         check.notes.append(f"{path}: not up to date for {', '.join(sorted(stale))}")
 
 
-def _check_names(check: Check, manifest: Manifest, expected: set[str], is_newer: bool) -> None:
+def _check_names(check: Check, manifest: Manifest, expected: set[str]) -> None:
     """Report what does not belong at the top and under shards/."""
     root = check.files.root
     names = {path.split("/")[0] for path in expected}
@@ -340,7 +339,7 @@ def _check_names(check: Check, manifest: Manifest, expected: set[str], is_newer:
             continue
         if INDEX_NAME.match(path.name):
             check.notes.append(f"{path}: an index that the manifest does not name")
-        elif not is_newer:
+        else:
             check.add(f"{path}: not a file of the pack; remove it", extra=True)
     listed = {arrays.METADATA_NAME} | {shard.name for shard in manifest.shards}
     for path in sorted((root / SHARDS_NAME).glob("[!.]*")):

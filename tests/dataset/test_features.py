@@ -59,7 +59,7 @@ def test_several_packs_have_the_parts_of_all(with_features, tmp_path):  # noqa: 
     ds = sa1bpack.open([with_features.root, tmp_path / "b"], features=NAMES)
     check_samples(ds)
     shutil.rmtree(tmp_path / "b" / "side" / "odd")
-    with pytest.raises(OptionError, match=r"1 shard missing .*: sa_000009-000"):
+    with pytest.raises(OptionError, match=r"1 shard missing: sa_000009-000"):
         sa1bpack.open([with_features.root, tmp_path / "b"], features=["odd"])
 
 

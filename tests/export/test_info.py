@@ -147,7 +147,7 @@ def test_features_are_listed_with_what_is_missing(pack, tmp_path):
     text = " ".join(info.as_text().split())
     assert "feature teacher: bfloat16 (3,) per image" in text
     assert "by 'test', complete" in text
-    assert f"1 shard missing (1 without a part): {names[0]}" in text
+    assert f"1 shard missing: {names[0]}" in text
     assert "feature broken: " in text and "not a feature" in text
     assert (info.files, info.folders, info.bytes) == (before.files, before.folders, before.bytes)
     out = tmp_path / "report.html"

@@ -34,7 +34,6 @@ def noise(nbytes: int, at_block: bool = True) -> np.ndarray:
 def path(request, tmp_path, monkeypatch) -> Path:
     if request.param == "through the page cache":
         monkeypatch.setattr(shard_writer, "set_direct", lambda fd, on: False)
-        monkeypatch.setattr(shard_writer, "CACHED_BYTES", STAGE_BYTES)
     return tmp_path / "file"
 
 

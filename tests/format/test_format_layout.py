@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
-from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.errors import FormatError
 from sa1bpack.format.arrays import MAX_INNER_BYTES, ChunkFile
 from sa1bpack.format.index import INDEX_ARRAYS
 from sa1bpack.format.layout import (
@@ -159,9 +159,7 @@ def test_layout_survives_json():
     {"image_size": 1023, "pixels": "yuv420", "fit": "squash"},
 ])  # fmt: skip
 def test_layout_refuses_what_cannot_be_stored(change):
-    with pytest.raises(OptionError, match=next(iter(change))):
-        Layout(**change)
-    with pytest.raises(FormatError, match="newer sa1bpack"):
+    with pytest.raises(FormatError, match=rf"{next(iter(change))}.*newer sa1bpack"):
         Layout.from_json({**asdict(Layout()), **change})
 
 

@@ -27,7 +27,7 @@ from sa1bpack.format.verify import verify
     (lambda d: d["shards"].append(d["shards"][1]), "sa_000000-001 is listed twice"),
     (lambda d: d.update(index="index-0000000g"), r"\$.index"),
     (lambda d: d.update(index="../index-00000000"), r"\$.index"),
-    (lambda d: d["layout"].update(mask_size=9), "mask_size is 9"),
+    (lambda d: d["layout"].update(mask_size=9), "multiple of 8 - at `..mask_size`"),
     (lambda d: d.update(layout=None), "layout has the keys"),
     (lambda d: d.update(options=[]), "options"),
 ])  # fmt: skip
@@ -133,7 +133,7 @@ def test_a_pack_without_images_says_why(tmp_path, shard_of, small_layout):
         return str(completeness_of(tmp_path, manifest))
 
     again = "repeat the pack command, which names what is missing"
-    assert state(False) == f"no images yet: no shard is published; {again}"
+    assert state(False) == f"no images yet: 0 published shards not in the index yet; {again}"
     shard_of(tmp_path / "shards", SHARD, (2, 1), 7)
     assert state(False) == (f"no images yet: 1 published shard not in the index yet; {again}")
     assert state(True).startswith("no images: the sources held none that could be packed")

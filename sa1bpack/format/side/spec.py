@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import choice, whole_number
+from sa1bpack.arguments import choice
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused
 from sa1bpack.format import arrays, files
 from sa1bpack.format.index import shard_digests
@@ -26,17 +26,8 @@ SIDE_FORMAT_VERSION = (1, 0)
 SIDES_NAME = "side"
 SIDE_AXES = ("sample", "mask")
 # bfloat16 is stored as uint16: neither numpy nor Zarr has the type.
-SIDE_DTYPES = (
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-)
+_WHOLE_NUMBERS = ("uint8", "int8", "int16", "int32", "int64")
+SIDE_DTYPES = (*_WHOLE_NUMBERS, "float16", "bfloat16", "float32", "float64")
 # What `quantize` may be → floats that are stored in a byte each, with a scale per channel, see
 # `scaled_shape`: as int8, and as bits of torch.float8_e4m3fn, which numpy does not have, in uint8.
 SCALED_DTYPES = {"int8": "scaled_int8", "float8": "scaled_float8_e4m3fn"}
@@ -57,7 +48,7 @@ _TOP_FILES = {MANIFEST_NAME, arrays.METADATA_NAME, files.CHECKSUMS_NAME}
 
 AGAIN = "repeat the `sa1bpack derive` or the `sa1bpack.attach` that made the array"
 REMAKE = f"remove that folder, and {AGAIN}"
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,63}\Z")
 
 
 @dataclass(frozen=True)
@@ -71,34 +62,26 @@ class SideSpec:
     spatial    rows are (C, h, w) over the canvas of the stored image: cell (i, j) covers the pixels
                from row i * S / h and column j * S / w on
 
-    Raises OptionError for a value that cannot be stored.
+    Raises OptionError for a type and a shape that cannot be stored. Types of the fields are those
+    of the manifest's keys, which reading it checks.
     """
 
-    name: str
-    axis: str
+    name: Annotated[str, msgspec.Meta(pattern=_NAME.pattern)]
+    axis: Literal["sample", "mask"]
     dtype: str
-    row_shape: tuple[int, ...]
+    row_shape: tuple[Annotated[int, msgspec.Meta(ge=1)], ...]
     spatial: bool = False
 
     def __post_init__(self):
-        side_name(self.name)
-        choice("axis", self.axis, SIDE_AXES)
         choice("dtype", self.dtype, (*SIDE_DTYPES, *LARGEST))
-        if not isinstance(self.row_shape, tuple) or len(self.row_shape) > MAX_SIDE_DIMS:
-            raise OptionError(
-                f"row_shape is {brief(self.row_shape)}: a row has at most {MAX_SIDE_DIMS} axes"
-            )
-        for length in self.row_shape:
-            whole_number("row_shape", length, 1, MAX_SIDE_ROW_BYTES)
         if self.scaled and not self.row_shape:
             raise OptionError("rows are single numbers: they cannot be stored with scales")
-        if self.row_bytes > MAX_SIDE_ROW_BYTES:
+        fits = 1 <= self.row_bytes <= MAX_SIDE_ROW_BYTES
+        if len(self.row_shape) > MAX_SIDE_DIMS or not fits:
             raise OptionError(
-                f"row_shape is {self.row_shape}: a row of {self.row_bytes} bytes, but at most "
-                f"{MAX_SIDE_ROW_BYTES} can be stored"
+                f"row_shape is {brief(self.row_shape)}: a row has at most {MAX_SIDE_DIMS} axes "
+                f"and 1 to {MAX_SIDE_ROW_BYTES} bytes"
             )
-        if not isinstance(self.spatial, bool):
-            raise OptionError(f"spatial is {self.spatial!r}: choose True or False")
         if self.spatial and (self.axis != "sample" or len(self.row_shape) != 3):
             raise OptionError(
                 f"spatial is True, but rows are {self.row_shape} per {self.axis}: spatial arrays "
@@ -164,7 +147,7 @@ CHECKSUM = array_spec("checksum", "<u8", ("sample",))
 
 def side_name(name: Any) -> str:
     """Return the name of a feature. Raises OptionError if it cannot be one."""
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or _NAME.match(name) is None:
         raise OptionError(
             f"name is {brief(name)}: choose a letter followed by at most 63 letters, digits and _"
         )
@@ -246,10 +229,8 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
                 arrays.METADATA_NAME: arrays.canonical_json(SIDE_ROOT_METADATA),
             }
             digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in top.items()}
-            for name, data in {
-                **top,
-                files.CHECKSUMS_NAME: files.format_checksums(digests),
-            }.items():
+            top[files.CHECKSUMS_NAME] = files.format_checksums(digests)
+            for name, data in top.items():
                 files.write_durably(staging / name, data)
             files.flush_folder(staging)
             if files.claim_name(staging, folder):
@@ -387,7 +368,7 @@ def shard_identities(root: Path, manifest: Manifest) -> list[ShardIdentity]:
 
     Raises FormatError if a checksum file of a shard is missing, OSError if it cannot be read.
     """
-    digests = shard_digests(Path(root), manifest)
+    digests = shard_digests(root, manifest)
     return [
         ShardIdentity(shard.name, digest, shard.extent)
         for shard, digest in zip(manifest.shards, digests, strict=True)
@@ -409,19 +390,14 @@ class Coverage:
     others: tuple[str, ...]
 
     def __str__(self) -> str:
-        never = len(self.missing) - len(self.stale)
-        words = [f"{never:,} without a part"] * (never > 0)
-        words += [f"{len(self.stale):,} stale"] * bool(self.stale)
-        missing = f"{counted(len(self.missing), 'shard')} missing ({', '.join(words)})"
-        return f"{missing}: {self.missing[0]}{' and others' if len(self.missing) > 1 else ''}"
+        stale = f" ({len(self.stale):,} stale)" if self.stale else ""
+        others = " and others" if len(self.missing) > 1 else ""
+        return f"{counted(len(self.missing), 'shard')} missing{stale}: {self.missing[0]}{others}"
 
 
 def side_folders(root: Path) -> list[Path]:
     """The features in a pack's own folder, sorted by name."""
-    folder = Path(root) / SIDES_NAME
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted((root / SIDES_NAME).glob("[!.]*"))
 
 
 def part_names(folder: Path) -> list[str]:
@@ -507,14 +483,13 @@ class SidePart:
         Raises FormatError if they are not what was written or the file is too short, OSError if it
         cannot be read.
         """
-        path = self.path
-        rows = read_rows(path, self.spec.values, first, stop, out, direct)
+        rows = read_rows(self.path, self.spec.values, first, stop, out, direct)
         checksums = f"{self.folder}/{CHECKSUM.chunk_path}"
         stored = int(read_rows(checksums, CHECKSUM, sample, sample + 1)[0])
         found = xxhash.xxh3_64_intdigest(files.byte_view(rows))
         if found != stored:
             raise FormatError(
-                f"{path}: checksum of sample {sample} is {found:016x}, but {stored:016x} was "
+                f"{self.path}: checksum of sample {sample} is {found:016x}, but {stored:016x} was "
                 f"written; {REMAKE}"
             )
         return rows

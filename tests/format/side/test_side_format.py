@@ -105,10 +105,9 @@ def test_a_pack_with_features_is_sound_and_its_own_bytes_are_the_same(pack, cont
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "1a"}, "name is '1a'"), ({"name": "a/b"}, "name is 'a/b'"),
-        ({"axis": "run"}, "axis is 'run'"), ({"dtype": "bool"}, "dtype is 'bool'"),
-        ({"row_shape": (0,)}, "row_shape is 0"), ({"row_shape": (1,) * 9}, "at most 8 axes"),
-        ({"row_shape": (1 << 20, 1 << 10)}, "a row of 2147483648 bytes"),
+        ({"dtype": "bool"}, "dtype is 'bool'"), ({"row_shape": (0,)}, "row_shape is (0,)"),
+        ({"row_shape": (1,) * 9}, "at most 8 axes"),
+        ({"row_shape": (1 << 20, 1 << 10)}, "1 to 1073741824 bytes"),
         ({"spatial": True, "row_shape": (4,)}, "spatial is True"),
         ({"spatial": True, "axis": "mask"}, "spatial is True"),
     ],
@@ -131,7 +130,7 @@ def test_a_changed_shard_makes_exactly_its_part_stale(pack):
     with pytest.raises(FormatError, match="no part for shard"):
         open_part(folder, IMAGE, changed[2])
     never = coverage([], shards)
-    assert never.stale == () and "2 without a part" in str(never)
+    assert never.stale == () and "2 shards missing: " in str(never)
 
 
 def test_another_array_under_the_same_name_is_refused(tmp_path):
