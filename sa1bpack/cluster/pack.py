@@ -105,17 +105,12 @@ def _run(
     """Run a task for each source; returns name → error of those that were given up."""
     needs = Needs(request.workers, memory_bytes(request.workers, 1))
     sources = {source.name: source for source in todo}
+    # The limit of rejects is that of the job, which is counted here.
+    every = replace(request, output=request.output.absolute(), max_rejects=None, ignore_space=True)
     tasks = {}
     for name, source in sources.items():
-        if isinstance(source.path, Path):
-            source = replace(source, path=source.path.absolute())
-        one = replace(
-            request,
-            sources=[source],
-            output=request.output.absolute(),
-            max_rejects=None,  # the limit is that of the job, which is counted here
-            ignore_space=True,
-        )
+        path = source.path.absolute() if isinstance(source.path, Path) else source.path
+        one = replace(every, sources=[replace(source, path=path)])
         tasks[name] = {"request": one, "plan": plan, "progress": False}
     failed: dict[str, SourceError] = {}
     for name, packed in run_tasks(address, run_part, tasks, needs, progress.note):

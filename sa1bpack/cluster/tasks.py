@@ -82,13 +82,19 @@ def _connected(address: str | None) -> Iterator[None]:
             "ray is initialized in this process, whose tasks would be ended with those of this "
             "call: call ray.shutdown() first, or use the command, in a process of its own"
         )
-    _check_reachable(address or os.environ.get("RAY_ADDRESS", ""))
+    where = address or os.environ.get("RAY_ADDRESS", "")
+    host, colon, port = where.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():  # else "auto", "local", or what ray itself refuses
+        try:  # where nothing listens, ray would try for many minutes
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise ClusterError(f"no Ray cluster at {where}: {error}") from error
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(f"no Ray cluster at {address or 'RAY_ADDRESS'}: {error}") from error
+        raise ClusterError(f"no Ray cluster at {where}: {error}") from error
     finally:
         with suppress(ValueError):  # not the main thread: its handlers have not changed
             for number, handler in handlers.items():
@@ -98,17 +104,6 @@ def _connected(address: str | None) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Raise ClusterError if nothing listens at HOST:PORT: ray would try for many minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (colon and port.isdigit()):
-        return  # "auto", "local", or what ray itself refuses
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise ClusterError(f"no Ray cluster at {address}: {error}") from error
 
 
 def _shortage(needs: Needs) -> str | None:
@@ -163,7 +158,14 @@ def run_tasks(
             interrupts.check()
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
             for reference in ended:
-                yield running.pop(reference), _outcome(reference)
+                try:
+                    outcome = ray.get(reference)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from error
+                except ray.exceptions.RayError as error:
+                    first = str(error).strip().partition("\n")[0]
+                    outcome = Died(f"{type(error).__name__}: {first}")
+                yield running.pop(reference), outcome
 
 
 def run_parts(
@@ -197,16 +199,6 @@ def run_parts(
         if progress:
             progress(done, sum(sizes.values()))
     return found, died
-
-
-def _outcome(reference: Any) -> Any:
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-    except ray.exceptions.RayError as error:
-        first = str(error).strip().partition("\n")[0]
-        return Died(f"{type(error).__name__}: {first}")
 
 
 def once_unlocked(call: Callable[[], _Result]) -> _Result:

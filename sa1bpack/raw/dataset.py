@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Unpack
 
-import msgspec
 import numpy as np
 import xxhash
 
@@ -26,11 +25,9 @@ from sa1bpack.arguments import (
 from sa1bpack.dataset.dataset import MapStyle
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import as_position, take
-from sa1bpack.dataset.sample import SampleOptions, SampleSpec
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, UnknownName
 from sa1bpack.format.files import temporary_beside
-from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows, Tars, no_pairs, sources_of
@@ -43,9 +40,7 @@ from sa1bpack.wording import counted, printable
 # too many then, and those that are left. So 40 processes together keep the limit.
 _UNSEEN, _MANY, _LEFT = 1 / 400, 0.9, 0.8
 
-_SUFFIX = ".sample"
-_DIGEST = 16  # bytes of an XXH3-128
-_decode = msgspec.msgpack.Decoder(dict[str, tuple[str, tuple[int, ...], bytes]]).decode
+_SUFFIX = ".npz"
 
 _log = logging.getLogger("sa1bpack")
 
@@ -84,7 +79,7 @@ class MemoryCache:
 class DiskCache:
     """The rows of samples as files of a folder, which processes share: at most `limit` bytes.
 
-    What is read is compared with its digest, and decoded again if it differs.
+    What is read is compared with its checksum, and decoded again if it differs.
     """
 
     def __init__(self, folder: Path, limit: int):
@@ -96,24 +91,20 @@ class DiskCache:
             raise OptionError(
                 f"cache_dir is {folder}: it cannot be made: {error.strerror}; name another"
             ) from error
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise OptionError(f"cache_dir is {folder}: it cannot be written; name another")
 
     def get(self, key: str) -> Rows | None:
         """The rows of a sample, which becomes the most recently used, or None."""
         path = self._path(key)
         try:
-            rows = _decoded(path.read_bytes())
-            if rows is not None:
-                with suppress(OSError):  # the folder may be another user's
-                    os.utime(path)
-                return rows
-            reason = "its bytes are not those that were written"
+            with np.load(path) as file:  # compares each array with its checksum
+                rows = dict(file)
+            with suppress(OSError):  # the folder may be another user's
+                os.utime(path)
+            return rows
         except FileNotFoundError:
             return None
-        except OSError as error:
-            reason = error.strerror
-        _log.warning("%s: %s; the sample is decoded again", path, reason)
+        except Exception as error:  # of a damaged file, any
+            _log.warning("%s: damaged (%s); the sample is decoded again", path, error)
         with suppress(OSError):
             path.unlink()
         return None
@@ -122,12 +113,9 @@ class DiskCache:
         """Keep the rows of a sample. What cannot be written is logged, once."""
         path = self._path(key)
         temporary = temporary_beside(path)
-        # The digest of the rest, and dtype, shape and bytes of each array.
-        listed = {name: (each.dtype.str, each.shape, each.tobytes()) for name, each in rows.items()}
-        body = msgspec.msgpack.encode(listed)
         try:
             with temporary.open("wb") as file:
-                file.writelines([xxhash.xxh3_128_digest(body), body])
+                np.savez(file, **rows)
                 self._unseen += file.tell()
             temporary.replace(path)
             if self._unseen > _UNSEEN * self._limit:
@@ -162,21 +150,6 @@ class DiskCache:
                 break
             Path(path).unlink(missing_ok=True)
             total -= size
-
-
-def _decoded(data: bytes) -> Rows | None:
-    """The rows in a file, or None if it is not as written."""
-    body = memoryview(data)[_DIGEST:]
-    if xxhash.xxh3_128_digest(body) != data[:_DIGEST]:
-        return None
-    try:
-        listed = _decode(body)
-    except msgspec.MsgspecError:  # of an earlier release
-        return None
-    return {
-        name: np.frombuffer(content, dtype).reshape(shape)
-        for name, (dtype, shape, content) in listed.items()
-    }
 
 
 def _nbytes(rows: Rows) -> int:
@@ -217,6 +190,13 @@ class TarDataset(MapStyle):
     of places at which inflating can begin. It is made once per tar, in one pass, and kept as a
     file: `.sa_000000.tar.index` beside the tar, a hundredth of its size. When the tar has changed,
     it is made again, with a warning in the log.
+
+    Attributes:
+        pack_options: options of a pack with the same samples.
+        options: options that it would be opened with.
+        layout: image size, mask size and fit, as of that pack.
+        spec: form of pixels, masks and coordinates: `Collate(sample_spec=ds.spec)`.
+        mask_size, mask_sampling: cells per side of the masks' grid, and their sampling.
 
     Examples:
         >>> ds = sa1bpack.TarDataset("tests/samples/sa_000000.tar", index_folder="indices")
@@ -260,7 +240,10 @@ class TarDataset(MapStyle):
             MissingPackage: a gzip stream must be indexed without indexed_gzip, or there is no PIL.
         """
         sources = sources_of(tars)
-        self._decoder = Decoder(options, on_error, samples)
+        self._decoder = decoder = Decoder(options, on_error, samples)
+        self.pack_options, self.options = decoder.pack_options, decoder.options
+        self.layout, self.spec = decoder.layout, decoder.spec
+        self.mask_size, self.mask_sampling = self.spec.masks.size, self.spec.masks.sampling
         if self.pack_options.empty == "drop":
             raise OptionError(
                 "options have empty='drop', but which images have no masks left is not known "
@@ -283,20 +266,13 @@ class TarDataset(MapStyle):
                 raise no_pairs(index.source, index.rejects)
         self._first_row = np.cumsum([0, *map(len, self._indices)])
         self._rows: RowNumbers = range(int(self._first_row[-1]))
-        # As `pack` does of ids.
-        names = [index.pairs["file_name"] for index in self._indices]
-        found, times = np.unique(np.concatenate(names), return_counts=True)
-        if len(shared := found[times > 1]):
-            tars = [
-                str(index.source.path)
-                for index, own in zip(self._indices, names, strict=True)
-                if shared[0] in own
-            ]
+        names = np.concatenate([index.pairs["file_name"] for index in self._indices])
+        found, times = np.unique(names, return_counts=True)
+        if len(shared := found[times > 1]):  # as `pack` does of ids
             _log.warning(
-                "%s in more than one of these tars, e.g. %s in %s: their samples come that often",
-                "1 image is" if len(shared) == 1 else f"{counted(len(shared), 'image')} are",
+                "several of these tars have the same %s, such as %s, whose samples come that often",
+                counted(len(shared), "image"),
                 printable(shared[0].decode()),
-                " and ".join(tars[:2]),
             )
 
     # ------------------------------------------------------------------------------------- samples
@@ -313,8 +289,11 @@ class TarDataset(MapStyle):
         try:
             position = as_position(index)
         except TypeError:
-            return self._over(take(self._rows, index))
-        return self._sample(self._row(position))
+            part = copy.copy(self)
+            part._rows = take(self._rows, index)
+            return part
+        row = self._row(position)
+        return self._decoder.sample(self._decoded(row), row)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch."""
@@ -322,7 +301,7 @@ class TarDataset(MapStyle):
         found = []
         for row in rows:
             try:
-                found.append(self._sample(row))
+                found.append(self._decoder.sample(self._decoded(row), row))
             except ReadError as error:
                 if self.options.on_error == "raise":
                     raise
@@ -356,11 +335,6 @@ class TarDataset(MapStyle):
             raise UnknownName(f"{found.path}: the record of {name} has image_id {found.image_id}")
         return int(places[0])
 
-    def _over(self, rows: RowNumbers) -> "TarDataset":
-        part = copy.copy(self)
-        part._rows = rows
-        return part
-
     def _row(self, position: int) -> int:
         try:
             return int(self._rows[position])
@@ -368,9 +342,6 @@ class TarDataset(MapStyle):
             raise IndexError(
                 f"index {position} is out of range for a dataset of {len(self)} samples"
             ) from None
-
-    def _sample(self, row: int) -> Any:
-        return self._decoder.sample(self._decoded(row), row)
 
     def _decoded(self, row: int) -> Rows:
         """The rows of a sample, from a cache or from its pair."""
@@ -437,46 +408,11 @@ class TarDataset(MapStyle):
         """
         return [(index.source.name, reject) for index in self._indices for reject in index.rejects]
 
-    @property
-    def pack_options(self) -> PackOptions:
-        """Options of a pack with the same samples."""
-        return self._decoder.pack_options
-
-    @property
-    def options(self) -> SampleOptions:
-        """Options that it would be opened with."""
-        return self._decoder.options
-
-    @property
-    def layout(self) -> Layout:
-        """Image size, mask size and fit, as of that pack."""
-        return self._decoder.layout
-
-    @property
-    def spec(self) -> SampleSpec:
-        """Form of pixels, masks and coordinates: `Collate(sample_spec=ds.spec)`."""
-        return self._decoder.spec
-
-    @property
-    def spec_text(self) -> str:
-        """Form of samples in one line, as `Dataset.spec_text`."""
-        return self.spec.as_text()
-
-    @property
-    def mask_size(self) -> int:
-        """Cells per side of the masks' grid."""
-        return self.spec.masks.size
-
-    @property
-    def mask_sampling(self) -> str:
-        """Sampling of the masks: "area" or "center"."""
-        return self.spec.masks.sampling
-
     def __repr__(self) -> str:
         whole = int(self._first_row[-1])
         part = "" if len(self) == whole else f"{len(self):,} of "
         samples = f"{counted(len(self._indices), 'source')}: {part}{counted(whole, 'sample')}"
-        return f"<TarDataset of {samples}, {self._decoder.spec.as_text()}>"
+        return f"<TarDataset of {samples}, {self.spec.as_text()}>"
 
 
 def _outside(name: str, folder: str | os.PathLike[str]) -> Path:

@@ -99,7 +99,6 @@ class Decoder:
         if not isinstance(pack_options, PackOptions):
             raise OptionError(f"options is {pack_options!r}: give a sa1bpack.PackOptions")
         require_decoder()
-        self._arguments = pack_options, on_error, given
         of_samples = {name: value for name, value in given.items() if name != "max_masks"}
         self.pack_options = pack_options
         self.options = SampleOptions(**of_samples, on_error=on_error)
@@ -109,9 +108,6 @@ class Decoder:
         if (most := given.get("max_masks")) is not None:
             most = whole_number("max_masks", most, 1, MAX_MASKS)
             self.rule = replace(self.rule or MaskRule(), max_masks=most)
-
-    def __reduce__(self):
-        return Decoder, self._arguments
 
     def rows(self, source: Source, file_name: str, jpeg: bytes, json: bytes) -> Rows | None:
         """Decode a pair; None if the options of packing drop it, for it has no masks.

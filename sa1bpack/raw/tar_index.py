@@ -11,7 +11,6 @@ import logging
 import os
 import struct
 import tempfile
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -58,18 +57,10 @@ _ALIGNED = 64
 _log = logging.getLogger("sa1bpack")
 
 
-class _Bound(msgspec.Struct, frozen=True):
-    """Marks of the file that an index is of: bytes, time of change, XXH3-64 of its ends."""
-
-    size: int
-    mtime_ns: int
-    ends: str
-
-
 class _Head(msgspec.Struct):
     format: Literal["sa1bpack-tar-index"]
-    version: Literal[1]
-    bound: _Bound
+    version: Literal[2]
+    bound: tuple[int, int, str]  # of the tar, see `_bound`
     pairs: int
     points: int
     windows: int
@@ -180,12 +171,9 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
             pass
         except (FormatError, OSError) as error:
             _log.warning("%s; it is made again", error)
-        start = time.monotonic()
         write_index(path, source)
         found = _read(path, source, folder)
-        took = time.monotonic() - start
-        pairs = counted(len(found), "pair")
-        _log.info("%s: indexed %s in %.1f s: %s", source.path, pairs, took, path)
+        _log.info("%s: indexed %s: %s", source.path, counted(len(found), "pair"), path)
         return found
 
 
@@ -205,7 +193,8 @@ def index_path(source: Source, folder: Path | None) -> Path:
     return folder / f"{source.path.name}-{place}.index"
 
 
-def _bound(source: Source) -> _Bound:
+def _bound(source: Source) -> tuple[int, int, str]:
+    """Marks of a file: bytes, time of the last change (ns), XXH3-64 of its ends."""
     try:
         with source.path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -214,7 +203,7 @@ def _bound(source: Source) -> _Bound:
             ends.update(file.read(_ENDS))
     except OSError as error:
         raise SourceError(f"{source.path}: cannot be read: {error.strerror}") from error
-    return _Bound(status.st_size, status.st_mtime_ns, ends.hexdigest())
+    return status.st_size, status.st_mtime_ns, ends.hexdigest()
 
 
 # -------------------------------------------------------------------------------------- reading
@@ -230,7 +219,7 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: is not an index of a tar ({error})") from None
     if head.bound != (now := _bound(source)):
-        size, other = head.bound.size, now.size
+        size, other = head.bound[0], now[0]
         how = "copied or changed" if other == size else f"changed from {size} to {other} bytes"
         raise FormatError(f"{path}: is stale: {source.path} was {how} after it was indexed")
     first = -(-len(line) // _ALIGNED) * _ALIGNED
@@ -247,8 +236,8 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
         pairs.view(PAIR),
         SeekPoints(points.view(POINT), windows) if source.kind == "gzip-tar" else None,
         [Reject(*reject) for reject in head.rejects],
-        _digest(pairs, np.frombuffer(f"{head.bound.size} {head.bound.ends}".encode(), np.uint8)),
-        (head.bound.size, head.bound.mtime_ns),
+        _digest(pairs, np.frombuffer(f"{head.bound[0]} {head.bound[2]}".encode(), np.uint8)),
+        head.bound[:2],
         [],
         folder,
     )
@@ -298,7 +287,7 @@ def _parts(source: Source) -> list[bytes | memoryview]:
         )
     head = _Head(
         format="sa1bpack-tar-index",
-        version=1,
+        version=2,
         bound=bound,
         pairs=len(pairs),
         points=len(found.points),

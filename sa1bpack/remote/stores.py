@@ -156,14 +156,11 @@ def _check_endpoint(bucket: str, endpoint: str | None) -> None:
     names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
     given = {name: os.environ.get(name) for name in names} | {"endpoint_url": endpoint}
     for name, url in given.items():
-        if url is not None and re.search("[@?#]", url):
+        if url is not None and not re.fullmatch("https?://[^/@?#][^@?#]*", url):
             raise OptionError(
-                f"s3://{bucket}: {name} has a user name, a password or a query: leave it out "
-                "(credentials are found where the AWS command line looks for them)"
-            )
-        if url is not None and not re.match("https?://[^/]", url):
-            raise OptionError(
-                f"s3://{bucket}: {name} is {url!r}: choose a URL, such as https://host, or unset it"
+                f"s3://{bucket}: {name} is not a URL such as https://host, without a user name, a "
+                "password or a query: change or unset it (credentials are found where the AWS "
+                "command line looks for them)"
             )
 
 

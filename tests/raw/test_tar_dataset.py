@@ -49,7 +49,7 @@ def test_samples_are_those_of_a_pack_bit_for_bit(layout_packs, plain, fit, pixel
     for view in views:
         pack = sa1bpack.open(layout_packs(fit, pixels, masks), **view)
         ds = sa1bpack.TarDataset(plain, options=options, **view)
-        assert len(ds) == len(pack) == 6 and ds.spec_text == pack.spec_text
+        assert len(ds) == len(pack) == 6 and ds.spec.as_text() == pack.spec_text
         for index in (3, 0, 5, 1, 4, 2):
             sample, stored = ds[index], pack[index]
             assert same_samples(sample, stored), (view, index)
@@ -284,8 +284,7 @@ def test_images_that_several_tars_have_are_named_in_the_log(tmp_path, caplog):
         found = members(range(first, first + 3))
         write_tar(tmp_path / f"sa_00000{number}.tar", found, compress=False)
     ds = sa1bpack.TarDataset(f"{tmp_path}/*.tar", options=OPTIONS)
-    assert "2 images are in more than one of these tars, e.g. sa_2.jpg in " in caplog.text
-    assert "sa_000000.tar and " in caplog.text and "sa_000001.tar: their" in caplog.text
+    assert "the same 2 images, such as sa_2.jpg, whose samples come that often" in caplog.text
     caplog.clear()
     pickle.loads(pickle.dumps(ds))
     sa1bpack.TarDataset([tmp_path / "sa_000000.tar", tmp_path / "sa_000002.tar"])

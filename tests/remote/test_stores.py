@@ -65,20 +65,14 @@ def test_neither_library_is_loaded_before_a_bucket_is_opened():
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
 @pytest.mark.parametrize(
-    ("endpoint", "said"),
-    [
-        ("", "is '': choose a URL"),
-        ("minio.example.org:9000", "is 'minio.example.org:9000': choose a URL"),
-        ("https://me:SECRET@host", "has a user name"),
-        ("me:SECRET@host", "has a user name"),
-        ("http://h/?SECRET", "has a user name"),
-    ],
+    "endpoint",
+    ["", "minio.example.org:9000", "https://me:SECRET@host", "me:SECRET@host", "http://h/?SECRET"],
 )
 def test_an_endpoint_that_cannot_be_used_is_named_by_its_variable_without_secrets(
-    s3, monkeypatch, name, endpoint, said
+    s3, monkeypatch, name, endpoint
 ):
     monkeypatch.setenv(name, endpoint)
-    with pytest.raises(OptionError, match=rf"^s3://b: {name} {said}") as caught:
+    with pytest.raises(OptionError, match=f"^s3://b: {name} is not a URL such as") as caught:
         open_store("s3", "b")
     assert "SECRET" not in "".join(traceback.format_exception(caught.value))
 
