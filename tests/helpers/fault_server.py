@@ -83,6 +83,8 @@ class FaultServer:
         Bytes that are sent at most for a range, however long it is; None: all.
     proxy_users
         Values of Proxy-Authorization, in the order of the requests that have one.
+    always
+        The answer to every request, whatever its path.
     """
 
     url: str = ""
@@ -94,6 +96,7 @@ class FaultServer:
     most: int | None = None
     held: threading.Event = field(default_factory=threading.Event)
     proxy_users: list[str] = field(default_factory=list)
+    always: Answer | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def requests_of(self, path: str) -> list[str]:
@@ -110,7 +113,9 @@ class FaultServer:
             faults = self.faults.get(path, [])
             fault = faults.pop(0) if faults else send
             data = self.files.get(path)
-        if data is None:
+        if self.always is not None:
+            fault = self.always
+        elif data is None:
             fault, data = status(404), b""
         fault(handler, data)
 

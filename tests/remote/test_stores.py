@@ -1,9 +1,7 @@
 """Buckets are opened as the tools of the cloud would open them."""
 
-import http.server
 import subprocess
 import sys
-import threading
 import traceback
 from urllib.parse import quote
 
@@ -107,48 +105,38 @@ SPELT = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def echo(monkeypatch):
-    """A store whose answers have what `echo.text` says, and credentials with TOKEN."""
-
-    class Echo(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            assert self.headers["x-amz-security-token"] == TOKEN
-            text = server.text
-            body = f"<Error><Code>{text}</Code><Token-0>{text}</Token-0></Error>".encode()
-            self.send_response(400, text)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            """Nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        use_s3(f"http://127.0.0.1:{server.server_port}", monkeypatch)
-        monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
-        monkeypatch.setattr(attempts, "FIRST_WAIT", 0.001)
-        server.bucket = f"s3://echo-{server.server_port}"  # stores are kept by their names
-        yield server
-        server.shutdown()
+def answered(handler, status: int, reason: str, body: str) -> None:
+    """Answer with a status, its phrase and a body."""
+    handler.send_response(status, reason)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body.encode())
 
 
 @pytest.mark.parametrize(
     "spelt", ["InvalidToken", "test_secret_key", TOKEN, SPELT["twice"], SPELT["a header"]]
 )
-def test_a_token_that_the_server_echoes_is_not_shown(echo, tmp_path, spelt):
+def test_a_token_that_the_server_echoes_is_not_shown(web, monkeypatch, tmp_path, spelt):
     """As S3 does in the body of its answers, and another server may do anywhere."""
-    echo.text, shown = spelt, []
+
+    def echo(handler, data):
+        assert handler.headers["x-amz-security-token"] == TOKEN
+        text = f"<Error><Code>{spelt}</Code><Token-0>{spelt}</Token-0></Error>"
+        answered(handler, 400, spelt, text)
+
+    web.always = echo
+    use_s3(web.url, monkeypatch)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
+    bucket = f"s3://echo-{web.url[-5:]}"  # stores are kept by their names
     for call in (
-        lambda: sa1bpack.open(f"{echo.bucket}/pack", cache_dir=tmp_path),
-        lambda: sa1bpack.estimate(f"{echo.bucket}/sa_*.tar", tmp_path / "out"),
-        lambda: open_stream(parse_address("source", f"{echo.bucket}/sa_0.tar")).read(1),
+        lambda: sa1bpack.open(f"{bucket}/pack", cache_dir=tmp_path),
+        lambda: sa1bpack.estimate(f"{bucket}/sa_*.tar", tmp_path / "out"),
+        lambda: open_stream(parse_address("source", f"{bucket}/sa_0.tar")).read(1),
     ):
         with pytest.raises((StoreError, SourceError), match="400 Bad Request") as caught:
             call()
-        shown.append("".join(traceback.format_exception(caught.value)))
-    assert all((spelt in text) == (spelt == "InvalidToken") for text in shown)
+        shown = "".join(traceback.format_exception(caught.value))
+        assert (spelt in shown) == (spelt == "InvalidToken")
 
 
 @pytest.mark.parametrize("spelt", SPELT.values(), ids=SPELT)
@@ -161,34 +149,21 @@ def test_no_text_of_the_library_shows_a_credential_in_any_spelling(spelt):
 
 
 @pytest.fixture
-def aws(monkeypatch, no_credentials):
+def aws(web, monkeypatch, no_credentials):
     """A server that hands out credentials, in `aws.url`: it answers with `aws.answer`.
 
     aws.answer  status, and the body, in which SENT is the token that came with the request
     """
 
-    class Answers(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            sent = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-            status, body = server.answer
-            body = body.replace("SENT", f"{sent}{self.headers.get('Authorization')}").encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(handler, data):
+        sent = handler.rfile.read(int(handler.headers.get("Content-Length", 0))).decode()
+        status, body = web.answer
+        sent += str(handler.headers.get("Authorization"))
+        answered(handler, status, "", body.replace("SENT", sent))
 
-        do_POST = do_GET
-
-        def log_message(self, *_):
-            """Nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr("time.sleep", lambda _: None)  # between botocore's attempts
-        monkeypatch.setattr(attempts, "FIRST_WAIT", 0.001)
-        yield server
-        server.shutdown()
+    web.always = answer
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between botocore's attempts
+    return web
 
 
 KEYS = '"AccessKeyId": "a", "SecretAccessKey": "b", "Token": "c"'
