@@ -34,7 +34,7 @@ from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows, Tars, no
 from sa1bpack.raw.tar_index import open_index
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Reject
-from sa1bpack.wording import counted, printable
+from sa1bpack.wording import counted
 
 # Of the limit of a folder: the bytes that a process adds before it lists the files, those that are
 # too many then, and those that are left. So 40 processes together keep the limit.
@@ -179,8 +179,7 @@ class TarDataset(MapStyle):
     Indices are those of the pairs that each tar has, in the order in which packing meets them, tars
     sorted by name. A pair that cannot be decoded keeps its index: `ds[i]` raises ReadError for it,
     naming tar, member and reason, and no other sample is affected. Members without their other
-    half are in `rejects`. An image that several of the tars have is several samples, and the log
-    has a warning.
+    half are in `rejects`. An image that several of the tars have is several samples.
 
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples. Works in a
     torch DataLoader with any sampler and `Collate`, in threads, after fork and after spawn: it
@@ -266,14 +265,6 @@ class TarDataset(MapStyle):
                 raise no_pairs(index.source, index.rejects)
         self._first_row = np.cumsum([0, *map(len, self._indices)])
         self._rows: RowNumbers = range(int(self._first_row[-1]))
-        names = np.concatenate([index.pairs["file_name"] for index in self._indices])
-        found, times = np.unique(names, return_counts=True)
-        if len(shared := found[times > 1]):  # as `pack` does of ids
-            _log.warning(
-                "several of these tars have the same %s, such as %s, whose samples come that often",
-                counted(len(shared), "image"),
-                printable(shared[0].decode()),
-            )
 
     # ------------------------------------------------------------------------------------- samples
 

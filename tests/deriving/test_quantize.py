@@ -10,7 +10,6 @@ import zarr
 from small_tars import contents
 
 import sa1bpack
-from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.side.spec import SCALED_DTYPES, floats_of, part_names, scaled_of
 from sa1bpack.format.verify import verify
@@ -171,20 +170,6 @@ def test_rows_of_bfloat16_are_attached_and_others_refused(ds, tmp_path, kind):
     assert attach(array=rows, output=tmp_path / "one").made == ()
     with pytest.raises(OutputRefused, match="it has other rows for sample 0"):
         attach(array=-rows, output=tmp_path / "one")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches_have_the_rows_of_samples_and_a_pipeline_moves_them(ds, pack, kind):
-    sa1bpack.derive(ds, "a", embed, spatial=True, quantize=kind)
-    opened = sa1bpack.open(pack, features="a")
-    pipeline = T.Pipeline(opened, [T.RandomHorizontalFlip(1.0)])
-    collate = sa1bpack.Collate(sample_spec=opened.spec)
-    workers = torch.utils.data.DataLoader(opened, 3, num_workers=1, collate_fn=collate)
-    for batch, other in zip(sa1bpack.Loader(opened, 3), workers, strict=True):
-        assert torch.equal(batch["a"], other["a"])
-        rows = np.stack([opened.by_id(image)["a"] for image in batch["image_ids"].tolist()])
-        np.testing.assert_array_equal(batch["a"].numpy(), rows)
-        assert pipeline(batch)["a"].shape == batch["a"].shape
 
 
 @pytest.mark.parametrize("kind", KINDS)

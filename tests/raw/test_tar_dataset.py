@@ -135,7 +135,7 @@ def test_several_tars_are_one_dataset_and_parts_of_it_are_datasets(tmp_path):
 def test_it_pickles_small_and_works_in_other_processes(source, kind):
     ds = sa1bpack.TarDataset(source(kind), options=OPTIONS)[::2]
     ids = [ds.metadata(index).image_id for index in range(len(ds))]
-    assert len(pickle.dumps(ds)) < 1200
+    assert len(pickle.dumps(ds)) < 1500
     for method in ("fork", "spawn") if kind == "gzip-tar" else ("fork",):
         context = multiprocessing.get_context(method)
         with context.Pool(1) as pool:
@@ -277,18 +277,6 @@ def test_a_transform_gets_the_sample_and_its_error_names_it(source):
     with pytest.raises(ZeroDivisionError) as raised:
         broken[0]
     assert "sa_1.jpg" in raised.value.__notes__[0]
-
-
-def test_images_that_several_tars_have_are_named_in_the_log(tmp_path, caplog):
-    for number, first in enumerate((1, 2, 8)):
-        found = members(range(first, first + 3))
-        write_tar(tmp_path / f"sa_00000{number}.tar", found, compress=False)
-    ds = sa1bpack.TarDataset(f"{tmp_path}/*.tar", options=OPTIONS)
-    assert "the same 2 images, such as sa_2.jpg, whose samples come that often" in caplog.text
-    caplog.clear()
-    pickle.loads(pickle.dumps(ds))
-    sa1bpack.TarDataset([tmp_path / "sa_000000.tar", tmp_path / "sa_000002.tar"])
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("name", ["index_folder", "cache_dir"])

@@ -29,6 +29,15 @@ def served(web):
     return web, parse_address("source", f"{web.url}/t/sa_0.tar?sig=SECRET")
 
 
+@pytest.fixture
+def stored(web, monkeypatch):
+    """The server as an object store, with DATA, and its address there."""
+    use_s3(web.url, monkeypatch)
+    bucket = f"cancelled-{web.url[-5:]}"
+    web.files[f"/{bucket}/sa_0.tar"] = DATA
+    return web, parse_address("source", f"s3://{bucket}/sa_0.tar")
+
+
 def read_all(address, **options) -> bytes:
     """All bytes of a file, read in pieces, as a tar is."""
     digest = xxhash.xxh3_128()
@@ -146,15 +155,6 @@ def test_a_file_of_another_size_is_an_error_also_without_etag(served):
         read_all(address)
 
 
-@pytest.mark.parametrize(("code", "read"), [(401, 0), (403, 1_000_000), (410, 0)])
-def test_an_expired_link_is_an_error_at_once_with_its_remedy(served, code, read):
-    server, address = served
-    server.faults["/t/sa_0.tar"] = [*[cut(read)] * (read > 0), status(code), status(code)]
-    with pytest.raises(SourceError, match=rf"answers {code} .*download the list of links again"):
-        read_all(address)
-    assert len(server.requests) == 1 + (read > 0)
-
-
 def test_what_no_repetition_changes_is_not_repeated(served):
     server, address = served
     no_host = parse_address("source", f"http://{'a' * 64}.example/sa_0.tar?SECRET")
@@ -193,23 +193,16 @@ def test_redirects_are_followed_with_the_range_and_no_further_than_five(served):
         read_all(parse_address("source", f"{server.url}/loop"))
 
 
-@pytest.mark.parametrize("fault", [stalled(100_000), stalled(0)])
-def test_cancelling_ends_a_wait_for_the_server_in_another_thread(served, fault):
-    assert_cancelled(*served, fault)
-
-
-def test_cancelling_ends_a_wait_for_an_object_store(web, monkeypatch):
-    use_s3(web.url, monkeypatch)
-    bucket = f"cancelled-{web.url[-5:]}"
-    web.files[f"/{bucket}/sa_0.tar"] = DATA
-    address = parse_address("source", f"s3://{bucket}/sa_0.tar")
-    assert_cancelled(web, address, stalled(0))
-
-
-def assert_cancelled(server, address, fault) -> None:
-    """A thread that waits for an answer with this fault ends when its file is cancelled."""
+@pytest.mark.parametrize(
+    ("place", "count"), [("served", 100_000), ("served", 0), ("secure", 100_000), ("stored", 0)]
+)
+def test_cancelling_ends_a_wait_for_the_server_in_another_thread(
+    request, monkeypatch, place, count
+):
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    server, address = request.getfixturevalue(place)
     path = next(path for path in server.files if path.endswith("/sa_0.tar"))
-    server.faults[path] = [fault]
+    server.faults[path] = [stalled(count)]
     file, ended = open_stream(address), []
 
     def read():
@@ -263,12 +256,6 @@ def test_https_is_continued_as_http_is(secure, monkeypatch):
     assert "SECRET" not in str(e.value)
 
 
-def test_cancelling_ends_a_wait_over_https(secure, monkeypatch):
-    server, address = secure
-    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
-    assert_cancelled(server, address, stalled(100_000))
-
-
 def test_a_certificate_that_nobody_vouches_for_is_an_error_at_once(secure):
     server, address = secure
     with pytest.raises(SourceError, match=r"certificate cannot be trusted \(self-signed"):
@@ -277,8 +264,9 @@ def test_a_certificate_that_nobody_vouches_for_is_an_error_at_once(secure):
 
 
 DIGITS = "9" * 5000
+AWAY = {"Location": "ftp://host/SECRET", "Content-Length": "0"}
 # What a server sends, and what its answer becomes: an error, or another attempt.
-MALFORMED = {
+ANSWERS = {
     "a length of 5,000 digits": ("200 OK", {"Content-Length": DIGITS}, "does not send the size"),
     "a negative length": ("200 OK", {"Content-Length": "-5"}, "does not send the size"),
     "a range of 5,000 digits": (
@@ -291,11 +279,20 @@ MALFORMED = {
     "a negative chunk": (
         "200 OK", {"Transfer-Encoding": "chunked", "Content-Length": "10"}, "has changed since"
     ),
+    "a secret phrase": ("403 SECRET", AWAY, "answers 403 .*download the list of links again"),
+    "an expired link": ("410 Gone", AWAY, "answers 410 .*download the list of links again"),
+    "a secret query": ("418 ?sig=SECRET", AWAY, "the server answers 418"),
+    "a secret redirect": ("302 Found", AWAY, "the server redirects"),
 }  # fmt: skip
 
 
-def malformed(line: str, headers: dict[str, str]):
-    """Answer with these headers, and a chunk of a negative size."""
+@pytest.mark.parametrize("what", ANSWERS)
+def test_a_strange_answer_is_an_error_or_another_attempt_and_its_text_is_not_shown(
+    served, what, monkeypatch
+):
+    monkeypatch.setattr(attempts, "LONGEST_ASKED", 0.01)
+    server, address = served
+    line, headers, error = ANSWERS[what]
 
     def answer(handler, data):
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -303,15 +300,7 @@ def malformed(line: str, headers: dict[str, str]):
         handler.wfile.write(f"HTTP/1.1 {line}\r\n{head}\r\n{body}".encode())
         handler.close_connection = True
 
-    return answer
-
-
-@pytest.mark.parametrize("what", MALFORMED)
-def test_a_malformed_answer_is_an_error_or_another_attempt(served, what, monkeypatch):
-    monkeypatch.setattr(attempts, "LONGEST_ASKED", 0.01)
-    server, address = served
-    line, headers, error = MALFORMED[what]
-    server.faults["/t/sa_0.tar"] = [malformed(line, headers)]
+    server.faults["/t/sa_0.tar"] = [answer]
     file = open_stream(address)
     if error is None:
         assert file.read(10) == server.files["/t/sa_0.tar"][:10]
@@ -319,19 +308,8 @@ def test_a_malformed_answer_is_an_error_or_another_attempt(served, what, monkeyp
     else:
         with pytest.raises(SourceError, match=error) as caught:
             file.read(10)
-        assert "99999" not in str(caught.value)
-    file.close()
-
-
-@pytest.mark.parametrize("line", ["403 SECRET", "418 ?sig=SECRET", "302 Found"])
-def test_no_text_of_a_server_is_shown(served, line):
-    server, address = served
-    headers = {"Location": "ftp://host/SECRET", "Content-Length": "0"}
-    server.faults["/t/sa_0.tar"] = [malformed(line, headers)]
-    file = open_stream(parse_address("source", f"{address.url}?sig=SECRET"))
-    with pytest.raises(SourceError, match="the server") as caught:
-        file.read(10)
-    assert "SECRET" not in str(caught.value)
+        assert "99999" not in str(caught.value) and "SECRET" not in str(caught.value)
+        assert len(server.requests) == 1 + (what == "a negative chunk")
     file.close()
 
 
