@@ -1,12 +1,16 @@
-"""Names that are not ASCII, in locales with and without UTF-8, and names that are no text."""
+"""Names that are not ASCII, in locales with and without UTF-8, or no text; a terminal."""
 
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 
 import pytest
-from commands import SMALL_FLAGS, run
+from commands import COMMAND, SMALL_FLAGS, run
 from small_tars import SMALL, members, write_tar
 from verify_script import SCRIPT
 
@@ -90,3 +94,22 @@ def test_a_selection_of_a_pack_in_a_folder_whose_name_is_no_text_is_refused(no_t
     assert not (tmp_path / "all.sel").exists()
     code, out, _ = run("verify", no_text / "pack", "--json")
     assert code == 0 and json.loads(out)["pack"] == str(no_text / "pack")
+
+
+def test_a_terminal_that_does_not_know_its_size_shows_a_bar(tar, tmp_path):
+    """With images and bytes per second."""
+    mine, its = pty.openpty()
+    termios.tcsetwinsize(its, (0, 0))
+    arguments = ("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
+    command = [*COMMAND, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=its) as process:
+        os.close(its)
+        shown = b""
+        with suppress(OSError):  # how Linux reports that the other end is closed
+            while piece := os.read(mine, 65536):
+                shown += piece
+        os.close(mine)
+    assert process.returncode == 0
+    last = shown.decode().rstrip().split("\r")[-1]
+    assert re.search(r"100%\|.*\d+ img/s", last), repr(shown)
+    assert re.search(r"B/s", last) and "left" in last

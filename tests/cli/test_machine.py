@@ -1,10 +1,15 @@
-"""What `sa1bpack info` says about the machine, against the system's own tools."""
+"""Commands about this machine, `info` and `bench`, and commands where PIL is missing."""
 
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 
 from sa1bpack.cli.machine import cuda_devices, direct_state
+from sa1bpack.measuring.bench import Ceilings
+from sa1bpack.measuring.speeds import Setting, Speed
 
 
 @pytest.mark.parametrize(
@@ -43,3 +48,66 @@ def test_info_without_a_pack_describes_the_machine(command):
     labels = [line.split("  ")[0] for line in out.splitlines()]
     assert {"PIL set-up", "CUDA", "file system", "O_DIRECT", "limits"} <= set(labels)
     assert "SIMD" in out
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Ceilings and speeds that nothing has measured, so that the commands take no time."""
+    ceilings = Ceilings(20e9, None, None, "there is no disk"), 4e6
+    monkeypatch.setattr("sa1bpack.measuring.bench.measure_ceilings", lambda *_: ceilings)
+
+    def measured(task, setting: Setting, seconds, seed=0) -> Speed:
+        return Speed(100.0 * len(setting.options), 1 << 28)
+
+    monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
+    monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)
+
+
+def test_bench_prints_ceilings_and_loaders_also_as_json(command, packed, made_up):
+    code, text, error = command("bench", packed, "--batch-size", 2)
+    assert (code, error) == (0, "")
+    assert "memory, copied by" in text and "disk: not measured: there is no disk" in text
+    assert "DataLoader, 2 workers" in text and "0.50" in text
+    code, text, error = command("bench", packed, "--batch-size", 2, "--json")
+    assert (code, error, text.count("\n")) == (0, "", 1)
+    found = json.loads(text)
+    assert next(iter(found)) == "pack"
+    assert found["batch_size"] == 2 and found["ceilings"]["disk"] is None
+    assert found["lines"]["DataLoader, 0 workers"]["warm"]["samples_per_second"] == 100
+
+
+def test_what_cannot_be_measured_is_refused_by_flag(command, packed, tmp_path):
+    code, _, error = command("bench", packed, "--device", "tpu")
+    assert code == 2 and "--device is 'tpu'" in error
+    assert command("bench", tmp_path / "absent")[0] == 2
+
+
+WITHOUT_PIL = """
+import sys
+sys.modules["PIL"] = None  # import PIL then raises ModuleNotFoundError
+from sa1bpack.cli.main import main
+sys.exit(main())
+"""
+
+
+def without_pil(*arguments) -> tuple[int, str, str]:
+    """Run a command where PIL cannot be imported: (exit code, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PIL, *map(str, arguments)], capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_commands_that_draw_nothing_work_without_pil_and_others_name_the_remedy(packed, tmp_path):
+    for arguments in (
+        ("info", packed), ("verify", packed), ("export", packed, "-o", tmp_path / "json"),
+    ):  # fmt: skip
+        code, out, error = without_pil(*arguments)
+        assert (code, error) == (0, "") and out, arguments
+    assert len(list((tmp_path / "json").rglob("*.json"))) == 6
+    assert "neither pillow-simd nor Pillow is installed" in without_pil("info")[1]
+    code, text, error = without_pil("show", packed, "-o", tmp_path / "a.png")
+    assert (code, text) == (4, "") and not (tmp_path / "a.png").exists()
+    assert error.startswith("sa1bpack: neither pillow-simd nor Pillow can be imported (")
+    assert "`make setup`" in error and "`pip install 'pillow>=11.3'`" in error
+    assert "Traceback" not in error

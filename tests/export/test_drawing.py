@@ -1,4 +1,4 @@
-"""Where masks, boxes and points are drawn, compared with arithmetic in fractions."""
+"""Where masks, boxes and points are drawn, compared with arithmetic in fractions; tables."""
 
 from fractions import Fraction
 
@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.export.drawing import by_size, drawn, fitted, mask_colours, plain
+from sa1bpack.export.drawing import as_tree, by_size, drawn, fitted, mask_colours, plain
 from sa1bpack.export.subject import Subject
+from sa1bpack.masks import pack_bits
 
 NOWHERE = 1e9  # of a box or a point that must not be visible
 
@@ -116,3 +117,24 @@ def test_enlarged_pixels_are_squares_of_one_colour():
     sample = subject(np.zeros((0, 16, 16), bool), (4, 6))
     pixels = np.asarray(plain(sample, 12, 18))
     assert np.array_equal(pixels, sample.rgb.repeat(3, axis=0).repeat(3, axis=1))
+
+
+def squares(*corners: tuple[int, int, int]) -> np.ndarray:
+    """Bits of squares x, y, side on a grid of 32 x 32 cells."""
+    cells = np.zeros((len(corners), 32, 32), bool)
+    for mask, (x, y, side) in zip(cells, corners, strict=True):
+        mask[y : y + side, x : x + side] = True
+    return pack_bits(cells)
+
+
+def test_children_follow_their_parent_from_large_to_small():
+    bits = squares((20, 20, 4), (0, 0, 16), (9, 9, 5), (1, 1, 7), (2, 2, 3), (20, 0, 8))
+    shown = np.array([1, 5, 3, 2, 0, 4])  # by size
+    assert as_tree(bits, shown) == [
+        (1, 0, None),
+        (3, 1, 0),
+        (4, 2, 1),
+        (2, 1, 0),
+        (5, 0, None),
+        (0, 0, None),
+    ]

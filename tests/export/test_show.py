@@ -1,18 +1,22 @@
-"""`show` draws what was asked for, the same every time."""
+"""`show` draws what was asked for, the same every time: of packs, of tars, and in a notebook."""
 
+import base64
+import io
 import logging
+import re
 import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
-from small_tars import SMALL, members, write_tar
+from small_tars import SMALL, members, photo, write_tar
 from torch.utils.data import Subset
 
 import sa1bpack
-from sa1bpack.errors import OptionError
+from sa1bpack.cli.main import main
+from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.export.drawing import columns_of, font, plain_text, shortened
-from sa1bpack.export.show import draw_samples, random_indices
+from sa1bpack.export.show import INLINE_WIDTH, draw_samples, random_indices
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
@@ -153,3 +157,113 @@ def test_text_is_printable_ascii_and_is_shortened_in_the_middle():
         assert text.startswith(short.split("...")[0]) and text.endswith(short.split("...")[1])
     assert shortened("short", letters, 120) == "short"
     assert shortened("long", letters, 1) == "..."
+
+
+HEADER = 60  # rows of a sheet with title and note, which differ
+
+
+@pytest.fixture(scope="module")
+def tar(tmp_path_factory):
+    """Photos 0 to 5 with as many masks each."""
+    folder = tmp_path_factory.mktemp("tar")
+    return write_tar(folder / "sa_000000.tar", members(range(6), masks=lambda number: number))
+
+
+@pytest.fixture(scope="module")
+def pack(tar):
+    sa1bpack.pack(tar, tar.parent / "pack", workers=1, max_masks=None)
+    return tar.parent / "pack"
+
+
+@pytest.mark.parametrize("rule", [{}, {"min_area": 300}])
+def test_it_draws_what_a_pack_of_the_tar_has_first(tar, pack, tmp_path, rule, capsys):
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in rule.items()]
+    out = tmp_path / "sheet.png"
+    assert main(["show", str(tar), "-o", str(out), "--samples", "4", *flags]) == 0
+    expected = sa1bpack.show(sa1bpack.open(pack, **rule), rows=range(4))
+    with Image.open(out) as picture:
+        assert picture.size == expected.size
+        assert np.array_equal(np.asarray(picture)[HEADER:], np.asarray(expected)[HEADER:])
+    assert sorted(path.name for path in tar.parent.iterdir()) == ["pack", "sa_000000.tar"]
+
+
+def test_the_call_takes_a_tar_and_a_large_picture_is_of_the_first(tar, pack):
+    assert sa1bpack.show(tar, samples=2).size == sa1bpack.show(pack, rows=[0, 1]).size
+    assert sa1bpack.show(tar, large=True).width == 1600
+    assert draw_samples(str(tar)).name == str(tar)
+
+
+def test_an_extracted_folder_is_told_from_a_pack(tmp_path, tmp_path_factory, pack):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, data in members([3, 4]).items():
+        (folder / name).write_bytes(data)
+    for shown in (folder, tmp_path):  # subfolders are searched, as by the packer
+        assert sa1bpack.show(shown).size == sa1bpack.show(pack, rows=[0, 1]).size
+    with pytest.raises(FormatError, match="not a pack"):
+        sa1bpack.show(tmp_path_factory.mktemp("empty"))
+
+
+def test_what_cannot_be_decoded_is_named_and_the_rest_drawn(tmp_path, capsys):
+    found = members([1, 2, 3])
+    found["./sa_2.jpg"] = b"not a JPEG"
+    tar = write_tar(tmp_path / "sa_000000.tar", found)
+    out = tmp_path / "sheet.png"
+    assert main(["show", str(tar), "-o", str(out)]) == 1
+    said = capsys.readouterr()
+    assert f"id 2: {tar}: sa_2.jpg: " in said.err and "1 NOT DRAWN" in said.out
+    assert out.exists()
+
+
+def test_what_a_tar_cannot_be_asked_is_refused(tar, pack, tmp_path, capsys):
+    out = str(tmp_path / "sheet.png")
+    for flags in (["--row", "1"], ["--image-id", "1"], ["--seed", "1"]):
+        assert main(["show", str(tar), "-o", out, *flags]) == 2
+        assert "TarDataset" in capsys.readouterr().err
+    assert main(["show", str(tar.parent / "pack"), str(tar), "-o", out]) == 2
+    assert f"{tar}: not a pack, but a file" in capsys.readouterr().err
+    with pytest.raises(OptionError, match="a large picture shows 1 image, not 3"):
+        sa1bpack.show(tar, samples=3, large=True)
+    empty = write_tar(tmp_path / "sa_000001.tar", {"./sa_1.jpg": photo(1)})
+    with pytest.raises(OptionError, match="no image with its record"):
+        sa1bpack.show(empty)
+    strange = tmp_path / "strange.tar"
+    strange.write_bytes(b"neither")
+    with pytest.raises(SourceError, match="neither a gzip stream nor a tar header"):
+        sa1bpack.show(strange)
+
+
+@pytest.fixture(scope="module")
+def ds(tmp_path_factory, sample_tar):
+    folder = tmp_path_factory.mktemp("inline") / "packed"
+    sa1bpack.pack(sample_tar, folder, workers=1, progress=False)
+    return sa1bpack.open(folder)
+
+
+def shown(value) -> Image.Image:
+    """The picture; below it stands the text."""
+    text = value._repr_html_()
+    data, below = re.fullmatch(
+        r'<img src="data:image/jpeg;base64,([^"]+)" alt="[^"]+"><pre>(.+)</pre>', text, re.DOTALL
+    ).groups()
+    assert below.startswith(("&lt;Dataset", "Batch of"))
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def test_a_dataset_and_a_batch_are_shown_with_a_small_picture(ds):
+    with sa1bpack.Loader(ds, 3, max_masks=8) as loader:
+        batch = next(iter(loader))
+    pipeline = sa1bpack.transforms.Pipeline(ds, size=128)
+    for value in (ds, ds[:1], batch, pipeline(batch)):
+        picture = shown(value)
+        assert picture.width <= INLINE_WIDTH and np.asarray(picture).std() > 10
+
+
+def test_what_cannot_be_drawn_is_shown_as_text(ds, monkeypatch):
+    prompts = sa1bpack.Collate()([ds[0]])
+    del prompts["images"]
+    assert prompts._repr_html_() is None and ds[:0]._repr_html_() is None
+    monkeypatch.setattr("sa1bpack.export.show.draw_samples", lambda ds, **rows: 1 / 0)
+    assert ds._repr_html_() is None
+    monkeypatch.setattr(sa1bpack.display, "PICTURES", "sa1bpack.missing")
+    assert ds._repr_html_() is None and "3 samples" in repr(ds)

@@ -1,4 +1,4 @@
-"""Benchmarks of a small pack: all that is measured, and what is said of it."""
+"""Benchmarks of a small pack: all that is measured, what is said of it, and settings compared."""
 
 import json
 import os
@@ -11,69 +11,60 @@ import sa1bpack
 from sa1bpack import bench
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.measuring.bench import Ceilings, in_new_process
+from sa1bpack.measuring.bench import Ceilings, in_new_process, sweep
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, read_spans
 from sa1bpack.measuring.memory import drop_pages, resident_bytes
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
 
 
-class Machine:
-    """Loaders are the faster the more threads and batches ahead; DataLoaders with two workers."""
-
-    def __init__(self):
-        self.asked = []
-
-    def measure(self, task: Task, setting: Setting, seconds: float, seed: int = 0) -> Speed:
-        options = setting.options
-        if setting.reader == "DataLoader":
-            speed = Speed(50.0 if options["num_workers"] == 2 else 30.0, 1 << 30)
-        else:
-            threads, prefetch = options.get("threads", 1), options.get("prefetch", 1)
-            total = 100 * min(threads, 4) + 10 * min(prefetch, 4) + setting.batch / 100
-            speed = Speed(total, 1 << 28)
-        if "io" in options or "pin_memory" in options:  # of the sweep
-            self.asked.append(setting)
-        return speed
-
-
 @pytest.fixture
 def swept(packed, monkeypatch):
-    """A machine, and the result of the sweep on it."""
-    machine = Machine()
+    """The settings that a sweep asked for, and its result.
+
+    Loaders are the faster the more threads and batches ahead, DataLoaders with two workers.
+    """
+    asked = []
+
+    def measured(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Speed:
+        options = setting.options
+        if "io" in options or "pin_memory" in options:  # of the sweep
+            asked.append(setting)
+        if setting.reader == "DataLoader":
+            return Speed(50.0 if options["num_workers"] == 2 else 30.0, 1 << 30)
+        threads, prefetch = options.get("threads", 1), options.get("prefetch", 1)
+        speed = 100 * min(threads, 4) + 10 * min(prefetch, 4) + setting.batch / 100
+        return Speed(speed, 1 << 28)
+
     ceilings = Ceilings(20e9, 2e9, None), 4e6
     monkeypatch.setattr("sa1bpack.measuring.bench.measure_ceilings", lambda *given: ceilings)
-    monkeypatch.setattr("sa1bpack.measuring.bench.measure", machine.measure)
+    monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
     monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)
-    return machine, bench(packed.root, batch_size=4, mask_layout="concat", sweep=True)
+    return asked, bench(packed.root, batch_size=4, mask_layout="concat", sweep=True)
 
 
 def test_each_sweep_begins_from_the_best_so_far(swept):
-    machine, result = swept
+    asked, result = swept
     chosen = [sweep.chosen.setting.options for sweep in result.sweeps]
     assert [sweep.name.split(":")[0] for sweep in result.sweeps] == [*["Loader"] * 3, "DataLoader"]
     assert chosen[0]["threads"] == 4 and chosen[1]["prefetch"] == 4
     assert chosen[3] == {"num_workers": 2, "prefetch_factor": 2, "pin_memory": False}
-    for setting in machine.asked:
+    for setting in asked:
         options = setting.options
         assert setting.batch == 4 or (options["threads"], options["prefetch"]) == (4, 4)
-    workers = {s.options["num_workers"] for s in machine.asked if s.reader == "DataLoader"}
-    assert workers == {0, 2, 4, 8} and {s.batch for s in machine.asked} == {2, 4, 8}
+    workers = {s.options["num_workers"] for s in asked if s.reader == "DataLoader"}
+    assert workers == {0, 2, 4, 8} and {s.batch for s in asked} == {2, 4, 8}
 
 
 def test_the_tables_have_every_setting_and_end_with_the_lines_of_python(swept, packed):
     _, result = swept
     *lines, loader, other = result.as_text().splitlines()
-    for sweep in result.sweeps:
-        for line in sweep.lines:
-            assert any(line.setting.short() in text for text in lines)
+    for line in (line for each in result.sweeps for line in each.lines):
+        assert any(line.setting.short() in text for text in lines)
     assert sum(text.startswith("* ") for text in lines) == len(result.sweeps)
     assert max(map(len, lines[1:])) <= 100
     assert list(result.settings.values()) == [loader, other]
-    assert (
-        "threads=4, prefetch=4" in loader
-        and "mask_layout='concat'" in loader
-        and "num_workers=2" in other
-    )
+    assert "threads=4, prefetch=4" in loader and "mask_layout='concat'" in loader
+    assert "num_workers=2" in other
     found = json.loads(json.dumps(result.as_dict()))
     assert found["settings"]["Loader"] == loader and len(found["sweeps"]) == 4
     names = {"sa1bpack": sa1bpack, "ds": open_pack(packed.root)}
@@ -186,3 +177,57 @@ def test_wrong_options_are_refused_before_anything_is_measured(packed, given, me
     pack = packed.root / options.pop("pack")
     with pytest.raises(OptionError, match=message):
         bench(pack, **options)
+
+
+SETTINGS = [Setting("Loader", 8, {"threads": count}) for count in (1, 2, 4)]
+
+
+def measured(speeds: dict[int, list[float]]):
+    """Measures settings: speeds by threads and round, none for one that fails; and what it was
+    asked for, (round, threads)."""
+    asked = []
+
+    def measure(setting: Setting, number: int) -> Speed:
+        threads = setting.options["threads"]
+        asked.append((number, threads))
+        if not (own := speeds[threads]):
+            raise MemoryError("none left")
+        return Speed(own[number % len(own)], 100 << 20)
+
+    return measure, asked
+
+
+def test_rounds_are_interleaved_every_other_one_in_reverse():
+    measure, asked = measured({1: [10.0], 2: [20.0], 4: [15.0]})
+    found = sweep("threads", SETTINGS, measure)
+    assert [threads for _, threads in asked] == [1, 2, 4, 4, 2, 1, 1, 2, 4]
+    assert [number for number, _ in asked] == [0] * 3 + [1] * 3 + [2] * 3
+    assert [line.speed for line in found.lines] == [10, 20, 15]
+    assert found.chosen is found.lines[1]
+    assert [line.noise for line in found.lines] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "noise", "chosen"),
+    [
+        ({1: [19.9], 2: [20.0], 4: [5.0]}, [True, True, False], 1),
+        ({1: [19, 25, 19], 2: [20, 20, 21], 4: [5.0]}, [True, True, False], 1),
+        ({1: [5, 25, 6], 2: [20, 20, 21], 4: [5.0]}, [False, True, False], 2),
+        ({1: [20, 21, 20], 2: [21, 20, 21], 4: [20, 20, 21]}, [True] * 3, 1),
+        ({1: [19.0], 2: [20.0], 4: [5.0]}, [False, True, False], 2),
+    ],
+)
+def test_of_those_within_the_noise_the_one_that_takes_least_is_chosen(speeds, noise, chosen):
+    found = sweep("threads", SETTINGS, measured(speeds)[0])
+    assert [line.noise for line in found.lines] == noise
+    assert found.chosen.setting.options == {"threads": chosen}
+
+
+def test_a_setting_that_fails_is_named_and_left_out():
+    measure, asked = measured({1: [10.0], 2: [], 4: [15.0]})
+    found = sweep("threads", SETTINGS, measure)
+    assert found.lines[1].error == "MemoryError: none left" and not found.lines[1].speeds
+    assert [threads for _, threads in asked] == [1, 2, 4, 4, 1, 1, 4]
+    assert found.chosen is found.lines[2]
+    with pytest.raises(MemoryError):
+        sweep("threads", SETTINGS, measured({1: [], 2: [], 4: []})[0])
