@@ -16,7 +16,6 @@ import torch
 
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, number, whole_number
 from sa1bpack.display import call_text
-from sa1bpack.errors import OptionError
 from sa1bpack.masks.arrays import check_array
 from sa1bpack.masks.cells import squared_distances
 from sa1bpack.masks.prompts import prompt_draw
@@ -240,7 +239,7 @@ def correction_clicks(
         predicted: bool (..., h, w), such as `logits > 0`.
         masks: bool (..., h, w), the true masks; "..." is (T,) or (B, M).
         ids: int64 (...), for example annotation ids; random points depend on them.
-        clicks: k, the number per mask; with "interior" it must be 1.
+        clicks: k, the number per mask; with "interior" all are the same.
         where: "random": uniformly from all wrong pixels, as in SAM 2's training. "interior": the
             pixel that is farthest from the edge of the missing or of the surplus region, whichever
             has the larger distance, as in SAM's and SAM 2's evaluation; the border of the picture
@@ -269,8 +268,6 @@ def correction_clicks(
     """
     choice("where", where, WHERE[:2])
     clicks = whole_number("clicks", clicks, 1, 2**31 - 1)
-    if where == "interior" and clicks != 1:
-        raise OptionError(f"clicks is {clicks}: there is one most interior pixel")
     check_array("masks", masks, "bool", ("...", "h", "w"), kind=torch.Tensor)
     check_array("predicted", predicted, "bool", tuple(masks.shape), kind=torch.Tensor)
     leading, (height, width) = masks.shape[:-2], masks.shape[-2:]
@@ -284,7 +281,7 @@ def correction_clicks(
         missed, missed_depth = interior_cells(wrong & truth)
         surplus, surplus_depth = interior_cells(wrong & ~truth)
         deeper = missed_depth > surplus_depth
-        cells = torch.where(deeper[:, None], missed, surplus)[:, None]
+        cells = torch.where(deeper[:, None], missed, surplus)[:, None].expand(-1, clicks, -1)
         valid = torch.maximum(missed_depth, surplus_depth) > 0
     labels = truth.flatten(1).gather(1, cells[..., 1] * width + cells[..., 0]).long()
     labels = torch.where(valid[:, None], labels, PADDING)

@@ -83,7 +83,6 @@ REFUSED = [
     (lambda: T.Prompts(where="center"), "choose one of random"),
     (lambda: T.Prompts(per="batch"), "choose one of mask, image"),
     (lambda: clicks(where="center"), "choose one of random, interior"),
-    (lambda: clicks(where="interior", clicks=2), "one most interior"),
     (lambda: clicks(predicted=torch.zeros(2, 4, 4)), "predicted must be bool"),
     (lambda: clicks(ids=torch.arange(3)), "one per mask"),
     (lambda: points(region="edge"), "region is 'edge': choose one of inside, boundary, outside"),

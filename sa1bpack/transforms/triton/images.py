@@ -204,6 +204,15 @@ def _fill_taps(numbers, filters, width, height, taps):
 
 
 @triton.jit
+def _add(c, pixels, inside, r, g, b):
+    """Add pixels of weight c to a column's sums."""
+    r += c * tl.load(pixels, mask=inside, other=0).to(tl.float32)
+    g += c * tl.load(pixels + 1, mask=inside, other=0).to(tl.float32)
+    b += c * tl.load(pixels + 2, mask=inside, other=0).to(tl.float32)
+    return r, g, b
+
+
+@triton.jit
 def _taps_of(scale, taps):
     """The number of pixels that filters of an axis can have. scale: its address."""
     support = tl.maximum(tl.abs(tl.load(scale)), 1.0)
@@ -225,23 +234,17 @@ def _sample(images, numbers, filters, out, side, width, height, taps):
     image = images + sample * side * side * 3
     x_taps, y_taps = _taps_of(of, taps), _taps_of(of + 1, taps)
     x_taps = tl.where((tl.min(i, 0) < rows) & (tl.min(j, 0) < columns), x_taps, 0)
-    red = tl.zeros((ROWS, COLUMNS), tl.float32)
-    green = tl.zeros((ROWS, COLUMNS), tl.float32)
-    blue = tl.zeros((ROWS, COLUMNS), tl.float32)
+    zero = tl.zeros((ROWS, COLUMNS), tl.float32)
+    red, green, blue = zero, zero, zero
     for k in range(x_taps):
         # A filter may reach beyond the image, without weight.
         x = tl.minimum(x0 + k, side - 1)
         a = tl.load(x_filters + (1 + k) * count, mask=j < width, other=0.0)[None, :]
-        r = tl.zeros((ROWS, COLUMNS), tl.float32)
-        g = tl.zeros((ROWS, COLUMNS), tl.float32)
-        b = tl.zeros((ROWS, COLUMNS), tl.float32)
+        r, g, b = zero, zero, zero
         for m in range(y_taps):
             y = tl.minimum(y0 + m, side - 1)
             c = tl.load(y_filters + (1 + m) * count, mask=i < height, other=0.0)[:, None]
-            place = (y[:, None] * side + x[None, :]) * 3
-            r += c * tl.load(image + place, mask=inside, other=0).to(tl.float32)
-            g += c * tl.load(image + place + 1, mask=inside, other=0).to(tl.float32)
-            b += c * tl.load(image + place + 2, mask=inside, other=0).to(tl.float32)
+            r, g, b = _add(c, image + (y[:, None] * side + x[None, :]) * 3, inside, r, g, b)
         red += a * r
         green += a * g
         blue += a * b
@@ -275,15 +278,6 @@ def _offset(low, k, length, stride):
     return tl.maximum(tl.minimum(low + k, length - 1), 0) * stride
 
 
-@triton.jit
-def _add(c, pixels, inside, r, g, b):
-    """Add pixels of weight c to a column's sums."""
-    r += c * tl.load(pixels, mask=inside, other=0).to(tl.float32)
-    g += c * tl.load(pixels + 1, mask=inside, other=0).to(tl.float32)
-    b += c * tl.load(pixels + 2, mask=inside, other=0).to(tl.float32)
-    return r, g, b
-
-
 @triton.jit(do_not_specialize=["side", "height", "taps"])
 def _sample_affine(images, places, numbers, out, side, width, height, taps):
     sample, i, j = tile(height, width, AFFINE_ROWS, COLUMNS)
@@ -304,9 +298,8 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
     y_taps = tl.minimum(tl.ceil(2 * y_support).to(tl.int32), taps) * any_shown
     x_total = _total(x_at, x_low, x_high, x_support, x_taps)
     y_total = _total(y_at, y_low, y_high, y_support, y_taps)
-    red = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
-    green = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
-    blue = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
+    zero = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
+    red, green, blue = zero, zero, zero
     # Every filter has two pixels or more. A map that does not reduce has no more than these.
     c_0 = _share(y_at, y_low, 0, y_high, y_support, y_total)
     c_1 = _share(y_at, y_low, 1, y_high, y_support, y_total)
@@ -314,10 +307,7 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
     for k in range(x_taps):
         a = _share(x_at, x_low, k, x_high, x_support, x_total)
         pixels = image + _offset(x_low, k, columns, 3)
-        r = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
-        g = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
-        b = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
-        r, g, b = _add(c_0, pixels + row_0, inside, r, g, b)
+        r, g, b = _add(c_0, pixels + row_0, inside, zero, zero, zero)
         r, g, b = _add(c_1, pixels + row_1, inside, r, g, b)
         for m in range(2, y_taps):
             c = _share(y_at, y_low, m, y_high, y_support, y_total)
