@@ -37,12 +37,7 @@ OF_DRAWN_RUNS = [name for name, arguments in CALLS.items() if "run_ends" in argu
         ("rasterize", "fit", "crop", "fit is 'crop': choose one of pad, native, squash"),
         ("rasterize", "sampling", "nearest", "sampling is 'nearest': choose one of area, center"),
         ("rasterize", "out", np.empty((1, 16, 3), np.uint8), r"out must be .* \(1, 16, 2\)"),
-        (
-            "rasterize",
-            "out",
-            np.empty((1, 16, 4), np.uint8)[:, :, ::2],
-            "out must be writable",
-        ),
+        ("rasterize", "out", np.empty((1, 16, 4), np.uint8)[:, :, ::2], "out must be writable"),
         ("rasterize", "run_ends", np.array([480]), "run_ends must be int32 .n,., got int64"),
         ("rasterize", "run_offset", np.array([0, 2]), "run_offset must be non-decreasing"),
         ("draw_window", "size", (0, 5), r"size\[0\] is 0: choose a whole number from 1 to 4096"),

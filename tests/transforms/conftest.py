@@ -34,38 +34,6 @@ def full_products():
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.fixture(params=["cpu", CUDA])
-def device(request) -> torch.device:
-    """Every available device: the same code must work on all of them."""
-    return torch.device(request.param)
-
-
-@pytest.fixture(params=["cpu", "torch operations on a cpu", CUDA])
-def any_way(request, monkeypatch) -> torch.device:
-    """Every available device, and a CPU that runs what other devices run."""
-    return _take_way(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["torch operations on a cpu", CUDA])
-def operations(request, monkeypatch) -> torch.device:
-    """A device that runs torch operations; with none, a CPU that does."""
-    if request.param == "cuda":
-        monkeypatch.setenv(backends.VARIABLE, "0")
-    return _take_way(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["torch operations on a cpu", INTERPRETED, CUDA])
-def anywhere(request, monkeypatch) -> torch.device:
-    """Torch operations, and Triton kernels."""
-    return _take_way(request.param, monkeypatch)
-
-
-@pytest.fixture(params=[INTERPRETED, CUDA])
-def triton_device(request, monkeypatch) -> torch.device:
-    """A device that runs Triton kernels; with none, a CPU on which they are interpreted."""
-    return _take_way(request.param, monkeypatch)
-
-
 def _take_way(name: str, monkeypatch) -> torch.device:
     if name in ("cpu", "cuda"):
         return torch.device(name)
@@ -73,3 +41,21 @@ def _take_way(name: str, monkeypatch) -> torch.device:
     if name.startswith("Triton"):
         monkeypatch.setattr(backends, "TRITON_ON", ("cpu",))
     return torch.device("cpu")
+
+
+def _ways(*names):
+    """A fixture of devices, and of ways in which one makes batches."""
+
+    @pytest.fixture(params=names)
+    def way(request, monkeypatch) -> torch.device:
+        return _take_way(request.param, monkeypatch)
+
+    return way
+
+
+TORCH = "torch operations on a cpu"
+device = _ways("cpu", CUDA)  # the same code must work on all of them
+any_way = _ways("cpu", TORCH, CUDA)
+anywhere = _ways(TORCH, INTERPRETED, CUDA)
+everywhere = _ways("cpu", TORCH, INTERPRETED, CUDA)
+triton_device = _ways(INTERPRETED, CUDA)

@@ -119,8 +119,8 @@ def test_no_prompt_depends_on_data(region):
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_autocast_does_not_change_what_a_pipeline_makes(half, operations):
-    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), operations)
+def test_autocast_does_not_change_what_a_pipeline_makes(half, any_way):
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), any_way)
     torch.manual_seed(0)
     batch["images"].copy_(torch.randint(0, 256, batch["images"].shape))
     # ScaleJitter may reduce an image: its filters are matrices, and autocast rounds their product.
@@ -128,9 +128,9 @@ def test_autocast_does_not_change_what_a_pipeline_makes(half, operations):
         dataset(LAYOUT), [T.ScaleJitter(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.Mixup()]
     )
     expected = made(batch, 3)
-    with torch.autocast(operations.type, half):
+    with torch.autocast(any_way.type, half):
         found = made(batch, 3)
-        product = torch.ones((2, 2), device=operations) @ torch.ones((2, 2), device=operations)
+        product = torch.ones((2, 2), device=any_way) @ torch.ones((2, 2), device=any_way)
     assert product.dtype == half  # of the caller, who is still in autocast
     for key, tensor in expected.items():
         assert torch.equal(found[key], tensor), key

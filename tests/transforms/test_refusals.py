@@ -132,10 +132,7 @@ def test_anything_but_a_batch_of_tensors_is_refused_by_name():
             {**batch, "bboxes": batch["bboxes"].numpy()},
             "bboxes is a numpy.ndarray: a pipeline needs",
         ),
-        (
-            {"image": batch["images"][0], "sizes": batch["sizes"]},
-            "a single sample, without images",
-        ),
+        ({"image": batch["images"][0], "sizes": batch["sizes"]}, "a single sample, without images"),
         ({key: batch[key] for key in batch if key != "mask_counts"}, "without mask_counts: pass a"),
         ({}, "has no keys, without images and sizes and image_ids: "),
         ([batch], "the batch is a list: pass a batch as Loader"),
@@ -183,10 +180,7 @@ def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
 
     assert pipeline({**batch, "runs": runs(2, 0, 1)}, 0)["valid"].sum() == 3
     for counts, match in (
-        (
-            (2, 0, 2),
-            r"runs have 4 masks .* has 3 rows of masks|.2, 0, 1. by sample, not .2, 0, 2.",
-        ),
+        ((2, 0, 2), r"runs have 4 masks .* has 3 rows of masks|.2, 0, 1. by sample, not .2, 0, 2."),
         ((0, 2, 1), "by sample, not .0, 2, 1.: a transform that"),
         ((2, 0, 5), "the runs have 7 masks of 3 samples, but"),
         ((2, 1), "the runs have 3 masks of 2 samples, but .* of 3: a transform"),

@@ -10,8 +10,9 @@ from made_runs import axes_of, expected, flat_runs, random_maps, random_sample
 
 from sa1bpack.errors import MaskError
 from sa1bpack.masks import window_map
-from sa1bpack.transforms import AxisMaps, RunBatch, draw_runs
+from sa1bpack.transforms import AxisMaps, RunBatch, backends, draw_runs
 from sa1bpack.transforms.masks import runs as runs_module
+from sa1bpack.transforms.masks.run_batch import Drawing
 
 SAMPLINGS = ("area", "center")
 
@@ -20,25 +21,25 @@ BATCHES = st.tuples(
     st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 30), st.integers(1, 30)
 )
 any_device = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @any_device
 @given(BATCHES)
-def test_upright_maps_draw_the_cells_of_draw_window(any_way, sampling, drawn):
-    seed, count, *size = drawn
+def test_upright_maps_draw_the_cells_of_draw_window(everywhere, sampling, batch):
+    seed, count, *size = batch
     random = np.random.default_rng(seed)
     samples = [random_sample(random) for _ in range(count)]
     maps = random_maps(random, count, tuple(size))
-    runs = RunBatch.collate(samples).to(any_way)
+    runs = RunBatch.collate(samples).to(everywhere)
     cells = expected(samples, maps, tuple(size), sampling)
     axes = axes_of(maps)
-    on_device = AxisMaps(axes.scale.to(any_way), axes.offset.to(any_way))
+    on_device = AxisMaps(axes.scale.to(everywhere), axes.offset.to(everywhere))
     for given_maps in (torch.from_numpy(maps), axes, on_device):
         found = draw_runs(runs, given_maps, tuple(size), sampling)
-        assert found.dtype == torch.bool and found.device.type == any_way.type
+        assert found.dtype == torch.bool and found.device.type == everywhere.type
         np.testing.assert_array_equal(found.cpu().numpy(), cells)
 
 
@@ -88,14 +89,48 @@ def test_damaged_runs_are_refused_on_the_cpu():
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_damaged_runs_on_a_device_write_nothing_outside_the_result(operations, sampling):
-    """On CUDA an index error is an assertion, after which the device cannot be used."""
-    ends = torch.tensor([7, -500, 2**31 - 1, 3, 20], dtype=torch.int32)
-    offset = torch.tensor([0, 5])
-    runs = RunBatch(ends, offset, torch.tensor([0, 1]), torch.tensor([[4, 5]]), offset)
+@pytest.mark.parametrize("seed", range(2))
+def test_damaged_runs_on_a_device_draw_cells_and_nothing_else(anywhere, sampling, seed):
+    """The interpreter and CUDA end with an error, or a crash, where they reach outside arrays."""
+    random = np.random.default_rng(seed)
+    ends = torch.from_numpy(random.integers(-(2**31), 2**31, 40, dtype=np.int32))
+    ends[:3] = torch.tensor([7, -500, 2**31 - 1])
+    offset = torch.tensor([0, 17, 40])
+    runs = RunBatch(ends, offset, torch.tensor([0, 2]), torch.tensor([[4, 5]]), offset)
     for turn in (0.0, 0.5):
-        affine = torch.tensor([[[1, turn, 0], [0, 1, 0]]], dtype=torch.float64)
-        assert draw_runs(runs, affine, (4, 5), sampling).shape == (1, 4, 5)
+        affine = torch.tensor([[[1 - 2 * seed, turn, 5 * seed], [0, 1, 0]]], dtype=torch.float64)
+        found = draw_runs(runs.to(anywhere), affine, (4, 5), sampling)
+        assert found.shape == (2, 4, 5) and (found.view(torch.uint8) <= 1).all()
+
+
+def drawn(runs: RunBatch, maps, size, sampling, device):
+    """Masks of all rows, and their counts, on the CPU; never by another backend."""
+    runs = runs.to(device)
+    place = torch.arange(runs.masks, device=device)
+    given = runs.owner, len(runs.sizes), tuple(size), maps, None, runs, runs.sizes, place, sampling
+    drawing = Drawing(*given)
+    found = backends.launch(device, "masks.draw_upright", drawing)
+    assert found is not None
+    return [tensor.cpu() for tensor in found]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_maps_that_reach_far_draw_what_draw_window_draws_and_farther_ones_background(
+    triton_device, sampling
+):
+    far = 2.0**20 - 1
+    windows = [(-far, -far, far, far), (0, 0, 5, 4), (-1, 2, far, 2.5)]
+    samples = [(*flat_runs([[0, 67_500]]), 270, 250)] * 3  # a run of more than 65,535 pixels
+    maps = np.stack([window_map(*window, (8, 8)) for window in windows])
+    cells = expected(samples, maps, (8, 8), sampling)
+    runs = RunBatch.collate(samples)
+    found, _ = drawn(runs, axes_of(maps), (8, 8), sampling, triton_device)
+    np.testing.assert_array_equal(found.numpy(), cells)
+    assert cells[1].all()
+    beyond = axes_of(maps)
+    beyond.offset[0, 0], beyond.offset[2, 1] = float("nan"), 2.0**20
+    found, counts = drawn(runs, beyond, (8, 8), sampling, triton_device)
+    assert counts.tolist() == [0, 64, 0] and found.sum((1, 2)).tolist() == [0, 64, 0]
 
 
 @pytest.mark.cuda

@@ -37,7 +37,8 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
             planes_to_rgb(source, height, width, side, side, side, made[k].reshape(-1))
             made[k, height:] = 0
 
-        run_jobs(partial(convert, k, *size) for k, size in enumerate(stored.tolist()))
+        sizes = stored.clamp(0, side).tolist()  # whatever they are, nothing outside is read
+        run_jobs(partial(convert, k, *size) for k, size in enumerate(sizes))
         return torch.from_numpy(made)
     rgb = launch(planes.device, "images.planes_to_rgb", planes, stored)
     if rgb is not None:
