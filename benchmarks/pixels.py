@@ -24,7 +24,7 @@ from PIL import Image
 
 import sa1bpack
 from sa1bpack.dataset.sample import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
-from sa1bpack.format.layout import canvas_spans
+from sa1bpack.format.layout import image_planes
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.loading.batch.put import put_image
 from sa1bpack.pixels import decode_into, yuv420_to_rgb
@@ -51,9 +51,9 @@ def bytes_by_part(shard: Shard) -> dict[str, int]:
         counts[part] += rows * spec.row_bytes
     if not shard.layout.flat:
         counts["pixels"] = sum(
-            stop - start
+            plane.shape[0] * plane.stride
             for height in shard["size"][:, 2].tolist()
-            for start, stop in canvas_spans(shard.layout, height)
+            for plane in image_planes(shard.layout, height, shard.layout.image_size)
         )
     return counts
 

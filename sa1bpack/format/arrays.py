@@ -146,19 +146,16 @@ def canonical_json(data: Any) -> bytes:
 
 
 def read_json(path: Path, remedy: str = REMEDY) -> Any:
-    """The decoded JSON of a small file. Raises FormatError if it is not JSON, and OSError."""
+    """The decoded JSON of a small file.
+
+    Raises FormatError if it is missing or is not JSON, OSError if it cannot be read.
+    """
     try:
         return msgspec.json.decode(read_metadata_file(path))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON ({error}); {remedy}") from None
-
-
-def read_metadata(path: Path) -> Any:
-    """The decoded JSON of a zarr.json. Raises FormatError if it is missing or is not JSON."""
-    try:
-        return read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise missing(path) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON ({error}); {remedy}") from None
 
 
 def check_version(
@@ -220,7 +217,7 @@ def check_group(
 
 def check_metadata(path: Path, expected: dict[str, Any]) -> None:
     """Check that a zarr.json holds exactly `expected`; spacing and the order of keys may differ."""
-    found = read_metadata(path)
+    found = read_json(path)
     if found != expected:
         difference = _first_difference(found, expected, "")
         raise FormatError(f"{path}: {difference}; {REMEDY}")

@@ -303,7 +303,11 @@ def map_bytes(path: Path, nbytes: int) -> np.ndarray:
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(path))
-    return np.asarray(_Mapping(address, nbytes))
+    mapping = _Mapping()
+    mapping.span = address, nbytes
+    place = {"shape": (nbytes,), "typestr": "|u1", "data": (address, True)}
+    mapping.__array_interface__ = {"version": 3, **place}
+    return np.asarray(mapping)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -317,15 +321,15 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping:
-    """A shared mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)"""
+    """A shared mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)
 
-    def __init__(self, address: int, nbytes: int):
-        self._span = address, nbytes
-        place = {"shape": (nbytes,), "typestr": "|u1", "data": (address, True)}
-        self.__array_interface__ = {"version": 3, **place}
+    span  its address, and its length in bytes
+    """
+
+    span: tuple[int, int]
 
     def __del__(self):
-        _libc.munmap(*self._span)
+        _libc.munmap(*self.span)
 
 
 # ------------------------------------------------------------------------------------- checksums

@@ -9,8 +9,8 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,6 @@ from sa1bpack.format.manifest import (
     ShardEntry,
     manifest_bytes,
     read_manifest,
-    write_manifest,
 )
 from sa1bpack.format.shard_reader import check_rows_digest
 from sa1bpack.format.shard_writer import AppendFile, complete_group
@@ -77,7 +76,9 @@ def _read_digests(root: Path, shards: Sequence[ShardEntry]) -> tuple[str, ...]:
 
     Raises FormatError if one is missing, so that the shard is not published.
     """
-    paths = [root / SHARDS_NAME / shard.name / files.CHECKSUMS_NAME for shard in shards]
+    paths = []
+    for shard in shards:
+        paths.append(root / SHARDS_NAME / shard.name / files.CHECKSUMS_NAME)
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
             return tuple(pool.map(files.file_digest, paths))
@@ -130,8 +131,8 @@ def _ids_and_offsets(
     return ids, arrays.map_array(folder, layout.array("mask_offset"), entry.samples + 1)
 
 
-def _write_index(folder: Path, root: Path, manifest: Manifest) -> None:
-    """Write the index of a manifest's shards into a new folder.
+def _write_index(root: Path, name: str, manifest: Manifest) -> None:
+    """Write the index of a manifest's shards, and put it in place in one step, whatever is there.
 
     Shards are read one after the other: memory holds only the ids and offsets of the whole pack (24
     bytes per sample).
@@ -146,15 +147,20 @@ def _write_index(folder: Path, root: Path, manifest: Manifest) -> None:
         masks[first : stop + 1] += first_mask
         first, first_mask = stop, first_mask + entry.masks
     index = Index(shard_offset, ids, np.argsort(ids, kind="stable"), masks)
-    sizes = index_arrays(manifest)
-    appended = {}
-    with ExitStack() as closing:
+    sizes, appended = index_arrays(manifest), {}
+    folder = files.temporary_beside(root / name)
+    try:
         for spec in sizes:
             (folder / spec.name).mkdir(parents=True)
             appended[spec] = file = AppendFile(folder / spec.chunk_path)
-            closing.callback(file.close)
             file.append(files.byte_view(getattr(index, spec.name)))
         complete_group(folder, None, appended, sizes, listed=False)
+        files.put_in_place(folder, root / name)
+    except BaseException:
+        for file in appended.values():
+            file.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def open_index(root: Path, manifest: Manifest) -> Index:
@@ -167,8 +173,7 @@ def open_index(root: Path, manifest: Manifest) -> Index:
     folder = root / manifest.index
     sizes = index_arrays(manifest)
     arrays.check_group(folder, None, sizes)
-    maps = (arrays.map_array(folder, spec, rows) for spec, rows in sizes.items())
-    index = Index(*maps)
+    index = Index(*map(partial(arrays.map_array, folder), sizes.keys(), sizes.values()))
     arrays.check_offset_ends(folder / "shard_offset", index.shard_offset, manifest.samples)
     arrays.check_offset_ends(folder / "mask_offset", index.mask_offset, manifest.masks)
     return index
@@ -370,32 +375,17 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     if manifest.shards:
         index = index_name_of(manifest.shards, _read_digests(root, manifest.shards))
         if rebuild_index or not (root / index).exists():
-            _publish_index(root, index, manifest)
+            _write_index(root, index, manifest)
     manifest = msgspec.structs.replace(manifest, index=index)
-    steps = (_write_checksums, write_manifest)
-    for step in steps if manifest.complete else reversed(steps):
-        step(root, manifest)
-    remove_old_indexes(root, index)
-    return manifest
-
-
-def _publish_index(root: Path, name: str, manifest: Manifest) -> None:
-    """Write an index and put it in place in one step, whatever is there."""
-    folder = files.temporary_beside(root / name)
-    try:
-        _write_index(folder, root, manifest)
-        files.put_in_place(folder, root / name)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _write_checksums(root: Path, manifest: Manifest) -> None:
-    """Write the top checksum file of a pack with this manifest, which may not be written yet."""
-    digests = {MANIFEST_NAME: xxhash.xxh3_128_hexdigest(manifest_bytes(manifest))}
+    data = manifest_bytes(manifest)
+    digests = {MANIFEST_NAME: xxhash.xxh3_128_hexdigest(data)}
     for path in top_files(root, manifest) - {MANIFEST_NAME}:
         digests[path] = files.file_digest(root / path)
-    files.replace_file(root / files.CHECKSUMS_NAME, files.format_checksums(digests))
+    steps = [(files.CHECKSUMS_NAME, files.format_checksums(digests)), (MANIFEST_NAME, data)]
+    for name, content in steps if manifest.complete else reversed(steps):
+        files.replace_file(root / name, content)
+    remove_old_indexes(root, index)
+    return manifest
 
 
 def top_files(root: Path, manifest: Manifest) -> set[str]:

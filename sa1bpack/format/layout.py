@@ -208,7 +208,10 @@ class Layout:
 
     def array_rows(self, extent: Extent) -> dict[ArraySpec, int]:
         """The number of rows of each array in a shard of the given extent."""
-        return {spec: spec.rows(extent) for spec in self.arrays}
+        found = {}
+        for spec in self.arrays:
+            found[spec] = spec.rows(extent)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return dataclasses.asdict(self)  # without the arrays, which follow from it
@@ -301,25 +304,18 @@ def image_planes(layout: Layout, height: int, width: int) -> tuple[Plane, ...]:
     )
 
 
-def canvas_spans(layout: Layout, height: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) byte ranges of a canvas that hold the rows of an image of stored `height`.
-
-    All other bytes are zero, and holes on disk. For the full height the ranges cover the canvas.
-    """
-    for plane in image_planes(layout, height, layout.image_size):
-        yield plane.start, plane.start + plane.shape[0] * plane.stride
-
-
 def canvas_parts(
     layout: Layout, image: np.ndarray, height: int
 ) -> Iterator[tuple[int, np.ndarray]]:
     """The parts of a canvas, (n,) uint8, that hold an image of stored `height`.
 
-    Each with the number of zeros before it; at last, with an empty part, the zeros at the end.
+    Each with the number of zeros before it, which are holes on disk; at last, with an empty part,
+    the zeros at the end.
     """
     done = 0
-    for start, stop in canvas_spans(layout, height):
-        yield start - done, image[start:stop]
+    for plane in image_planes(layout, height, layout.image_size):
+        stop = plane.start + plane.shape[0] * plane.stride
+        yield plane.start - done, image[plane.start : stop]
         done = stop
     yield layout.array("image").row_bytes - done, image[:0]
 

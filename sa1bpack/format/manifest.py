@@ -113,10 +113,9 @@ def read_manifest(root: Path) -> Manifest:
     cannot be read. Keys that a newer minor version added are ignored.
     """
     path = Path(root) / MANIFEST_NAME
-    try:
-        data = read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise without_manifest(Path(root)) from None
+    if not path.exists():
+        raise without_manifest(Path(root))
+    data = read_json(path)
     if isinstance(data, dict) and data.get("format") == SIDE_FORMAT_NAME:
         raise NotAPack(
             f"{root}: not a pack, but a feature: name a pack; sa1bpack.open(PACK, "

@@ -106,7 +106,7 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     folder = Path(folder)
     path = folder / arrays.METADATA_NAME
     try:
-        attributes = arrays.read_metadata(path)["attributes"]["sa1bpack"]
+        attributes = arrays.read_json(path)["attributes"]["sa1bpack"]
         own = {**attributes, "name": folder.name, "bytes": 0}
         arrays.check_version(path, own.get("format"))
         entry = msgspec.convert(own, ShardEntry)

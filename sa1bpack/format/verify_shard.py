@@ -22,7 +22,7 @@ from sa1bpack.format.arrays import (
     first_fall,
     group_bytes,
     group_files,
-    read_metadata,
+    read_json,
 )
 from sa1bpack.format.files import CHECKSUMS_NAME, byte_view, naming, read_checksums
 from sa1bpack.format.index import Index
@@ -349,7 +349,7 @@ def _read_identity(part: Path) -> ShardIdentity:
     """The shard that a part says it is bound to. Raises FormatError, OSError."""
     path = part / METADATA_NAME
     try:
-        found = msgspec.convert(read_metadata(path)["attributes"]["sa1bpack"], _PartAttributes)
+        found = msgspec.convert(read_json(path)["attributes"]["sa1bpack"], _PartAttributes)
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise FormatError(f"{path}: not the attributes of a part ({error}); {REMAKE}") from None
     extent = Extent(samples=found.samples, masks=found.masks)

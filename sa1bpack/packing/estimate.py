@@ -19,7 +19,7 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError, OutputRefused, SourceError
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import TEMPORARY_PREFIX
-from sa1bpack.format.layout import Extent, Layout, canvas_spans, image_nbytes
+from sa1bpack.format.layout import Extent, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
 from sa1bpack.packing.options import (
     MASKS,
@@ -345,7 +345,7 @@ class _Probe:
         """Bytes of the files of so many samples, and those of them that are never written."""
         holes = 0
         for height, _ in () if layout.flat else self.sizes:
-            spans = canvas_spans(layout, height)
-            holes += image_nbytes(layout, 0, 0) - sum(stop - start for start, stop in spans)
+            planes = image_planes(layout, height, layout.image_size)
+            holes += image_nbytes(layout, 0, 0) - sum(p.shape[0] * p.stride for p in planes)
         holes = round(holes * images / max(1, len(self.sizes)))
         return group_bytes(layout.array_rows(self.scaled(images, layout))), holes

@@ -19,7 +19,7 @@ import msgspec
 import xxhash
 
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.arrays import METADATA_NAME, ChunkFile, canonical_json, read_metadata
+from sa1bpack.format.arrays import METADATA_NAME, ChunkFile, canonical_json, read_json
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     file_digest,
@@ -236,7 +236,7 @@ def _restore_shard(root: Path, name: str, bucket: Bucket) -> None:
         listed = read_checksums(staging / CHECKSUMS_NAME)
         whole = {p: (None, digest) for p, digest in listed.items() if not is_large(p)}
         fetch_files(bucket, path, staging, whole)
-        attributes = read_metadata(staging / METADATA_NAME)["attributes"]["sa1bpack"]
+        attributes = read_json(staging / METADATA_NAME)["attributes"]["sa1bpack"]
         layout = Layout.from_json(attributes["layout"], f"{bucket.url}/{path}: layout")
         counts = (attributes[key] for key in ("samples", "masks", "runs", "image_bytes"))
         _empty_large_files(staging, layout, Extent(*counts))

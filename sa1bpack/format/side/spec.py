@@ -178,7 +178,7 @@ def is_side(folder: Path) -> bool:
     """Whether a folder has the manifest of a feature. Raises OSError if it cannot be read."""
     try:
         found = arrays.read_json(Path(folder) / MANIFEST_NAME)
-    except (FileNotFoundError, NotADirectoryError, FormatError):
+    except FormatError:
         return False
     return isinstance(found, dict) and found.get("format") == SIDE_FORMAT_NAME
 
@@ -190,13 +190,12 @@ def read_side_manifest(folder: Path) -> SideManifest:
     docs/format.md, VersionError for another major version, OSError if it cannot be read.
     """
     path = Path(folder) / MANIFEST_NAME
-    try:
-        found = arrays.read_json(path, REMAKE)
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         raise NotAPack(
             f"{folder}: not a feature: it has no {MANIFEST_NAME}; make one with "
             "`sa1bpack derive` or `sa1bpack.attach`"
-        ) from None
+        )
+    found = arrays.read_json(path, REMAKE)
     if not isinstance(found, dict) or found.get("format") != SIDE_FORMAT_NAME:
         raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a feature')
     arrays.check_version(path, found.get("version"), SIDE_FORMAT_VERSION, REMAKE)
