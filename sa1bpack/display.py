@@ -54,20 +54,18 @@ def _value_text(value: Any) -> str:
 class _Arrays(dict[str, Any]):
     """A dict whose text has the shape and type of each array on a line of its own, no numbers."""
 
-    _called = "Arrays"
-
     def __missing__(self, key: str) -> Any:
         """Raise KeyError, with the keys that are nearest, or all of them."""
         names = [*map(str, self)]
         near = get_close_matches(str(key), names, 3, 0.6)
-        kind = self._called.lower()
+        kind = type(self).__name__.lower()
         meant = f"is {' or '.join(near)} meant?" if near else f"it has {', '.join(names)}"
         raise KeyError(f"a {kind} has no {key!r}: {meant}")
 
     def __repr__(self) -> str:
         width = max(map(len, map(str, self)), default=0)
         lines = [f"  {key!s:{width}}  {_array_text(value)}" for key, value in self.items()]
-        return "\n".join([f"{self._called} of {len(self)} keys", *lines])
+        return "\n".join([f"{type(self).__name__} of {len(self)} keys", *lines])
 
     def copy(self):
         return type(self)(self)
@@ -82,13 +80,9 @@ class _Arrays(dict[str, Any]):
 class Sample(_Arrays):
     """A sample of a dataset: a dict, see `sa1bpack.Dataset`."""
 
-    _called = "Sample"
-
 
 class Batch(Pictured, _Arrays):
     """A batch of a loader, `Collate` or a `Pipeline`: a dict, see `sa1bpack.Collate`."""
-
-    _called = "Batch"
 
 
 def _array_text(value: Any) -> str:

@@ -109,13 +109,6 @@ def test_samples_and_batches_show_the_shape_and_type_of_each_array_and_no_number
     assert repr(Batch()) == "Batch of 0 keys"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_of_a_dataloader_are_shown_alike(ds, workers):
-    loader = sa1bpack.make_dataloader(ds, 2, num_workers=workers, pin_memory=False)
-    assert type(next(iter(loader))) is Batch
-    loader.end_workers()
-
-
 def test_samples_and_batches_are_dicts_wherever_dicts_are_expected(ds, batch):
     sample = ds[0]
     for made in (copy.copy(batch), batch.copy(), batch | {}, pickle.loads(pickle.dumps(batch))):

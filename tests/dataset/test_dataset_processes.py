@@ -72,17 +72,15 @@ def test_a_plain_dataloader_yields_every_sample_as_it_was_packed(ds, packed, wor
             np.testing.assert_array_equal(masks, expected["mask_bits"])
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork")])
-def test_any_sampler_of_torch_works(ds, workers, context):
+def test_any_sampler_of_torch_works(ds):
     """Batches of a BatchSampler, and the shares of a DistributedSampler."""
-    batch_sampler = BatchSampler(SequentialSampler(ds), 5, drop_last=True)
-    found = batches(ds, workers, context, batch_sampler=batch_sampler)
+    found = batches(ds, 0, None, batch_sampler=BatchSampler(SequentialSampler(ds), 5, True))
     assert [batch["indices"].tolist() for batch in found] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    subset, seen = ds[::-1], []
+    seen = []
     for rank in range(3):
-        sampler = DistributedSampler(subset, num_replicas=3, rank=rank, shuffle=True, seed=1)
-        for batch in batches(subset, workers, context, batch_size=2, sampler=sampler):
-            seen += batch["indices"].tolist()
+        sampler = DistributedSampler(ds, num_replicas=3, rank=rank, shuffle=True, seed=1)
+        found = batches(ds, 2, "fork", batch_size=2, sampler=sampler)
+        seen += torch.cat([batch["indices"] for batch in found]).tolist()
     assert sorted(seen) == list(range(12))
 
 

@@ -139,18 +139,13 @@ def test_features_are_columns_of_samples_and_masks(with_features, verified, rule
         samples = list(ds)
         for name in NAMES:
             rows = [sample[name] for sample in samples]
-            if SPECS[name].axis == "sample":
-                found, expected = ds.column(name), np.array(rows)
-            else:
-                found, expected = (
-                    ds.mask_column(name),
-                    np.concatenate([*rows, ds[:0].mask_column(name)]),
-                )
+            of_samples = SPECS[name].axis == "sample"
+            found = ds.column(name) if of_samples else ds.mask_column(name)
+            expected = np.array(rows) if of_samples else np.concatenate([*rows, found[:0]])
             assert found.dtype == SPECS[name].row_dtype and found.shape[1:] == SPECS[name].row_shape
             assert found.tobytes() == expected.astype(found.dtype).tobytes()
-        assert np.array_equal(
-            ds.column("level", "max"), [sample["level"].max(initial=0) for sample in samples]
-        )
+        highest = [sample["level"].max(initial=0) for sample in samples]
+        assert np.array_equal(ds.column("level", "max"), highest)
     with pytest.raises(KeyError, match=r"'level' has one value per mask: use mask_column"):
         whole.column("level")
     with pytest.raises(KeyError, match=r"'score' has one value per sample: use column"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sa1bpack
-from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS
+from sa1bpack.dataset.fields import MASK_COLUMNS
 from sa1bpack.errors import OptionError
 
 PIXELS = 150 * 225  # of every image of the pack
@@ -35,22 +35,6 @@ def passing(sample: dict, rule: dict) -> np.ndarray:
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("verified", [False, True])
-def test_a_sample_has_the_masks_that_pass(packed, rule, verified):
-    ds = sa1bpack.open(packed.root, verify_checksums=verified, coordinates="source", **rule)
-    plain = sa1bpack.open(packed.root)
-    assert len(ds) == len(plain)
-    for k, stored in enumerate(packed.samples):
-        sample, kept = ds[k], passing(stored, rule)
-        assert sample.keys() == plain[k].keys()
-        for field in NUMBER_FIELDS:
-            np.testing.assert_array_equal(sample[field.sample], stored[field.array][kept])
-            assert not sample[field.sample].flags.writeable
-        np.testing.assert_array_equal(sample["masks"], stored["mask_bits"][kept])
-        np.testing.assert_array_equal(sample["image"], stored["image"])
-
-
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("verified", [False, True])
 @pytest.mark.parametrize("rows", [slice(None), slice(None, None, -2), [7, 2, 2, 0, 9, 4], []])
 def test_columns_have_the_masks_that_pass(packed, rule, verified, rows):
     ds = sa1bpack.open(packed.root, verify_checksums=verified, **rule)[rows]
@@ -67,9 +51,8 @@ def test_columns_have_the_masks_that_pass(packed, rule, verified, rows):
             np.testing.assert_array_equal(found, np.concatenate(expected))
     largest = [sample["area"][kept].max(initial=0) for sample, kept in chosen]
     assert ds.column("area", "max").tolist() == largest
-    assert ds.column("annotation_count").tolist() == [
-        len(sample["area"]) + 1 for sample, _ in chosen
-    ]
+    annotations = [len(sample["area"]) + 1 for sample, _ in chosen]
+    assert ds.column("annotation_count").tolist() == annotations
     several = ds.where(lambda columns: columns["mask_count"] > 1)
     assert several.column("mask_count").tolist() == [count for count in counts if count > 1]
     assert [len(sample["areas"]) for sample in several] == [c for c in counts if c > 1]
@@ -112,10 +95,7 @@ def test_another_rule_is_another_dataset_and_none_is_the_same(packed):
         ({"min_area": 2.5}, "min_area is 2.5"),
         ({"max_area_frac": 90}, "max_area_frac is 90: choose a number from 0 to 1"),
         ({"min_iou": float("nan")}, "min_iou is nan: choose a number of at most 2"),
-        (
-            {"min_stability": 95},
-            "min_stability is 95: choose a number of at most 1; it is not a percentage",
-        ),
+        ({"min_stability": 95}, "min_stability is 95: .* at most 1; it is not a percentage"),
     ],
 )
 def test_thresholds_that_cannot_be_meant_are_refused(packed, rule, text):

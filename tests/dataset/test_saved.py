@@ -91,9 +91,7 @@ def test_a_pack_is_sought_beside_the_file_first_and_then_where_it_was(several, t
     shutil.copy(tmp_path / "one" / "lists" / "file", tmp_path / "file")
     assert open_pack(tmp_path / "file").root == pack
     shutil.move(pack, tmp_path / "three")
-    with pytest.raises(
-        NotAPack, match=r"one/pack, which is not there any more: .*\.load_selection\("
-    ):
+    with pytest.raises(NotAPack, match=r"one/pack, which is not there .*\.load_selection\("):
         open_pack(tmp_path / "file")
     assert len(open_pack(tmp_path / "three").load_selection(tmp_path / "file")) == 4
     pack.symlink_to(tmp_path / "three")
@@ -142,21 +140,19 @@ def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several)
 
 def test_a_selection_is_opened_alone(several, tmp_path):
     open_pack(several.joined).save_selection(tmp_path / "file")
-    with pytest.raises(OptionError, match="open it alone"):
-        open_pack([tmp_path / "file", several.joined])
-    with pytest.raises(OptionError, match="open it alone"):
-        open_pack([several.joined, tmp_path / "file"])
+    for paths in ([tmp_path / "file", several.joined], [several.joined, tmp_path / "file"]):
+        with pytest.raises(OptionError, match="open it alone"):
+            open_pack(paths)
 
 
 def test_only_a_selection_is_replaced(several, tmp_path):
     ds = open_pack(several.joined)
-    for path in (tmp_path / "mine.py", tmp_path / "empty"):
-        path.write_text("print(1)\n" if path.suffix else "")
+    (tmp_path / "mine.py").write_text("print(1)\n")
+    (tmp_path / "empty").touch()
+    for path in (tmp_path / "mine.py", tmp_path / "empty", tmp_path):
         with pytest.raises(OutputRefused, match="exists, and is not a selection"):
             ds.save_selection(path)
     assert (tmp_path / "mine.py").read_text() == "print(1)\n"
-    with pytest.raises(OutputRefused, match="exists, and is not a selection"):
-        ds.save_selection(tmp_path)
     with pytest.raises(OptionError, match=r"path is .*, in the pack .*choose a place outside"):
         ds.save_selection(several.roots[0] / "file")  # of another pack
     ds.save_selection(tmp_path / "file")
@@ -232,9 +228,8 @@ def test_info_tells_where_a_sample_is(several):
     for index, (info, sample) in enumerate(zip(infos, samples, strict=True)):
         assert (info.index, info.image_id) == (sample["index"], sample["image_id"])
         assert info.file_name == sample["file_name"] == f"sa_{info.image_id}.jpg"
-        assert [info.height, info.width, info.stored_height, info.stored_width] == (
-            sample["size"].tolist()
-        )
+        sizes = [info.height, info.width, info.stored_height, info.stored_width]
+        assert sizes == sample["size"].tolist()
         assert info.masks == len(sample["areas"]) and info.annotations == info.masks + 1
         folder = ds.shards.folder(ds.locate(index)[0])
         assert (info.pack, info.shard) == (folder.parents[1], folder.name)

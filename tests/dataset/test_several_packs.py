@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-import re
 import shutil
 
 import numpy as np
@@ -23,9 +22,8 @@ SAMPLES = sum(len(shards) for _, names in PACKS.values() for shards in names.val
 
 @pytest.mark.parametrize("verified", [False, True])
 def test_samples_and_columns_are_those_of_one_pack_with_all_shards(several, verified):
-    ds, one = (
-        open_pack(path, verify_checksums=verified) for path in (several.roots, several.joined)
-    )
+    paths = (several.roots, several.joined)
+    ds, one = (open_pack(path, verify_checksums=verified) for path in paths)
     assert len(ds) == len(one) == SAMPLES
     for index in range(SAMPLES):
         assert same_samples(ds[index], one[index])
@@ -75,9 +73,7 @@ def test_ids_are_found_one_at_a_time_and_many_at_once(several):
             with pytest.raises(OptionError, match=f"image_ids is {wrong!r}: give a whole number"):
                 ds.index_of(wrong)
         assert ds.index_of([]).shape == (0,)
-        with pytest.raises(
-            KeyError, match=r"no image_id 1, 2 among the .* samples of .*; rejects\.jsonl"
-        ):
+        with pytest.raises(KeyError, match=r"no image_id 1, 2 among the .* of .*; rejects\.jsonl"):
             ds.index_of(np.array([ids[0], 1, 2]))
         for wrong in ([1.5], [[1]], ["a"]):
             with pytest.raises(OptionError, match="image_ids"):
@@ -178,12 +174,9 @@ def test_an_id_that_occurs_twice_in_one_pack_is_refused_alike(tmp_path, several,
     pack_writer(tmp_path / "twin", {"sa_000007-000": (3, 3)}, first_id=5000)
     root = joined_pack(tmp_path / "pack", [several.roots[1], tmp_path / "twin"])
     for paths in (root, [root, several.roots[2]]):  # no id is in both packs
-        with pytest.raises(OptionError, match="2 image ids occur more than once") as caught:
+        said = r"2 image .*: 4997 in sa_000000 of .* and sa_000007 of .*, also 5000: choose dup"
+        with pytest.raises(OptionError, match=said):
             open_pack(paths)
-        said = (
-            r": 4997 in sa_000000 of .* and sa_000007 of .*, also 5000: choose duplicates='first'"
-        )
-        assert re.search(said, str(caught.value))
     once = open_pack(root, duplicates="first")
     everything = open_pack(root, duplicates="all")
     assert (len(once), once.left_out, len(everything), everything.left_out) == (5, 2, 7, 0)

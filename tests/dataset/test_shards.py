@@ -1,11 +1,11 @@
 """Opening shards: several at once, each once, under no lock."""
 
-import multiprocessing
 import os
 import threading
 import time
 
 import pytest
+from forked import forked_child
 from shard_openings import PATIENCE, in_thread
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -133,11 +133,8 @@ def test_a_child_forked_while_a_thread_opens_a_shard_opens_it_itself(packed, cac
     around(block)
     slow = in_thread(lambda: ds[4]["image_id"])
     assert begun.wait(PATIENCE)
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    child = context.Process(target=lambda: queue.put(ds[4]["image_id"]), daemon=True)
-    child.start()
-    child.join(PATIENCE)
-    found = queue.get() if child.exitcode == 0 else None
+    with forked_child() as child:
+        if child == 0:
+            assert ds[4]["image_id"] == 4988
     go_on.set()
-    assert found == slow() == 4988
+    assert slow() == 4988

@@ -128,22 +128,6 @@ CASES = [
 
 
 @pytest.mark.parametrize("fit, pixels, masks, options", CASES, ids=str)
-def test_loader_and_dataloader_yield_the_same_batches(layout_packs, fit, pixels, masks, options):
-    ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
-    for masks_of_batch in ("padded", "concat"):
-        given = {
-            "mask_layout": masks_of_batch,
-            "max_masks": 3,
-            "mask_select": "random",
-            "shuffle": True,
-            "seed": 3,
-        }
-        theirs = sa1bpack.make_dataloader(ds, 2, num_workers=0, pin_memory=False, **given)
-        with sa1bpack.Loader(ds, 2, device="cpu", threads=2, **given) as loader:
-            assert same_batches(loader, theirs) == 3
-
-
-@pytest.mark.parametrize("fit, pixels, masks, options", CASES, ids=str)
 def test_what_is_sent_becomes_the_same_batch_on_the_device(
     layout_packs, fit, pixels, masks, options
 ):

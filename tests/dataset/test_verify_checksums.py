@@ -7,12 +7,10 @@ import sys
 
 import numpy as np
 import pytest
-from batches import same_samples
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError, ReadError
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
 SHARD = "sa_000001-000"  # samples 4, 5 and 6, with 9, 3 and 4 masks
@@ -46,24 +44,6 @@ def middle_of(root, array: str) -> int:
     first = {"sample": 1, "mask": int(shard["mask_offset"][1])}
     first["run"] = int(shard["run_offset"][first["mask"]])
     return first[spec.axis] * spec.row_bytes + spec.row_bytes // 2
-
-
-@pytest.mark.parametrize("options", [
-    {}, {"mask_format": "bool"}, {"coordinates": "stored"},
-    {"transform": lambda sample: {**sample, "masks": sample["masks"].sum()}},
-])  # fmt: skip
-def test_a_checked_sample_is_the_same_sample(packed, options):
-    ds, checked = (
-        open_pack(packed.root, **options),
-        open_pack(packed.root, verify_checksums=True, **options),
-    )
-    assert len(ds) == len(checked) and ds.fingerprint == checked.fingerprint
-    for row in range(len(ds)):
-        assert same_samples(ds[row], checked[row])
-        assert same_samples(ds.by_id(ds[row]["image_id"]), checked.by_id(ds[row]["image_id"]))
-    for one, other in zip(ds.__getitems__([3, 11]), checked.__getitems__([3, 11]), strict=True):
-        assert same_samples(one, other)
-    assert same_samples(ds[4::3][1], checked[4::3][1])
 
 
 def test_a_checked_sample_is_a_copy_that_cannot_be_written_to(root):
@@ -185,23 +165,10 @@ def test_a_loader_raises_or_drops_what_was_damaged(root, array):
         assert [error.row for error in loader.dropped] == [5]
 
 
-def test_a_torch_dataloader_raises_or_drops_what_was_damaged(root):
-    flip(chunk(root, "mask_bits"), middle_of(root, "mask_bits"))
-    ds = open_pack(root, verify_checksums=True)
-    loader = make_dataloader(ds, 4, num_workers=2)
-    with pytest.raises(ReadError, match="checksum of sample 1"):
-        list(loader)
-    loader = make_dataloader(ds, 4, num_workers=2, on_error="drop")
-    rows = [row for batch in loader for row in batch["indices"].tolist()]
-    assert rows == [row for row in range(12) if row != 5]
-    loader.end_workers()
-
-
 def test_the_check_goes_with_the_dataset(root):
     """To subsets, other options, and other processes."""
-    ds = pickle.loads(
-        pickle.dumps(open_pack(root, verify_checksums=True)[2:].with_options(mask_format="bool"))
-    )
+    ds = open_pack(root, verify_checksums=True)[2:].with_options(mask_format="bool")
+    ds = pickle.loads(pickle.dumps(ds))
     flip(chunk(root, "image"), middle_of(root, "image"))
     with pytest.raises(ReadError):
         ds[3]
@@ -232,8 +199,9 @@ for path in sorted((root / "shards" / shard).glob("*/c.*")):
             assert "cut short" in str(error) and path.parent.name in str(error), error
         else:
             raise AssertionError(path)
-    rows = [row for batch in loader for row in batch["indices"].tolist()]
-    assert rows == [0, 1, 2, 3, 7, 8, 9, 10, 11], (path, rows)
+    if path.parent.name in ("image", "mask_bits"):  # the small arrays are planned by their maps
+        rows = [row for batch in loader for row in batch["indices"].tolist()]
+        assert rows == [0, 1, 2, 3, 7, 8, 9, 10, 11], (path, rows)
     path.write_bytes(whole)
     assert ds[5]["index"] == 5
 print("alive")
@@ -241,7 +209,8 @@ print("alive")
 
 
 def test_a_file_cut_short_while_it_is_mapped_never_ends_the_process(root):
-    """Whichever array it is, through samples and a Loader; once restored, it is read again."""
+    """Whichever array it is, through samples, and the large ones through a Loader; once restored,
+    it is read again."""
     command = [sys.executable, "-W", "error", "-c", CUT_WHILE_MAPPED, str(root), SHARD]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

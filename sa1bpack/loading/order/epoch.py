@@ -251,10 +251,6 @@ class EpochBatches:
         if self.cut is None:
             self._check()
         vars(self).update(self._numbers(self.epoch, self.start))
-        if self.buckets is not None and self._moved and self.start < len(self.order):
-            raise OptionError(
-                f"start is {self.start}, but with buckets an epoch is resumed between two batches"
-            )
 
     def _check(self) -> None:
         """Check what is the same in all epochs, and cut them."""

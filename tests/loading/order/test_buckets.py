@@ -179,8 +179,6 @@ def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
     ):
         with pytest.raises(OptionError, match=named):
             OrderedBatches(ORDER, sizes, bucket_by=buckets).load_state_dict(state)
-    with pytest.raises(OptionError, match=r"start is 25, but with buckets .* between two batches"):
-        OrderedBatches(ORDER, 24, bucket_by=Buckets(DS)).load_state_dict(state | {"samples": 25})
 
 
 def of_other_data():

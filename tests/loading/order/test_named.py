@@ -42,12 +42,6 @@ def test_shuffle_and_names_stand_for_an_order_with_the_seed(given, kind):
     assert list(batches) == list(make(order=same))
 
 
-def test_a_state_belongs_to_a_shuffle_or_to_none():
-    for one, other in ((True, False), (False, True)):
-        with pytest.raises(OptionError, match=r"kind was '(shuffle|sequential)'"):
-            make(shuffle=one).load_state_dict(make(shuffle=other).state_dict())
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [

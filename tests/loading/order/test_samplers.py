@@ -117,30 +117,22 @@ class Squares(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchs_dataloader_resumes_where_the_consumer_was(workers):
+    own = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
+
     def loader_of(batches):
-        of_workers = {"persistent_workers": True, "multiprocessing_context": "fork"}
-        return torch.utils.data.DataLoader(
-            Squares(), batch_sampler=batches, num_workers=workers, **of_workers if workers else {}
-        )
+        loader = torch.utils.data.DataLoader
+        return loader(Squares(), batch_sampler=batches, num_workers=workers, **own)
 
-    def squares(epoch):
-        return (ShuffleOrder(Squares()).take(epoch, 0, 20) ** 2).tolist()
-
-    batches = OrderedBatches(ShuffleOrder(Squares()), 4)
+    order, used = ShuffleOrder(Squares()), []
+    squares = [(order.take(epoch, 0, 20) ** 2).tolist() for epoch in (0, 1)]
+    batches, resumed = OrderedBatches(order, 4), OrderedBatches(order, 4)
     loader = loader_of(batches)
     assert len(loader) == 5
-    for epoch in range(2):
-        assert torch.cat([*loader]).tolist() == squares(epoch)
-    used = []
     for done, batch in enumerate(loader, 1):
         used += batch.tolist()
-        state = batches.state_after(done)
         if done == 2:
             break
-    assert used == squares(2)[:8]
-
-    resumed = OrderedBatches(ShuffleOrder(Squares()), 4)
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(batches.state_after(done))
     rest = loader_of(resumed)
-    assert torch.cat([*rest]).tolist() == squares(2)[8:]
-    assert torch.cat([*rest]).tolist() == squares(3)
+    assert used + torch.cat([*rest]).tolist() == squares[0]
+    assert torch.cat([*rest]).tolist() == squares[1]
