@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import torch
 from small_tars import photo, record, write_tar
 
 import sa1bpack
@@ -93,12 +94,12 @@ class Packs:
             ids = ds.mask_column("annotation_id") if of_masks else ds.column("image_id")
             rng = np.random.default_rng(list(name.encode()))
             rows = rng.integers(0, 100, (len(ids), *shape), np.uint8)
-            kind, more = dtype, {}
-            if dtype == "bfloat16":
-                kind, more = "uint16", {"dtype": dtype}
-            elif dtype.startswith("scaled_"):
+            kind, more = "int16" if dtype == "bfloat16" else dtype, {}
+            if dtype.startswith("scaled_"):
                 kind, more = "float32", {"quantize": dtype.split("_")[1]}
             rows = rows.astype(kind)
+            if dtype == "bfloat16":
+                rows = torch.from_numpy(rows).view(torch.bfloat16)
             sa1bpack.attach(ds, name, rows, ids, axis=axis, spatial=spatial, **more)
 
         self._once(pack / "side" / name, make)
