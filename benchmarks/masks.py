@@ -141,7 +141,7 @@ def time_loading(runs: Runs, sizes: list[int], repeats: int) -> None:
 
         def unpack(outs=outs, cells=cells) -> None:
             for out in outs:
-                unpack_into(out, cells[: len(out)])
+                unpack_into(out, cells[: len(out)], np.arange(len(out)))
 
         def draw(make: Callable, sampling: str, outs=outs, size=size) -> None:
             for (ends, offset, height, width), out in zip(runs, outs, strict=True):

@@ -252,7 +252,9 @@ class BatchCopy:
         self.most = int(self._counts.max(initial=0))  # masks of the fullest sample
         self.capacity = capacity or self.most
         # int64 (T + 1,): where the runs of each mask begin in those of all masks, joined.
-        self.run_offset = self._run_offset(0, len(shards))
+        self.run_offset = np.zeros(self.total + 1, np.int64)
+        if spec.masks.source != "bits":
+            np.cumsum(np.diff(samples.mask_spans)[:, 0], out=self.run_offset[1:])
         self.regions, self.nbytes = spec.regions(
             len(shards), self.capacity, self.total, int(self.run_offset[-1])
         )
@@ -366,30 +368,19 @@ class BatchCopy:
             ends, offset = np.array([1], np.int32), np.array([0, 1])
             check_image_runs(ends, offset, 1)
             if self._spec.masks.source == "drawn":
-                bits = self._spec.masks.draw(ends, offset, np.ones(4, np.int32))
-                unpack_into(bits, np.empty((*bits.shape[:2], 8 * bits.shape[2]), np.bool_))
-
-    def _run_offset(self, first: int, stop: int) -> np.ndarray:
-        """int64 (m + 1,): where the runs of each mask of these samples begin in those of all of
-        them, joined; zero where masks do not come from runs."""
-        begin, end = self._samples.offsets[[first, stop]].tolist()
-        offset = np.zeros(end - begin + 1, np.int64)
-        if self._spec.masks.source != "bits":
-            spans = self._samples.mask_spans[begin:end]
-            np.cumsum(spans[:, 1] - spans[:, 0], out=offset[1:])
-        return offset
+                bits, side = self._spec.masks.draw(ends, offset, np.ones(4)), self._spec.masks.size
+                unpack_into(bits, np.empty((1, side, side), np.bool_), np.arange(1))
 
     def _load(self, first: int, stop: int, reader: SampleReader) -> Read:
         """Load these samples, whose files are open; check the runs of each, or draw its masks of
         them, and keep its error, if any."""
         spec, place, samples = self._spec, self._place, self._samples
         masks = samples.offsets[first : stop + 1]
-        if spec.masks.source == "runs":
-            place = place._replace(run_offset=self.run_offset[masks[0] :])
-        elif spec.masks.source == "drawn":
-            offset = self._run_offset(first, stop)
-            runs = np.empty(int(offset[-1]), np.int32)
-            place = place._replace(run_ends=runs, run_offset=offset)
+        if spec.masks.source != "bits":
+            place = place._replace(run_offset=self.run_offset[masks[0] : masks[-1] + 1])
+        if spec.masks.source == "drawn":
+            offset = place.run_offset - place.run_offset[0]
+            place = place._replace(run_ends=np.empty(offset[-1], np.int32), run_offset=offset)
         read = reader.load(samples, place, first, stop)
         if spec.masks.source == "bits":
             return read
@@ -418,7 +409,7 @@ class BatchCopy:
             masks = masks[slice(*self._samples.offsets[k : k + 2])]
         bits = spec.masks.draw(ends, offset, size, None if spec.as_bool else masks)
         if spec.as_bool:
-            unpack_into(bits, masks)
+            unpack_into(bits, masks, np.arange(count))
 
     # --------------------------------------------------------------------------- checked reading
 

@@ -40,7 +40,7 @@ from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.memory import on_device
-from sa1bpack.wording import size_text
+from sa1bpack.wording import counted, size_text
 
 # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, of the CUDA driver API.
 _THREAD_LOCAL = 1
@@ -436,20 +436,18 @@ def open_device(name: str | torch.device) -> torch.device:
     """The device of that name. Raises OptionError if it cannot be used; does not use CUDA yet."""
     try:
         device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise OptionError(f"device is {name!r}: choose 'cpu' or 'cuda' ({reason})") from None
-    if device.type not in ("cpu", "cuda"):
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise OptionError(
-            f"device is {str(device)!r}: choose 'cpu' or 'cuda', and move the batches from there"
+            f"device is {str(name)!r}: choose 'cpu' or 'cuda', and move the batches from there"
         )
-    if device.type == "cuda" and not (count := CUDA.count()):
+    if device.type == "cuda" and (device.index or 0) >= (count := CUDA.count()):
         raise OptionError(
-            f"device is {str(device)!r}, but torch {torch.__version__} finds no CUDA device; "
-            "use device='cpu', or install a torch with CUDA for this driver"
+            f"device is {str(device)!r}, but torch {torch.__version__} finds "
+            f"{counted(count, 'CUDA device')}; use device='cpu', or install a torch with CUDA for "
+            "this driver"
         )
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise OptionError(f"device is {str(device)!r}, but there are {count} CUDA devices")
     return device
 
 

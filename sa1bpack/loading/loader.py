@@ -16,7 +16,7 @@ from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import BatchSpec
-from sa1bpack.loading.batch_copy import OPEN_SAMPLES, most_open_shards
+from sa1bpack.loading.batch_copy import OPEN_SAMPLES
 from sa1bpack.loading.batch_queue import Buffer, BufferPool
 from sa1bpack.loading.devices import (
     Cuda,
@@ -194,11 +194,6 @@ class Loader(BatchReader):
                 device_bytes += CUBLAS_BYTES + spec.relate.scratch_bytes(
                     samples, capacity, total, cells, layout.padded, layout.packed
                 )
-        # Checked reading opens files as it reads them, one at a time per thread.
-        files, per_shard = self._threads, 2 + len(ds.spec.features)
-        if not ds.options.verify_checksums:
-            files = 2 * most_open_shards() + per_shard * self._threads * OPEN_SAMPLES
-            files = min(files, per_shard * len(ds.manifest.shards))
         return replace(
             plan,
             batches=count,
@@ -206,7 +201,6 @@ class Loader(BatchReader):
             pinned_bytes=host_bytes if pinned else 0,
             device_bytes=device_bytes,
             threads=self._threads,
-            files=files,
             io=str(self._mode),
         )
 

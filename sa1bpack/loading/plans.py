@@ -40,7 +40,6 @@ class LoadingPlan:
                   that point: as many of them as the program runs ahead of the device. 0 on a CPU
     threads       threads that fill the buffers of a Loader
     workers       processes of a DataLoader
-    files         the most files that a Loader holds open
     io            how a Loader reads what is not in the page cache, and why
     uncapped      without max_masks: which image decides how large a batch gets, and what a batch
                   takes of SA-1B's images with 400 masks, and with a cap
@@ -59,7 +58,6 @@ class LoadingPlan:
     device_bytes: int = 0
     threads: int = 0
     workers: int = 0
-    files: int = 0
     io: str = ""
     uncapped: str = ""
     schedules: str = ""
@@ -73,7 +71,6 @@ class LoadingPlan:
         notes = (
             counted(self.threads, "thread") if self.threads else "",
             counted(self.workers, "worker") if self.workers else "",
-            f"up to {counted(self.files, 'open file')}" if self.files else "",
             self.io,
             self.uncapped,
             f"the largest batch with {self.schedules}" if self.schedules else "",
@@ -114,12 +111,11 @@ def largest_batch(
     if not sizes.constant:
         schedules.insert(0, ("batch_size", sizes))
     if masks.unlimited:
-        uncapped = f"without max_masks the image with the most masks, {most:,}, decides"
-        if most < MANY_MASKS and ds.manifest.options.get("max_masks") is None:
-            many = size_text(regions_of(ds, spec, samples, MANY_MASKS, MANY_MASKS)[1])
-            uncapped += f" (some of SA-1B have {MANY_MASKS}, with which a batch takes {many})"
         capped = size_text(regions_of(ds, spec, samples, USUAL_CAP, USUAL_CAP)[1])
-        uncapped += f": max_masks={USUAL_CAP} takes {capped} each"
+        uncapped = (
+            f"without max_masks the image with the most masks, {most:,}, decides (some of SA-1B "
+            f"have more than {MANY_MASKS}): max_masks={USUAL_CAP} takes {capped} each"
+        )
     text = ", ".join(f"{name}={each}" for name, each in schedules)
     return LoadingPlan(samples, most, capacity, nbytes, uncapped=uncapped, schedules=text)
 

@@ -140,7 +140,6 @@ for verified in (False, True):
             batches |= batch_digests(batch)
     with Loader(ds, 100, threads=2, prefetch=4) as loader:  # each from some 60 shards
         count = sum(len(batch["image_ids"]) for batch in loader)
-        assert loader.plan().files < 64
     batches = [batches[row] for row in range(len(ds))]
     found.append([[sample_digest(sample) for sample in ds], batches, count])
 print(json.dumps(found))

@@ -51,19 +51,17 @@ def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> Non
     put_image(how, at, height, width, width, height, side, canvas.reshape(-1))
 
 
-def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target) -> None:
+def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray, target: np.ndarray) -> None:
     """Copy the chosen rows of a per-mask array; masks become bits or bool, like the target."""
-    if field.batch == "masks" and target.dtype != value.dtype:
-        if target.dtype == np.bool_:
-            unpack_into(value, target, rows)
-        else:
-            kept = value if rows is None else value[rows]
-            target[...] = np.packbits(kept, axis=-1, bitorder="little")
-    elif value.dtype == target.dtype and rows is not None:
+    if value.dtype == target.dtype:
         np.take(value, rows, axis=0, out=target, mode="clip")  # "raise" would copy twice
-    else:
+    elif field.batch != "masks":
         with np.errstate(over="ignore"):  # a damaged float64 becomes an infinite float32
-            target[...] = value if rows is None else value[rows]
+            target[...] = value[rows]
+    elif target.dtype == np.bool_:
+        unpack_into(value, target, rows)
+    else:
+        target[...] = np.packbits(value[rows], axis=-1, bitorder="little")
 
 
 def _mask_row(
@@ -305,8 +303,10 @@ class Collate:
         first = samples[0]
         of_masks = [field for field in self._of_masks if field.sample in first]
         counts = np.array([_mask_count(sample, first, of_masks) for sample in samples], np.int64)
-        pairs = zip(samples, counts.tolist(), strict=True)
-        chosen = [choice.rows(sample, count, epoch) for sample, count in pairs]
+        chosen = []
+        for sample, count in zip(samples, counts.tolist(), strict=True):
+            rows = choice.rows(sample, count, epoch)
+            chosen.append(np.arange(count) if rows is None else rows)
         counts = choice.counts(counts)
         offsets = offsets_of(counts)
         batch = Batch(mask_counts=torch.from_numpy(counts))
@@ -325,8 +325,7 @@ class Collate:
         if "run_ends" in first:
             runs = []
             for sample, rows in zip(samples, chosen, strict=True):
-                found = sample["run_ends"], sample["run_offset"]
-                found = found if rows is None else take_masks(*found, rows)
+                found = take_masks(sample["run_ends"], sample["run_offset"], rows)
                 runs.append((*found, *sample["size"][:2].tolist()))
             batch["runs"] = RunBatch.collate(runs)
         for key in first.keys() - _OWN - {feature.name for feature in self._features}:

@@ -175,17 +175,14 @@ def unpack_rows(source, out):
         _unpack_row(row, out[k])
 
 
-def unpack_into(bits: np.ndarray, out: np.ndarray, rows: np.ndarray | None = None) -> None:
-    """Unpack masks straight into `out`, without the GIL.
+def unpack_into(bits: np.ndarray, out: np.ndarray, rows: np.ndarray) -> None:
+    """Unpack masks straight into `out`, without the GIL. Shapes and rows are not checked.
 
     bits  uint8 (n, Sm, Sm / 8), C-contiguous, the lowest bit first
     out   bool (k, Sm, Sm), C-contiguous
-    rows  int64 (k,), the masks to unpack, each 0 to n - 1; None for all
-
-    Shapes and rows are not checked.
+    rows  int64 (k,), the masks to unpack, each 0 to n - 1
     """
     if len(out):
-        rows = np.arange(len(bits)) if rows is None else rows
         words = out.reshape(len(out), -1).view(np.uint64)  # little-endian: byte j is cell j
         # One compiled kernel for memory maps and new arrays.
         _unpack_words(frozen(bits).reshape(len(bits), -1), rows, words)

@@ -160,6 +160,3 @@ def test_unpacking_into_a_buffer_is_numpys_unpacking(count, rows, width, seed):
     out = np.empty((count, rows, 8 * width), bool)
     unpack_into(bits, out, picked)
     np.testing.assert_array_equal(out, complete[picked])
-    out = np.empty_like(complete)
-    unpack_into(bits, out)
-    np.testing.assert_array_equal(out, complete)
