@@ -149,7 +149,6 @@ class SampleReader:
         begin = time.perf_counter()
         if self._context is not None:
             self._means = self._means._replace(context=self._context.value)
-        self._means.counts[:] = 0
         while outcome := kernel.load_samples(self._means, samples, place, first, stop):
             if outcome < 0:
                 broken, self._context = self._context, None

@@ -6,7 +6,7 @@ import traceback
 import weakref
 from math import floor
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,19 +37,6 @@ class Taken(NamedTuple):
     errors: list[ReadError]
     nbytes: int
     ready: int | None
-
-
-class Run(Protocol):
-    """An epoch in progress."""
-
-    def start(self) -> None:
-        """Begin the work. If that fails, or is interrupted, `end` ends what has begun."""
-
-    def take(self) -> Taken | None:
-        """The next batch; None if the epoch was ended."""
-
-    def end(self, wait: float) -> None:
-        """End the epoch; wait at most `wait` seconds for reads in progress."""
 
 
 # How long ending an iteration waits for copies in progress. Nothing depends on it: a thread that is
@@ -91,8 +78,11 @@ class BatchReader:
         self.dropped = []  # in all epochs
         self._warned: set[str] = set()  # shards with dropped samples
 
-    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Run:
-        """What makes these batches, not yet started."""
+    def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Any:
+        """What makes these batches, with three methods. `start()`: begin the work; if that fails,
+        or is interrupted, `end` ends what has begun. `take()`: the next batch, as Taken; None if
+        the epoch was ended. `end(wait)`: end the epoch; wait at most `wait` seconds for reads in
+        progress."""
         raise NotImplementedError
 
     def _end_epoch(self) -> None:
@@ -167,7 +157,7 @@ class Iteration:
     def __init__(self, reader: BatchReader):
         self._reader = reader
         self._lock = threading.RLock()  # one thread at a time begins, takes, or ends
-        self._run: Run | None = None
+        self._run: Any = None  # see BatchReader._begin
         self._end_run: weakref.finalize | None = None
         self._pid: int | None = None  # process in which it began
         self._done = self._dropped = 0  # batches and samples
@@ -297,7 +287,7 @@ class Iteration:
         self._run = None
 
 
-def _end_run(run: Run, counts: EpochCounts) -> None:
+def _end_run(run: Any, counts: EpochCounts) -> None:
     run.end(END_SECONDS)
     counts.leave()
 

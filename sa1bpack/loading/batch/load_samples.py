@@ -142,8 +142,8 @@ class Means(NamedTuple):
 
     context  of `disk.aio`; not used if no file is opened past the page cache
     scratch  uint8 (s,), its address a multiple of BLOCK
-    counts   int64 (4,): see CACHED; added to, unless scratch memory is too small. What is in the
-             page cache is judged by the last page of each array of a sample
+    counts   int64 (4,), out: see CACHED. What is in the page cache is judged by the last page of
+             each array of a sample
     spent    int64 (1,), out: nanoseconds until all was read that is read past the page cache
     """
 
@@ -159,13 +159,11 @@ class _Plan(NamedTuple):
     pieces    int64 (q, 6): see _OWNER
     requests  int64 (r, 5): of `disk.aio`
     owners    int64 (r,): the owner of each request
-    counts    int64 (4,): see CACHED
     """
 
     pieces: np.ndarray
     requests: np.ndarray
     owners: np.ndarray
-    counts: np.ndarray
 
 
 @njit
@@ -303,17 +301,18 @@ def _read_ahead_fields(samples, place, k):
 
 
 @njit
-def _plan(samples, place, first, stop, scratch, plan):
+def _plan(means, samples, place, first, stop, plan):
     """Plan samples `first` to `stop` of a batch.
 
-    scratch  its address
-    plan     out
+    plan  out
 
     Returns how many pieces and requests there are, and how many bytes of scratch memory they take.
     """
-    arrays, pieces, counts = place.arrays, plan.pieces, plan.counts
+    arrays, pieces, counts = place.arrays, plan.pieces, means.counts
+    counts[:] = 0
     first_mask = samples.offsets[first]
     n, made = np.int64(0), np.int64(0)  # as literals they would be types of their own
+    scratch = np.int64(means.scratch.ctypes.data)
     free = scratch
     for k in range(first, stop):
         for c in range(len(arrays)):
@@ -455,13 +454,10 @@ def load_samples(means, samples, place, first, stop):
     most += (samples.offsets[stop] - samples.offsets[first]) * arrays[:, PER_MASK].sum()
     pieces = np.empty((most, 6), np.int64)
     requests, owners = np.empty((most, REQUEST_COLUMNS), np.int64), np.empty(most, np.int64)
-    counts, scratch = np.zeros(4, np.int64), np.int64(means.scratch.ctypes.data)
-    plan = _Plan(pieces, requests, owners, counts)
-    n, made, used = _plan(samples, place, first, stop, scratch, plan)
+    plan = _Plan(pieces, requests, owners)
+    n, made, used = _plan(means, samples, place, first, stop, plan)
     if used > len(means.scratch):
         return used
-    for which in range(len(counts)):  # arrays may differ in length: compiling that takes seconds
-        means.counts[which] += counts[which]
     status, width = place.status, len(arrays)
     if made:
         results = np.empty(made, np.int64)

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from math import prod
-from operator import attrgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -51,8 +51,7 @@ class MaskLayout:
 
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
 ALIGNMENT = 64
-# Images and masks do at multiples of a disk's block, so that they can be read straight into place.
-_LARGE_ALIGNMENT = BLOCK
+# Large ones begin at multiples of a disk's block, so that they can be read straight into place.
 
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
@@ -136,64 +135,52 @@ class BatchSpec:
         capacity  masks per sample in padded arrays
         runs      ends of runs, if the batch has runs
         """
-        regions, start, grid, large = {}, 0, self.masks.size, []
-
-        def place(key: str, shape: tuple[int, ...], dtype: np.dtype, is_large: bool) -> None:
-            nonlocal start
-            nbytes = prod(shape) * dtype.itemsize
-            if is_large:
-                start = -(-start // _LARGE_ALIGNMENT) * _LARGE_ALIGNMENT
-            regions[key] = Region(start, shape, dtype, nbytes, is_large)
-            start += -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-        rows = (samples, capacity) if self.layout.padded else (total,)
-        place("images", (samples, *self.image.shape), _UINT8, True)
-        place("mask_counts", (samples,), _INT64, False)
+        grid, rows = self.masks.size, (samples, capacity) if self.layout.padded else (total,)
+        entries = [
+            ("images", (samples, *self.image.shape), _UINT8, True),
+            ("mask_counts", (samples,), _INT64, False),
+        ]
         for field in SAMPLE_FIELDS:
             if field.batch and field.dtype is not None:
-                place(field.batch, (samples, *field.row_shape), field.dtype, False)
+                entries.append((field.batch, (samples, *field.row_shape), field.dtype, False))
         if not self.layout.padded or self.masks.source == "runs":
-            place("mask_offsets", (samples + 1,), _INT64, False)
+            entries.append(("mask_offsets", (samples + 1,), _INT64, False))
         for field in COPIED_FIELDS:
-            place(field.batch, (*rows, *field.row_shape), field.dtype, False)
-        for feature in self.features:
-            of_axis = (samples,) if feature.axis == "sample" else rows
-            given = feature.name, of_axis + feature.stored_shape, feature.stored
-            # The small ones lie with the other small arrays, those that fill a block at the end.
-            if feature.row_bytes >= BLOCK:
-                large.append(given)
-            else:
-                place(*given, False)
+            entries.append((field.batch, (*rows, *field.row_shape), field.dtype, False))
         if self.masks.source == "runs":
-            place("run_offset", (total + 1,), _INT64, False)
-            place("run_ends", (runs,), _INT32, True)
+            entries.append(("run_offset", (total + 1,), _INT64, False))
+            entries.append(("run_ends", (runs,), _INT32, True))
         else:
             if self.to_device and self.layout.padded:
                 # Per mask: sample * capacity + its number in the sample.
-                place("mask_positions", (total,), _INT64, False)
-            rows = (samples, capacity) if self.pads_masks else (total,)
+                entries.append(("mask_positions", (total,), _INT64, False))
+            own = (samples, capacity) if self.pads_masks else (total,)
             kind, width = (_BOOL, grid) if self.as_bool else (_UINT8, grid // 8)
-            place("masks", (*rows, grid, width), kind, True)
-        for given in large:
-            place(*given, True)
+            entries.append(("masks", (*own, grid, width), kind, True))
+        for feature in self.features:
+            shape = (samples,) if feature.axis == "sample" else rows
+            given = feature.name, shape + feature.stored_shape, feature.stored
+            entries.append((*given, feature.row_bytes >= BLOCK))
+        regions, start = {}, 0
+        for key, shape, dtype, large in sorted(entries, key=itemgetter(3)):
+            nbytes = prod(shape) * dtype.itemsize
+            if large:
+                start = -(-start // BLOCK) * BLOCK
+            regions[key] = Region(start, shape, dtype, nbytes, large)
+            start += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return regions, start
 
 
 def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
-    """The large regions, the small ones, and the bytes of the buffer that hold the small ones.
-
-    The starts of the small ones are relative to the slice.
-    """
-    large, small = {}, {}
+    """The large regions, the small ones, and the bytes of the buffer that hold the small ones: it
+    begins with these."""
+    large, small, end = {}, {}, 0
     for key, region in regions.items():
         (large if region.large else small)[key] = region
-    low = min(map(attrgetter("start"), small.values()))
-    end = 0
-    for key, region in small.items():
-        end = max(end, region.start + region.nbytes)
-        small[key] = region._replace(start=region.start - low)
+        if not region.large:
+            end = region.start + region.nbytes
     # A multiple of the size of every dtype.
-    return large, small, slice(low, -(-end // ALIGNMENT) * ALIGNMENT)
+    return large, small, slice(0, -(-end // ALIGNMENT) * ALIGNMENT)
 
 
 def warn_of_dropped(errors: list[ReadError], warned: set[str]) -> None:
