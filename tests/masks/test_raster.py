@@ -73,24 +73,6 @@ def test_edge_cases_at_every_aspect_ratio(size):
         check(ends, height, width, mask_size)
 
 
-def test_a_cell_that_is_exactly_half_covered_is_set():
-    # Cells of 2x2 pixels; the masks cover 2 and 1 pixels of the first cell.
-    two, one = [0, 2, 256], [0, 1, 256]
-    cells = unpack_bits(rasterize(*flat_runs([two, one]), 16, 16, 8, "pad", "area"))
-    assert cells[0].sum() == 1 and cells[0, 0, 0]
-    assert not cells[1].any()
-
-
-def test_cells_of_more_than_2_to_the_31_units_do_not_overflow():
-    height, width, foreground = 50_000, 40_000, 30_000  # cells of 50,000 x 50,000 units
-    ends = [[0, height * foreground, height * width]]
-    for mask_size in (8, 64):
-        bits = rasterize(*flat_runs(ends), height, width, mask_size, "pad", "area")
-        cells = unpack_bits(bits)[0]
-        columns = int(foreground * mask_size / height + 0.5)
-        assert cells[:, :columns].all() and not cells[:, columns:].any()
-
-
 @pytest.mark.parametrize("size", [(1, 65_535), (65_535, 1), (2, 50_000)])
 def test_the_longest_sides_equal_the_reference(size):
     height, width = size

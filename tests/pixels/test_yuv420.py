@@ -91,22 +91,6 @@ def test_rgb_matches_the_documented_formulas(height, width, seed):
     np.testing.assert_array_equal(yuv420_to_rgb(*planes), documented_rgb(*planes))
 
 
-def test_the_integers_match_bt601_to_half_a_level():
-    """Compared with the definition in JFIF, in floating point, over a grid of all colours."""
-    levels = np.arange(0, 256, 5)
-    colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(-1, 3).astype(np.uint8)
-    rgb = np.repeat(np.repeat(colours.reshape(-1, 52, 3), 2, 0), 2, 1)  # 2 x 2 of each colour
-    y, cb, cr = planes_of(rgb)
-    matrix = np.array([
-        [0.299, 0.587, 0.114],
-        [-0.299 / 1.772, -0.587 / 1.772, 0.5],
-        [0.5, -0.587 / 1.402, -0.114 / 1.402],
-    ])  # fmt: skip
-    expected = colours.reshape(-1, 52, 3) @ matrix.T + [0, 128, 128]
-    for found, channel in zip((y[::2, ::2], cb, cr), range(3), strict=True):
-        assert abs(found - expected[..., channel].clip(0, 255)).max() < 0.505
-
-
 @pytest.mark.skipif(not features.check_feature("libjpeg_turbo"), reason="another libjpeg scales")
 @pytest.mark.parametrize(("height", "width"), [(64, 96), (64, 95), (63, 196), (33, 147), (2, 5)])
 def test_rgb_is_bit_for_bit_what_libjpeg_decodes(height, width):

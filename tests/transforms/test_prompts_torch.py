@@ -89,16 +89,12 @@ def test_prompts_are_drawn_from_what_a_pipeline_returns(any_way, layout_packs): 
         assert valid[rows].sum() == valid.sum(), "padding has no points"
         # Extents of any numbers, and of each image.
         canvas = torch.tensor(batch["images"].shape[:-3:-1], device=any_way)
-        whole, exact = (
-            T.jitter_boxes(boxes, canvas.to(kind), ids, **key)
-            for kind in (torch.int32, torch.float64)
-        )
-        assert torch.equal(whole, exact) and whole.dtype == torch.float32
-        each = batch["sizes"][:, 2:].flip(1).to(any_way)
+        moved = T.jitter_boxes(boxes, canvas.int(), ids, **key)
         if layout == "padded":
-            moved = T.jitter_boxes(boxes, each, ids, **key)
-            assert (moved <= each.repeat(1, 2)[:, None]).all()
-        found.append((ids[rows], points[rows], valid[rows], exact[rows]))
+            each = batch["sizes"][:, 2:].flip(1).to(any_way)
+            inside = T.jitter_boxes(boxes, each, ids, **key) <= each.repeat(1, 2)[:, None]
+            assert inside.all()
+        found.append((ids[rows], points[rows], valid[rows], moved[rows]))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
