@@ -107,8 +107,8 @@ def stream(path: Path) -> None:
     opened = inflate.open_stream(path, gzip=True, md5=True)
     while opened.skip(CHUNK):
         pass
-    opened.raw.md5()
-    opened.raw.close()
+    opened.digests()
+    opened.close()
 
 
 def xxh128(path: Path) -> None:

@@ -16,16 +16,8 @@ import xxhash
 
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, OptionError, VersionError
+from sa1bpack.format import files
 from sa1bpack.format.arrays import METADATA_NAME, canonical_json
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    TEMPORARY_PREFIX,
-    file_digest,
-    flush_folder,
-    read_checksums,
-    read_metadata_file,
-    replace_file,
-)
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -42,7 +34,7 @@ from sa1bpack.packing.options import recorded_options
 from sa1bpack.packing.records import ShardRecord, check_can_write, check_record, read_own_manifest
 from sa1bpack.wording import span_text
 
-_NAME = TEMPORARY_PREFIX + "unfinished-repair.json"
+_NAME = files.TEMPORARY_PREFIX + "unfinished-repair.json"
 
 
 class Unfinished(msgspec.Struct, frozen=True):
@@ -69,10 +61,10 @@ class Unfinished(msgspec.Struct, frozen=True):
         """Leave the note, durably; of an empty one, remove what is there."""
         path = note_path(root)
         if self != Unfinished():
-            replace_file(path, msgspec.json.encode(self))
+            files.replace_file(path, msgspec.json.encode(self))
         elif path.exists():
             path.unlink()
-            flush_folder(root)
+            files.flush_folder(root)
 
 
 def note_path(root: Path) -> Path:
@@ -153,9 +145,10 @@ class Damage:
         sources = frozenset(share_of(sources_of(manifest, folders), share))
         prefix = f"{SHARDS_NAME}/"
         self.digests = {p.split("/")[1]: listed[p] for p in listed if p.startswith(prefix)}
-        for entry in manifest.shards:  # the first part compares them with the pack's own files
-            if share[0] != 1 and entry.source in sources and entry.name in self.digests:
-                path = self.folder(entry.name) / CHECKSUMS_NAME
+        # The first part compares them with the pack's own files.
+        for entry in manifest.shards if share[0] != 1 else ():
+            if entry.source in sources and entry.name in self.digests:
+                path = self.folder(entry.name) / files.CHECKSUMS_NAME
                 check.digest(path, self.digests[entry.name], shard=entry.name)
         scope = Scope(
             quick=quick or bool(only),
@@ -166,10 +159,8 @@ class Damage:
         problems = check_pack(check, manifest, scope).problems
         places = {p.shard: known.get(p.shard) or _place_of(p.shard or "") for p in problems}
         if share != ALL:
-            theirs = {
-                name for name, place in places.items() if not place or place[0] not in sources
-            }
-            problems = tuple(each for each in problems if each.shard not in theirs - {None})
+            mine = {name for name, place in places.items() if place and place[0] in sources}
+            problems = tuple(each for each in problems if each.shard in mine | {None})
         if unfinished.complete and not (self.lost or manifest.complete):
             manifest, self.own_files = msgspec.structs.replace(manifest, complete=True), True
         self.shards: dict[str, tuple[str, int]] = {}
@@ -211,24 +202,19 @@ def sources_of(manifest: Manifest, folders: Iterable[str]) -> list[str]:
 def _listed(root: Path) -> dict[str, str]:
     """The pack's own checksum file; empty when it is missing or damaged."""
     try:
-        return read_checksums(root / CHECKSUMS_NAME)
-    except PermissionError:
-        raise
-    except (FormatError, OSError):
+        return files.read_checksums(root / files.CHECKSUMS_NAME)
+    except (FormatError, FileNotFoundError, IsADirectoryError):
         return {}
 
 
 def _believed_manifest(root: Path, listed: dict[str, str], check: Check) -> Manifest | None:
     """The manifest, or None with a finding if it is missing or damaged."""
     path = root / MANIFEST_NAME
-    if not path.exists():
-        check.add(f"{path}: missing")
-        return None
     try:
         manifest = read_own_manifest(root)
-    except VersionError:
-        raise
     except FormatError as error:
+        if isinstance(error, VersionError):
+            raise
         check.add(str(error))
         return None
     data = path.read_bytes()
@@ -250,10 +236,10 @@ def _digest_is_damaged(found: str, expected: str) -> bool:
 
 def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) -> bool:
     """Whether only the line of a shard in the pack's own checksum file is damaged."""
-    path = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
+    path = f"{SHARDS_NAME}/{name}/{files.CHECKSUMS_NAME}"
     if path in listed and sum(p.shard == name and not p.extra for p in problems) == 1:
         with suppress(OSError):
-            return _digest_is_damaged(file_digest(root / path), listed[path])
+            return _digest_is_damaged(files.file_digest(root / path), listed[path])
     return False
 
 
@@ -298,16 +284,12 @@ def _manifest_of_shards(root: Path) -> Manifest:
 
 
 def recorded_attributes(folder: Path) -> dict[str, Any] | None:
-    """The attributes in a shard's folder, if they are as written.
-
-    Raises FormatError if they are not the packer's.
-    """
-    attributes = None
+    """The packer's attributes in a shard's folder, if they are as written."""
     with suppress(FormatError, OSError):
-        attributes = _written_attributes(folder)
-    if attributes is not None:
-        check_record(attributes, ShardRecord, f"{folder}: attributes")
-    return attributes
+        if attributes := _written_attributes(folder):
+            check_record(attributes, ShardRecord, f"{folder}: attributes")
+            return attributes
+    return None
 
 
 def _written_attributes(folder: Path) -> dict[str, Any] | None:
@@ -315,8 +297,8 @@ def _written_attributes(folder: Path) -> dict[str, Any] | None:
 
     Raises FormatError and OSError if one of the two cannot be read.
     """
-    expected = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
-    data = read_metadata_file(folder / METADATA_NAME)
+    expected = files.read_checksums(folder / files.CHECKSUMS_NAME).get(METADATA_NAME)
+    data = files.read_metadata_file(folder / METADATA_NAME)
     if xxhash.xxh3_128_hexdigest(data) != expected:
         return None
     return msgspec.json.decode(data)["attributes"]["sa1bpack"]

@@ -1,6 +1,5 @@
 """`--dry-run`: what packing would take, extrapolated from the first pairs of the sources."""
 
-import os
 import shutil
 import tempfile
 import time
@@ -10,26 +9,19 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import islice, product
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import checks_options
-from sa1bpack.errors import OptionError, OutputRefused, SourceError
+from sa1bpack.errors import OutputRefused, SourceError
 from sa1bpack.format.arrays import group_bytes
 from sa1bpack.format.files import TEMPORARY_PREFIX
 from sa1bpack.format.layout import Extent, Layout, image_nbytes, image_planes
 from sa1bpack.format.manifest import SHARDS_NAME, shard_folders
-from sa1bpack.packing.options import (
-    MASKS,
-    PIXELS,
-    PRESETS,
-    PackOptions,
-    Request,
-    RunKeywords,
-    checked_request,
-)
+from sa1bpack.packing.options import PRESETS, PackOptions, Request, RunKeywords, checked_request
 from sa1bpack.packing.pack_state import PackState, existing_parent, sources_to_pack
 from sa1bpack.packing.progress import Progress, nothing_to_do
 from sa1bpack.packing.sample import Buffers, Packed, attempt, most_image_bytes, warm_up
@@ -43,6 +35,8 @@ PROBE_PAIRS = 24
 
 # Writing, hashing and messages, relative to decoding (measured, docs/performance.md).
 _OVERHEAD = 1.15
+
+_REMEDY = "use fewer tars or another disk, or continue with --ignore-space"
 
 # A pair of a source, and the record of a mask in it, have more bytes than this, also compressed.
 _LEAST_PAIR, _LEAST_MASK = 512, 64
@@ -80,8 +74,6 @@ class Forecast:
         Free space where the pack would lie, counting that of shards which are being made.
     compact_bytes
         Disk space that packing would take with the preset "compact", and otherwise these options.
-    fitting
-        Of a pack that does not fit, the layouts that would, as options of the command line.
     shards
         Expected number of shards.
     workers, seconds
@@ -105,7 +97,6 @@ class Forecast:
     probed: int
     rejected: int
     compact_bytes: int
-    fitting: tuple[str, ...] = ()
     packed: int = 0
     unreadable: dict[str, SourceError] = field(default_factory=dict)
 
@@ -119,34 +110,22 @@ class Forecast:
         """Whether the pack fits into the free space."""
         return self.needed_bytes <= self.free_bytes
 
-    def remedy(self) -> str:
-        """The layouts that would fit, in words, and what else helps."""
-        found = "no layout would fit: use fewer tars"
-        if self.fitting:
-            found = f"what would fit: {'; '.join(self.fitting)}"
-        return f"{found}, or another disk, or continue with --ignore-space"
-
     def as_text(self) -> str:
         """The forecast in a few lines."""
         if self.sources == 0 and not self.unreadable:
             return nothing_to_do(self.packed)
-        verdict = "fits" if self.fits else "DOES NOT FIT"
+        verdict = "it fits" if self.fits else f"it DOES NOT FIT; {_REMEDY}"
         lines = [
             f"sources   {self.sources:,} with {size_text(self.source_bytes)}",
             f"images    about {self.images:,}, with {self.masks:,} masks stored",
             f"disk      {size_text(self.needed_bytes)} ({size_text(self.disk_bytes)} where padding "
-            "is not stored as holes), "
-            f"{counted(self.shards, 'shard')}",
+            f"is not stored as holes), {counted(self.shards, 'shard')}",
             f"compact   {size_text(self.compact_bytes)} with --preset compact",
-            f"free      {size_text(self.free_bytes)}: it {verdict}",
+            f"free      {size_text(self.free_bytes)}: {verdict}",
             f"time      about {timedelta(seconds=max(1, round(self.seconds)))} with "
             f"{counted(self.workers, 'worker')} here",
             f"measured on {counted(self.probed, 'image')}; nothing was written",
         ]
-        if not self.fits:
-            lines.insert(5, f"          {self.remedy()}")
-        if self.compact_bytes >= self.needed_bytes:
-            del lines[3]
         if self.rejected:
             lines.append(f"{self.rejected:,} of these would be rejected")
         if self.packed:
@@ -160,9 +139,7 @@ class Forecast:
 
 @checks_options(out="output", select="mask_select")
 def estimate(
-    sources: str | Path | Iterable[str | Path],
-    output: str | Path,
-    **options: Unpack[RunKeywords],
+    sources: str | Path | Iterable[str | Path], output: str | Path, **options: Unpack[RunKeywords]
 ) -> Forecast:
     """Estimate what `pack` with the same arguments would take; writes nothing.
 
@@ -209,22 +186,21 @@ def check_room(request: Request, sources: list[Source], shards: int | None = Non
         return
     options, free = request.options, _free_bytes(request.output)
     row_bytes = options.layout.array("mask_bits").row_bytes if options.layout.bits else 0
-    nbytes = sum(source.nbytes for source in sources)
+    nbytes = sum(map(attrgetter("nbytes"), sources))
     most = nbytes // _LEAST_PAIR * most_image_bytes(options.layout)
     if most + nbytes // _LEAST_MASK * row_bytes + 64 * nbytes <= free:
         return
     for source in sources:
         with suppress(SourceError):
             forecast = _forecast(request, sources, _Probe(source, options))
-            needed, remedy = forecast.needed_bytes, forecast.remedy()
+            needed, remedy = forecast.needed_bytes, _REMEDY
             takes = f"packing takes about {size_text(needed)} more"
             if shards is not None:
                 needed = int(min(1.0, shards / max(forecast.shards, 1)) * needed)
                 takes = f"staging takes about {size_text(needed)}, {shards} shards"
-                remedy = (
-                    "make shards smaller (--samples-per-shard), choose another disk, or continue "
-                    "with --ignore-space"
-                )
+                remedy = f"make shards smaller (--samples-per-shard), {_REMEDY}"
+            elif forecast.compact_bytes < needed:
+                takes += f" ({size_text(forecast.compact_bytes)} with --preset compact)"
             if needed > forecast.free_bytes:
                 raise OutputRefused(
                     f"{request.output}: {takes}, and {size_text(forecast.free_bytes)} are free "
@@ -249,10 +225,6 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
     # Halves of pairs wait on the disk, in tars whose members are in any order.
     waiting = sorted(source.nbytes // 4 for source in sources if source.kind != "folder")
     spool_bytes = sum(max(0, each - SPOOL_MEMORY) for each in waiting[-readers_of(request) :])
-    free = _free_bytes(request.output)
-    fitting = []
-    if disk_bytes - hole_bytes + spool_bytes > free:
-        fitting = _fitting(options, probe, images, free - spool_bytes)
     return Forecast(
         sources=len(sources),
         source_bytes=sum(source.nbytes for source in sources),
@@ -262,42 +234,23 @@ def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forec
         disk_bytes=disk_bytes,
         hole_bytes=hole_bytes,
         spool_bytes=spool_bytes,
-        free_bytes=free,
+        free_bytes=_free_bytes(request.output),
         shards=shards,
         workers=request.workers,
         seconds=images * probe.seconds / max(1, probe.pairs) * _OVERHEAD / request.workers,
         probed=probe.pairs,
         rejected=probe.rejected,
         compact_bytes=compact - holes + spool_bytes,
-        fitting=tuple(f"{flags} ({size_text(needed + spool_bytes)})" for needed, flags in fitting),
     )
-
-
-def _fitting(
-    options: PackOptions, probe: "_Probe", images: int, room: int
-) -> list[tuple[int, str]]:
-    """The bytes of the layouts that fit, and their options of the command line, largest first."""
-    found = []
-    for values in product(dict.fromkeys((options.fit, "native")), PIXELS, MASKS):
-        given = dict(zip(("fit", "pixels", "masks"), values, strict=True))
-        with suppress(OptionError):  # such as yuv420 on a canvas of an odd size
-            total, holes = probe.disk_bytes(replace(options, **given).layout, images)
-            if total - holes <= room:
-                changed = {k: v for k, v in given.items() if getattr(options, k) != v}
-                flags = " ".join(f"--{name} {value}" for name, value in changed.items())
-                found.append((total - holes, flags))
-    return sorted(found, reverse=True)
 
 
 def _free_bytes(output: Path) -> int:
     """Free bytes where a pack is, or would be, counting those of shards that are being made."""
-    begun = 0
-    for working in (output / SHARDS_NAME).glob(f"{TEMPORARY_PREFIX}*"):
-        for folder, _, names in os.walk(working):
-            for name in names:
-                with suppress(FileNotFoundError):  # another part's process has just moved it
-                    begun += Path(folder, name).stat().st_blocks * 512
-    return shutil.disk_usage(existing_parent(output)).free + begun
+    free = shutil.disk_usage(existing_parent(output)).free
+    for path in (output / SHARDS_NAME).glob(f"{TEMPORARY_PREFIX}*/**/*"):
+        with suppress(FileNotFoundError):  # another part's process has just moved it
+            free += path.stat().st_blocks * 512
+    return free
 
 
 class _Probe:
@@ -316,7 +269,7 @@ class _Probe:
         self.sizes: list[tuple[int, int]] = []
         if source is None:
             return
-        if not options.layout.runs:  # for the layouts that would fit
+        if not options.layout.runs:  # for the compact layout
             options = replace(options, masks="bits+runs")
         buffers = Buffers(options)
         with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:

@@ -21,17 +21,7 @@ from typing import Any
 from sa1bpack import interrupts
 from sa1bpack.arguments import check_can_be_folder, checks_options, local_path, paths_of
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputRefused
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    TEMPORARY_PREFIX,
-    file_digest,
-    flush_folder,
-    make_folder,
-    naming,
-    read_checksums,
-    temporary_beside,
-    write_at,
-)
+from sa1bpack.format import files
 from sa1bpack.format.index import shard_digests
 from sa1bpack.format.manifest import (
     DIGEST_NAMES,
@@ -161,13 +151,15 @@ def merge(
                         f"{taken.folder}: not the shard that the manifest lists; `sa1bpack verify`"
                     )
                 final = state.shards_dir / taken.entry.name
-                placing.publish(taken.folder, temporary_beside(final), final, taken.digest)
+                placing.publish(taken.folder, files.temporary_beside(final), final, taken.digest)
                 state.add_shard(shard)
         plan.create_sides()
         for part, final in parts.items():
             interrupts.check()
             # A name that tells it from those at which `derive` is working.
-            placing.publish(part, temporary_beside(final.with_name(_WORKING + final.name)), final)
+            placing.publish(
+                part, files.temporary_beside(final.with_name(_WORKING + final.name)), final
+            )
         interrupts.check()
         state.sources.update(plan.sources)
         manifest = state.publish(complete=plan.complete)
@@ -224,15 +216,12 @@ class _Plan:
         manifests = {pack: read_own_manifest(pack) for pack in packs}
         first, one = next(iter(manifests.items()))
         for pack, manifest in manifests.items():
-            if lines := [
-                f"  {name}: {own} in {first}, {other} in {pack}"
-                for name, own, other in differences(one.options, manifest.options)
-            ]:
-                raise OptionsDiffer(
-                    "\n".join(["packs made with other options cannot be merged:", *lines[:20]])
-                    + "\nsa1bpack.open([...]) opens packs together if their layout is the same; or "
-                    "pack one of them again."
-                )
+            lines = ["packs made with other options cannot be merged:"]
+            for name, own, other in differences(one.options, manifest.options):
+                lines.append(f"  {name}: {own} in {first}, {other} in {pack}")
+            if len(lines) > 1:
+                lines.append("sa1bpack.open([...]) opens packs together if they have one layout.")
+                raise OptionsDiffer("\n".join(lines))
         self.root = root
         self.options = PackOptions.from_json(one.options)
         if any(manifest.layout != self.options.layout for manifest in manifests.values()):
@@ -287,7 +276,7 @@ class _Plan:
             f"the source {name}" for name in sorted(state.sources.keys() - self.sources.keys())
         ]
         for key, shard in state.shards.items():
-            digest = file_digest(state.shards_dir / shard.entry.name / CHECKSUMS_NAME)
+            digest = files.file_digest(state.shards_dir / shard.entry.name / files.CHECKSUMS_NAME)
             if key not in self.shards or self.shards[key].digest != digest:
                 others.append(f"the shard {shard.entry.name} with these bytes")
         if others:
@@ -321,11 +310,11 @@ class _Plan:
         """
         for name, folders in self.features.items():
             out = self.root / SIDES_NAME / name
-            make_folder(out.parent)
+            files.make_folder(out.parent)
             for folder in folders:
                 create_side(out, read_side_manifest(folder), _WORKING)
             for place in (out.parent, out):
-                for left in place.glob(f"{TEMPORARY_PREFIX}{_WORKING}*"):
+                for left in place.glob(f"{files.TEMPORARY_PREFIX}{_WORKING}*"):
                     shutil.rmtree(left)
 
 
@@ -354,8 +343,8 @@ class Placing:
     @cached_property
     def _total(self) -> int:
         """The bytes of all files without their holes."""
-        files = (path for folder in self._folders for path in folder.rglob("*") if path.is_file())
-        return sum(path.stat().st_blocks * 512 for path in files)
+        paths = (path for folder in self._folders for path in folder.rglob("*") if path.is_file())
+        return sum(path.stat().st_blocks * 512 for path in paths)
 
     def publish(self, source: Path, working: Path, final: Path, digest: str | None = None) -> None:
         """Give a folder like another its final name, in one step.
@@ -368,11 +357,11 @@ class Placing:
         try:
             self._place(source, working)
             if digest is not None:
-                files = (path for path in working.rglob("*") if path.is_file())
-                found = {path.relative_to(working).as_posix() for path in files}
-                checksums = working / CHECKSUMS_NAME
-                listed = {CHECKSUMS_NAME, *read_checksums(checksums)}
-                if file_digest(checksums) != digest or found != listed:
+                paths = (path for path in working.rglob("*") if path.is_file())
+                found = {path.relative_to(working).as_posix() for path in paths}
+                checksums = working / files.CHECKSUMS_NAME
+                listed = {files.CHECKSUMS_NAME, *files.read_checksums(checksums)}
+                if files.file_digest(checksums) != digest or found != listed:
                     raise FormatError(
                         f"{source}: it changed while it was merged, or has other files than its "
                         "checksums list; `sa1bpack verify` names them"
@@ -381,14 +370,14 @@ class Placing:
         except BaseException:
             shutil.rmtree(working, ignore_errors=True)
             raise
-        flush_folder(final.parent)
+        files.flush_folder(final.parent)
 
     def _place(self, source: Path, target: Path) -> None:
         target.mkdir()
         for entry in sorted(source.iterdir()):
             place = self._place if entry.is_dir() else self.place_file
             place(entry, target / entry.name)
-        flush_folder(target)
+        files.flush_folder(target)
 
     def place_file(self, source: Path, target: Path) -> None:
         """Make a file with the bytes of another, flushed to disk. Raises OSError."""
@@ -403,21 +392,21 @@ class Placing:
             except OSError:  # the same
                 self._copy(read.fileno(), write.fileno(), source, target)
                 self.copied += 1
-            with naming(target):
+            with files.naming(target):
                 os.fsync(write.fileno())
 
     def _copy(self, read: int, write: int, source: Path, target: Path) -> None:
         """Copy a file, leaving out its holes."""
         size, at = os.fstat(read).st_size, 0
-        with naming(target):
+        with files.naming(target):
             os.ftruncate(write, size)
         while at < size:
-            with naming(source):
+            with files.naming(source):
                 data = os.pread(read, len(_ZEROS), at)
             if not data:
                 raise OSError(errno.EIO, f"it ends at byte {at}, but had {size}", str(source))
             if data != _ZEROS[: len(data)]:
-                write_at(write, data, at, target)
+                files.write_at(write, data, at, target)
                 self._done += len(data)
                 if self._progress:
                     self._progress(self._done, max(self._done, self._total))

@@ -37,9 +37,8 @@ PRESETS = {
     "compact": {"fit": "native", "pixels": "yuv420", "masks": "runs"},
 }
 
-# Names of options in a manifest, where they are others.
-_RECORDED_AS = {"mask_select": "select"}
-_OPTION_OF = {recorded: name for name, recorded in _RECORDED_AS.items()}
+# Name of an option in a manifest, where it is another → its name.
+_OPTION_OF = {"select": "mask_select"}
 
 # A tar of 11,186 images makes two shards, or one with the fit "native", whose images are smaller
 # and have one more array. docs/format.md counts the files.
@@ -103,10 +102,7 @@ class RunOptions(Options):
         metavar="N",
     )
     md5sums: Path | None = option(  # noqa: RUF009
-        None,
-        "check each tar against this list, in the format of md5sum",
-        none="",
-        metavar="FILE",
+        None, "check each tar against this list, in the format of md5sum", none="", metavar="FILE"
     )
     md5: bool = option(
         False, "record the md5 of each tar beside its XXH3-128, without a list to compare it with"
@@ -225,7 +221,8 @@ class PackOptions(MaskRule):
         """As the manifest records them."""
         chosen = asdict(self)
         del chosen["preset"]
-        return {_RECORDED_AS.get(name, name): value for name, value in chosen.items()}
+        chosen["select"] = chosen.pop("mask_select")
+        return chosen
 
     @classmethod
     def from_json(cls, recorded: dict) -> "PackOptions":
@@ -234,16 +231,12 @@ class PackOptions(MaskRule):
 
     def check_same(self, recorded: dict, where: str) -> None:
         """Raise OptionsDiffer, naming every difference from what a pack recorded."""
-        differing = [
-            f"  {name}: the pack has {theirs}, this run asks for {ours}"
-            for name, theirs, ours in differences(recorded, self.to_json())
-        ]
-        if differing:
-            raise OptionsDiffer(
-                f"{where} holds a pack made with other options:\n"
-                + "\n".join(differing[:20])
-                + "\nRepeat the options of the pack, or choose another output folder."
-            )
+        lines = [f"{where} holds a pack made with other options:"]
+        for name, theirs, ours in differences(recorded, self.to_json()):
+            lines.append(f"  {name}: the pack has {theirs}, this run asks for {ours}")
+        if len(lines) > 1:
+            lines.append("Repeat the options of the pack, or choose another output folder.")
+            raise OptionsDiffer("\n".join(lines))
 
 
 keywords_of(RunKeywords, RunOptions, PackOptions)
@@ -312,9 +305,10 @@ def checked_request(
 
     Raises OptionError, SourceError and PackError as `pack` does.
     """
-    of_pack = {name: given[name] for name in PackKeywords.__annotations__.keys() & given}
+    of_pack, of_run = {}, {}
+    for name, value in given.items():
+        (of_pack if name in PackKeywords.__annotations__ else of_run)[name] = value
     options = PackOptions(**of_pack)
-    of_run = {name: value for name, value in given.items() if name not in of_pack}
     request = Request(sources=[], output=local_path("output", output), options=options, **of_run)
     output = request.output
     check_can_be_folder(output, "give a new folder, or that of a pack")
@@ -329,19 +323,16 @@ def checked_request(
         except FormatError as error:
             raise SourceError(f"{error}; shards are named after their source: rename it") from None
         if source.kind == "folder" and output.resolve().is_relative_to(source.path.resolve()):
-            raise OptionError(
-                f"{output} lies within the source {source.path}, and would be read as part of it; "
-                "choose a folder outside"
-            )
+            raise OptionError(f"{output} lies within the source {source.path}; choose one outside")
     sums: dict[str, str] = {}
     if request.md5sums is not None:
-        listed = read_md5sums(request.md5sums)
-        tars = {source.name: source.path.name for source in found if source.kind != "folder"}
-        if missing := [tar for tar in tars.values() if tar not in listed]:
-            raise SourceError(
-                f"{request.md5sums} has no sum for {', '.join(missing[:5])}"
-                f"{' and others' if len(missing) > 5 else ''}; complete the list, or pack without "
-                "it"
-            )
-        sums = {name: listed[tar] for name, tar in tars.items()}
+        known = read_md5sums(request.md5sums)
+        for source in found:
+            if source.kind != "folder":
+                if source.path.name not in known:
+                    raise SourceError(
+                        f"{request.md5sums} has no sum for {source.path.name}; complete the list, "
+                        "or pack without it"
+                    )
+                sums[source.name] = known[source.path.name]
     return replace(request, sources=found, sums=sums)

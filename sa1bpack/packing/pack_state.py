@@ -34,18 +34,7 @@ import msgspec
 import xxhash
 
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, SourceCorrupt, SourceError
-from sa1bpack.format.files import (
-    CHECKSUMS_NAME,
-    TEMPORARY_PREFIX,
-    claim_name,
-    file_digest,
-    flush_folder,
-    locked,
-    make_folder,
-    read_metadata_file,
-    remove_published,
-    replace_file,
-)
+from sa1bpack.format import files
 from sa1bpack.format.index import find_duplicates, open_manifest_and_index, publish, remove_stale
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -78,7 +67,7 @@ _AFTER_SHARDS = 1 << 62  # in place of a part, of what is of a whole source
 _NOTE_PREFIX = "source-"
 _Kind = TypeVar("_Kind")
 _PARTS_LOCK = "lock"
-_WORKING = f"{TEMPORARY_PREFIX}work-"
+_WORKING = f"{files.TEMPORARY_PREFIX}work-"
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -116,7 +105,7 @@ class SourceNote(msgspec.Struct, frozen=True):
         """Whether the source is packed to its end, and its shards are still those of the record."""
         try:
             return self.record is not None and all(
-                file_digest(root / SHARDS_NAME / name / CHECKSUMS_NAME) == digest
+                files.file_digest(root / SHARDS_NAME / name / files.CHECKSUMS_NAME) == digest
                 for name, digest in self.shards.items()
             )
         except FileNotFoundError:
@@ -139,7 +128,7 @@ def source_notes(root: Path) -> dict[str, SourceNote]:
 def read_note(path: Path, kind: type[_Kind]) -> _Kind:
     """What a part has written. Raises FormatError if it is damaged, OSError if unreadable."""
     try:
-        return msgspec.json.decode(read_metadata_file(path), type=kind)
+        return msgspec.json.decode(files.read_metadata_file(path), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(
             f"{path}: damaged ({error}); remove it, and repeat the parts of the job"
@@ -181,7 +170,7 @@ class PackState:
         if lock is not None:
             self._lock = lock
             return
-        make_folder(root)
+        files.make_folder(root)
         check_ours(root)
         self._lock = lock_folder(root)
         try:
@@ -251,7 +240,11 @@ class PackState:
 
     def parts_of(self, source: str) -> dict[int, PublishedShard]:
         """Part → published shard, of one source."""
-        return {part: shard for (name, part), shard in self.shards.items() if name == source}
+        found = {}
+        for (name, part), shard in self.shards.items():
+            if name == source:
+                found[part] = shard
+        return found
 
     def add_shard(self, shard: PublishedShard) -> None:
         """Enter a published shard."""
@@ -279,16 +272,19 @@ class PackState:
         self.sources.pop(source, None)
         self.publish(complete=False)  # first: a manifest never lists a missing shard
         for shard in parts.values():
-            remove_published(self.shards_dir / shard.entry.name)
+            files.remove_published(self.shards_dir / shard.entry.name)
         return len(parts)
 
     def rejects(self) -> list[dict]:
         """Every line of rejects.jsonl, by source and, within one, in the order found."""
-        lines = []
-        records = [(key, shard.attributes) for key, shard in self.shards.items()]
-        records += [((name, _AFTER_SHARDS), record) for name, record in self.sources.items()]
-        for (name, _), record in sorted(records, key=itemgetter(0)):
-            lines += [{"source": name, **line} for line in record["rejects"]]
+        lines, records = [], {}
+        for (name, part), shard in self.shards.items():
+            records[name, part] = shard.attributes
+        for name, record in self.sources.items():
+            records[name, _AFTER_SHARDS] = record
+        for (name, _), record in sorted(records.items(), key=itemgetter(0)):
+            for line in record["rejects"]:
+                lines.append({"source": name, **line})
         return lines
 
     def fail(self, failed: dict[str, SourceError]) -> None:
@@ -297,7 +293,10 @@ class PackState:
     def findings(self) -> list[str]:
         """Lines for the user about what is published: duplicates, and sources without any pair."""
         lines = find_duplicates(*open_manifest_and_index(self.root))
-        names = [name for name, record in sorted(self.sources.items()) if not record["pairs"]]
+        names = []
+        for name, record in sorted(self.sources.items()):
+            if not record["pairs"]:
+                names.append(name)
         if names:
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
             lines.append(
@@ -347,8 +346,10 @@ class PackState:
         started = time.monotonic()
         if not self.shards:
             self.write_first_manifest()
-        lines = [json.dumps(line, sort_keys=True) + "\n" for line in self.rejects()]
-        replace_file(self.root / REJECTS_NAME, "".join(lines).encode())
+        text = ""
+        for line in self.rejects():
+            text += json.dumps(line, sort_keys=True) + "\n"
+        files.replace_file(self.root / REJECTS_NAME, text.encode())
         manifest = self.manifest(complete)
         publish(self.root, manifest, rebuild_index=self.rebuild_index)
         self.rebuild_index = False
@@ -378,7 +379,7 @@ class PartState(PackState):
         Raises what PackState does; OutputLocked only if `pack` without a part, `finalize`, `repair`
         or `merge` works on the folder.
         """
-        make_folder(root)
+        files.make_folder(root)
         check_ours(root)
         super().__init__(root, options, lock_folder(root, shared=True))
         self._work = ExitStack()
@@ -389,7 +390,7 @@ class PartState(PackState):
             data = msgspec.json.encode(plan)
             path = root / PARTS_NAME / f"{PLAN_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
             if not path.exists():
-                replace_file(path, data)
+                files.replace_file(path, data)
             self._recorded = dict(self.sources)
             self._reopened = False
             self.shards_dir = self._work.enter_context(working_folder(root))
@@ -407,15 +408,16 @@ class PartState(PackState):
 
         Returns the manifest that these sources alone would have.
         """
+        folder, recorded = self.root / SHARDS_NAME, self._recorded
         for name, record in self.sources.items():
-            if record != self._recorded.get(name):
-                shards = sorted(shard.entry.name for shard in self.parts_of(name).values())
-                folder = self.root / SHARDS_NAME
-                flush_folder(folder)  # another process may have renamed a shard, and not flushed it
-                digests = {shard: file_digest(folder / shard / CHECKSUMS_NAME) for shard in shards}
-                note = SourceNote(record, digests)
-                replace_file(note_path(self.root, name), msgspec.json.encode(note))
-                self._recorded[name] = record
+            if record != recorded.get(name):
+                files.flush_folder(folder)  # another process may have renamed a shard only
+                digests = {}
+                for shard in self.parts_of(name).values():
+                    path = folder / shard.entry.name / files.CHECKSUMS_NAME
+                    digests[shard.entry.name] = files.file_digest(path)
+                self._leave_note(name, SourceNote(record, digests))
+                recorded[name] = record
         return self.manifest(complete)
 
     def add_shard(self, shard: PublishedShard) -> None:
@@ -426,7 +428,7 @@ class PartState(PackState):
         self._reopen()
         name = shard.entry.name
         final = self.root / SHARDS_NAME / name
-        if not claim_name(self.shards_dir / name, final):
+        if not files.claim_name(self.shards_dir / name, final):
             found = published_shard(final, self.root)
             if found.attributes["pairs_digest"] != shard.attributes["pairs_digest"]:
                 raise OutputRefused(
@@ -462,7 +464,7 @@ class PartState(PackState):
         for part, shard in self.parts_of(source).items():
             if shard.entry.name not in self.listed:
                 del self.shards[source, part]
-                remove_published(self.root / SHARDS_NAME / shard.entry.name)
+                files.remove_published(self.root / SHARDS_NAME / shard.entry.name)
                 removed += 1
         return removed
 
@@ -475,8 +477,11 @@ class PartState(PackState):
         for source, error in failed.items():
             if not self._is_packed(source):
                 text = printable("\n".join([str(error), *getattr(error, "__notes__", ())]))
-                note = SourceNote(error=text, corrupt=isinstance(error, SourceCorrupt))
-                replace_file(note_path(self.root, source), msgspec.json.encode(note))
+                corrupt = isinstance(error, SourceCorrupt)
+                self._leave_note(source, SourceNote(error=text, corrupt=corrupt))
+
+    def _leave_note(self, source: str, note: SourceNote) -> None:
+        files.replace_file(note_path(self.root, source), msgspec.json.encode(note))
 
     def _is_packed(self, source: str) -> bool:
         """Whether another process has packed a source to its end."""
@@ -520,8 +525,9 @@ def check_ours(root: Path) -> None:
     """Refuse a folder of something else, before anything in it is changed."""
     if (root / MANIFEST_NAME).exists():
         return
+    working = (LOCK_NAME, PARTS_NAME, files.TEMPORARY_PREFIX + MANIFEST_NAME)
     for path in root.iterdir():
-        if not path.name.startswith((LOCK_NAME, PARTS_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)):
+        if not path.name.startswith(working):
             raise OutputRefused(
                 f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
                 "folder. If it is a pack that lost its manifest: sa1bpack repair "
@@ -550,7 +556,7 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
     """
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        return locked(root / LOCK_NAME, kind | fcntl.LOCK_NB, flags)
+        return files.locked(root / LOCK_NAME, kind | fcntl.LOCK_NB, flags)
     except BlockingIOError:
         raise OutputLocked(
             f"{root}: another process packs into this folder, or a part of a job; wait for its end"
@@ -560,8 +566,8 @@ def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
     """Only one part at a time is in such a block, which takes a moment."""
-    make_folder(root / PARTS_NAME)
-    with os.fdopen(locked(root / PARTS_NAME / _PARTS_LOCK)):
+    files.make_folder(root / PARTS_NAME)
+    with os.fdopen(files.locked(root / PARTS_NAME / _PARTS_LOCK)):
         yield
 
 
@@ -576,14 +582,14 @@ def working_folder(root: Path) -> Iterator[Path]:
     with alone(root):
         for other in sorted(folder.parent.glob(_WORKING + "*")):
             try:
-                os.close(locked(other / _PARTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB))
+                os.close(files.locked(other / _PARTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB))
             except BlockingIOError:
                 continue
             except FileNotFoundError:  # its owner has removed it right now
                 pass
             shutil.rmtree(other, ignore_errors=True)
-        make_folder(folder)
-        lock = locked(folder / _PARTS_LOCK)
+        files.make_folder(folder)
+        lock = files.locked(folder / _PARTS_LOCK)
     with os.fdopen(lock):
         try:
             yield folder

@@ -220,40 +220,35 @@ class _Rebuilding(PackState):
 
 
 @dataclass(frozen=True)
-class _Replacement:
+class _Rebuilt:
     """A rebuilt shard that can replace the damaged one of its name.
 
-    folder
-        Where it lies, in the working folder.
-    same
-        It has the bytes that the pack's checksums demand.
-    note
-        What to report to the user, or "".
+    folder  where it lies, in the working folder
+    same    it has the bytes that the pack's checksums demand
+    note    what to report to the user, or ""
     """
 
-    name: str
     shard: PublishedShard
     folder: Path
     same: bool
     note: str
 
 
-def _replacement(shard: PublishedShard, working: Path, damage: Damage) -> _Replacement | str:
+def _compared(shard: PublishedShard, working: Path, damage: Damage) -> _Rebuilt:
     """Read a rebuilt shard back, and compare it with all that is known of the old one.
 
-    Returns why it cannot be used, if so.
+    Raises FormatError if it cannot replace that.
     """
-    name, now = shard.entry.name, shard.attributes
-    folder = working / name
+    name, now, folder = shard.entry.name, shard.attributes, working / shard.entry.name
     check = Check(PackFiles(working))
     check_shard(check, folder, shard.entry, damage.manifest.layout, quick=False)
     if check.problems:
-        return f"the rebuilt shard is damaged, too: {check.problems[0].what}"
-    was = recorded_attributes(damage.folder(name))
-    if was and (was["source"], was["part"]) != (now["source"], now["part"]):
-        was = None  # another shard has its name
+        raise FormatError(f"the rebuilt shard is damaged, too: {check.problems[0].what}")
+    was = recorded_attributes(damage.folder(name)) or {}
+    if any(was.get(key) != now[key] for key in ("source", "part")):
+        was = {}  # damaged, or another shard has its name
     if was and was["pairs_digest"] != now["pairs_digest"]:
-        return "the source holds other images than those it was packed from"
+        raise FormatError("the source holds other images than those it was packed from")
     found, expected = file_digest(folder / CHECKSUMS_NAME), damage.digests.get(name)
     note = ""
     if expected not in (None, found):
@@ -261,7 +256,7 @@ def _replacement(shard: PublishedShard, working: Path, damage: Damage) -> _Repla
         if was and was["packed_by"] != now["packed_by"]:
             by, before = versions_text(now["packed_by"]), versions_text(was["packed_by"])
             note += f", by {by}; it was packed by {before}"
-    return _Replacement(name, shard, folder, found == expected, note)
+    return _Rebuilt(shard, folder, found == expected, note)
 
 
 class _Repair:
@@ -331,42 +326,43 @@ class _Repair:
         held
             At its end, the working folder is removed.
         """
-        damage, result = self._damage, self.result
-        whole = self._share is None
+        damage, result, whole = self._damage, self.result, self._share is None
         if whole and not (damage.shards or damage.own_files):
             remove_old_indexes(self._root, damage.manifest.index)
             Unfinished().write(self._root)
             return
         made = self._rebuilt(held)
-        others = [replaced for replaced in made if not replaced.same]
+        others = [rebuilt.shard.entry.name for rebuilt in made if not rebuilt.same]
         rewrite = whole and (damage.own_files or bool(others))
         state = PackState(self._root, damage.options, lock)
         if rewrite:
             state.sources, state.rebuild_index = self._records, damage.own_files
             state.shards = self._sound_shards({entry.source for entry in damage.manifest.shards})
-            if obstacle := self._enter_damaged_shards(state):
-                names = [OWN_FILES, *(replaced.name for replaced in others)]
-                result.left |= dict.fromkeys(names, obstacle)
+            try:
+                self._enter_damaged_shards(state)
+            except FormatError as error:
+                result.left |= dict.fromkeys([OWN_FILES, *others], str(error))
                 rewrite = False
-        for replaced in () if whole else others:
-            result.left[replaced.name] = (
-                f"{replaced.note or 'the digest that it must have is unknown'}; the pack's own "
-                "files change with it; once all parts have ended: sa1bpack repair "
-                f"{quote(str(self._root))} TARS --shard {replaced.name}"
-            )
         if damage.lost:
             Unfinished(lost=True).write(self._root)
         elif rewrite and damage.manifest.complete:
             Unfinished(complete=True).write(self._root)
         interrupts.check()
-        for replaced in made:
-            if replaced.same or rewrite:
+        for rebuilt in made:
+            name = rebuilt.shard.entry.name
+            if rebuilt.same or rewrite:
                 with alone(self._root):
-                    put_in_place(replaced.folder, damage.folder(replaced.name))
-                state.add_shard(replaced.shard)
-                result.repaired.append(replaced.name)
-                if replaced.note:
-                    self._note(replaced.note)
+                    put_in_place(rebuilt.folder, damage.folder(name))
+                state.add_shard(rebuilt.shard)
+                result.repaired.append(name)
+                if rebuilt.note:
+                    self._note(rebuilt.note)
+            elif not whole:
+                result.left[name] = (
+                    f"{rebuilt.note or 'the digest that it must have is unknown'}; the pack's own "
+                    "files change with it; once all parts have ended: sa1bpack repair "
+                    f"{quote(str(self._root))} TARS --shard {name}"
+                )
         if damage.lost:
             self._rewrite_lost_manifest(state)
         elif rewrite:
@@ -388,11 +384,11 @@ class _Repair:
             if entry.source in sources and entry.name not in damage.shards
         }
 
-    def _request(self, sources: list[Source]) -> Request:
-        """The request to pack these sources again."""
-        recorded = [self._records[each.name] for each in sources if each.name in self._records]
+    def _request(self, names: Iterable[str]) -> Request:
+        """The request to pack the sources of these names again."""
+        recorded = [self._records[name] for name in names if name in self._records]
         return Request(
-            sources=sources,
+            sources=[self._sources[name] for name in names],
             output=self._root,
             options=self._damage.options,
             workers=self._workers,
@@ -401,12 +397,12 @@ class _Repair:
             ignore_space=True,
         )
 
-    def _rebuilt(self, held: ExitStack) -> list[_Replacement]:
+    def _rebuilt(self, held: ExitStack) -> list[_Rebuilt]:
         """What can replace damaged shards, in a working folder; what cannot is left."""
         if not self.wanted:
             return []
         damage, packed_by = self._damage, versions_in_force()
-        request = self._request([self._sources[name] for name in self.wanted])
+        request = self._request(self.wanted)
         state = _Rebuilding(self._root, damage.options, NOT_LOCKED)
         state.shards_dir = held.enter_context(working_folder(self._root))
         state.shards, state.sources = self._sound_shards(self.wanted), dict(self._records)
@@ -423,21 +419,21 @@ class _Repair:
         usable = []
         for source, wanted in self.wanted.items():
             for part, name in wanted.items():
-                if source in failed:
-                    self.result.left[name] = str(failed[source])
-                elif (shard := state.shards.get((source, part))) is None:
-                    self.result.left[name] = "the source has no image for it"
-                elif isinstance(made := _replacement(shard, state.shards_dir, damage), str):
-                    self.result.left[name] = made
-                else:
-                    usable.append(made)
+                try:
+                    if source in failed:
+                        raise failed[source]
+                    if (source, part) not in state.shards:
+                        raise SourceError("the source has no image for it")
+                    usable.append(_compared(state.shards[source, part], state.shards_dir, damage))
+                except (SourceError, FormatError) as error:
+                    self.result.left[name] = str(error)
         interrupts.check()
         return usable
 
-    def _enter_damaged_shards(self, state: PackState) -> str | None:
+    def _enter_damaged_shards(self, state: PackState) -> None:
         """Enter the shards that stay damaged, so that the pack can be published with them.
 
-        Returns why it cannot, if one is too damaged for that: it would be described wrongly by the
+        Raises FormatError if one is too damaged for that: it would be described wrongly by the
         pack's own files. (A lost manifest is rewritten without it.)
         """
         damage = self._damage
@@ -450,14 +446,15 @@ class _Repair:
                 state.add_shard(read_shard(folder, damage.options.layout))
             except (FormatError, OSError) as error:
                 if not damage.lost:
-                    return f"cannot be rewritten as long as {name} is damaged: {error}"
-        return None
+                    raise FormatError(
+                        f"cannot be rewritten as long as {name} is damaged: {error}"
+                    ) from error
 
     def _rewrite_lost_manifest(self, state: PackState) -> None:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
-        sources = [source for source in self._sources.values() if source.name not in spoilt]
-        packed = pack_into(state, self._request(sources), self._show_progress)
+        request = self._request([name for name in self._sources if name not in spoilt])
+        packed = pack_into(state, request, self._show_progress)
         self.result.notes += packed.notes
         self.result.left.update({name: str(error) for name, error in packed.failed.items()})
         known = {source for source, _ in state.shards} | spoilt

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,13 +14,7 @@ from sa1bpack.arguments import checks_options, local_path, part_of_job, share_of
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, OutputLocked, OutputRefused, SourceError
 from sa1bpack.format.files import flush_folder
-from sa1bpack.format.manifest import (
-    PARTS_NAME,
-    PLAN_PREFIX,
-    SHARDS_NAME,
-    Manifest,
-    identity_text,
-)
+from sa1bpack.format.manifest import PARTS_NAME, PLAN_PREFIX, SHARDS_NAME, Manifest, identity_text
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.options import Request, RunKeywords, checked_request, recorded_options
@@ -88,7 +83,7 @@ def totals_of(root: Path, manifest: Manifest) -> dict[str, Any]:
         "rejects": counts["rejects"],
         "identity": identity_text(manifest.sources),
         "left_out": left_out_text(manifest.options, counts, manifest.masks),
-        "bytes": sum([shard.bytes for shard in manifest.shards]),
+        "bytes": sum(map(attrgetter("bytes"), manifest.shards)),
         "reasons": reasons,
     }
 
@@ -202,13 +197,12 @@ def pack(
         (3, 203)
     """
     url = output if is_url(output) and is_pack_url(output) else None  # of an object store
-    if url is not None and staging is None:
+    if (url is None) != (staging is None):
+        given = shown(url) if url else str(output)
         raise OptionError(
-            f"output is {shown(url)!r}: a pack is made on a local disk, shard by shard, and "
-            "uploaded; name a folder as `staging`"
+            f"output is {given!r}: name a folder as `staging` if the pack is to be uploaded to the "
+            "URL of an object store, and only then"
         )
-    if url is None and staging is not None:
-        raise OptionError(f"staging is {str(staging)!r}, but output is no URL of an object store")
     request = checked_request(sources, output if url is None else staging, options)
     warm_up(request.options)
     interrupts.check()
@@ -297,9 +291,12 @@ def run_part(
 def pack_into(state: PackState, request: Request, show_progress: bool | None) -> PackResult:
     """Pack those sources of a request that a pack does not have."""
     todo, unreadable = sources_to_pack(state, request)
-    new = [source for source in todo if source.name not in state.sources]
+    new, total = [], 0
+    for source in todo:
+        total += source.nbytes
+        if source.name not in state.sources:
+            new.append(source)
     check_room(request, new, state.shards_at_once)
-    total = sum(source.nbytes for source in todo)
     progress = Progress(total, request.max_rejects, state.rejects(), show_progress)
     packed_by = versions_in_force()
     others = set()
@@ -346,11 +343,7 @@ def versions_in_force() -> dict[str, str]:
     """
     require_decoder()
     pil = pil_in_force()
-    return {
-        "sa1bpack": __version__,
-        pil.package: pil.version,
-        "simplejpeg": version("simplejpeg"),
-    }
+    return {"sa1bpack": __version__, pil.package: pil.version, "simplejpeg": version("simplejpeg")}
 
 
 def versions_text(packed_by: dict[str, str]) -> str:
@@ -431,7 +424,6 @@ def finalize(pack: str | Path) -> FinalizeResult:
         paths = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
         plans, noted = [read_note(path, Plan) for path in paths], source_notes(root)
         failed = {name: note for name, note in noted.items() if note.record is None}
-        gone = noted.keys() - failed.keys() - state.sources.keys()
         if manifest.complete and (root / PARTS_NAME).is_dir():
             state.publish(complete=False)  # a complete one must match its checksums all the time
         notes = []
@@ -440,13 +432,11 @@ def finalize(pack: str | Path) -> FinalizeResult:
                 count = counted(state.withdraw(name), "shard")
                 notes.append(f"{name}: its bytes are wrong; {count} withdrawn")
         expected = {name for plan in plans for name in plan.sources}
-        expected |= {source for source, _ in state.shards} | failed.keys() | gone
+        expected |= {source for source, _ in state.shards} | noted.keys()
         missing = {}
         for name in sorted(expected - state.sources.keys()):
             if name in failed:
                 missing[name] = f"given up: {failed[name].error}"
-            elif name in gone:
-                missing[name] = "shards that it had are gone"
             elif shards := state.parts_of(name):
                 missing[name] = f"packed in part, {counted(len(shards), 'shard')}"
             else:

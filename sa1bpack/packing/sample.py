@@ -64,10 +64,7 @@ class Buffers:
     """
 
     def __init__(
-        self,
-        options: PackOptions,
-        image: np.ndarray | None = None,
-        bits: np.ndarray | None = None,
+        self, options: PackOptions, image: np.ndarray | None = None, bits: np.ndarray | None = None
     ):
         """Use this memory, (n,) uint8, for the image and for the bits, or allocate it."""
         self._image = aligned(most_image_bytes(options.layout)) if image is None else image

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore, Event
-from typing import Any, Protocol
+from typing import Any
 
 import xxhash
 
@@ -69,6 +70,10 @@ class PackRun:
         Set once no further pair is wanted.
     threads
         In which shards are written, and workers are served.
+    open_shards
+        Released when a shard has been entered, or discarded.
+    unfinished
+        Packers that are not finished.
     """
 
     def __init__(
@@ -76,10 +81,10 @@ class PackRun:
     ):
         self.state, self.request, self.progress = state, request, progress
         self.packed_by = packed_by
-        self.stopping = Event()
+        self.stopping, self.unfinished = Event(), 0
         self.threads = ThreadPoolExecutor(_MOST_THREADS, "sa1bpack-packing")
         self._done: SimpleQueue[tuple[Callable[[Any], object], Future]] = SimpleQueue()
-        self._open_shards = BoundedSemaphore(MAX_IN_PUBLICATION + readers_of(request))
+        self.open_shards = BoundedSemaphore(MAX_IN_PUBLICATION + readers_of(request))
 
     def start(
         self,
@@ -109,29 +114,9 @@ class PackRun:
 
     def open_shard(self) -> None:
         """Wait until one more shard may be open, or the run is stopping. In a thread that reads."""
-        while not self._open_shards.acquire(timeout=_POLL_SECONDS) and not self.stopping.is_set():
+        while not self.open_shards.acquire(timeout=_POLL_SECONDS) and not self.stopping.is_set():
             if self.request.workers == 1:  # this is the thread of the run
                 self.settle()
-
-    def close_shard(self) -> None:
-        """A shard has been entered, or discarded."""
-        self._open_shards.release()
-
-
-class Decoder(Protocol):
-    """Makes samples, in this process or in others."""
-
-    def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future["Made"]:
-        """What becomes of a pair; `bytes_read` of its source were read so far.
-
-        Waits until there is memory for it.
-        """
-
-    def stop(self) -> None:
-        """The run is stopping: end every wait in `decode`, and cancel what is not made."""
-
-    def close(self) -> None:
-        """No rows are needed any more: free their memory."""
 
 
 # An outcome, and what to call, in any thread, when its rows are no longer needed.
@@ -139,7 +124,7 @@ Made = tuple[Outcome, Callable[[], object]]
 
 
 class InlineDecoder:
-    """Makes samples in the thread of the run."""
+    """Makes samples in the thread of the run; `workers.Workers` does it in other processes."""
 
     def __init__(self, run: PackRun):
         self._run = run
@@ -148,7 +133,11 @@ class InlineDecoder:
             self._free.put(Buffers(run.state.options))
 
     def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future[Made]:
-        """As a Decoder: it is done when this returns."""
+        """What becomes of a pair, when there is memory for it; here, it is made at once.
+
+        bytes_read
+            Of its source so far.
+        """
         buffers = None
         while buffers is None:
             self._run.settle()
@@ -161,9 +150,9 @@ class InlineDecoder:
         return made
 
     def stop(self) -> None:
-        """As a Decoder."""
+        """The run is stopping: end every wait in `decode`, and cancel what is not made."""
 
-    close = stop
+    close = stop  # no rows are needed any more: free their memory
 
 
 class ShardBuilder:
@@ -173,8 +162,8 @@ class ShardBuilder:
     sample, so without one nothing is left on disk. Only that thread creates files: Ctrl-C is raised
     in the main thread alone, so nothing is created that the thread does not know of.
 
-    closed
-        All pairs were read.
+    found
+        How many pairs it has, and the digest of their digests, once all were read.
     discarded
         The shard is not published, unless it is already.
     shard
@@ -183,18 +172,13 @@ class ShardBuilder:
 
     def __init__(self, run: PackRun, source: Source, part: int):
         self.source, self.part = source, part
-        self.closed = self.discarded = False
+        self.discarded = False
         self.shard: Future[PublishedShard | None] | None = None
         self.rejects: list[dict[str, str]] = []
         self.dropped = 0
         self.made: SimpleQueue[Future[Made] | None] = SimpleQueue()  # of its pairs; None: no more
+        self.found = (0, "")
         self._run = run
-        self._found = (0, "")
-
-    def close(self, pairs: int, digest: str) -> None:
-        """All pairs were read: so many, whose digests have this digest."""
-        self._found, self.closed = (pairs, digest), True
-        self.made.put(None)
 
     def discard(self) -> None:
         """The shard is not wanted; its thread ends once the pairs given are made."""
@@ -228,8 +212,8 @@ class ShardBuilder:
                 "source": self.source.name,
                 "part": self.part,
                 "first_pair": self.part * state.options.samples_per_shard,
-                "pairs": self._found[0],
-                "pairs_digest": self._found[1],
+                "pairs": self.found[0],
+                "pairs_digest": self.found[1],
                 "dropped": self.dropped,
                 "rejects": self.rejects,
                 "unknown_keys": sorted(unknown),
@@ -246,8 +230,8 @@ class SourcePacker:
     """The packing of one source.
 
     One thread calls `read`; what is of the pack's state is done by the thread of the run: `enter`,
-    and `was_read`. `finished` becomes true when every shard of the source is published and its
-    record is in the pack state, or the source was given up with `error`.
+    and `finish`. In the end every shard of the source is published and its record is in the pack
+    state, or it was given up with `error`.
     """
 
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
@@ -256,7 +240,6 @@ class SourcePacker:
             The parts to pack; None: all that are not published.
         """
         self.source = source
-        self.finished = False
         self.error: SourceError | None = None
         self.builders: dict[int, ShardBuilder] = {}  # of shards that are not entered yet
         self.reader: PairReader | None = None
@@ -269,7 +252,7 @@ class SourcePacker:
         self._record: dict[str, Any] | None = None
         self._was_read = False
 
-    def read(self, decoder: Decoder) -> None:
+    def read(self, decoder: InlineDecoder | Workers) -> None:
         """Read the source to its end, unless the run is stopping; a SourceError ends up in `error`.
 
         Shards of which all pairs were read are still completed after an error, so that what stays
@@ -325,7 +308,8 @@ class SourcePacker:
         """All pairs of the part were read."""
         found = self._pairs, self._digest.hexdigest()
         if self._builder is not None:
-            self._builder.close(*found)
+            self._builder.found = found
+            self._builder.made.put(None)
         elif self._part in self._published:
             recorded = self._published[self._part].attributes
             if found != (recorded["pairs"], recorded["pairs_digest"]):
@@ -363,8 +347,10 @@ class SourcePacker:
             raise SourceCorrupt(
                 f"{path}: its md5 is {reader.md5}, but the list says {expected}; {remedy(path)}"
             )
+        rejects = []
         for reject in reader.rejects:
             self._run.progress.reject(self.source, reject)
+            rejects.append(reject.as_json())
         self._record = {
             **found,
             "name": self.source.name,
@@ -373,7 +359,8 @@ class SourcePacker:
             "md5_checked": expected is not None,
             "ignored": dict(sorted(reader.ignored.items())),
             "ignored_names": reader.ignored_names,
-            "rejects": [reject.as_json() for reject in reader.rejects],
+            "rejects": rejects,
+            "dropped": 0,
         }
 
     def enter(self, builder: ShardBuilder, shard: PublishedShard | None) -> None:
@@ -383,22 +370,19 @@ class SourcePacker:
             self._without_samples.append(builder)
         else:
             self._state.add_shard(shard)
-        self._run.close_shard()
-        self._finish()
+        self._run.open_shards.release()
+        if self._was_read:
+            self.finish()
 
-    def was_read(self, _: object = None) -> None:
-        """The source was read to its end, or given up."""
+    def finish(self, _: object = None) -> None:
+        """The source was read to its end, or given up; after its last shard, enter its record."""
         self._was_read = True
-        self._finish()
-
-    def _finish(self) -> None:
-        """After the last shard, enter the record of the source."""
-        if self.builders or not self._was_read:
+        if self.builders:
             return
         if self.error is None:
-            for builder in sorted(self._without_samples, key=lambda builder: -builder.part):
+            for builder in sorted(self._without_samples, key=attrgetter("part"), reverse=True):
                 self._record["rejects"] = builder.rejects + self._record["rejects"]
-            self._record["dropped"] = sum(builder.dropped for builder in self._without_samples)
+                self._record["dropped"] += builder.dropped
             self._state.finish_source(self._record, at_once=isinstance(self.source.path, Address))
         # One that was packed to its end before keeps its shards: they came from sound bytes.
         elif (
@@ -407,7 +391,7 @@ class SourcePacker:
             and (withdrawn := self._state.withdraw(self.source.name))
         ):
             self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
-        self.finished = True
+        self._run.unfinished -= 1
 
 
 def readers_of(request: Request) -> int:
@@ -433,13 +417,16 @@ def pack_sources(
     Raises what else ends the run. Then shards that are complete are published, others discarded,
     and no thread and no process is left.
     """
-    packers = [SourcePacker(run, source, wanted and wanted[source.name]) for source in todo]
+    packers = []
+    for source in todo:
+        packers.append(SourcePacker(run, source, wanted and wanted[source.name]))
     if not packers:
         return {}
     # A shard that is built has some twenty files open, and the soft limit is usually 1024.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    run.unfinished = len(packers)
     inline, readers = run.request.workers == 1, min(len(packers), readers_of(run.request))
     decoder = InlineDecoder(run) if inline else Workers(run, readers)
     try:
@@ -449,18 +436,20 @@ def pack_sources(
             ThreadPoolExecutor(readers, "sa1bpack-reader") as reading,
         ):
             try:
+                for _ in range(0 if inline else run.request.workers):
+                    run.threads.submit(decoder.serve)
                 for packer in packers:
                     if inline:
                         packer.read(decoder)
-                        packer.was_read()
+                        packer.finish()
                     else:
-                        run.start(partial(packer.read, decoder), packer.was_read, reading)
-                while any(not packer.finished for packer in packers):
+                        run.start(partial(packer.read, decoder), packer.finish, reading)
+                while run.unfinished:
                     run.settle(_POLL_SECONDS)
             finally:
                 run.stopping.set()
                 reading.shutdown(wait=False, cancel_futures=True)
-                for packer in packers:
+                for packer in packers if run.unfinished else ():
                     if packer.reader is not None:
                         packer.reader.cancel()
                 decoder.stop()
@@ -472,4 +461,8 @@ def pack_sources(
         raise
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return {packer.source.name: packer.error for packer in packers if packer.error is not None}
+    failed = {}
+    for packer in packers:
+        if packer.error is not None:
+            failed[packer.source.name] = packer.error
+    return failed

@@ -189,13 +189,13 @@ class _Job:
     source: Source
     file_name: str
     slot: int
-    sizes: tuple[int, int]  # bytes of its JPEG and of its JSON
+    message: tuple[int, int, int, str]  # to the worker
     bytes_read: int  # of its source, when it was read
     made: "Future[Made]"
 
 
 class Workers:
-    """Makes samples in worker processes: the Decoder of a run with several.
+    """Makes samples in worker processes.
 
     Each process is served by a thread here, which sends it jobs and takes what it makes of them,
     and starts another one in place of a process that ends.
@@ -213,19 +213,17 @@ class Workers:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._processes: list[subprocess.Popen] = []
         self._lock = Lock()  # for stopping
-        for _ in range(count):
-            run.threads.submit(self._serve)
 
     def decode(self, source: Source, pair: Pair, bytes_read: int) -> "Future[Made]":
-        """As a Decoder."""
+        """As `InlineDecoder`, but it is made later."""
         slot, made = self._free_slots.get(), Future()
         self._slots.put(slot, pair.jpeg, pair.json)
-        sizes = len(pair.jpeg), len(pair.json)
+        message = slot, len(pair.jpeg), len(pair.json), pair.file_name
         with self._lock:
             if self._run.stopping.is_set():
                 made.cancel()
             else:
-                self._jobs.put(_Job(source, pair.file_name, slot, sizes, bytes_read, made))
+                self._jobs.put(_Job(source, pair.file_name, slot, message, bytes_read, made))
         return made
 
     def _free(self, slot: int) -> None:
@@ -234,7 +232,7 @@ class Workers:
         self._free_slots.put(slot)
 
     def stop(self) -> None:
-        """As a Decoder: no process is left."""
+        """As `InlineDecoder`; no process is left."""
         with self._lock:  # after this, no job is added and no process started
             self._run.stopping.set()
         for process in self._processes:
@@ -246,18 +244,24 @@ class Workers:
             self._jobs.put(None)
 
     def close(self) -> None:
-        """As a Decoder."""
+        """As `InlineDecoder`."""
         self._slots.close()
 
-    def _serve(self) -> None:
-        """Serve worker processes, one after the other. In a thread, which blocks their signals."""
+    def serve(self) -> None:
+        """Serve worker processes, one after the other, until `stop`.
+
+        In a thread, one for each process of the run, which blocks their signals.
+        """
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         held: deque[_Job] = deque()
         try:
             self._have_done(held)
         except BaseException as error:  # whatever it is, the run must end with it
             self._run.fail(error)
-            while job := (held.popleft() if held else self._jobs.get()):
+            while (job := self._jobs.get()) is not None:
+                job.made.cancel()
+        finally:
+            for job in held:  # which the run has not waited for
                 job.made.cancel()
 
     def _have_done(self, held: deque[_Job]) -> None:
@@ -278,7 +282,7 @@ class Workers:
                     if job is None:
                         return
                     held.append(job)
-                    worker.send(job)
+                    worker.send(job.message)
                 job = held[0]
                 try:
                     outcome = worker.connection.recv()
@@ -297,7 +301,7 @@ class Workers:
                         self._resolve(held.popleft(), Reject(job.file_name, "worker-died", text))
                         deaths = 0
                     for each in held:
-                        worker.send(each)
+                        worker.send(each.message)
                     continue
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -355,16 +359,12 @@ class _Worker:
                 )
         except OSError as error:
             raise PackError(f"a worker process could not be started: {error}") from error
-        self._send(options)
+        self.send(options)
 
-    def _send(self, message: object) -> None:
-        # If it has ended, receiving fails.
+    def send(self, message: object) -> None:
+        """Send a message; if the process has ended, receiving its answer fails."""
         with suppress(OSError):
             self.connection.send(message)
-
-    def send(self, job: _Job) -> None:
-        """Have a job done, after those that were sent before."""
-        self._send((job.slot, *job.sizes, job.file_name))
 
     def exit_text(self) -> tuple[str, bool]:
         """How a process that closed its socket ended; and whether SIGKILL did it, as no crash."""

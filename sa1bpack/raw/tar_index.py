@@ -32,7 +32,7 @@ from sa1bpack.errors import (
 from sa1bpack.format.files import map_bytes, temporary_beside
 from sa1bpack.raw.seek_points import POINT, SPACING, WINDOW, SeekPoints
 from sa1bpack.source.find import Source, open_source
-from sa1bpack.source.inflate import ByteStream, RawFile, open_stream, remedy
+from sa1bpack.source.inflate import ByteStream, GzipStream, remedy
 from sa1bpack.source.pairs import FolderStream, PairReader, Reject
 from sa1bpack.source.tar import MAX_NAME_BYTES, TarStream
 from sa1bpack.wording import counted
@@ -337,32 +337,27 @@ def locate_pairs(source: Source) -> tuple[np.ndarray, list[Reject], list[tuple[s
     Data of a plain tar are skipped and not read. Raises SourceTruncated, SourceCorrupt or
     SourceError as reading the source does.
     """
-    rows = []
-    with _Places(source, spool_dir=Path(tempfile.gettempdir())) as reader:
+    files: list[tuple[str, int]] = []
+    if source.kind == "folder":
+        members = _FolderPlaces(source.path)
+        files = members.files
+    else:
+        stream = GzipStream if source.kind == "gzip-tar" else _SkippingStream
+        members = _TarPlaces(stream(source.path))
+    rows, spool = [], Path(tempfile.gettempdir())
+    with PairReader(source, spool_dir=spool, members=members) as reader:
         for pair in reader:
             places = (*_PLACE.unpack(pair.jpeg), *_PLACE.unpack(pair.json))
             rows.append((*places, pair.file_name.encode()))
-    return np.array(rows, PAIR), reader.rejects, reader.files
-
-
-class _Places(PairReader):
-    """Pairs whose bytes are places: all rules about members are those of the packer."""
-
-    def _open(self, **_):
-        self.files: list[tuple[str, int]] = []
-        if self.source.kind == "folder":
-            stream = _FolderPlaces(self.source.path)
-            self.files = stream.files
-            return stream
-        if self.source.kind == "tar":
-            return _TarPlaces(_SkippingStream(RawFile(self.source.path)))
-        return _TarPlaces(open_stream(self.source.path, gzip=True))
+    return np.array(rows, PAIR), reader.rejects, files
 
 
 class _TarPlaces(TarStream):
+    """Members whose bytes are places: all rules about members are those of the packer."""
+
     def read(self) -> bytes:
         """The place of the current member's data."""
-        return _PLACE.pack(self._stream.position, self._data_size)
+        return _PLACE.pack(self.stream.position, self._data_size)
 
 
 class _FolderPlaces(FolderStream):
@@ -383,8 +378,7 @@ class _SkippingStream(ByteStream):
         """Skip `count` bytes; returns how many there were."""
         at_hand = min(count, len(self.chunk))
         self.chunk = self.chunk[at_hand:]
-        there = max(0, min(count - at_hand, self.raw.nbytes - self.raw.bytes_read))
-        if there:
-            self.raw.skip(there)
-        self.position += at_hand + there
+        self.position += at_hand
+        there = max(0, min(count - at_hand, self.nbytes - self.bytes_read))
+        self.leave_out(there)
         return at_hand + there

@@ -172,9 +172,11 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
     bbox, areas, ious, points, crops, stability = np.split(numbers, (4, 5, 6, 8, 12), axis=1)
     areas = areas[:, 0]
     bad_area = (areas < 0) | (areas > MAX_EXACT) | (areas != np.floor(areas))
-    size = (image.height, image.width)
+    size, ids, texts = (image.height, image.width), [], []
     for index, mask in enumerate(masks):
         counts = mask.segmentation.counts
+        ids.append(mask.id)
+        texts.append(counts)
         if mask.segmentation.size != size:
             found = brief([*mask.segmentation.size])
             problem = f"segmentation.size is {found}, but the image is [height, width] = {[*size]}"
@@ -185,7 +187,6 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
         else:
             continue
         raise AnnotationError(f"annotation {index} (id {mask.id}): {problem}; {_REMEDY}")
-    texts = [mask.segmentation.counts for mask in masks]
     return Annotations(
         image_id=image.image_id,
         width=image.width,
@@ -196,7 +197,7 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
         predicted_iou=ious[:, 0].copy(),
         point_coords=points.copy(),
         crop_box=crops.copy(),
-        annotation_id=np.array([mask.id for mask in masks], np.int64),
+        annotation_id=np.array(ids, np.int64),
         stability_score=stability[:, 0].copy(),
         number_types=types,
         counts_text=np.frombuffer(bytearray("".join(texts), "ascii"), np.uint8),
@@ -249,18 +250,13 @@ def _strange(fields: dict[str, Any], schema: type[msgspec.Struct], prefix: str) 
 
 def _number_table(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of all masks as (n, NUMBERS) f64 and the bits of `number_types`, (n,) u16."""
-    flat = [
-        number
-        for mask in masks
-        for number in (
-            *mask.bbox,
-            mask.area,
-            mask.predicted_iou,
-            *mask.point_coords[0],
-            *mask.crop_box,
-            mask.stability_score,
-        )
-    ]
+    flat: list[int | float] = []
+    for mask in masks:
+        flat += mask.bbox
+        flat += (mask.area, mask.predicted_iou)
+        flat += mask.point_coords[0]
+        flat += mask.crop_box
+        flat.append(mask.stability_score)
     integer = np.fromiter(map(isinstance, flat, repeat(int)), bool, len(flat))
     try:
         numbers = np.fromiter(flat, np.float64, len(flat))

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -94,7 +94,7 @@ def find_sources(
             raise OptionError(
                 f"source is {pattern!r}: give a URL as text; a Path joins its slashes"
             )
-        for path in chain.from_iterable(map(_tars_or_itself, _expand(pattern))):
+        for path in _expand(pattern):
             paths.setdefault(os.path.realpath(path), path)  # of a loop of links, too
     sources: dict[str, Source] = {}
     for path in paths.values():
@@ -106,7 +106,7 @@ def find_sources(
                 f"{source.path} and {other.path} are both called {source.name!r}, and shards are "
                 "named after their source: rename one, or pack them into two outputs"
             )
-    return sorted(sources.values(), key=lambda source: source.name)
+    return sorted(sources.values(), key=attrgetter("name"))
 
 
 def open_source(path: str | Path) -> Source:
@@ -139,40 +139,37 @@ def open_source(path: str | Path) -> Source:
 
 
 def _expand(pattern: str | Path) -> list[Path]:
+    """The paths that a pattern stands for, with the tars in folders of tars in their place.
+
+    Raises SourceError for a folder that has tars and images.
+    """
     refuse_url("source", os.fspath(pattern))
     text = os.path.expanduser(os.fspath(pattern))  # noqa: PTH111 - a Path drops a closing slash
+    found = [text]  # a literal path first: it may hold * or [
     try:
         os.lstat(text)
-        return [Path(text)]  # a literal path first: it may hold * or [
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL is the last
-        pass
+        found = sorted(glob.glob(text, recursive=True))
     except OSError as error:
         raise SourceError(f"{text}: cannot be read: {error.strerror}") from error
-    matches = sorted(glob.glob(text, recursive=True))
-    if not matches:
+    if not found:
         what = "nothing matches this pattern" if glob.has_magic(text) else "no such file or folder"
         raise SourceError(f"{pattern}: {what}; check the path")
-    return [Path(match) for match in matches]
-
-
-def _tars_or_itself(path: Path) -> list[Path]:
-    """The tars in a folder of tars, else the path itself. Raises SourceError if it has both."""
-    try:
-        names = sorted(os.listdir(path)) if path.is_dir() else []  # noqa: PTH208 - names alone
-    except OSError:  # said when it is opened
-        return [path]
-    tars = [
-        path / name
-        for name in names
-        if name.lower().endswith(_TAR_SUFFIXES) and not name.startswith(".")
-    ]
-    if tars and (files := list_folder(path)):
-        raise SourceError(
-            f"{path}: has {counted(len(tars), 'tar')}, such as {tars[0].name}, and "
-            f"{counted(len(files), 'file')} of images, such as {files[0][1].name}: to pack the "
-            f"tars, give '{path}/*{tars[0].suffix}'; for the images, a folder without tars"
-        )
-    return tars or [path]
+    paths = []
+    for path in map(Path, found):
+        tars = []
+        with suppress(OSError):  # said when it is opened
+            for name in sorted(os.listdir(path)) if path.is_dir() else ():  # noqa: PTH208
+                if name.lower().endswith(_TAR_SUFFIXES) and not name.startswith("."):
+                    tars.append(path / name)
+        if tars and (files := list_folder(path)):
+            raise SourceError(
+                f"{path}: has {counted(len(tars), 'tar')}, such as {tars[0].name}, and "
+                f"{counted(len(files), 'file')} of images, such as {files[0][1].name}: to pack "
+                f"the tars, give '{path}/*{tars[0].suffix}'; for the images, a folder without tars"
+            )
+        paths += tars or [path]
+    return paths
 
 
 def _stem(path: Path | Address) -> str:
@@ -207,25 +204,23 @@ def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceEr
 
     Raises OptionError and MissingPackage if an object store cannot be opened.
     """
-    files = {
-        source.name: scheme_of(source.path.url).open_stream(
-            source.path, stop=BLOCK, attempts=ATTEMPTS
-        )
-        for source in sources
-        if source.kind == "remote"
-    }
-    failed: dict[str, SourceError] = {}
-    found: list[Source] = []
+    found, failed = list(sources), {}
+    files: dict[int, Stream] = {}
+    for number, source in enumerate(sources):
+        if source.kind == "remote":
+            open_stream = scheme_of(source.path.url).open_stream
+            files[number] = open_stream(source.path, stop=BLOCK, attempts=ATTEMPTS)
+    if not files:
+        return found, failed
     with ThreadPoolExecutor(AT_ONCE, "sa1bpack-look") as pool:
         try:
-            asked = {name: pool.submit(_ask, file) for name, file in files.items()}
-            for source in sources:
+            asked = {number: pool.submit(_ask, file) for number, file in files.items()}
+            for number, head in asked.items():
+                source = sources[number]
                 try:
-                    if source.name in asked:
-                        head, at = asked[source.name].result(), files[source.name].address
-                        kind = kind_of(head, at)
-                        source = replace(source, path=at, kind=kind, nbytes=at.nbytes)
-                    found.append(source)
+                    data, address = head.result(), files[number].address
+                    kind = kind_of(data, address)
+                    found[number] = replace(source, path=address, kind=kind, nbytes=address.nbytes)
                 except SourceError as error:
                     failed[source.name] = error
         except BaseException:
@@ -233,7 +228,7 @@ def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceEr
             for file in files.values():
                 file.cancel()
             raise
-    return found, failed
+    return [source for source in found if source.name not in failed], failed
 
 
 def _ask(file: Stream) -> bytes:

@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import xxhash
@@ -23,8 +23,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 # copied, and malloc reuses their memory instead of taking fresh pages for each.
 READ_BYTES = 1 << 18  # per read of the raw file
 INFLATE_BYTES = 1 << 18  # maximum output of one inflate step, which bounds a gzip bomb
-_MD5_CHUNKS = 4  # raw chunks that the md5 thread is given at once
-_MD5_BACKLOG = 8  # such groups of chunks that may wait for it
+_MD5_BACKLOG = 32  # chunks that may wait for the md5 thread
 # The first input of a gzip member; each following one is eight times as long, up to a full chunk.
 # The library copies what follows a member, so a file of many tiny members needs small inputs.
 _FIRST_FEED = 4096
@@ -42,34 +41,76 @@ def remedy(path: object) -> str:
     return "download it again and compare its md5 with the published list"
 
 
-class RawFile:
-    """A file read once from start to end, computing its XXH3-128 on the way, and its md5 if asked.
+class ByteStream:
+    """The bytes of a file that is an uncompressed tar, read once, forward only.
 
-    A path is opened at once, the address of a URL with the first read. `bytes_read` counts the
-    bytes read; `xxh128()` and `md5()` are digests of them. md5 is slower than inflation, so it has
-    a thread of its own. That does nothing but compute, so waiting for it cannot hang. `on_wait` is
-    called with a line when the network does not answer.
+    A path is opened at once, the address of a URL with the first read. On the way the XXH3-128 of
+    the file is computed, and its md5 if asked for: that is slower than inflation, so it has a
+    thread of its own, which does nothing but compute, so waiting for it cannot hang.
+
+    path        of the file
+    position    bytes of the tar that were returned or skipped
+    bytes_read  bytes of the file that were read
+    chunk       bytes of the tar that were read, and are not returned yet
     """
 
     def __init__(self, path: Path | Address, *, md5: bool = False, on_wait: OnWait = None):
+        """`on_wait` is called with a line for the user when the network does not answer."""
         self.path = path
-        self.bytes_read = 0
-        self._remote: Stream | None = None
-        if isinstance(path, Address):
-            scheme = scheme_of(path.url)
-            self._remote = scheme.open_stream(path, digest=self.xxh128, on_wait=on_wait)
-        else:
-            try:
-                self._file = path.open("rb", buffering=0)
-            except OSError as error:
-                raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
+        self.position = self.bytes_read = 0
+        self.chunk = memoryview(b"")
         self._xxh128 = xxhash.xxh3_128()
         self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
-        self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if md5 else None
-        self._chunks: list[bytes] = []
+        self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "sa1bpack-md5")
         self._pending: deque[Future[None]] = deque()
+        self._remote: Stream | None = None
+        if isinstance(path, Address):
+            open_remote = scheme_of(path.url).open_stream
+            self._remote = open_remote(path, digest=self._xxh128.hexdigest, on_wait=on_wait)
+            return
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
 
-    def read_chunk(self) -> bytes:
+    def read(self, count: int) -> bytes:
+        """The next `count` bytes; fewer only at the end of the stream.
+
+        Raises SourceTruncated and SourceCorrupt as `_next_chunk` does.
+        """
+        data = bytes(self.chunk[:count])
+        self.chunk = self.chunk[count:]
+        if len(data) < count:
+            pieces, left = [data], count - len(data)
+            while left and (chunk := self._next_chunk()):
+                self.chunk = memoryview(chunk)
+                pieces.append(self.chunk[:left])
+                self.chunk = self.chunk[left:]
+                left -= len(pieces[-1])
+            data = b"".join(pieces)
+        self.position += len(data)
+        return data
+
+    def skip(self, count: int) -> int:
+        """Skip `count` bytes; returns how many there were."""
+        left = count
+        while left and (data := self.read(min(left, READ_BYTES))):
+            left -= len(data)
+        return count - left
+
+    def where(self) -> str:
+        """The current place, for messages."""
+        size = self._remote.nbytes if self._remote else self.nbytes
+        return (
+            f"at byte {self.position} of the tar ({self.bytes_read} of {size} bytes of the file "
+            "read)"
+        )
+
+    def _next_chunk(self) -> bytes:
+        """More bytes, b"" at the end. Raises as `_read_chunk` does."""
+        return self._read_chunk()
+
+    def _read_chunk(self) -> bytes:
         """At most `READ_BYTES` more of the file, b"" at its end.
 
         Raises SourceError if the operating system cannot read, or the server does not send.
@@ -86,52 +127,34 @@ class RawFile:
         self.bytes_read += len(chunk)
         self._xxh128.update(chunk)
         if self._md5 is not None:
-            self._chunks.append(chunk)
-            if len(self._chunks) >= _MD5_CHUNKS:
-                self._hash_chunks()
+            if len(self._pending) >= _MD5_BACKLOG:
+                self._pending.popleft().result()
+            self._pending.append(self._pool.submit(self._md5.update, chunk))
         return chunk
 
-    def skip(self, count: int) -> None:
-        """Resume `count` bytes further, in a file; digests then lack them."""
+    def leave_out(self, count: int) -> None:
+        """Resume `count` bytes further in a file, without reading them; digests then lack them."""
         self._file.seek(count, os.SEEK_CUR)
         self.bytes_read += count
+        self.position += count
 
     @property
-    def nbytes(self) -> int | None:
-        """Size of the file; None if it is not known before the first read."""
-        return self._remote.nbytes if self._remote else os.fstat(self._file.fileno()).st_size
+    def nbytes(self) -> int:
+        """Size of the file, of this machine."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def digests(self) -> tuple[str, str | None]:
+        """Hex XXH3-128 and md5 of the bytes read so far; without md5 unless it was asked for."""
+        wait(self._pending)
+        return self._xxh128.hexdigest(), self._md5 and self._md5.hexdigest()
 
     def cancel(self) -> None:
         """End a wait for the network in another thread, which then raises SourceError."""
         if self._remote:
             self._remote.cancel()
 
-    def _hash_chunks(self) -> None:
-        """Have the md5 of the chunks that were read since the last call computed."""
-        chunks, self._chunks = self._chunks, []
-        if len(self._pending) >= _MD5_BACKLOG:
-            self._pending.popleft().result()
-        self._pending.append(self._pool.submit(self._update_md5, chunks))
-
-    def _update_md5(self, chunks: list[bytes]) -> None:
-        for chunk in chunks:
-            self._md5.update(chunk)
-
-    def xxh128(self) -> str:
-        """Hex XXH3-128 of the bytes read so far."""
-        return self._xxh128.hexdigest()
-
-    def md5(self) -> str | None:
-        """Hex md5 of the bytes read so far; None unless it was asked for."""
-        if self._md5 is None:
-            return None
-        self._hash_chunks()
-        while self._pending:
-            self._pending.popleft().result()
-        return self._md5.hexdigest()
-
     def close(self) -> None:
-        """Close the file and end the md5 thread, if any."""
+        """Close the file and end the md5 thread, if any. May be called more than once."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             # Drop the pool here, so that its thread ends now. A thread that ends calls into Python
@@ -141,59 +164,6 @@ class RawFile:
         (self._remote or self._file).close()
 
 
-class ByteStream:
-    """The bytes of an uncompressed tar file, forward only.
-
-    `position` is the number of bytes returned or skipped. `raw` is the underlying file.
-    """
-
-    def __init__(self, raw: RawFile):
-        self.raw = raw
-        self.position = 0
-        self.chunk = memoryview(b"")
-
-    def read(self, count: int) -> bytes:
-        """The next `count` bytes; fewer only at the end of the stream.
-
-        Raises SourceTruncated and SourceCorrupt as `_next_chunk` does.
-        """
-        if count <= len(self.chunk):
-            data = bytes(self.chunk[:count])
-            self.chunk = self.chunk[count:]
-        else:
-            data = b"".join(self._pieces(count))
-        self.position += len(data)
-        return data
-
-    def skip(self, count: int) -> int:
-        """Skip `count` bytes; returns how many there were."""
-        skipped = sum(map(len, self._pieces(count)))
-        self.position += skipped
-        return skipped
-
-    def where(self) -> str:
-        """The current place, for messages."""
-        return (
-            f"at byte {self.position} of the tar ({self.raw.bytes_read} of {self.raw.nbytes} "
-            "bytes of the file read)"
-        )
-
-    def _pieces(self, count: int):
-        while count > 0:
-            if not self.chunk:
-                self.chunk = memoryview(self._next_chunk())
-                if not self.chunk:
-                    return
-            piece = self.chunk[:count]
-            self.chunk = self.chunk[count:]
-            count -= len(piece)
-            yield piece
-
-    def _next_chunk(self) -> bytes:
-        """More bytes, b"" at the end."""
-        return self.raw.read_chunk()
-
-
 class GzipStream(ByteStream):
     """The inflated bytes of a gzip file with one or more members.
 
@@ -201,11 +171,9 @@ class GzipStream(ByteStream):
     gzip itself treats them; anything else there is an error.
     """
 
-    def __init__(self, raw: RawFile):
-        super().__init__(raw)
-        self._input = memoryview(b"")
-        self._feed = _FIRST_FEED
-        self._inflater = None  # None between members
+    _input = memoryview(b"")
+    _feed = _FIRST_FEED
+    _inflater = None  # between members
 
     def _next_chunk(self) -> bytes:
         """At most `INFLATE_BYTES` of output, b"" after the last member.
@@ -214,7 +182,7 @@ class GzipStream(ByteStream):
         stream, a wrong CRC or length, and anything but gzip after a member.
         """
         while True:
-            self._input = self._input or memoryview(self.raw.read_chunk())
+            self._input = self._input or memoryview(self._read_chunk())
             ended = not self._input
             if self._inflater is None:
                 if ended:
@@ -225,8 +193,8 @@ class GzipStream(ByteStream):
                 return data
             if ended and self._inflater is not None:
                 raise SourceTruncated(
-                    f"{self.raw.path}: the file ends within its gzip stream, {self.where()}; "
-                    f"{remedy(self.raw.path)}"
+                    f"{self.path}: the file ends within its gzip stream, {self.where()}; "
+                    f"{remedy(self.path)}"
                 )
 
     def _begin_member(self) -> bool:
@@ -239,8 +207,8 @@ class GzipStream(ByteStream):
         # If the magic is split between two chunks, the library checks its second byte.
         if not GZIP_MAGIC.startswith(begin[:2]):
             raise SourceCorrupt(
-                f"{self.raw.path}: bytes {begin[:8]!r} follow the gzip stream, where only "
-                f"another gzip member is allowed, {self.where()}; {remedy(self.raw.path)}"
+                f"{self.path}: bytes {begin[:8]!r} follow the gzip stream, where only "
+                f"another gzip member is allowed, {self.where()}; {remedy(self.path)}"
             )
         self._inflater = zlib_ng.decompressobj(_GZIP_WBITS)
         self._feed = _FIRST_FEED
@@ -254,8 +222,8 @@ class GzipStream(ByteStream):
             data = inflater.decompress(piece, INFLATE_BYTES)
         except zlib_ng.error as error:
             raise SourceCorrupt(
-                f"{self.raw.path}: the gzip stream is damaged ({error}) {self.where()}; "
-                f"{remedy(self.raw.path)}"
+                f"{self.path}: the gzip stream is damaged ({error}) {self.where()}; "
+                f"{remedy(self.path)}"
             ) from error
         left = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
         self._input = self._input[len(piece) - len(left) :]
@@ -264,9 +232,6 @@ class GzipStream(ByteStream):
         return data
 
 
-def open_stream(
-    path: Path | Address, *, gzip: bool, md5: bool = False, on_wait: OnWait = None
-) -> ByteStream:
-    """Open a tar for one sequential pass, computing its md5 or not; the caller closes `.raw`."""
-    raw = RawFile(path, md5=md5, on_wait=on_wait)
-    return GzipStream(raw) if gzip else ByteStream(raw)
+def open_stream(path: Path | Address, *, gzip: bool, **options) -> ByteStream:
+    """Open a tar for one sequential pass; `options` as for a ByteStream. The caller closes it."""
+    return (GzipStream if gzip else ByteStream)(path, **options)

@@ -9,13 +9,14 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.source.find import Source, list_folder
-from sa1bpack.source.inflate import OnWait, open_stream, remedy
+from sa1bpack.source.inflate import open_stream, remedy
 from sa1bpack.source.tar import MAX_NAME_BYTES, Half, Member, TarStream, split_name
 
 # The largest members that are read; larger ones are rejected unread.
@@ -160,7 +161,7 @@ class FolderStream:
     def __init__(self, folder: Path):
         self.folder = folder
         self.bytes_read = 0
-        self.raw = self  # has the methods of a RawFile
+        self.stream = self  # has the methods of a ByteStream that a reader calls
 
     def __iter__(self) -> Iterator[Member]:
         for path, member in list_folder(self.folder):
@@ -185,11 +186,9 @@ class FolderStream:
         self.bytes_read += len(data)
         return data
 
-    def xxh128(self) -> None:
+    def digests(self) -> tuple[None, None]:
         """None: a folder has no bytes of its own."""
-
-    def md5(self) -> None:
-        """None, as for `xxh128`."""
+        return None, None
 
     def cancel(self) -> None:
         """Nothing is waited for."""
@@ -207,7 +206,7 @@ class _Waiting:
     ticket: bytes | Spilled
 
 
-class PairReader:
+class PairReader(AbstractContextManager):
     """Iterate once over the pairs of a source, in one sequential pass.
 
     ::
@@ -245,9 +244,13 @@ class PairReader:
         *,
         spool_dir: Path,
         spool_memory: int = SPOOL_MEMORY,
-        md5: bool = False,
-        on_wait: OnWait = None,
+        members: TarStream | FolderStream | None = None,
+        **options,
     ):
+        """
+        members
+            Of the source; None: opened with these `options`, `md5` and `on_wait` of a ByteStream.
+        """
         self.source = source
         self.rejects: list[Reject] = []
         self.ignored: Counter[str] = Counter()
@@ -258,43 +261,30 @@ class PairReader:
         self._spool = Spool(spool_dir, spool_memory)
         self._waiting: dict[str, _Waiting] = {}
         self._settled: dict[str, bool] = {}  # stem → whether it became a pair
-        self._stream = self._open(md5=md5, on_wait=on_wait)
-        self._raw = self._stream.raw
         self._found = 0  # pairs
-        self._pairs = self._read_pairs()
-
-    def __enter__(self) -> "PairReader":
-        return self
+        if members is None and source.kind == "folder":
+            members = FolderStream(source.path)
+        elif members is None:
+            gzip = source.kind == "gzip-tar"
+            members = TarStream(open_stream(source.path, gzip=gzip, **options))
+        self._members, self._stream = members, members.stream
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Pair]:
-        return self._pairs
+        """Close the source and free the spool."""
+        self._stream.close()
+        self._spool.close()
 
     @property
     def bytes_read(self) -> int:
         """Bytes of the source consumed so far, out of `source.nbytes`."""
-        return self._raw.bytes_read
+        return self._stream.bytes_read
 
     def cancel(self) -> None:
         """End a wait for the network in the thread that iterates, which then raises SourceError."""
-        self._raw.cancel()
+        self._stream.cancel()
 
-    def close(self) -> None:
-        """Close the source and free the spool. May be called more than once."""
-        self._pairs.close()
-        self._raw.close()
-        self._spool.close()
-
-    def _open(self, **options) -> TarStream | FolderStream:
-        if self.source.kind == "folder":
-            return FolderStream(self.source.path)
-        gzip = self.source.kind == "gzip-tar"
-        return TarStream(open_stream(self.source.path, gzip=gzip, **options))
-
-    def _read_pairs(self) -> Iterator[Pair]:
-        for member in self._stream:
+    def __iter__(self) -> Iterator[Pair]:
+        for member in self._members:
             self.members += 1
             if self.members > MAX_MEMBERS and self.source.kind != "folder":
                 raise SourceError(
@@ -314,7 +304,7 @@ class PairReader:
             missing = "json" if waiting.half == "jpeg" else "jpeg"
             detail = f"the source has no {missing} for {stem!r}"
             self.rejects.append(Reject(waiting.member, f"missing-{missing}", detail))
-        self.xxh128, self.md5 = self._raw.xxh128(), self._raw.md5()
+        self.xxh128, self.md5 = self._stream.digests()
 
     def _admit(self, member: Member, stem: str, half: Half) -> bool:
         """True if the member may be read; if not, the reason is recorded."""
@@ -351,7 +341,7 @@ class PairReader:
 
         Raises SourceCorrupt if more bytes wait than in any real source.
         """
-        data = self._stream.read()
+        data = self._members.read()
         waiting = self._waiting.pop(stem, None)
         if waiting is None:
             size = self._spool.memory_used + self._spool.spilled + member.size

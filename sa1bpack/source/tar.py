@@ -47,11 +47,11 @@ _KINDS: dict[bytes, MemberKind] = {
 # Types 1 to 6 have no data, whatever their size field says, as in tarfile.
 _WITHOUT_DATA = frozenset(b"123456")
 _PAX_LOCAL = (b"x", b"X")
-_PAX_GLOBAL = b"g"
 _GNU_LONG_NAME = b"L"
-_GNU_LONG_LINK = b"K"
-# The only pax records that are used; others are not kept, however many a tar has.
-_PAX_USED = (b"path", b"size")
+_NOT_USED = (
+    b"g",
+    b"K",
+)  # pax records for all members, such as a comment; GNU's long names of links
 _PAX_SPARSE = b"GNU.sparse."  # prefix of the keys of all records about sparse files
 
 
@@ -107,19 +107,17 @@ def _escaped(name: str) -> str:
 class TarStream:
     """The members of a tar; `read` returns the data of the current one, otherwise it is skipped.
 
-    `raw` is the file, to be closed by the caller.
+    `stream` has the bytes of the tar, and is closed by the caller.
 
     Raises SourceTruncated if the stream ends too early and SourceCorrupt if a header is wrong; both
     name the file and the place.
     """
 
     def __init__(self, stream: ByteStream):
-        self.raw = stream.raw
-        self._stream = stream
-        self._path = stream.raw.path
+        self.stream = stream
+        self._path = stream.path
         self._unread = 0  # data and padding of the current member
         self._data_size = 0
-        self._global_pax: dict[bytes, bytes] = {}
 
     def __iter__(self) -> Iterator[Member]:
         while (header := self._next_header()) is not None:
@@ -127,17 +125,17 @@ class TarStream:
                 member = self._member(header)
             except ValueError as error:
                 raise SourceCorrupt(
-                    f"{self._path}: {error}, {self._stream.where()}; {remedy(self._path)}"
+                    f"{self._path}: {error}, {self.stream.where()}; {remedy(self._path)}"
                 ) from None
             yield member
             unread, self._unread = self._unread, 0
-            if self._stream.skip(unread) < unread:
+            if self.stream.skip(unread) < unread:
                 raise self._truncated("within a member's data")
 
     def read(self) -> bytes:
         """All data of the current member; may be called once."""
         size = self._data_size
-        data = self._stream.read(size)
+        data = self.stream.read(size)
         self._unread -= len(data)
         if len(data) < size:
             raise self._truncated("within a member's data")
@@ -145,22 +143,19 @@ class TarStream:
 
     def _member(self, header: bytes) -> Member:
         """The member that starts with this header. Raises ValueError if that is wrong."""
-        pax = dict(self._global_pax)
+        pax: dict[bytes, bytes] = {}
         long_name = None
         while True:
             raw_name, size, kind_byte = parse_header(header)
             if kind_byte in _PAX_LOCAL:
-                pax |= self._pax_records(size)
-            elif kind_byte == _PAX_GLOBAL:
-                self._global_pax |= self._pax_records(size)
-                pax = self._global_pax | pax
+                pax |= parse_pax(self._extended(size))
             elif kind_byte == _GNU_LONG_NAME:
                 long_name = self._extended(size).rstrip(b"\0")
-            elif kind_byte == _GNU_LONG_LINK:
+            elif kind_byte in _NOT_USED:
                 self._extended(size)
             else:
                 break
-            header = self._stream.read(BLOCK)
+            header = self.stream.read(BLOCK)
             if len(header) < BLOCK or header == _ZEROS:
                 raise self._truncated("after an extended header whose member is missing")
         if kind_byte == b"S":
@@ -173,7 +168,7 @@ class TarStream:
         kind = _KINDS.get(kind_byte, "special")
         if kind == "file" and raw_name.endswith(b"/"):
             kind = "directory"  # as tars older than ustar mark them
-        if kind == "file" and _PAX_SPARSE in pax:
+        if kind == "file" and _PAX_SPARSE in b"".join(pax):
             kind = "sparse"
         if kind_byte[0] in _WITHOUT_DATA:
             size = 0
@@ -186,7 +181,7 @@ class TarStream:
         """The next block that is not zeros, None at the end of the archive."""
         zeros = 0
         while True:
-            block = self._stream.read(BLOCK)
+            block = self.stream.read(BLOCK)
             if len(block) == BLOCK and block != _ZEROS:
                 return block
             if any(block):
@@ -199,7 +194,7 @@ class TarStream:
             if zeros > MAX_ZERO_TAIL:
                 raise SourceTruncated(
                     f"{self._path}: more than {MAX_ZERO_TAIL} zeros follow the last member, "
-                    f"{self._stream.where()}: a download that was allocated but not completed? "
+                    f"{self.stream.where()}: a download that was allocated but not completed? "
                     f"{remedy(self._path)}"
                 )
 
@@ -210,32 +205,23 @@ class TarStream:
                 f"an extended header claims {size} bytes, the limit is {MAX_EXTENDED_HEADER}"
             )
         padded = -(-size // BLOCK) * BLOCK
-        data = self._stream.read(padded)
+        data = self.stream.read(padded)
         if len(data) < padded:
             raise self._truncated("within an extended header")
         return data[:size]
-
-    def _pax_records(self, size: int) -> dict[bytes, bytes]:
-        """The records of a pax header that are used; `_PAX_SPARSE` stands for all about sparse
-        files."""
-        records = parse_pax(self._extended(size))
-        used = {key: records[key] for key in _PAX_USED if key in records}
-        if any(key.startswith(_PAX_SPARSE) for key in records):
-            used[_PAX_SPARSE] = b""
-        return used
 
     def _skip_sparse_map(self, header: bytes) -> None:
         """Skip the blocks of an old GNU sparse map, which precede the data."""
         extended = header[482]
         while extended:
-            block = self._stream.read(BLOCK)
+            block = self.stream.read(BLOCK)
             if len(block) < BLOCK:
                 raise self._truncated("within a sparse file's map")
             extended = block[504]
 
     def _truncated(self, place: str) -> SourceTruncated:
         return SourceTruncated(
-            f"{self._path}: the tar ends {place}, {self._stream.where()}; {remedy(self._path)}"
+            f"{self._path}: the tar ends {place}, {self.stream.where()}; {remedy(self._path)}"
         )
 
 
@@ -247,7 +233,7 @@ def parse_header(header: bytes) -> tuple[bytes, int, bytes]:
     stored = _number(header[148:156], "checksum")
     # The checksum counts its own field as eight spaces (8 * 32).
     total = sum(header) - sum(header[148:156]) + 256
-    if stored != total and stored != _signed_sum(header):
+    if stored != total:
         raise ValueError(f"a tar header has checksum {stored}, but its bytes sum to {total}")
     name = header[:100].partition(b"\0")[0]
     prefix = header[345:500].partition(b"\0")[0]
@@ -289,10 +275,3 @@ def _number(field: bytes, what: str) -> int:
         except ValueError:  # 8 or 9
             pass
     raise ValueError(f"a tar header has {what} {field!r}, which is not an octal number")
-
-
-def _signed_sum(header: bytes) -> int:
-    """The checksum of old tar programs, which summed signed characters."""
-    field = header[148:156]
-    large = sum(byte > 127 for byte in header) - sum(byte > 127 for byte in field)
-    return sum(header) - sum(field) + 256 - 256 * large

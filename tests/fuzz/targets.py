@@ -79,7 +79,7 @@ def _refusing(*errors: type[Exception]) -> Iterator[None]:
 def tar(data: bytes) -> None:
     """The members of a plain tar: all of it is walked, every second file is read."""
     stream = TarStream(open_stream(_file(data), gzip=False))
-    with contextlib.closing(stream.raw), _refusing(SourceError):
+    with contextlib.closing(stream.stream), _refusing(SourceError):
         for number, member in enumerate(stream):
             assert number <= len(data) // BLOCK
             assert len(member.name) <= 4 * MAX_PATH_BYTES
@@ -100,7 +100,7 @@ def gzip(data: bytes) -> None:
                 assert stream.position <= MAX_INFLATION * len(data)
             assert b"".join(found) == decompress(data.lstrip(b"\0"))
     finally:
-        stream.raw.close()
+        stream.close()
 
 
 def pairs(data: bytes) -> None:

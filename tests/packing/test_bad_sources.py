@@ -2,14 +2,14 @@
 
 import hashlib
 import os
+import shutil
 
 import pytest
 from small_tars import SMALL, contents, members, names_of, write_tar
 
 import sa1bpack
-from sa1bpack.errors import SourceCorrupt, SourceError
+from sa1bpack.errors import SourceCorrupt, SourceError, TooManyRejects
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.packing import progress
 
 
 @pytest.fixture
@@ -96,6 +96,12 @@ def test_a_packed_tar_that_a_list_contradicts_is_named_and_its_shards_stay(tmp_p
     assert result.images == 1 and shards(root) == ["sa_1-000"]
 
 
+def test_a_name_that_no_shard_can_have_is_refused_before_any_work(tmp_path, root):
+    with pytest.raises(SourceError, match=r"__sa.*rename it"):
+        sa1bpack.pack(write_tar(tmp_path / "__sa.tar", members([1])), root, workers=1, **SMALL)
+    assert not root.exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -114,32 +120,18 @@ def test_a_list_that_cannot_be_used_is_an_error_before_any_work(tmp_path, root, 
     assert not root.exists()
 
 
-def interrupted(tar, root, monkeypatch, after: int) -> None:
-    """Pack until so many pairs have their outcome, then be interrupted."""
-    with monkeypatch.context() as patch:
-        done = progress.Progress.done
-        count = iter(range(10**6))
-
-        def stop(self, *arguments):
-            if next(count) == after:
-                raise KeyboardInterrupt
-            done(self, *arguments)
-
-        patch.setattr(progress.Progress, "done", stop)
-        with pytest.raises(KeyboardInterrupt):
-            sa1bpack.pack(tar, root, workers=1, **SMALL)
-
-
 @pytest.mark.parametrize(
     ("now", "workers"),
     [(range(100, 112), 2), ([1, 0, *range(2, 12)], 1), (range(3), 1), (range(5), 1)],
     ids=["other photos", "another order", "ends in a packed shard", "a packed shard is longer"],
 )
 def test_a_source_that_changed_between_two_runs_is_noticed(
-    tmp_path, root, monkeypatch, manifest_of, now, workers
+    tmp_path, root, manifest_of, now, workers
 ):
-    tar = write_tar(tmp_path / "sa_1.tar", members(range(12)), shuffle=None)
-    interrupted(tar, root, monkeypatch, after=9)
+    bad = {"./sa_9.json": b"{"}
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(12)) | bad, shuffle=None)
+    with pytest.raises(TooManyRejects):
+        sa1bpack.pack(tar, root, workers=1, max_rejects=0, **SMALL)
     assert shards(root) == ["sa_1-000", "sa_1-001"]
     before = [names_of(open_shard(root / "shards" / name)) for name in shards(root)]
     write_tar(tar, members(now), shuffle=None)
@@ -152,17 +144,23 @@ def test_a_source_that_changed_between_two_runs_is_noticed(
     assert not manifest_of(root)["complete"]
 
 
-def test_a_source_without_pairs_is_named(root, tmp_path):
-    whole = write_tar(tmp_path / "sa_000000.tar", members(range(2)))
+def test_a_source_without_pairs_and_image_ids_that_occur_twice_are_named(root, tmp_path, capsys):
+    whole = write_tar(tmp_path / "sa_000000.tar", members([1, 2, 3]))
+    copy = shutil.copy(whole, tmp_path / "copy.tar")
     empty = write_tar(tmp_path / "sa_000001.tar", {"./a.txt": b"hello"})
-    for _ in range(2):  # also by a run that finds it packed
-        result = sa1bpack.pack([whole, empty], root, workers=1, **SMALL)
-        assert (result.images, result.complete) == (2, True)
-        [note] = result.notes
+    sources = [whole, copy, empty]
+    for _ in range(2):  # also by a run that finds them packed
+        result = sa1bpack.pack(sources, root, workers=1, **SMALL)
+        assert (result.images, result.complete) == (6, True)
+        ids, note = result.notes
+        assert ids == (
+            "3 image ids occur more than once: 1 in copy and sa_000000, also 2, 3; open with "
+            "duplicates='first' to leave the later ones out, or 'all' to keep them"
+        )
         assert note.startswith(
             "no pair of a .jpg and a .json file of the same name is in sa_000001;"
         )
-    parts = tmp_path / "parts"
+        assert f"sa1bpack: {ids}\nsa1bpack: {note}\n" in capsys.readouterr().err
     for number in (1, 2):
-        sa1bpack.pack_part([whole, empty], parts, (number, 2), workers=1, **SMALL)
-    assert sa1bpack.finalize(parts).notes == [note]
+        sa1bpack.pack_part(sources, tmp_path / "parts", (number, 2), workers=1, **SMALL)
+    assert sa1bpack.finalize(tmp_path / "parts").notes == [ids, note]

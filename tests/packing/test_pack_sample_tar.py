@@ -3,18 +3,17 @@
 import io
 import json
 import tarfile
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from edited_packs import sample_views
 from mask_oracle import decode, grid
 from PIL import Image
-from small_tars import SMALL, changed, members, names_of, write_tar
+from small_tars import names_of
 
 import sa1bpack
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.masks import encode_counts, unpack_bits
+from sa1bpack.masks import unpack_bits
 
 
 @pytest.fixture(scope="module")
@@ -100,56 +99,3 @@ def test_mask_bits_are_those_of_masks_decoded_at_full_size(pack_with, originals,
             mask = decode(annotations[index]["segmentation"])
             expected = grid(mask, 256, fit, sampling)
             np.testing.assert_array_equal(cells[index], expected, err_msg=f"{name}, {index}")
-
-
-def test_runs_give_the_counts_of_the_json_back_byte_for_byte(pack_with, originals):
-    shard = pack_with()
-    for row, name in enumerate(names_of(shard)):
-        sample = sample_views(shard, row)
-        offset = sample["run_offset"] - sample["run_offset"][0]
-        text, text_offset = encode_counts(np.array(sample["run_ends"]), offset)
-        texts = [text[a:b].tobytes().decode() for a, b in pairwise(text_offset)]
-        assert texts == [a["segmentation"]["counts"] for a in originals[name][1]["annotations"]]
-
-
-def test_every_number_of_the_json_is_stored_with_its_type(pack_with, originals):
-    shard = pack_with()
-    for row, name in enumerate(names_of(shard)):
-        sample = sample_views(shard, row)
-        for mask, annotation in enumerate(originals[name][1]["annotations"]):
-            numbers = [
-                *annotation["bbox"], annotation["area"], annotation["predicted_iou"],
-                *annotation["point_coords"][0], *annotation["crop_box"],
-                annotation["stability_score"],
-            ]  # fmt: skip
-            stored = [
-                *sample["bbox"][mask], sample["area"][mask], sample["predicted_iou"][mask],
-                *sample["point_coords"][mask], *sample["crop_box"][mask],
-                sample["stability_score"][mask],
-            ]  # fmt: skip
-            assert numbers == stored
-            assert sample["annotation_id"][mask] == annotation["id"]
-            types = sum(isinstance(number, int) << bit for bit, number in enumerate(numbers))
-            assert sample["number_types"][mask] == types
-
-
-def test_a_counts_text_that_cocos_encoder_would_not_write_is_marked(tmp_path):
-    found = members([1], masks=2)
-
-    def lengthen(record):
-        counts = record["annotations"][1]["segmentation"]["counts"]
-        last = counts[-1]  # one more group that only repeats the sign of the last one
-        sign = (ord(last) - 48) & 0x10
-        longer = chr(48 + ((ord(last) - 48) | 0x20)) + chr(48 + (31 if sign else 0))
-        record["annotations"][1]["segmentation"]["counts"] = counts[:-1] + longer
-
-    canonical = tmp_path / "canonical"
-    sa1bpack.pack(write_tar(tmp_path / "sa_1.tar", found), canonical, workers=1, **SMALL)
-    changed(found, 1, lengthen)
-    other = tmp_path / "other"
-    sa1bpack.pack(write_tar(tmp_path / "sa_1.tar", found), other, workers=1, **SMALL)
-    shards = [open_shard(root / "shards" / "sa_1-000") for root in (canonical, other)]
-    assert [shard["number_types"][1] >> 15 for shard in shards] == [0, 1]
-    assert [shard["number_types"][0] >> 15 for shard in shards] == [0, 0]
-    np.testing.assert_array_equal(shards[0]["run_ends"], shards[1]["run_ends"])
-    np.testing.assert_array_equal(shards[0]["mask_bits"], shards[1]["mask_bits"])

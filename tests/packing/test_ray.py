@@ -88,24 +88,27 @@ def nodes(tmp_path_factory):
     nodes.shutdown()
 
 
-@pytest.fixture
-def run(nodes, long_tars, tmp_path):
-    """run(): the command, in a process of its own."""
-
-    def run():
-        return start(
-            "pack", *long_tars, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS,
-            "--engine", "ray", "--address", nodes.address,
-        )  # fmt: skip
-
-    return run
-
-
-@pytest.mark.parametrize("whom", ["task", "driver, by Ctrl-C", "driver", "node"])
-def test_what_is_killed_in_the_middle_is_completed(nodes, run, long_pack, tmp_path, whom):
+@pytest.mark.parametrize(
+    ("command", "whom"),
+    [
+        *(("pack", whom) for whom in ("task", "driver, by Ctrl-C", "driver", "node")),
+        *(("repair", whom) for whom in ("task", "driver, by Ctrl-C")),
+    ],
+)
+def test_what_is_killed_in_the_middle_is_completed(
+    nodes, long_tars, long_pack, tmp_path, command, whom
+):
     """A task or a node by the same run, which repeats the task; the driver by the next run."""
+    root = tmp_path / "pack"
+    call = ("pack", *long_tars, "--output", root, "--workers", 1, *SMALL_FLAGS)
+    if command == "repair":
+        call = ("repair", root, *long_tars)
+        sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+        for name in ("sa_000010-001", "sa_000011-004"):
+            (root / "shards" / name / "image" / "c.0.0.0.0").write_bytes(b"")
+    call += ("--engine", "ray", "--address", nodes.address)
     nodes.stop_the_next_task()
-    process = run()
+    process = start(*call)
     task = wait_until(nodes.stopped, process)
     assert task is not None, finish(process)
     match whom:
@@ -123,40 +126,13 @@ def test_what_is_killed_in_the_middle_is_completed(nodes, run, long_pack, tmp_pa
     if whom.startswith("driver"):
         assert code == (130 if "Ctrl-C" in whom else -signal.SIGKILL), error
         if "Ctrl-C" in whom:
-            assert "repeat the same command to continue from here" in error
-            assert "Traceback" not in error
+            assert "repeat the same command" in error and "Traceback" not in error
         wait_until(lambda: not psutil.pid_exists(task))
-        code, _, error = finish(run())
+        code, _, error = finish(start(*call))
     assert code == 0, error
-    assert contents(tmp_path / "pack") == long_pack
-    assert temporaries(tmp_path / "pack") == []
-
-
-@pytest.mark.parametrize("whom", ["task", "driver, by Ctrl-C"])
-def test_a_repair_that_is_killed_in_the_middle_is_completed(nodes, long_tars, tmp_path, whom):
-    root = tmp_path / "pack"
-    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
-    whole = contents(root)
-    for name in ("sa_000010-001", "sa_000011-004"):
-        (root / "shards" / name / "image" / "c.0.0.0.0").write_bytes(b"")
-    command = ("repair", root, *long_tars, "--engine", "ray", "--address", nodes.address)
-    nodes.stop_the_next_task()
-    process = start(*command)
-    task = wait_until(nodes.stopped, process)
-    assert task is not None, finish(process)
-    if whom == "task":
-        os.kill(task, signal.SIGKILL)
-    else:
-        process.send_signal(signal.SIGINT)
-    code, out, error = finish(process)
-    if whom != "task":
-        assert code == 130 and "repeat the same command" in error and "Traceback" not in error
-        wait_until(lambda: not psutil.pid_exists(task))
-        code, out, error = finish(start(*command))
-    assert code == 0, error
-    assert "repaired" in out or "nothing to repair" in out
     assert sa1bpack.repair(root, quick=True).ok
-    assert contents(root) == whole and temporaries(root) == []
+    assert contents(root) == long_pack
+    assert temporaries(root) == []
 
 
 def test_what_is_refused_is_refused_before_a_cluster_is_asked(long_tars, tmp_path):

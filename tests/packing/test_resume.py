@@ -4,18 +4,15 @@ Runs that are killed: tests/torture/test_kill.py.
 """
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 from commands import SMALL_FLAGS, finish, published, start, temporaries, wait_until, workers_of
 from preloads import after_import
 from small_tars import SMALL, contents
 
 import sa1bpack
-from sa1bpack.errors import FormatError
 
 # Preloaded into every process of a run: each stops where this says, and leaves a file that names
 # it, so that a signal meets all of them there, however fast the machine is.
@@ -93,25 +90,6 @@ def test_a_signal_to_all_processes_ends_the_run_tidily_and_the_next_one_complete
     assert contents(root) == long_pack
 
 
-def test_a_run_killed_early_leaves_a_manifest_that_says_that_it_is_not_complete(
-    start_paused, long_tars, long_pack, manifest_of, tmp_path
-):
-    root = tmp_path / "pack"
-    process = start_paused(_BEFORE_THE_SECOND_SHARD, root, processes=1)
-    workers = workers_of(process.pid)
-    process.kill()
-    finish(process)
-    psutil.wait_procs(workers, timeout=60)
-    manifest = manifest_of(root)
-    assert not manifest["complete"] and published(root) >= 1
-    # The shards are there, but it lists none of them yet: what it says of itself fits.
-    assert (manifest["shards"], manifest["samples"], manifest["index"]) == ([], 0, None)
-    report = sa1bpack.verify(root)
-    assert report.ok and not report.complete
-    assert sa1bpack.pack(long_tars, root, workers=1, **SMALL).complete
-    assert contents(root) == long_pack
-
-
 def test_ctrl_c_while_workers_start_says_no_more_than_that(start_paused, tmp_path):
     process = start_paused(_IN_THE_IMPORTS_OF_WORKERS, tmp_path / "pack", processes=2)
     workers = workers_of(process.pid)
@@ -123,16 +101,3 @@ def test_ctrl_c_while_workers_start_says_no_more_than_that(start_paused, tmp_pat
         "sa1bpack: interrupted", "sa1bpack: repeat the same command to continue from here",
     ]  # fmt: skip
     assert not any(worker.is_running() for worker in workers)
-
-
-def test_a_damaged_shard_ends_the_run_and_the_message_mends_it(sources, undisturbed, tmp_path):
-    root = tmp_path / "pack"
-    sa1bpack.pack(sources, root, workers=1, **SMALL)
-    damaged = sorted(root.glob("shards/sa_*"))[0]
-    os.truncate(damaged / "bbox" / "c.0.0", 5)
-    with pytest.raises(FormatError, match=r"Remove the folder .* and repeat") as caught:
-        sa1bpack.pack(sources, root, workers=1, **SMALL)
-    assert str(damaged) in str(caught.value)
-    shutil.rmtree(damaged)
-    sa1bpack.pack(sources, root, workers=1, **SMALL)
-    assert contents(root) == undisturbed

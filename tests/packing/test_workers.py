@@ -94,13 +94,8 @@ def _held() -> dict[str, set]:
     }
 
 
-def test_a_run_leaves_no_process_thread_or_descriptor(tar, expected, tmp_path, leaves_nothing):
-    sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
-    assert contents(tmp_path / "pack") == expected
-
-
-def test_a_run_that_is_interrupted_leaves_no_process_thread_or_descriptor(
-    tar, tmp_path, monkeypatch, leaves_nothing
+def test_a_run_that_is_interrupted_and_one_that_is_not_leave_no_process_thread_or_descriptor(
+    tar, expected, tmp_path, monkeypatch, leaves_nothing
 ):
     def interrupt(self, *_):
         monkeypatch.undo()
@@ -110,6 +105,8 @@ def test_a_run_that_is_interrupted_leaves_no_process_thread_or_descriptor(
     with pytest.raises(KeyboardInterrupt):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert temporaries(tmp_path / "pack") == []
+    sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    assert contents(tmp_path / "pack") == expected
 
 
 def test_a_worker_that_dies_once_changes_no_byte(

@@ -6,7 +6,7 @@ import pytest
 from system import peak_growth
 
 from sa1bpack.errors import AnnotationError
-from sa1bpack.source.annotations import MAX_ANNOTATIONS, MAX_UNKNOWN_KEYS, parse_annotations
+from sa1bpack.source.annotations import MAX_UNKNOWN_KEYS, parse_annotations
 
 PROGRAM = """
 from sa1bpack.errors import AnnotationError
@@ -40,20 +40,6 @@ def test_records_of_the_largest_size_take_a_bounded_multiple_of_it():
     """The worst cases of 16 MB; the limit includes the record itself and its parts."""
     imports = "sa1bpack.source; from sa1bpack.source.annotations import parse_annotations"
     assert peak_growth(PROGRAM, imports=imports) < 350
-
-
-def test_a_record_of_too_many_masks_is_refused_with_image_count_and_limit(record):
-    def of(masks: int) -> bytes:
-        found = record()
-        found["annotations"] = found["annotations"][:1] * masks
-        return json.dumps(found).encode()
-
-    assert len(parse_annotations(of(MAX_ANNOTATIONS))) == MAX_ANNOTATIONS
-    with pytest.raises(
-        AnnotationError, match=r"image \d+ has 10,001 masks.*limit is 10,000"
-    ) as caught:
-        parse_annotations(of(MAX_ANNOTATIONS + 1))
-    assert caught.value.code == "too-many-masks"
 
 
 @pytest.mark.parametrize("digits", [20, 400, 4300, 100_000])

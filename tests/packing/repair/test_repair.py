@@ -1,7 +1,6 @@
 """`repair` rebuilds damaged shards from the same tars to the same bytes, and nothing else."""
 
 import os
-import random
 import shutil
 
 import pytest
@@ -143,15 +142,3 @@ def test_shards_that_are_named_are_read_in_full_and_the_others_checked_quickly(
         sa1bpack.repair(root, tars, shards=["sa_9-000"])
     assert sa1bpack.repair(root, tars, workers=1, shards=[FIRST]).ok
     assert contents(root) == expected
-
-
-def test_damage_in_many_places_at_once_is_repaired(root, tars, expected):
-    rng = random.Random(11)
-    names = [name for name, data in expected.items() if data]
-    for _ in range(4):
-        for name in rng.sample(names, rng.randint(2, 6)):
-            flip(root / name, rng.random())
-        if rng.random() < 0.3:
-            shutil.rmtree(root / "shards" / rng.choice(["sa_000001-000", FIRST]))
-        assert sa1bpack.repair(root, tars, workers=1).ok
-        assert contents(root) == expected

@@ -107,18 +107,11 @@ def test_without_its_manifest_a_pack_is_repaired_as_a_whole_first(damaged, tars,
 
 
 def test_parts_keep_off_what_needs_the_folder_alone_and_choose_their_shards(root, tars):
-    lock = lock_folder(root, shared=True)
-    try:
+    with os.fdopen(lock_folder(root, shared=True)):
         assert sa1bpack.repair(root, tars, part=(1, 2)).ok
         with pytest.raises(OutputLocked):
             sa1bpack.repair(root, tars)
-    finally:
-        os.close(lock)
-    lock = lock_folder(root)
-    try:
-        with pytest.raises(OutputLocked):
-            sa1bpack.repair(root, tars, part=(1, 2))
-    finally:
-        os.close(lock)
+    with os.fdopen(lock_folder(root)), pytest.raises(OutputLocked):
+        sa1bpack.repair(root, tars, part=(1, 2))
     with pytest.raises(OptionError, match="a part has those of its sources"):
         sa1bpack.repair(root, tars, part=(1, 2), shards=[FIRST])
