@@ -41,19 +41,13 @@ def test_pillow_simd_is_chosen_if_it_can_run(machine, flags, package, simd):
 @pytest.mark.parametrize(
     ("log", "meaning"),
     [
-        (
-            "The headers or library files could not be found for jpeg,\n"
-            "a required dependency when compiling Pillow from source.\n",
-            "headers of jpeg are missing",
-        ),
-        (
-            "src/_imaging.c:76:10: fatal error: Python.h: No such file or directory\n"
-            "error: command '/usr/bin/gcc' failed with exit code 1\n",
-            "headers of Python are missing",
-        ),
+        ("The headers or library files could not be found for jpeg,\na required dependency",
+         "headers of jpeg are missing"),
+        ("src/_imaging.c:76:10: fatal error: Python.h: No such file or directory\nerror: command",
+         "headers of Python are missing"),
         ("", "pip failed"),
     ],
-)
+)  # fmt: skip
 def test_a_failed_build_is_explained(log, meaning):
     """In one line, naming what to install if that would help."""
     explained = setup_pillow.explain(log)

@@ -99,14 +99,6 @@ def test_a_signal_that_the_caller_ignores_is_ignored(tar, tmp_path):
     assert run(*arguments, path=tmp_path)[0] == 0
 
 
-def test_an_interrupted_verify_does_not_advise_to_repeat_it(tar, tmp_path):
-    sa1bpack.pack(tar, tmp_path / "pack", workers=1, image_size=64, mask_size=16)
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "tqdm.py").write_text(_INTERRUPTING.format("SIGINT"))
-    done = run("verify", tmp_path / "pack", path=tmp_path / "path")
-    assert done == (130, "", "sa1bpack: interrupted\n")
-
-
 @pytest.mark.parametrize("arguments", [("--help",), ("info",)])
 def test_commands_that_need_no_kernels_load_none(tmp_path, arguments):
     (tmp_path / "numba.py").write_text("raise SystemExit('numba was imported')\n")

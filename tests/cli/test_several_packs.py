@@ -1,5 +1,6 @@
 """Commands over several packs, and on files of `sa1bpack subset`."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -189,17 +190,25 @@ def test_an_export_of_several_packs_is_that_of_the_merged_one(
     assert exported(command, tmp_path / "b", form, *packs[::-1], *options) == merged and merged
 
 
-def test_a_selection_is_exported_alone_and_from_the_first_of_packs_with_its_ids(
-    command, packs, tmp_path
-):
-    third = third_pack(tmp_path)
-    open_pack([third, *packs], duplicates="first").save_selection(tmp_path / "all.sel")
-    result = sa1bpack.export_sa1b(tmp_path / "all.sel", tmp_path / "json")
-    assert result.images == 12
-    names = sorted(path.name for path in (tmp_path / "json" / "sa_000009").iterdir())
-    assert names == ["sa_4.json", "sa_5.json", "sa_6.json", "sa_7.json"]
+@pytest.mark.parametrize("form", ["sa1b", "coco"])
+def test_a_selection_is_exported_alone_and_each_of_its_images_once(command, packs, tmp_path, form):
+    """Of packs with the same ids, from the first."""
+    selection = tmp_path / "some.sel"
+    ds = open_pack([third_pack(tmp_path), *packs], duplicates="first")
+    ds[ds.index_of([9, 2, 4, 9])].save_selection(selection)
+    found = exported(command, tmp_path / "file.json", form, selection)
+    ids = (
+        [*packs[:1], "--image-id", 2],
+        [packs[1], "--image-id", 9],
+        [tmp_path / "third", "--image-id", 4],
+    )
+    if form == "sa1b":
+        parts = [exported(command, tmp_path / f"{n}", form, *each) for n, each in enumerate(ids)]
+        assert found == parts[0] | parts[1] | parts[2] and len(found) == 3
+    else:
+        assert [image["id"] for image in json.loads(found)["images"]] == [2, 9, 4]
     for more in (packs[0],), ("--image-id", 4):
-        code, _, error = command("export", tmp_path / "all.sel", *more, "-o", tmp_path / "none")
+        code, _, error = command("export", selection, *more, "-o", tmp_path / "none")
         assert code == 2 and "is a selection: export it alone" in error
 
 
@@ -243,13 +252,3 @@ def test_a_report_of_several_packs_counts_them_together(command, packs, tmp_path
     code, _, error = command("report", *packs, "-o", out, "--verify", "full")
     assert code == 1 and "sa_000001-000" in error
     assert command("report", *packs, "-o", packs[1] / "report.html")[0] == 2
-
-
-@pytest.mark.parametrize("form", ["sa1b", "coco"])
-def test_an_export_of_a_selection_has_its_images_once(command, packs, tmp_path, form):
-    selection = tmp_path / "some.sel"
-    ds = open_pack(packs)
-    ds[ds.index_of([9, 2, 4, 9])].save_selection(selection)
-    ids = ("--image-id", 2, "--image-id", 4, "--image-id", 9)
-    chosen = exported(command, tmp_path / "ids.json", form, *packs, *ids)
-    assert exported(command, tmp_path / "file.json", form, selection) == chosen and chosen

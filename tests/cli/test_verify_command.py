@@ -50,15 +50,9 @@ def test_without_a_manifest_nothing_is_claimed_that_only_it_can_tell(command, ro
 def test_the_repair_command_can_be_copied_into_a_shell(command, root):
     file = root / "shards" / "sa_000000-000" / "bbox" / "c.0.0"
     file.unlink()
-    _, out, _ = command("verify", root)
-    assert out.splitlines()[0].endswith(f"{file}: missing")
-    line = out.splitlines()[1].partition(": ")[2]
-    assert shlex.split(line) == ["sa1bpack", "repair", str(root), "TARS"]
-    tar = root.parent / "sa_000000.tar"
-    write_tar(tar, members(range(6)))
-    (root / "manifest.json").unlink()
-    _, _, error = command("pack", tar, "--output", root)
-    assert error.endswith(f"manifest: sa1bpack repair '{root}' TARS\n")
+    what, repair, *_ = command("verify", root)[1].splitlines()
+    assert what.endswith(f"{file}: missing")
+    assert shlex.split(repair.partition(": ")[2]) == ["sa1bpack", "repair", str(root), "TARS"]
 
 
 @pytest.mark.parametrize("flags", [(), ("--quick",)], ids=["full", "quick"])
