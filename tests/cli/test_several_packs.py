@@ -197,14 +197,9 @@ def test_a_selection_is_exported_alone_and_each_of_its_images_once(command, pack
     ds = open_pack([third_pack(tmp_path), *packs], duplicates="first")
     ds[ds.index_of([9, 2, 4, 9])].save_selection(selection)
     found = exported(command, tmp_path / "file.json", form, selection)
-    ids = (
-        [*packs[:1], "--image-id", 2],
-        [packs[1], "--image-id", 9],
-        [tmp_path / "third", "--image-id", 4],
-    )
     if form == "sa1b":
-        parts = [exported(command, tmp_path / f"{n}", form, *each) for n, each in enumerate(ids)]
-        assert found == parts[0] | parts[1] | parts[2] and len(found) == 3
+        names = [name for name in sorted(found) if name.endswith(".json")]
+        assert names == ["sa_000000/sa_2.json", "sa_000001/sa_9.json", "sa_000009/sa_4.json"]
     else:
         assert [image["id"] for image in json.loads(found)["images"]] == [2, 9, 4]
     for more in (packs[0],), ("--image-id", 4):
