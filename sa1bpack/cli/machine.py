@@ -3,12 +3,10 @@
 import platform
 import resource
 import subprocess
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sa1bpack.dataset.shards import mapping_limit
-from sa1bpack.disk.reading_mode import direct_obstacle
 from sa1bpack.environment import (
     available_cpus,
     cpu_flags,
@@ -56,7 +54,6 @@ def describe_machine(folder: Path) -> dict[str, str]:
         "memory": f"{size_text(memory_bytes())} for this process",
         "CUDA": cuda_devices(),
         "file system": f"{(kinds or ['unknown'])[-1]}, of {folder}",
-        "O_DIRECT": direct_state(folder),
         "limits": _limits(),
     }
 
@@ -81,18 +78,6 @@ def cuda_devices() -> str:
     """The devices that the NVIDIA driver names, with their memory; torch is not loaded."""
     found = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     return "; ".join(found) or "none: nvidia-smi is missing, or names no device"
-
-
-def direct_state(folder: Path) -> str:
-    """Tell if files in a folder can be read past the page cache, and if not, why."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".sa1bpack-") as file:
-            file.write(bytes(4096))
-            file.flush()
-            obstacle = direct_obstacle(Path(file.name))
-    except OSError as error:
-        return f"unknown: no file can be written there ({error.strerror})"
-    return "works there" if obstacle is None else f"no: {obstacle}"
 
 
 def _limits() -> str:

@@ -27,8 +27,8 @@ def info(packs: list[str] = (), *, json: bool = False) -> int:
     that sa1bpack.open makes of them: image ids that several have are named, and
     packs that do not fit together are refused with what differs. Without a pack:
     what this machine has: the PIL in force, versions, SIMD, memory, CUDA, the file
-    system of the current folder and whether it can be read past the page cache,
-    and limits on open files, memory maps and asynchronous reads.
+    system of the current folder, and limits on open files, memory maps and
+    asynchronous reads.
 
     Args:
         packs (PACK): folders of packs, or quoted globs
@@ -198,9 +198,8 @@ def bench(
     """Measure your pack on this machine: how fast memory, disk and device are by
     themselves (the ceilings), then how many samples per second a Loader and a
     DataLoader that shuffle yield to a loop that does nothing with them, with the
-    pack's pages dropped (cold) and in the page cache (warm), the seconds to the
-    first batch of a new process, and the memory of each. Takes about 10 times
-    --seconds, and the start of six processes, 3 to 10 seconds each.
+    pack's pages dropped (cold) and in the page cache (warm), and the memory of
+    each. Takes about 10 times --seconds.
 
     With --sweep it compares settings too: threads, io, prefetch and batch size of
     a Loader; workers, prefetched batches and pinning of a DataLoader, some 25

@@ -1,10 +1,7 @@
 """Ceilings of a machine with a pack, what its loaders reach of them, and settings compared."""
 
-import multiprocessing
 import statistics
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,10 +21,8 @@ from sa1bpack.measuring.speeds import (
     Setting,
     Speed,
     Task,
-    loader_of,
     measure,
     some_samples,
-    take,
 )
 from sa1bpack.wording import counted, size_text
 
@@ -222,10 +217,13 @@ class Ceilings:
 
 @dataclass
 class BenchResult:
-    """Result of `bench`. `lines` has, by loader, "cold" and "warm" Speed, and seconds to the first
-    batch of a new process: `first_cold` and `first_again`; `remaining_share` is what of the pack
-    was in the page cache after its pages were dropped. With `sweep`, `sweeps` has the comparisons
-    of settings, and `settings`, by loader, the line of Python that makes it with the best ones."""
+    """Result of `bench`.
+
+    lines            by loader, "cold" and "warm" Speed
+    remaining_share  of the pack, in the page cache after its pages were dropped
+    sweeps           with `sweep`, the comparisons of settings
+    settings         with `sweep`, by loader, the line of Python that makes it with the best ones
+    """
 
     pack: str
     samples: int
@@ -235,7 +233,7 @@ class BenchResult:
     device: str
     ceilings: Ceilings
     remaining_share: float = 0.0
-    lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lines: dict[str, dict[str, Speed]] = field(default_factory=dict)
     sweeps: list[Sweep] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
 
@@ -253,7 +251,7 @@ class BenchResult:
         ]
         rows = [("ceiling", "bytes/s", "samples/s")]
         rows += [(name, size_text(n), f"{n / each:,.0f}") for name, n in ceilings if n is not None]
-        head = "loader", "cold", "of ceiling", "warm", "of ceiling", "first batch", "again"
+        head = "loader", "cold", "of ceiling", "warm", "of ceiling", "host", "device"
         lines = [
             f"{self.pack}: {counted(self.samples, 'sample')} of {size_text(each)} (pixels and "
             f"stored mask bits), batches of {self.batch_size}",
@@ -262,9 +260,8 @@ class BenchResult:
             *_table(rows),
             *([f"disk: not measured: {found.why}"] if found.why else []),
             "",
-            *_table([(*head, "host", "device"), *map(self._row, self.lines)]),
-            "cold, warm: samples/s; first batch: seconds in a new process; again: in another one, "
-            "which finds in\nthe page cache what it needs; host, device: memory",
+            *_table([head, *map(self._row, self.lines)]),
+            "cold, warm: samples/s; host, device: memory",
         ]
         least = min((line["cold"] for line in self.lines.values()), key=lambda cold: cold.seconds)
         if least.seconds < _LEAST_SECONDS:
@@ -293,7 +290,6 @@ class BenchResult:
             rate = speed.samples_per_second
             share = "-" if most is None else f"{rate * self.sample_bytes / most:.2f}"
             row += [f"{rate:,.0f}", share]
-        row += [f"{line[key]:.2f}" for key in ("first_cold", "first_again")]
         device = max(speed.device_bytes for speed in speeds)
         host = size_text(max(speed.host_bytes for speed in speeds))
         return [*row, host, size_text(device) if device else "-"]
@@ -318,22 +314,6 @@ def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
     index = CUDA.index_of(task.device)
     device = None if index is None else device_ceiling(index, _DEVICE_BYTES, duration)
     return Ceilings(memory, disk, device, why), each
-
-
-def first_batch(task: Task, setting: Setting) -> float:
-    """Seconds from opening the pack to the first batch. To be called in a new process."""
-    begin = time.perf_counter()
-    with loader_of(task, setting, task.open()) as loader:
-        take(next(iter(loader)), task)
-        CUDA.wait_for(task.device)
-        return time.perf_counter() - begin
-
-
-def in_new_process(function: Callable, *arguments: Any) -> Any:
-    """Call a function of a module in a new process, which may have children."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()
 
 
 @checks_options(masks="mask_layout")
@@ -392,8 +372,6 @@ def bench(
     for workers in _WORKERS:
         name = f"DataLoader, {counted(workers, 'worker')}"
         settings[name] = Setting("DataLoader", batch_size, {"num_workers": workers})
-    for name in settings:
-        result.lines[name] = dict.fromkeys(("cold", "warm", "first_cold", "first_again"))
     for kind, task in tasks.items():
         for number, (name, setting) in enumerate(settings.items()):
             progress(f"{name}, {kind}")
@@ -401,12 +379,7 @@ def bench(
                 task.prepare()
             if task.cold and number == 0:
                 result.remaining_share = task.remaining_share()
-            result.lines[name][kind] = measure(task, setting, duration)
-    for name, setting in settings.items():
-        progress(f"{name}, first batch of a new process")
-        tasks["cold"].prepare()
-        for key in ("first_cold", "first_again"):
-            result.lines[name][key] = in_new_process(first_batch, tasks["cold"], setting)
+            result.lines.setdefault(name, {})[kind] = measure(task, setting, duration)
     if sweep:
         result.sweeps, result.settings = compare_settings(tasks, batch_size, duration, progress)
     return result

@@ -1,7 +1,6 @@
 """Benchmarks of a small pack: all that is measured, what is said of it, and settings compared."""
 
 import json
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ import sa1bpack
 from sa1bpack import bench
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.measuring.bench import Ceilings, in_new_process, sweep
+from sa1bpack.measuring.bench import Ceilings, sweep
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, read_spans
 from sa1bpack.measuring.memory import drop_pages, resident_bytes
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
@@ -38,7 +37,6 @@ def swept(packed, monkeypatch):
     ceilings = Ceilings(20e9, 2e9, None), 4e6
     monkeypatch.setattr("sa1bpack.measuring.bench.measure_ceilings", lambda *given: ceilings)
     monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
-    monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)
     return asked, bench(packed.root, batch_size=4, mask_layout="concat", sweep=True)
 
 
@@ -84,16 +82,12 @@ def test_loaders_are_measured(packed, reader, cold):
     assert found.device_bytes == 0
 
 
-def test_a_benchmark_has_every_line(packed, monkeypatch):
+def test_a_benchmark_has_every_line(packed):
     steps = []
-    monkeypatch.setattr(
-        "sa1bpack.measuring.bench.in_new_process", lambda function, *given: function(*given)
-    )
     result = bench(packed.root, batch_size=4, duration=0.02, progress=steps.append)
     assert list(result.lines) == ["Loader", "DataLoader, 0 workers", "DataLoader, 2 workers"]
     for line in result.lines.values():
         assert line["cold"].samples_per_second > 0 and line["warm"].samples_per_second > 0
-        assert line["first_cold"] > 0 and line["first_again"] > 0
     assert result.ceilings.memory > 0 and result.ceilings.device is None
     assert (result.ceilings.disk is None) == bool(result.ceilings.why)
     text = result.as_text()
@@ -101,17 +95,13 @@ def test_a_benchmark_has_every_line(packed, monkeypatch):
     result.remaining_share = 0.25
     assert "cold is not cold: 25% of the pack" in result.as_text()
     assert max(map(len, text.splitlines()[1:])) <= 100
-    assert all(name in text for name in result.lines) and len(steps) == 10
-    assert "again: in another one" in text and "cold figures are of little time, such as " in text
+    assert all(name in text for name in result.lines) and len(steps) == 7
+    assert "cold figures are of little time, such as " in text
     for line in result.lines.values():
         assert 0 < line["cold"].samples <= result.samples and line["cold"].seconds > 0
         line["cold"] = replace(line["cold"], seconds=1.0)
     assert "cold figures" not in result.as_text()
     assert json.loads(json.dumps(result.as_dict()))["samples"] == len(open_pack(packed.root))
-
-
-def test_the_first_batch_is_that_of_a_new_process():
-    assert in_new_process(os.getpid) not in (os.getpid(), in_new_process(os.getpid))
 
 
 def test_spans_are_the_bytes_of_the_samples_and_reading_them_counts_them(packed, direct_folder):
