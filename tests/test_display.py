@@ -68,12 +68,8 @@ def test_readers_orders_buckets_and_collate_show_what_they_were_made_with(ds):
 
 
 def test_steps_show_their_parameters(ds):
-    shown = {
-        transforms.RandomHorizontalFlip(): "RandomHorizontalFlip(p=0.5)",
-        transforms.RandomResizedCrop(): "RandomResizedCrop(scale=(0.08, 1), ratio=(0.75, 1.333))",
-    }
-    for step, text in shown.items():
-        assert repr(step) == text
+    crop = transforms.RandomResizedCrop()
+    assert repr(crop) == "RandomResizedCrop(scale=(0.08, 1), ratio=(0.75, 1.333))"
     jitter = transforms.ColorJitter(0.4, hue=0.1)
     assert repr(jitter).startswith("ColorJitter(brightness=(0.6, 1.4), contrast=(1, 1), ")
     pipeline = transforms.Pipeline(ds, [transforms.RandomHorizontalFlip(), jitter])

@@ -1,21 +1,15 @@
 """What cannot be read is an error with the sample's name, found before any byte is used."""
 
-import json
 import pickle
 import shutil
 
 import pytest
+from edited_packs import edit
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, ReadError, VersionError
 
 SHARD = "sa_000001-000"  # samples 4, 5, 6
-
-
-@pytest.fixture
-def root(packed, tmp_path):
-    """A pack to damage."""
-    return shutil.copytree(packed.root, tmp_path / "pack")
 
 
 def write_at(path, offset, data):
@@ -24,23 +18,29 @@ def write_at(path, offset, data):
         file.write(data)
 
 
+def number(array, offset, value, nbytes=8):
+    """A change of a number in the file of an array."""
+    return lambda folder: write_at(folder / array, offset, value.to_bytes(nbytes, "little"))
+
+
 def cut_short(folder):
     path = folder / "image/c.0.0.0.0"
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def edit_attributes(folder, **values):
-    path = folder / "zarr.json"
-    data = json.loads(path.read_text())
-    data["attributes"]["sa1bpack"].update(values)
-    path.write_text(json.dumps(data))
+def metadata(*keys, **values):
+    """A change of what a shard's metadata has below these keys."""
+
+    def change(data):
+        for key in keys:
+            data = data[key]
+        data.update(values)
+
+    return lambda folder: edit(folder / "zarr.json", change)
 
 
-def edit_array(folder, name, **values):
-    path = folder / "zarr.json"
-    data = json.loads(path.read_text())
-    data["consolidated_metadata"]["metadata"][name].update(values)
-    path.write_text(json.dumps(data))
+OF_AREA = ("consolidated_metadata", "metadata", "area")
+OF_PACK = ("attributes", "sa1bpack")
 
 
 def lengthen(folder):
@@ -53,31 +53,19 @@ DEFECTS = {
     "too long": (lengthen, "bbox.*too long"),
     "lost file": (lambda folder: (folder / "area/c.0").unlink(), "area.*missing"),
     "lost metadata": (lambda folder: (folder / "zarr.json").unlink(), "zarr.json.*missing"),
-    "another type": (lambda folder: edit_array(folder, "area", data_type="int32"), "int32"),
-    "another number of samples": (lambda folder: edit_attributes(folder, samples=2), "shape"),
-    "a newer format": (lambda folder: edit_attributes(folder, format=[2, 0]), "version 2.0"),
-    "another id than the index": (
-        lambda folder: write_at(folder / "image_id/c.0", 8, b"\1"), "image_id.*verify",
-    ),
+    "another type": (metadata(*OF_AREA, data_type="int32"), "int32"),
+    "another number of samples": (metadata(*OF_PACK, samples=2), "shape"),
+    "a newer format": (metadata(*OF_PACK, format=[2, 0]), "version 2.0"),
+    "another id than the index": (number("image_id/c.0", 8, 1, 1), "image_id.*verify"),
     "a falling offset": (
-        lambda folder: write_at(folder / "mask_offset/c.0", 8, (20).to_bytes(8, "little")),
-        "mask_offset: offset 2 is 12, below the 20 before it",
+        number("mask_offset/c.0", 8, 20), "mask_offset: offset 2 is 12, below the 20 before it",
     ),
     "another offset than the index": (
-        lambda folder: write_at(folder / "mask_offset/c.0", 8, (8).to_bytes(8, "little")),
-        "mask_offset: differs from what .*/index-[0-9a-f]{8}/mask_offset",
+        number("mask_offset/c.0", 8, 8), "mask_offset: differs from what .*/index-[0-9a-f]{8}/mask",
     ),
-    "a last offset past the end": (
-        lambda folder: write_at(folder / "mask_offset/c.0", 24, (17).to_bytes(8, "little")),
-        "0 to 17",
-    ),
-    "a side of zero": (
-        lambda folder: write_at(folder / "size/c.0.0", 0, bytes(4)), "size.*found 0",
-    ),
-    "a stored side beyond the canvas": (
-        lambda folder: write_at(folder / "size/c.0.0", 8, (25).to_bytes(4, "little")),
-        "at most 24; found .* 25",
-    ),
+    "a last offset past the end": (number("mask_offset/c.0", 24, 17), "0 to 17"),
+    "a side of zero": (number("size/c.0.0", 0, 0, 4), "size.*found 0"),
+    "a stored side beyond the canvas": (number("size/c.0.0", 8, 25, 4), "at most 24; found .* 25"),
 }  # fmt: skip
 
 

@@ -22,11 +22,6 @@ from sa1bpack.loading.batch.collate import Collate
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
 
-@pytest.fixture(scope="module")
-def ds(packed):
-    return open_pack(packed.root)
-
-
 def test_reading_samples_loads_neither_torch_nor_numba(packed):
     """They take longer to import, and more memory, than everything else together."""
     code = (

@@ -29,15 +29,10 @@ def incomplete(pack_writer, tmp_path):
     return root
 
 
-def warnings_of(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records
-            if (record.name, record.levelno) == ("sa1bpack", logging.WARNING)]  # fmt: skip
-
-
 def test_an_incomplete_pack_is_reported_with_its_counts_and_the_remedy(incomplete, caplog):
     assert len(open_pack(incomplete)[2:].with_options(mask_format="bool")) == 10
-    [text] = warnings_of(caplog)
-    assert text == (
+    [record] = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert record.getMessage() == (
         f"{incomplete}: not complete: 12 images in 5 shards, 2 sources packed to the end, 1 in "
         "part; repeat the pack command, which names what is missing"
     )
@@ -84,8 +79,7 @@ def test_the_text_of_a_dataset_differs_where_batches_mean_something_else(layout_
 # ------------------------------------------------------------------------------ subsets of torch
 
 
-def test_a_split_of_torch_becomes_a_dataset_of_the_same_samples(packed):
-    ds = open_pack(packed.root)
+def test_a_split_of_torch_becomes_a_dataset_of_the_same_samples(ds):
     one, other = random_split(ds, [8, 4], generator=torch.Generator().manual_seed(0))
     for part in (one, other, Subset(one, [3, 0, 3]), Subset(ds[::-1], range(4))):
         found = as_dataset(part)

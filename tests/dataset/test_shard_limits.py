@@ -36,9 +36,8 @@ def test_shards_of_several_packs_keep_within_one_budget(packed, pack_writer, lim
     np.testing.assert_array_equal(kept["image"], reference["image"])
 
 
-def test_the_shard_that_was_used_least_recently_is_dropped(packed, limited):
+def test_the_shard_that_was_used_least_recently_is_dropped(ds, limited):
     limited(2 * ARRAYS)
-    ds = open_pack(packed.root)
     zero, two = ds.shards.open(0), ds.shards.open(2)
     ds[0]  # of shard 0
     ds.shards.open(3)
@@ -55,10 +54,9 @@ def test_a_dataset_that_is_gone_counts_no_longer(packed, cache):
     assert cache.mappings == 0 and maps_below(packed.root) <= before - 4 * (ARRAYS - 4)
 
 
-def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, limited):
+def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, ds, limited):
     """Every thread sees the right samples, and the budget holds."""
     cache = limited(2 * ARRAYS)
-    ds = open_pack(packed.root)
 
     def read(seed):
         for index in np.random.default_rng(seed).integers(0, 12, 100).tolist():

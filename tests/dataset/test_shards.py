@@ -17,17 +17,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWa
 _A_MOMENT = 0.05  # seconds in which another thread comes to wait; if it does not, a test shows less
 
 
-def outcome_of(work):
-    """What `work` returns or raises."""
-    try:
-        return work()
-    except Exception as error:
-        return error
-
-
-def test_all_shards_of_a_call_are_opened_at_the_same_time(packed, cache, around):
+def test_all_shards_of_a_call_are_opened_at_the_same_time(ds, cache, around):
     """Each opening waits until five are in progress; no thread is left."""
-    ds = open_pack(packed.root)
     before, together = threading.active_count(), threading.Barrier(5, timeout=PATIENCE)
     around(lambda folder: together.wait())
     found, failed = ds.shards.open_many(range(5))
@@ -38,9 +29,8 @@ def test_all_shards_of_a_call_are_opened_at_the_same_time(packed, cache, around)
         assert ds.shards.open(number) is opened and ds.shards[number] is opened.shard
 
 
-def test_threads_that_ask_for_the_same_shard_share_one_opening_or_its_error(packed, cache, around):
+def test_threads_that_ask_for_the_same_shard_share_one_opening_or_its_error(ds, cache, around):
     """An error is not remembered: the next call tries again."""
-    ds = open_pack(packed.root)
     folders, broken = [], [True]
 
     def slow(folder):
@@ -50,7 +40,8 @@ def test_threads_that_ask_for_the_same_shard_share_one_opening_or_its_error(pack
             raise FormatError(f"{folder}: away")
 
     around(slow)
-    for result in [in_thread(lambda: outcome_of(lambda: ds[4])) for _ in range(3)]:
+    quiet = ds.with_options(on_error="return")
+    for result in [in_thread(lambda: quiet.__getitems__([4])[0]) for _ in range(3)]:
         assert isinstance(result(), ReadError) and "away" in str(result())
     broken.clear()
     folders.clear()
@@ -59,8 +50,7 @@ def test_threads_that_ask_for_the_same_shard_share_one_opening_or_its_error(pack
     assert all(other is first for other in others) and len(folders) == 1
 
 
-def test_who_waits_for_an_opening_that_was_interrupted_does_it_itself(packed, cache, around):
-    ds = open_pack(packed.root)
+def test_who_waits_for_an_opening_that_was_interrupted_does_it_itself(ds, cache, around):
     first, claimed = [], threading.Event()
 
     def interrupt(folder):
@@ -103,7 +93,7 @@ def test_a_shard_is_opened_while_another_one_takes_long(packed, cache, around):
     assert slow() == 0
 
 
-def test_a_shard_that_cannot_be_opened_is_reported_beside_those_that_can(packed, cache, around):
+def test_a_shard_that_cannot_be_opened_is_reported_beside_those_that_can(ds, cache, around):
     """But what is no error of a shard, such as a mistake of ours, is raised."""
     errors = [FormatError("it is damaged"), ZeroDivisionError()]
 
@@ -111,7 +101,6 @@ def test_a_shard_that_cannot_be_opened_is_reported_beside_those_that_can(packed,
         if folder.name == "sa_000001-000":
             raise errors.pop(0)
 
-    ds = open_pack(packed.root)
     around(fail)
     found, failed = ds.shards.open_many(range(5))
     assert sorted(found) == [0, 1, 3, 4] and list(failed) == [2]
@@ -120,9 +109,8 @@ def test_a_shard_that_cannot_be_opened_is_reported_beside_those_that_can(packed,
         ds.shards.open_many(range(5))
 
 
-def test_a_child_forked_while_a_thread_opens_a_shard_opens_it_itself(packed, cache, around):
+def test_a_child_forked_while_a_thread_opens_a_shard_opens_it_itself(ds, cache, around):
     """The thread that has claimed the shard does not exist in the child."""
-    ds = open_pack(packed.root)
     begun, go_on, parent = threading.Event(), threading.Event(), os.getpid()
 
     def block(folder):

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +15,8 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.stats import BusyTime, EpochCounts, LoadingStats, Read
 
 
-class Clock:
+class Clock(SimpleNamespace):
     """A time that tests set."""
-
-    def __init__(self):
-        self.now = 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -68,7 +66,7 @@ def counted(clock: Clock) -> EpochCounts:
 
 
 def test_every_second_and_byte_is_where_it_belongs():
-    found = counted(Clock()).stats()
+    found = counted(Clock(now=100.0)).stats()
     expected = {
         "epoch": 7, "ended": True, "batches": 2, "samples": 15, "bytes": 1900, "dropped": 1,
         "threads": 2, "seconds": 10, "waited_seconds": 5.5, "waited_share": 0.55,
@@ -83,7 +81,7 @@ def test_every_second_and_byte_is_where_it_belongs():
 
 
 def test_an_epoch_that_is_left_ends_with_the_batch_that_was_taken_last():
-    clock = Clock()
+    clock = Clock(now=100.0)
     counts = EpochCounts(0, clock.now, clock=clock)
     clock.now += 1
     counts.took(100.0, 4, 40, 0, None)

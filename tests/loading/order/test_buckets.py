@@ -25,24 +25,23 @@ class Samples:
     fingerprint = "0123456789abcdef"
     layout = SimpleNamespace(fit="pad")
 
-    def __init__(self, size=SIZE):
+    def __init__(self):
         rng = np.random.default_rng(0)
-        heights = rng.choice([683, 1024, 1024, 900], size)
-        widths = np.where(heights == 683, 1024, rng.choice([683, 700], size))
+        heights = rng.choice([683, 1024, 1024, 900], SIZE)
+        widths = np.where(heights == 683, 1024, rng.choice([683, 700], SIZE))
         stored = np.stack([heights, widths], 1)
-        self.columns = {
-            "mask_count": rng.lognormal(4.4, 0.7, size).astype(np.int64),
-            "size": np.concatenate([2 * stored, stored], 1).astype(np.int32),
-        }
+        counts = rng.lognormal(4.4, 0.7, SIZE).astype(np.int64)
+        sizes = np.concatenate([2 * stored, stored], 1).astype(np.int32)
+        self.columns = {"mask_count": counts, "size": sizes}
 
     def __len__(self):
-        return len(self.columns["size"])
+        return SIZE
 
     def column(self, name):
         return self.columns[name]
 
     def shard_bounds(self):
-        return np.array([0, len(self)])
+        return np.array([0, SIZE])
 
 
 DS = Samples()
