@@ -73,6 +73,15 @@ def test_a_folder_that_others_could_have_written_is_not_used(read_only, tmp_path
         assert chosen() is None
 
 
+def run_without_variables(code: str, *arguments: Path, **variables: str) -> tuple[str, str]:
+    """What a program prints that finds no folder for kernels by its environment."""
+    environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
+    environment.pop("XDG_CACHE_HOME", None)
+    command = [sys.executable, "-B", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment | variables)
+    return done.stdout, done.stderr
+
+
 NOTHING_IS_WRITABLE = """
 import os, tempfile, warnings
 from pathlib import Path
@@ -90,6 +99,7 @@ with warnings.catch_warnings(record=True) as seen:
     import sa1bpack.kernels
     assert sa1bpack.kernels.kernel_folder() is None
 assert "set NUMBA_CACHE_DIR" in str(seen[0].message), seen
+sa1bpack.kernels.PATIENCE = 600
 import numpy as np
 from sa1bpack.pixels.decode import pack_rgb
 pack_rgb(np.full((1, 64), 7, np.uint32), np.zeros((1, 64, 3), np.uint8))
@@ -99,14 +109,7 @@ print("alive")
 
 def test_kernels_compile_even_if_nothing_is_writable():
     """A training run that only reads must not fail because of that."""
-    environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", NOTHING_IS_WRITABLE],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert (done.stdout, done.stderr) == ("alive\n", "")
+    assert run_without_variables(NOTHING_IS_WRITABLE) == ("alive\n", "")
 
 
 READING_WRITES_NOTHING = """
@@ -137,15 +140,8 @@ def test_reading_without_kernels_imports_no_numba_and_leaves_the_file_system_unt
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, progress=False, **SMALL)
     home = tmp_path / "home"
     home.mkdir()
-    environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
-    environment.pop("XDG_CACHE_HOME", None)
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", READING_WRITES_NOTHING, tmp_path / "pack"],
-        capture_output=True,
-        text=True,
-        env={**environment, "HOME": str(home)},
-    )
-    assert (done.stdout, done.stderr) == ("[] False\n", "")
+    found = run_without_variables(READING_WRITES_NOTHING, tmp_path / "pack", HOME=str(home))
+    assert found == ("[] False\n", "")
     assert list(home.iterdir()) == []
 
 

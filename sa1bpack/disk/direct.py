@@ -130,11 +130,6 @@ class FileStream:
 
         Raises OSError.
         """
-        if self._used == self._data.size:
-            self._advance()
-        if nbytes <= self._data.size - self._used:
-            self._used += nbytes
-            return self._data[self._used - nbytes : self._used]
         if self._joined.size < nbytes:
             self._joined = np.empty(nbytes, np.uint8)
         done = 0
@@ -147,10 +142,9 @@ class FileStream:
 
     def _advance(self) -> bool:
         """Go to the next block; False at the end of the file."""
-        pending, self._next = self._next, None
         if self._ended:
             return False
-        count = self._read_block() if pending is None else pending.result()
+        count = self._read_block() if self._next is None else self._next.result()
         self._data, self._used = self._memory[0][:count], 0
         self._position += self._block
         self._ended = count < self._block
@@ -171,7 +165,6 @@ class FileStream:
 
     def close(self) -> None:
         """Close the file."""
-        pending, self._next = self._next, None
-        if pending is not None and not pending.cancel():
-            pending.exception()  # waits
+        if self._next is not None and not self._next.cancel():
+            self._next.exception()  # waits
         os.close(self._file)

@@ -5,6 +5,7 @@ docs/format.md specifies it. It holds no pixels, and is read with Python's zlib 
 
 import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -103,19 +104,20 @@ def packs_of(path: Path) -> tuple[list[Path | str], str]:
     """
     head, _ = read_selection(path)
     folder = path.absolute().parent.resolve()
-    return [_found(path, folder, place) for place in head.packs], head.duplicates
-
-
-def _found(path: Path, folder: Path, place: PackPlace) -> Path | str:
-    if "://" in place.absolute:
-        return place.absolute
-    for candidate in (folder / place.relative, Path(place.absolute)):
-        if (candidate / MANIFEST_NAME).is_file():
-            return candidate.resolve()
-    raise NotAPack(
-        f"{path}: a selection from the pack {place.absolute}, which is not there any more: make a "
-        f"link there to where it is now, or take sa1bpack.open(PACK).load_selection({str(path)!r})"
-    )
+    found: list[Path | str] = []
+    for place in head.packs:
+        there = [folder / place.relative, Path(place.absolute)]
+        if "://" in place.absolute:
+            found.append(place.absolute)
+        elif folders := [each for each in there if (each / MANIFEST_NAME).is_file()]:
+            found.append(folders[0].resolve())
+        else:
+            raise NotAPack(
+                f"{path}: a selection from the pack {place.absolute}, which is not there any more: "
+                "make a link there to where it is now, or take "
+                f"sa1bpack.open(PACK).load_selection({str(path)!r})"
+            )
+    return found, head.duplicates
 
 
 def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
@@ -135,25 +137,14 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
         head = msgspec.convert(found, SelectionHead)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: {error}; {_REMEDY}") from None
-    steps = np.frombuffer(_inflated(body, 8 * head.samples, path), "<i8")
-    ids = np.cumsum(steps, dtype=np.int64)
-    if (found := xxhash.xxh3_128_hexdigest(ids.astype("<i8", copy=False))) != head.ids_xxh128:
+    ids, stream = np.empty(0, np.int64), zlib.decompressobj()
+    with suppress(zlib.error):
+        data = stream.decompress(body, 8 * head.samples + 1)
+        if len(data) == 8 * head.samples and stream.eof and not stream.unused_data:
+            ids = np.cumsum(np.frombuffer(data, "<i8"), dtype="<i8")
+    if len(ids) != head.samples or xxhash.xxh3_128_hexdigest(ids) != head.ids_xxh128:
         raise FormatError(
-            f"{path}: the XXH3-128 of its ids is {found}, but {head.ids_xxh128} was written; "
-            f"{_REMEDY}"
+            f"{path}: its ids are not the {head.samples} whose XXH3-128 is {head.ids_xxh128}, as "
+            f"its first line says; {_REMEDY}"
         )
     return head, ids
-
-
-def _inflated(body: bytes, nbytes: int, path: Path) -> bytes:
-    """The bytes of a zlib stream, which must be exactly so many, and nothing after them."""
-    stream = zlib.decompressobj()
-    try:
-        data = stream.decompress(body, nbytes + 1)
-    except zlib.error as error:
-        raise FormatError(f"{path}: its ids cannot be decompressed ({error}); {_REMEDY}") from None
-    if len(data) != nbytes or not stream.eof or stream.unused_data:
-        raise FormatError(
-            f"{path}: its ids are not {nbytes // 8} numbers, as its first line says; {_REMEDY}"
-        )
-    return data

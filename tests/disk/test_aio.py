@@ -123,13 +123,6 @@ def test_an_error_is_of_its_request_alone(context, file, path):
     check(context, file, path, spans)  # and the queue is as before
 
 
-def test_no_queue_is_an_error_of_every_request(file):
-    requests, _ = requests_of(file, [(0, 1), (5, 9)])
-    status = np.zeros(2, np.int64)
-    assert aio.read_all(0, requests, 2, status) == 0
-    assert status.tolist() == [errno.EINVAL] * 2
-
-
 def variant(**changes):
     """`read_all`, compiled with other values of the module's constants."""
     found = {**vars(aio), **changes}

@@ -9,7 +9,6 @@ from edited_packs import edit
 from reading_packs import manifest_of, publish_shards
 
 from sa1bpack.errors import FormatError, NotAPack
-from sa1bpack.format.files import remove_published
 from sa1bpack.format.index import open_index, publish
 from sa1bpack.format.manifest import MANIFEST_NAME, completeness_of, read_manifest, write_manifest
 from sa1bpack.format.verify import verify
@@ -137,17 +136,6 @@ def test_a_pack_without_images_says_why(tmp_path, shard_of, small_layout):
     shard_of(tmp_path / "shards", SHARD, (2, 1), 7)
     assert state(False) == (f"no images yet: 1 published shard not in the index yet; {again}")
     assert state(True).startswith("no images: the sources held none that could be packed")
-
-
-def test_a_folder_loses_its_final_name_before_anything_in_it_is_removed(tmp_path, monkeypatch):
-    folder = tmp_path / "index-00000000"
-    (folder / "array").mkdir(parents=True)
-    seen = []
-    rmtree = "sa1bpack.format.files.shutil.rmtree"
-    monkeypatch.setattr(rmtree, lambda path: seen.append((path, folder.exists(), path.is_dir())))
-    remove_published(folder)
-    ((path, *found),) = seen
-    assert path.name.startswith(".tmp-index-00000000-") and found == [False, True]
 
 
 @pytest.mark.parametrize("name, row, value", [("shard_offset", 3, 8), ("mask_offset", 0, 1)])
