@@ -8,7 +8,7 @@ import tensorstore
 import xarray
 import xxhash
 import zarr
-from edited_packs import rewrite_checksums, rewrite_sample, sample_checksum, sample_views
+from edited_packs import flip, rewrite_checksums, rewrite_sample, sample_checksum, sample_views
 from reading_packs import write_shard
 from verify_script import script_finds
 
@@ -122,16 +122,13 @@ def test_both_checkers_find_a_complete_pack_sound(pack):
 def test_a_flipped_bit_anywhere_in_the_pixels_names_its_sample(pack, layout):
     shard = open_shard(pack / "shards" / SHARD)
     path = shard.folder / layout.array("image").chunk_path
-    whole = path.read_bytes()
     for row in (0, 2, 3):
         start, stop = image_range(shard, row)
         for at in (start, (start + stop) // 2, stop - 1):
-            changed = bytearray(whole)
-            changed[at] ^= 1
-            path.write_bytes(changed)
+            flip(path, at)
             samples = [found for found in verify(pack).problems if found.sample is not None]
             assert [found.sample for found in samples] == [row]
-    path.write_bytes(whole)
+            flip(path, at)
     assert verify(pack).ok
 
 
@@ -158,31 +155,28 @@ def test_a_canvas_that_is_not_zero_beyond_the_image_is_found(pack, layout, sampl
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[name] for name in NATIVE], ids=NATIVE)
-def test_pixels_that_do_not_match_the_stored_size_are_found(pack, layout):
-    """An edited size, with all checksums; a byte moved from one image to the next."""
+def test_a_byte_that_moved_from_one_image_to_the_next_is_found(pack, layout):
     folder = pack / "shards" / SHARD
-    offsets = bytearray((folder / "image_offset" / "c.0").read_bytes())
-    offsets[8] ^= 1
-    (folder / "image_offset" / "c.0").write_bytes(offsets)
+    flip(folder / "image_offset" / "c.0", 8)
     assert {found.sample for found in verify(pack).problems} >= {0, 1}
     with pytest.raises(FormatError, match=r"image_offset: sample 0 has .* bytes of pixels"):
         open_shard(folder).planes(0)
-    offsets[8] ^= 1
-    (folder / "image_offset" / "c.0").write_bytes(offsets)
-    size = folder / "size" / "c.0.0"
-    data = bytearray(size.read_bytes())
-    data[8:16] = np.array([1, 1], "<i4").tobytes()
-    size.write_bytes(data)
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[name] for name in NATIVE], ids=NATIVE)
+@pytest.mark.parametrize("height, message", [
+    (1, "do not make 1 x 1 pixels"), (0, "stored size 0 x 1 is not within"),
+])  # fmt: skip
+def test_a_stored_size_that_cannot_be_is_found_though_all_checksums_match(
+    pack, layout, height, message
+):
+    size = np.memmap(pack / "shards" / SHARD / "size" / "c.0.0", "<i4", "r+", shape=(4, 4))
+    size[0, 2:] = height, 1
+    size.flush()
     rewrite_sample(pack / "shards" / SHARD, 0)
     rewrite_checksums(pack)
     (problem,) = verify(pack).problems
-    assert problem.sample == 0 and "do not make 1 x 1 pixels" in str(problem)
-    data[8:16] = np.array([0, 1], "<i4").tobytes()
-    size.write_bytes(data)
-    rewrite_sample(pack / "shards" / SHARD, 0)
-    rewrite_checksums(pack)
-    (problem,) = verify(pack).problems
-    assert problem.sample == 0 and "stored size 0 x 1 is not within" in str(problem)
+    assert problem.sample == 0 and message in str(problem)
 
 
 @pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")  # checksum files

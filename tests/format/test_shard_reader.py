@@ -28,29 +28,22 @@ def own(key, value):
     return lambda data: data["attributes"]["sa1bpack"].__setitem__(key, value)
 
 
-def test_truncated_file_is_named_with_both_lengths(folder):
-    path = folder / "image" / "c.0.0.0.0"
-    size = path.stat().st_size
-    os.truncate(path, size - 1)
-    with pytest.raises(FormatError, match=rf"image/c.0.0.0.0: cut short: {size - 1} .* {size}"):
-        open_shard(folder)
+def resize(more):
+    return lambda path: os.truncate(path, path.stat().st_size + more)
 
 
-def test_longer_and_missing_files_are_named(folder):
-    with (folder / "bbox" / "c.0.0").open("ab") as file:
-        file.write(b"\0")
-    with pytest.raises(FormatError, match=r"bbox/c.0.0: too long"):
-        open_shard(folder)
-    (folder / "bbox" / "c.0.0").unlink()
-    with pytest.raises(FormatError, match=r"bbox/c.0.0: missing"):
-        open_shard(folder)
-
-
-def test_file_of_an_array_without_rows_is_named(pack):
-    folder = pack / "shards" / "sa_000000-001"
-    (folder / "area" / "c.0").write_bytes(b"0")
-    with pytest.raises(FormatError, match=r"area/c.0: too long: 1 bytes, but must have 0"):
-        open_shard(folder)
+@pytest.mark.parametrize("name, damage, message", [
+    (f"{SHARD}/image/c.0.0.0.0", resize(-1), r"cut short: \d+ bytes, but must have \d+"),
+    (f"{SHARD}/bbox/c.0.0", resize(1), "too long"),
+    (f"{SHARD}/bbox/c.0.0", Path.unlink, "missing"),
+    ("sa_000000-001/area/c.0", lambda path: path.write_bytes(b"0"),  # an array without rows
+     "too long: 1 bytes, but must have 0"),
+])  # fmt: skip
+def test_a_file_of_another_length_is_named(pack, name, damage, message):
+    path = pack / "shards" / name
+    damage(path)
+    with pytest.raises(FormatError, match=f"{name}: {message}"):
+        open_shard(path.parents[1])
 
 
 @pytest.mark.parametrize("change, message", [
