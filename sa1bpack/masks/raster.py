@@ -15,7 +15,7 @@ grid has P = Sm, and D = max(H, W) (or H or W for "squash").
 
 Bits are packed row by row, lowest bit first, see `sa1bpack.masks.cells`. The same kernels draw
 grids that start elsewhere, are mirrored or have other sizes: `sa1bpack.masks.window`. A device uses
-the same units (`sa1bpack.transforms.masks.runs`), so they cannot differ.
+the same units (`sa1bpack.transforms.masks.cells`), so they cannot differ.
 """
 
 from functools import lru_cache

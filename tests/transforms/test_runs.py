@@ -11,7 +11,7 @@ from made_runs import axes_of, expected, flat_runs, random_maps, random_sample
 from sa1bpack.errors import MaskError
 from sa1bpack.masks import window_map
 from sa1bpack.transforms import AxisMaps, RunBatch, backends, draw_runs
-from sa1bpack.transforms.masks import runs as runs_module
+from sa1bpack.transforms.masks import cells as torch_masks
 from sa1bpack.transforms.masks.run_batch import Drawing
 
 SAMPLINGS = ("area", "center")
@@ -48,7 +48,7 @@ def test_upright_maps_draw_the_cells_of_draw_window(everywhere, sampling, batch)
 @given(BATCHES)
 def test_rotating_maps_draw_the_cells_of_draw_window(any_way, monkeypatch, sampling, drawn):
     """Some maps of the batch rotate, others do not; torch operations draw a few masks at a time."""
-    monkeypatch.setattr(runs_module, "chunk_bytes", lambda device: 20_000)
+    monkeypatch.setattr(torch_masks, "chunk_bytes", lambda device: 20_000)
     seed, count, *size = drawn
     random = np.random.default_rng(seed)
     samples = [random_sample(random) for _ in range(count)]

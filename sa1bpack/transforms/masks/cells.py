@@ -1,8 +1,24 @@
-"""Masks of a batch on its device: bits to bool, masks under the map of their image, and which of
-them larger ones do not cover.
+"""Masks of a batch in torch operations on its device: bits to bool, masks under the map of their
+image, from grids and from exact runs, and which of them larger ones do not cover.
 
-Grids are sampled at the centres of the output cells, so masks remain true or false. Here masks are
-concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each.
+Here masks are concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each. Grids are
+sampled at the centres of the output cells, so masks remain true or false.
+
+Runs are drawn under one map per sample, without loops over samples or masks. The rules are those of
+`sa1bpack.masks.window`, in the same whole numbers, so the cells equal those of `masks.draw_window`
+bit for bit.
+
+Upright maps take a few additions per run end and two cumulative sums over the grid. Let R(x) be the
+part of a cell column to the right of source edge x, and R(y) the part of a cell row below edge y.
+The part of a cell that a mask covers is a sum over the ends of its foreground runs: everything from
+the start of a run on, minus everything from its end on. Everything from source pixel (y, x) on,
+column by column, is the rest of that column and all columns after it:
+
+    (R(x) - R(x + 1)) · (R(y) - R(H)) + R(x + 1) · (R(0) - R(H))
+
+Along an axis R changes in only two adjacent cells, so each end adds to a few cells of a grid of
+differences, and sums along both axes yield the covered areas. For a mirrored axis R is taken from
+the other side: the same with the opposite sign.
 """
 
 from math import gcd
@@ -10,8 +26,9 @@ from math import gcd
 import torch
 
 from sa1bpack.arguments import checks_options
+from sa1bpack.masks.window import LEVELS, REACH, UNIT
 from sa1bpack.transforms.geometry import FRACTION, fixed_steps, positions
-from sa1bpack.transforms.masks.run_batch import Taking
+from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, Taking
 from sa1bpack.transforms.memory import chunk_bytes
 
 
@@ -130,3 +147,137 @@ def uncovered(
         kept[rows] = keep
         seen |= cells & keep[:, None, None]
     return kept[:-1]
+
+
+# ------------------------------------------------------------------------------- from exact runs
+
+# Where R of source edges changes, and by how much; all int64 (n,).
+Jumps = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class UprightAxis:
+    """One axis of the grids of all samples, in the units of `sa1bpack.masks.raster`, with
+    P = cells · UNIT."""
+
+    def __init__(self, cells: int, scale: torch.Tensor, offset: torch.Tensor, center: bool):
+        """scale, offset: float64 (B,), source coordinate of cell edge j = scale · j + offset."""
+        self.cells, self.center = cells, center
+        ends = torch.stack([offset, scale * cells + offset])
+        # False for NaN as well. Maps that are not drawn get arbitrary numbers within the range.
+        self.drawn = (ends.abs() < REACH).all(0)
+        first, last = torch.where(self.drawn, (ends * UNIT).round(), 0.0).long()
+        self.cell = (last - first).abs().clamp(min=1)  # D
+        self.start = torch.minimum(first, last) * cells  # O
+        self.mirrored = last < first
+
+    def jumps(self, edge: torch.Tensor, sample: torch.Tensor) -> Jumps:
+        """R of source edges int64 (n,), with the sample of each, int64 (n,)."""
+        cell, mirrored = self.cell[sample], self.mirrored[sample]
+        position = edge * (self.cells * UNIT) - self.start[sample]
+        if self.center:
+            # Cells whose centre is before the edge.
+            before = (2 * position + cell - 1).div(2 * cell, rounding_mode="floor")
+            before = before.clamp(0, self.cells)
+            before = torch.where(mirrored, self.cells - before, before)
+            return [(before, torch.ones_like(before))]
+        end = self.cells * cell
+        position = torch.minimum(position.clamp(min=0), end)
+        position = torch.where(mirrored, end - position, position)
+        at = position.div(cell, rounding_mode="floor")
+        above = position - at * cell
+        return [(at, cell - above), (at + 1, above)]
+
+
+def _draw_upright(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
+    """Some masks under upright maps, bool (m, h, w); see the module."""
+    (height, width), maps, center = drawing.size, drawing.maps, drawing.sampling == "center"
+    x_axis = UprightAxis(width, maps.scale[:, 0], maps.offset[:, 0], center)
+    y_axis = UprightAxis(height, maps.scale[:, 1], maps.offset[:, 1], center)
+    least = torch.ones_like(x_axis.cell) if center else (x_axis.cell * y_axis.cell + 1) // 2
+    least = torch.where(x_axis.drawn & y_axis.drawn, least, 2**62)
+    position, mask, number = runs.ends()
+    owner = runs.owner
+    sample = owner[mask]
+    rows = runs.sizes[sample, 0]
+    x = position.div(rows, rounding_mode="floor")
+    y = position - x * rows
+    # Not background after the last foreground.
+    paired = (number | 1) < runs.run_offset.diff()[mask]
+    turned = 1 - 2 * (x_axis.mirrored ^ y_axis.mirrored).long()
+    sign = (1 - 2 * (number & 1)) * paired * turned[sample]
+
+    # Intermediate sums may overflow; the final one, the covered area, fits.
+    dtype = torch.int32 if center else torch.int64
+    grid = torch.zeros((runs.masks, height + 2, width + 2), dtype=dtype, device=x.device)
+    left, right = x_axis.jumps(x, sample), x_axis.jumps(x + 1, sample)
+    place = mask * (height + 2)
+    for row, below in y_axis.jumps(y, sample):
+        weight = sign * below
+        _add(grid, place + row, left, weight)
+        _add(grid, place + row, right, -weight)
+    # The terms R(x + 1) · R(0) and -R(x) · R(H), whose rows are the same for all ends.
+    masks, edges = torch.arange(len(owner), device=x.device), (0 * owner, runs.sizes[owner, 0])
+    for edge, across, ends in zip(edges, (right, left), (sign, -sign), strict=True):
+        line = torch.zeros_like(grid[:, 0])
+        _add(line, mask, across, ends)
+        for row, below in y_axis.jumps(edge, owner):
+            grid[masks, row] += line * below[:, None].to(dtype)
+    grid.cumsum_(2).cumsum_(1)
+    return grid[:, :height, :width] >= least[owner][:, None, None]
+
+
+def _add(grid: torch.Tensor, row: torch.Tensor, across: Jumps, weight: torch.Tensor) -> None:
+    """Add weight · R to rows of a grid (..., w + 2). row, weight: int64 (n,)."""
+    width = grid.shape[-1]
+    for column, part in across:
+        grid.view(-1).index_add_(0, row * width + column, (weight * part).to(grid.dtype))
+
+
+def _draw_affine(drawing: Drawing, runs: RunBatch) -> torch.Tensor:
+    """Some masks under maps that rotate or shear, bool (m, h, w): looks up sample points in the run
+    ends."""
+    (height, width), points = drawing.size, 1 << LEVELS[drawing.sampling]
+    ends, mask, _ = runs.ends()
+    # Ends are sorted within a mask and below 2**31, so that these are sorted throughout.
+    ends += mask << 31
+    owner = runs.owner
+    base = torch.arange(runs.masks, device=ends.device)[:, None, None] << 31
+    before = runs.run_offset[:-1, None, None]
+    rows, columns = runs.sizes[:, :, None, None].unbind(1)
+    across, down, first = fixed_steps(drawing.maps, points).unbind(2)
+    point = torch.arange(points * points, device=ends.device)[:, None, None]
+    starts = first + across * (point % points) + down * (point // points)
+    strides = [(points * step).expand_as(starts) for step in (across, down)]
+    hits = torch.zeros((runs.masks, height, width), dtype=torch.uint8, device=ends.device)
+    for steps in torch.stack([*strides, starts], 3):
+        x, y = (at >> FRACTION for at in positions(steps, (0, height), width))
+        inside = (x >= 0) & (x < columns) & (y >= 0) & (y < rows)
+        query = torch.where(inside, x * rows + y, -1)[owner] + base
+        hits += (torch.searchsorted(ends, query, right=True) - before & 1).to(torch.uint8)
+    return hits >= (points * points + 1) // 2
+
+
+def draw(drawing: Drawing) -> torch.Tensor:
+    """Masks drawn from their runs, bool (n, h, w): exactly under upright maps, at sample points
+    under affine ones, whatever these do."""
+    runs, owner = drawing.runs, drawing.owner
+    device = owner.device
+    height, width = drawing.size
+    some, mask_bytes = _draw_affine, height * width * 32  # positions, search results, hits
+    if not drawing.rotates:
+        itemsize = 4 if drawing.sampling == "center" else 8
+        some, mask_bytes = _draw_upright, (height + 2) * (width + 2) * itemsize + height * width
+    masks = torch.empty((runs.masks, height, width), dtype=torch.bool, device=device)
+    chunk = max(1, chunk_bytes(device) // mask_bytes)
+    for start in range(0, runs.masks, chunk):
+        stop = min(start + chunk, runs.masks)
+        masks[start:stop] = some(drawing, runs.part(start, stop))
+    if len(masks) != len(owner):  # the other rows have no runs
+        masks = masks.new_zeros(drawing.shape).index_copy_(0, drawing.place, masks)
+    if drawing.frame is not None and drawing.rotates:
+        masks &= drawing.frame.visible(drawing.size)[owner]
+    elif drawing.frame is not None:
+        columns, rows = drawing.frame.covered(drawing.size)
+        masks &= columns[owner][:, None, :]
+        masks &= rows[owner][:, :, None]
+    return masks

@@ -27,9 +27,8 @@ from sa1bpack.transforms import backends, geometry
 from sa1bpack.transforms.backends import Job, run_jobs
 from sa1bpack.transforms.geometry import AffineMaps, AxisMaps, Frame, fixed_steps, scaling
 from sa1bpack.transforms.host import on_device
-from sa1bpack.transforms.masks.cells import count_cells, take
+from sa1bpack.transforms.masks.cells import count_cells, draw, take
 from sa1bpack.transforms.masks.run_batch import Drawing, RunBatch, Taking, padded_rows
-from sa1bpack.transforms.masks.runs import draw
 from sa1bpack.transforms.memory import Memory
 
 Masks = tuple[torch.Tensor, torch.Tensor]

@@ -6,8 +6,8 @@ finds all pixels. A CPU uses the compiled kernels, sample by sample, which are s
 there.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -54,39 +54,17 @@ def _stretches(runs: RunBatch, region: str) -> tuple[torch.Tensor, ...]:
     return begin, begin.roll(-1), mask, foreground, rim, 5 * runs.run_offset
 
 
-def _clip_boxes(runs: RunBatch, boxes: torch.Tensor | None) -> torch.Tensor:
-    """The parts of boxes, int64 (T, 4), inside the images; None for the complete images.
-
-    Returns int64 (T, 7): height of the image; x0, y0, columns and rows of the part; top and bottom,
-    1 if its first and last row are those of the image. An image of one row has only a top.
-    """
-    extent = runs.sizes[runs.owner].flip(1)  # x, y
-    boxes = torch.cat([torch.zeros_like(extent), extent], 1) if boxes is None else boxes
-    low, high = (torch.minimum(corner.clamp(min=0), extent) for corner in boxes.split(2, 1))
-    height, sides = extent[:, 1:], (high - low).clamp(min=0)
-    top, bottom = low[:, 1:] == 0, (high[:, 1:] == height) & (height > 1)
-    return torch.cat([height, low, sides, top, bottom], 1)
-
-
-def _parts(runs: RunBatch) -> Iterator[slice]:
-    """Masks that are processed together, which takes 256 MiB at most, unless a mask alone takes
-    more; at least one part, which may have no masks. Nothing waits for the device."""
-    start, offset = 0, runs.host_offset
-    while True:
-        # A part has one mask, or few enough ends.
-        fits = int(torch.searchsorted(offset, int(offset[start]) + PART_ENDS, right=True)) - 1
-        stop = min(max(fits, start + 1), runs.masks)
-        yield slice(start, stop)
-        start = stop
-        if start >= runs.masks:
-            return
-
-
 def _find_with_torch(
     runs: RunBatch, region: str, boxes: torch.Tensor | None, numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`find_pixels` of a part of the masks in torch operations."""
-    box = _clip_boxes(runs, boxes)
+    extent = runs.sizes[runs.owner].flip(1)  # x, y
+    boxes = torch.cat([torch.zeros_like(extent), extent], 1) if boxes is None else boxes
+    low, high = (torch.minimum(corner.clamp(min=0), extent) for corner in boxes.split(2, 1))
+    sides, height = (high - low).clamp(min=0), extent[:, 1:]
+    # Whether the first and last row are those of the image; one of one row has only a top.
+    top, bottom = low[:, 1:] == 0, (high[:, 1:] == height) & (height > 1)
+    box = torch.cat([height, low, sides, top, bottom], 1)  # (T, 7)
     *ends, mask, counted, rim, offset = _stretches(runs, region)
     height, x0, y0, columns, rows, top, bottom = box[mask].unbind(1)
     for k, position in enumerate(ends):  # as the number of the box's pixels before it
@@ -125,11 +103,14 @@ def find_pixels(
     """`masks.prompts.find_pixels` of a batch: int64 (T,), and (T, k, 2) by numbers (T, k)."""
     boxes = kernels.check_asked(runs.masks, region, boxes, torch.Tensor)
     if not uses_compiled(runs.run_ends.device):
+        # In parts, which take 256 MiB at most, unless a mask alone takes more.
+        offset = runs.host_offset.numpy()
+        cuts = np.unique(np.searchsorted(offset, np.arange(PART_ENDS, offset[-1], PART_ENDS)))
         found = []
-        for masks in _parts(runs):
-            some = None if boxes is None else boxes[masks]
-            part = runs.part(masks.start, masks.stop)
-            found.append(_find_with_torch(part, region, some, numbers[masks]))
+        for first, stop in pairwise([0, *cuts.tolist(), runs.masks]):
+            some = None if boxes is None else boxes[first:stop]
+            part = runs.part(first, stop)
+            found.append(_find_with_torch(part, region, some, numbers[first:stop]))
         return tuple(map(torch.cat, zip(*found, strict=True)))
     count, pixels = np.zeros(runs.masks, np.int64), np.full((*numbers.shape, 2), -1)
     for _, rows, image in runs.by_sample():

@@ -3,7 +3,7 @@
 The rules are those of `sa1bpack.masks.window`, in the units of `sa1bpack.masks.raster`. Under
 axis-aligned maps a program draws a strip of columns of one mask. It finds the run ends of each of
 its cell columns by bisection, and then goes down its rows in blocks: by area it walks the run ends,
-and adds for every cell what lies below and to the right of them (`transforms.masks.runs`,
+and adds for every cell what lies below and to the right of them (`transforms.masks.cells`,
 without its grids of differences). Most strips of most masks have no run ends, and are only cleared.
 Under affine maps a program draws a tile: a cell has one sample point, or 4 x 4 of them, each in
 whole numbers, and each finds its run by bisection.
@@ -22,8 +22,8 @@ from sa1bpack.masks.window import UNIT as GRID_UNIT
 from sa1bpack.transforms.geometry import fixed_steps
 from sa1bpack.transforms.geometry import places as places_of
 from sa1bpack.transforms.host import sent
+from sa1bpack.transforms.masks.cells import UprightAxis
 from sa1bpack.transforms.masks.run_batch import Drawing, Taking
-from sa1bpack.transforms.masks.runs import UprightAxis
 from sa1bpack.transforms.triton.images import locate, stepped, tile
 
 Size = tuple[int, int]
@@ -305,9 +305,10 @@ def _launched(kernel: Callable, tile: Size, shape: tuple[int, ...], *given, **op
     return out.view(torch.bool), counts
 
 
-def _rows(drawing: Drawing) -> torch.Tensor:
-    """int64 (n, 3): first end, number of ends and sample of each row of the result; no ends where
-    there is no mask."""
+def _drawn(kernel: Callable, tile: Size, drawing: Drawing, frames: torch.Tensor, **options):
+    """Masks drawn from their runs by a kernel. It takes the run ends; int64 (n, 3), first end,
+    number of ends and sample of each row of the result, no ends where there is no mask; `frames`.
+    """
     owner, runs = drawing.owner, drawing.runs
     run_offset = runs.host_offset if owner.device.type == "cpu" else runs.run_offset
     rows = owner.new_zeros((len(owner), 3))
@@ -315,13 +316,8 @@ def _rows(drawing: Drawing) -> torch.Tensor:
     # Without background after the last foreground: an even number of ends.
     ends = torch.stack([run_offset[:-1], run_offset.diff() & -2], 1)
     rows[:, :2].index_copy_(0, drawing.place, ends)
-    return rows
-
-
-def _with_frames(drawing: Drawing, frames: torch.Tensor) -> list[torch.Tensor]:
-    """The run ends, `_rows` and frames of a drawing, on the device of the runs."""
-    ends = drawing.runs.run_ends
-    return [ends, *sent([_rows(drawing), frames], ends.device)]
+    given = sent([rows, frames], runs.run_ends.device)
+    return _launched(kernel, tile, drawing.shape, runs.run_ends, *given, **options)
 
 
 def draw_upright(drawing: Drawing) -> Masks:
@@ -338,13 +334,8 @@ def draw_upright(drawing: Drawing) -> Masks:
     frames = torch.stack(
         [*drawing.sizes.unbind(1), *axes, (cells[0] * cells[1] + 1) // 2, *kept.T], 1
     )
-    given, tile = _with_frames(drawing, frames), (size[0], STRIP.value)
-    options = {
-        "AREA": drawing.sampling == "area",
-        "num_warps": DRAW_WARPS,
-        "enable_fp_fusion": False,
-    }
-    return _launched(_draw, tile, drawing.shape, *given, **options)
+    options = {"AREA": drawing.sampling == "area", "num_warps": DRAW_WARPS}
+    return _drawn(_draw, (size[0], STRIP.value), drawing, frames, **options, enable_fp_fusion=False)
 
 
 def draw_affine(drawing: Drawing) -> Masks:
@@ -352,8 +343,8 @@ def draw_affine(drawing: Drawing) -> Masks:
     points = 1 << LEVELS[drawing.sampling]
     steps = fixed_steps(drawing.maps, points).flatten(1)
     frames = torch.cat([places_of(drawing.frame, drawing.size), steps, drawing.sizes], 1)
-    given, tile = _with_frames(drawing, frames), (DRAW_ROWS.value, DRAW_COLUMNS.value)
-    return _launched(_draw_affine, tile, drawing.shape, *given, POINTS=points)
+    tile = DRAW_ROWS.value, DRAW_COLUMNS.value
+    return _drawn(_draw_affine, tile, drawing, frames, POINTS=points)
 
 
 def take_upright(taking: Taking) -> Masks:
