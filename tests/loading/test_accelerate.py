@@ -209,15 +209,6 @@ def test_two_processes_see_what_one_sees_wherever_they_resume(packed, complete, 
         assert "a part of its part" in found["cut twice"]
 
 
-def test_the_state_of_a_loader_whose_batches_accelerate_takes_is_refused(ds):
-    loader = make_dataloader(ds, global_batch_size=BATCH, **OPTIONS)
-    for _ in Accelerator(cpu=True).prepare(loader):
-        with pytest.raises(LoaderError, match=r"taken by another library.*skip_first_batches"):
-            loader.state_dict()
-    loader.set_epoch(2)
-    assert loader.state_dict()["epoch"] == 2
-
-
 @pytest.mark.parametrize(
     ("last", "seen"), [({}, 12), ({"pad_last": True}, 12), ({"drop_last": True}, 10)]
 )

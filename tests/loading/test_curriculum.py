@@ -7,7 +7,6 @@ import pytest
 import torch
 from batches import BOTH, clone
 
-from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.devices import Host
@@ -144,31 +143,6 @@ def test_a_weight_may_depend_on_the_epoch(ds, make):
 
 
 # ------------------------------------------------------------------------------------------ buckets
-
-
-@BOTH
-def test_buckets_yield_the_same_samples_with_less_padding(ds, make):
-    shares = {}
-    for buckets in ("mask_count", None):
-        loader = make(ds, 3, bucket_by=buckets, shuffle=True, seed=2)
-        batches = [clone(batch) for batch in loader]
-        assert sorted(i for batch in batches for i in batch["indices"].tolist()) == list(range(12))
-        used = sum(int(batch["mask_counts"].sum()) for batch in batches)
-        rows = sum(batch["areas"].numel() for batch in batches)
-        shares[buckets] = 1 - used / rows
-    assert shares[None] > 1.5 * shares["mask_count"]
-
-
-@BOTH
-def test_buckets_count_the_masks_that_a_rule_leaves_of_the_samples_of_a_subset(packed, make):
-    ruled = open_pack(packed.root, min_area=25)
-    part = torch.utils.data.Subset(ruled, [11, 0, 4, 5, 9, 2])
-    loader = make(part, 2, bucket_by="mask_count")
-    counts = [batch["mask_counts"].tolist() for batch in loader]
-    assert sorted(map(sorted, counts)) == [
-        sorted(pair.tolist())
-        for pair in np.sort(ruled.column("mask_count")[part.indices]).reshape(3, 2)
-    ]
 
 
 def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, monkeypatch):

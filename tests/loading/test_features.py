@@ -31,16 +31,6 @@ def ds(with_features):  # noqa: F811
     return sa1bpack.open(with_features.root, features=NAMES)
 
 
-@pytest.fixture(scope="module")
-def real_masks(layout_packs, tmp_path_factory) -> Path:
-    """A pack whose runs can be drawn, with features."""
-    root = tmp_path_factory.mktemp("real-masks") / "pack"
-    shutil.copytree(layout_packs(), root)
-    for spec in SPECS.values():
-        write_side(root, spec)
-    return root
-
-
 def test_collate_makes_tensors_with_the_spec_of_the_dataset(ds):
     samples = [ds[0], ds[2]]
     batch = sa1bpack.Collate(sample_spec=ds.spec)(samples)
@@ -60,28 +50,6 @@ def on_disk(with_features, direct_folder) -> Path:  # noqa: F811
     target = direct_folder / "with-features"
     shutil.rmtree(target, ignore_errors=True)
     return Path(shutil.copytree(with_features.root, target))
-
-
-@pytest.mark.parametrize("how", [{"mask_format": "runs"}, {"mask_size": 24}], ids=str)
-@pytest.mark.parametrize("io", ["direct", "cached"])
-@pytest.mark.parametrize("names", [NAMES, ["features"]], ids=str)
-def test_masks_from_runs_are_read_together_with_features(real_masks, direct_folder, how, io, names):
-    """Both are read to scratch memory, where neither may be in the way of the other."""
-    root = direct_folder / "runs-and-sides"
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(real_masks, root)
-    drop(*root.glob("side/*/*/values/c*"), *root.glob("shards/*/*/c*"))
-    ds = sa1bpack.open(root, features=names, **how)
-    with sa1bpack.Loader(ds, 6, io=io, threads=1) as loader:
-        [found] = loader
-    [expected] = sa1bpack.make_dataloader(ds, 6, num_workers=0)
-    for name in (*names, "bboxes", "image_ids"):
-        assert torch.equal(found[name], expected[name]), name
-    if how == {"mask_format": "runs"}:
-        assert torch.equal(found["runs"].run_ends, expected["runs"].run_ends)
-        assert torch.equal(found["runs"].run_offset, expected["runs"].run_offset)
-    else:
-        assert torch.equal(found["masks"], expected["masks"])
 
 
 @pytest.mark.parametrize("io", ["direct", "cached"])

@@ -224,25 +224,3 @@ assert rows == list(range(1, len(ds))), rows
 print("parent")
 """
     assert run(script, packed.root) == "child\nparent\n"
-
-
-def test_many_epochs_leave_threads_files_and_shared_memory_as_they_were(ds, packed):
-    def state() -> tuple[list, list[str], list[str]]:
-        gc.collect()
-        files = sorted(open_files_of(packed.root))
-        own = f"_{os.getpid()}_"  # torch names its files so; other processes have theirs
-        shared = sorted(path.name for path in Path("/dev/shm").iterdir() if own in path.name)
-        return readers(), files, shared
-
-    def epochs(count: int) -> None:
-        with Loader(ds, 3, threads=3, mask_layout="padded") as loader:
-            for epoch in range(count):
-                for number, _ in enumerate(loader):
-                    if epoch % 3 == 1 and number == 1:
-                        break
-
-    epochs(2)
-    before = state()
-    assert before[0] == [] and before[1]
-    epochs(20)
-    assert state() == before

@@ -1,6 +1,5 @@
 """Where a pack is stored and who reads it makes no difference to the data."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -222,22 +221,3 @@ def test_opening_never_fails_while_a_packer_publishes(root):
         stop.set()
         child.join(60)
     assert child.exitcode == 0
-
-
-def test_a_file_that_cannot_be_opened_is_an_error_with_the_samples_name(root, monkeypatch):
-    """Whatever the reason, of the sample alone."""
-    ds = open_pack(root)
-    real = os.open
-
-    def opened(path, *rest, **options):
-        if str(path).endswith("sa_000001-000/mask_bits/c.0.0.0"):
-            raise OSError(errno.EACCES, "Permission denied", str(path))
-        return real(path, *rest, **options)
-
-    options = {"on_error": "drop", "max_dropped": 0.25}
-    with Loader(ds, 4, **options) as loader:
-        monkeypatch.setattr(os, "open", opened)
-        rows = [row for batch in loader for row in batch["indices"].tolist()]
-        assert rows == [row for row in range(12) if row not in (4, 5, 6)]
-        assert [error.row for error in loader.dropped] == [4, 5, 6]
-        assert all("Permission denied" in str(error) for error in loader.dropped)

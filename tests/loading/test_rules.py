@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from batches import BOTH, clone, same
+from batches import BOTH, clone
 from reading_packs import overwrite_scores
 
 import sa1bpack
-from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.errors import ReadError
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.loader import Loader
 
@@ -22,25 +22,6 @@ def test_batches_in_which_no_sample_has_a_mask_are_batches(root, make, verified)
         assert sorted(i for batch in batches for i in batch["indices"].tolist()) == list(range(12))
         assert all(not batch["mask_counts"].any() for batch in batches)
         assert all(batch["masks"].numel() == 0 for batch in batches)
-
-
-@BOTH
-def test_a_state_of_another_rule_is_refused_and_of_the_same_resumes(root, make):
-    ds = sa1bpack.open(root, **RULE)
-    loader = make(ds, 4, shuffle=True, seed=1, max_masks=2, mask_select="balanced")
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    rest = [clone(batch) for batch in batches]
-    again = make(
-        sa1bpack.open(root, **RULE), 4, shuffle=True, seed=1, max_masks=2, mask_select="balanced"
-    )
-    again.load_state_dict(state)
-    for one, other in zip(again, rest, strict=True):
-        same(clone(one), other)
-    for rule in ({}, RULE | {"min_area": 13}):
-        with pytest.raises(OptionError):
-            make(sa1bpack.open(root, **rule), 4, shuffle=True, seed=1).load_state_dict(state)
 
 
 def random_bytes(stored: np.ndarray) -> np.ndarray:

@@ -267,26 +267,6 @@ def test_a_batch_that_does_not_fit_beside_the_one_before_is_sent_when_that_is_go
     assert sorted(rows) == list(range(len(ds)))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_batches_that_change_their_size_share_the_buffers_of_the_largest(ds, monkeypatch, seed):
-    schedule, cuda = scheduled(monkeypatch, seed)
-    sizes, masks, consumers, numbers = [1, 4, 2], [9, 1, 3], [], []
-
-    def train() -> None:
-        options = {"threads": 2, "prefetch": 1, "io": "cached", "mask_layout": "concat_bits"}
-        with Loader(ds, sizes, max_masks=masks, device="cuda:1", **options) as batches:
-            for most in masks:
-                consumers.append(Consumer(ds, cuda, schedule))
-                consumers[-1].collate = Collate("concat_bits", max_masks=most)
-                for batch in batches:
-                    consumers[-1].take(batch, 1)
-                    numbers.append(batch["global_step"])
-
-    schedule.run(train)
-    assert [consumer.check() for consumer in consumers] == [12, 3, 6]
-    assert numbers == [*range(21)]
-
-
 def nothing(*arguments) -> None:
     """In place of a step that is left out."""
 
