@@ -9,7 +9,6 @@ from page_cache import drop, why_not_direct
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.loader import Loader
 
 
@@ -107,27 +106,4 @@ def test_a_loop_left_while_copies_hang_corrupts_neither_the_next_epoch_nor_its_s
     join_readers()
     # And the buffers that the late threads had are back.
     assert sorted(row for rows in rows_of(loader) for row in rows) == list(range(24))
-    loader.close()
-
-
-def test_many_epochs_left_while_copies_hang_share_the_buffers(ds, monkeypatch):
-    """Late threads keep the buffers that they write to, and no others are made for them."""
-    made = []
-
-    def noted(*arguments):
-        made.append(BufferPool(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr("sa1bpack.loading.loader.BufferPool", noted)
-    loader = Loader(ds, 2, threads=2, prefetch=2, timeout=60)
-    with slow_copies(monkeypatch) as gate:
-        for _ in loader:
-            assert gate.some_wait.wait(60)
-            break
-        gate.passes = 10**6
-        for _ in range(3):
-            assert sorted(row for rows in rows_of(loader) for row in rows) == list(range(24))
-    join_readers()
-    [pool] = made
-    assert len(pool.free) == 4 and not pool.lent
     loader.close()

@@ -10,7 +10,6 @@ from batches import BOTH
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack import PackFolder
 from sa1bpack.errors import ResourceShortage
-from sa1bpack.loading import batch_copy as files_module
 from sa1bpack.loading.loader import Loader
 
 
@@ -42,32 +41,6 @@ def test_batches_come_out_while_the_next_shards_are_being_opened(root, monkeypat
         assert [batch["indices"].tolist() for batch in batches] == [
             [k, k + 1] for k in range(2, 12, 2)
         ]
-
-
-def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
-    opened, hangs, copied = threading.Event(), threading.Event(), threading.Event()
-    real = files_module.ShardFiles
-
-    def slow(paths, direct):
-        if "/sa_000000" in str(paths[0]):
-            hangs.set()
-            assert opened.wait(60)
-        else:
-            copied.set()
-        return real(paths, direct)
-
-    monkeypatch.setattr(files_module, "ShardFiles", slow)
-    with Loader(open_pack(root), 2, threads=2) as loader:
-        batches, found = iter(loader), []
-        thread = threading.Thread(target=lambda: found.append(next(batches)["indices"].tolist()))
-        thread.start()
-        try:
-            assert hangs.wait(60)
-            assert copied.wait(60)  # the second batch's files, while the first one's hang
-        finally:
-            opened.set()
-            thread.join(60)
-    assert found == [[0, 1]]
 
 
 @pytest.mark.parametrize("verified", [False, True])
