@@ -271,7 +271,7 @@ def _check_own_files(check: Check, manifest: Manifest) -> None:
     root = check.files.root
     path, expected = root / CHECKSUMS_NAME, top_files(root, manifest)
     is_newer = manifest.version > FORMAT_VERSION  # it may have more files and keys
-    listed: dict[str, str] = {}
+    listed: dict[str, str] | None = None  # unless the checksum file can be read
     published = manifest.complete or manifest.shards or path.exists()
     if published:
         with check.collecting():
@@ -282,13 +282,13 @@ def _check_own_files(check: Check, manifest: Manifest) -> None:
             f"{root}: format {found}, but this release knows {known}: later additions were not "
             "checked"
         )
-        expected |= set(listed)
+        expected |= set(listed or ())
     with check.collecting():
         _check_names(check, manifest, expected)
     if not published:
         check.notes.append(f"{root}: nothing is published yet")
         return
-    if listed:
+    if listed is not None:
         _check_digests(check, manifest, expected, listed)
     with check.collecting():
         if not is_newer:
