@@ -4,13 +4,12 @@ What is made stays in a folder that processes may share one after the other: a c
 process leaves the packs to the next one.
 """
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
-from small_tars import photo, record, write_tar
+from small_tars import members, write_tar
 
 import sa1bpack
 
@@ -44,6 +43,11 @@ FEATURES = {
 }
 
 
+def size_of(image: int) -> tuple[int, int]:
+    """Height and width of a photograph."""
+    return HEIGHTS[image % len(HEIGHTS)], WIDTHS[image % len(WIDTHS)]
+
+
 class Packs:
     """The packs of a folder."""
 
@@ -66,15 +70,8 @@ class Packs:
     def _tar(self, number: int) -> Path:
         path = self.folder / f"sa_{number:06}.tar"
 
-        def write() -> None:
-            members = {}
-            for image, masks in TARS[number].items():
-                size = HEIGHTS[image % len(HEIGHTS)], WIDTHS[image % len(WIDTHS)]
-                members[f"./sa_{image}.jpg"] = photo(image, *size)
-                members[f"./sa_{image}.json"] = json.dumps(record(image, masks, *size)).encode()
-            write_tar(path, members)
-
-        self._once(path, write)
+        masks = TARS[number]
+        self._once(path, lambda: write_tar(path, members(masks, masks.__getitem__, size_of)))
         return path
 
     def copy_of(self, pack: Path) -> Path:

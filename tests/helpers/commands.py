@@ -1,5 +1,6 @@
 """The `sa1bpack` command in its own process."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -13,10 +14,16 @@ from small_tars import SMALL
 
 # What pip makes of the entry in pyproject.toml.
 COMMAND = (sys.executable, "-c", "import sys; from sa1bpack.__main__ import main; sys.exit(main())")
-SMALL_FLAGS = tuple(
-    word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))
-)
 _PATIENCE = 60  # seconds; a process that takes longer has hung
+
+
+def flags_of(options: dict) -> tuple[str, ...]:
+    """Options of a pack as words of a command."""
+    pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
+    return tuple(itertools.chain(*pairs))
+
+
+SMALL_FLAGS = flags_of(SMALL)
 
 
 def start(*arguments, path: Path | None = None, **options) -> subprocess.Popen:

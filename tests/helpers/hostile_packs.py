@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from damage import linked_copy
-from reading_packs import SHARDS, made_sample, publish_shards, write_shard
+from reading_packs import write_pack
 
 from sa1bpack.format.index import index_arrays
 from sa1bpack.format.layout import ArraySpec, Layout
@@ -23,32 +23,6 @@ ROWS = (4, 5, 6)
 # smallest, 0, 1 and the largest.
 WAYS = ("bytes", "near", "extreme")
 PAYLOAD = ("image", "mask_bits")  # any bytes are right there
-
-
-def write_sound_pack(root: Path, layout: Layout) -> None:
-    """A pack of that layout whose runs are those of masks of its images."""
-    entries, number = [], 5000
-    for name, counts in SHARDS.items():
-        samples = [_sample(number - 3 * k, masks, layout) for k, masks in enumerate(counts)]
-        entries.append(write_shard(root / "shards", name, samples, layout))
-        number -= 3 * len(counts)
-    publish_shards(root, entries, layout)
-
-
-def _sample(number: int, masks: int, layout: Layout) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(number)
-    sample = made_sample(number, masks, layout)
-    height, width = sample["size"][:2].tolist()
-    if layout.fit == "squash":
-        sample["size"][2:] = 24
-    runs = 2 * rng.integers(1, 4, masks) + 1
-    ends = [np.sort(rng.integers(0, height * width, count)) for count in runs]
-    for one in ends:
-        one[-1] = height * width
-    sample["run_offset"] = np.concatenate([[0], np.cumsum(runs)]).astype(np.int64)
-    sample["run_ends"] = np.concatenate([*ends, np.empty(0, int)]).astype(np.int32)
-    names = {spec.name for spec in layout.arrays}
-    return {name: rows for name, rows in sample.items() if name in names}
 
 
 def targets(layout: Layout) -> list[str]:
@@ -73,7 +47,7 @@ class Hostile:
         """A copy of the pack of a layout, with the bytes of a target random; None: a sound one."""
         sound = self._folder / f"sound-{name}"
         if not sound.exists():
-            write_sound_pack(sound, LAYOUTS[name])
+            write_pack(sound, layout=LAYOUTS[name])
         if target is None:
             return sound
         self._made += 1

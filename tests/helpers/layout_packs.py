@@ -1,12 +1,11 @@
 """Small packs of every layout whose canvases and mask bits take whole blocks of a disk."""
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_tars import photo, record, write_tar
+from small_tars import members, write_tar
 
 import sa1bpack
 
@@ -26,11 +25,8 @@ LAYOUTS = [
 @pytest.fixture(scope="session")
 def layout_packs(tmp_path_factory) -> Callable[..., Path]:
     """pack(fit, pixels, masks) → folder of a pack that no test may change, made once."""
-    found = {}
-    for number, size in SIZES.items():
-        found[f"./sa_{number}.jpg"] = photo(number, *size)
-        found[f"./sa_{number}.json"] = json.dumps(record(number, MASKS[number], *size)).encode()
     root = tmp_path_factory.mktemp("layout_packs")
+    found = members(SIZES, MASKS.__getitem__, SIZES.__getitem__)
     tar = write_tar(root / "sa_000000.tar", found)
 
     @functools.cache

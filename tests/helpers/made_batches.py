@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from mask_oracle import runs_of
 
 from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import (
@@ -120,9 +121,7 @@ def rectangle_runs(rectangles, source=(150, 225)) -> RunBatch:
     for x0, y0, x1, y1 in rectangles:
         mask = np.zeros(source, bool)
         mask[y0:y1, x0:x1] = True
-        line = np.concatenate([[False], mask.flatten(order="F")])
-        ends = np.append(np.flatnonzero(np.diff(line)), mask.size).astype(np.int32)
-        samples.append((ends, np.array([0, len(ends)]), *source))
+        samples.append((*runs_of([mask]), *source))
     return RunBatch.collate(samples)
 
 

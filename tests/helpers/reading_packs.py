@@ -34,6 +34,8 @@ def made_sample(
     side, grid = layout.image_size, layout.mask_size
     height = int(rng.integers(1, side + 1))
     width = int(rng.integers(1, side + 1)) if narrow else side
+    if layout.fit == "squash":
+        height = width = side
     runs = rng.integers(1, 9, masks)
     sample = {
         "image": made_image(rng, height, width, layout),
@@ -54,7 +56,9 @@ def made_sample(
         sample["mask_bits"] = rng.integers(0, 256, (masks, grid, grid // 8), dtype=np.uint8)
     if layout.runs:
         sample["run_offset"] = np.concatenate([[0], np.cumsum(runs)]).astype(np.int64)
-        sample["run_ends"] = rng.integers(1, 1 << 31, int(runs.sum()), dtype=np.int32)
+        ends = [np.sort(rng.integers(0, 150 * 225, count - 1)) for count in runs]
+        ends = [np.append(own, 150 * 225).astype(np.int32) for own in ends]
+        sample["run_ends"] = np.concatenate([*ends, np.empty(0, np.int32)])
     return sample
 
 

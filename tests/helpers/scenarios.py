@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import xxhash
+from commands import flags_of
 from faults import Plan
 from forked import Forked
 from small_tars import contents, members, write_tar
@@ -16,9 +17,7 @@ import sa1bpack
 from sa1bpack.format import shard_writer
 
 OPTIONS = {"image_size": 64, "mask_size": 16, "samples_per_shard": 2}
-FLAGS = tuple(
-    word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))
-)
+FLAGS = flags_of(OPTIONS)
 # fresh: two tars into a new folder. added: the second into a complete pack of the first. withdrawn:
 # the same, but a list contradicts the second tar's md5 after its shards have been published.
 SCENARIOS = ("fresh", "added", "withdrawn")

@@ -10,7 +10,7 @@ import io
 import json
 import random
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -92,13 +92,22 @@ def record(number: int, masks: int = 3, height: int = HEIGHT, width: int = WIDTH
     }
 
 
-def members(numbers: Sequence[int], masks: int | Callable[[int], int] = 3) -> Members:
-    """Name → bytes of a photo and a record for each number, pair by pair."""
+def members(
+    numbers: Iterable[int],
+    masks: int | Callable[[int], int] = 3,
+    size: Callable[[int], tuple[int, int]] = lambda number: (HEIGHT, WIDTH),
+) -> Members:
+    """Name → bytes of a photo and a record for each number, pair by pair.
+
+    masks, size
+        Number → how many masks; height and width of the photo.
+    """
     count = masks if callable(masks) else lambda number: masks
     found = {}
     for number in numbers:
-        found[f"./sa_{number}.jpg"] = photo(number)
-        found[f"./sa_{number}.json"] = json.dumps(record(number, count(number))).encode()
+        text = json.dumps(record(number, count(number), *size(number)))
+        found[f"./sa_{number}.jpg"] = photo(number, *size(number))
+        found[f"./sa_{number}.json"] = text.encode()
     return found
 
 

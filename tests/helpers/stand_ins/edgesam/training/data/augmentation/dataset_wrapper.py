@@ -1,8 +1,22 @@
 """Samples with the embeddings that were written under their keys."""
 
+from pathlib import Path
+
 import numpy as np
 
-from .manager import Manager
+
+class Manager:
+    """Rows of bytes by key."""
+
+    def __init__(self, path, item_size):
+        self.path, self.item_size = Path(path), item_size
+
+    def write(self, key, value):
+        assert len(value) == self.item_size
+        (self.path / key).write_bytes(value)
+
+    def read(self, key):
+        return (self.path / key).read_bytes()
 
 
 class DatasetWrapper:
