@@ -14,13 +14,9 @@ import sa1bpack
 from sa1bpack.cli.arguments import parse
 
 REPOSITORY = Path(__file__).parent.parent
-DOCUMENTS = [
-    REPOSITORY / "README.md",
-    REPOSITORY / "CHANGELOG.md",
-    REPOSITORY / "CONTRIBUTING.md",
-    REPOSITORY / "SECURITY.md",
-    *sorted((REPOSITORY / "docs").rglob("*.md")),
-]
+NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+DOCUMENTS = [REPOSITORY / name for name in NAMES]
+DOCUMENTS += sorted((REPOSITORY / "docs").rglob("*.md"))
 
 
 def name_of(path: Path) -> str:
@@ -173,14 +169,7 @@ def test_the_architecture_names_modules_that_exist():
     """In the two walks a module may stand without its folder, after one of the same folder."""
     text = (REPOSITORY / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"`([a-z_0-9/]+\.py)`", text))
-    modules = {
-        str(path.relative_to(REPOSITORY / "sa1bpack"))
-        for path in REPOSITORY.glob("sa1bpack/**/*.py")
-    }
-    tests = {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("tests/**/*.py")}
-    unknown = [
-        name
-        for name in sorted(named)
-        if not any(module == name or module.endswith(f"/{name}") for module in modules | tests)
-    ]
+    paths = [path for room in ("sa1bpack", "tests") for path in (REPOSITORY / room).rglob("*.py")]
+    modules = tuple(f"/{name_of(path)}" for path in paths)
+    unknown = [name for name in named if not any(each.endswith(f"/{name}") for each in modules)]
     assert len(named) > 40 and unknown == []

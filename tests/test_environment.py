@@ -2,12 +2,11 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import PIL
 import pytest
+from commands import python
 from PIL import Image
 
 from sa1bpack import environment
@@ -30,15 +29,8 @@ def ask(site):
         "from sa1bpack.environment import pil_in_force as f; p = f(); "
         "print(p and (p.package, p.version))"
     )
-    root = str(Path(environment.__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        env={"PYTHONPATH": os.pathsep.join([str(site), root])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
+    root = Path(environment.__file__).parent.parent
+    return python("-S", "-c", code, env={"PYTHONPATH": f"{site}:{root}"}).strip()
 
 
 def test_the_active_pil_is_the_one_that_is_imported():
@@ -71,7 +63,7 @@ def test_describing_packages_does_not_import_torch():
         "import sys; from sa1bpack.cli.machine import describe_packages; describe_packages();"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 def test_a_pil_that_replaced_the_one_of_set_up_is_reported(tmp_path, monkeypatch):

@@ -77,9 +77,8 @@ def test_the_sdist_builds_the_same(archives):
 
 def test_what_messages_tell_to_install_is_what_the_extras_require():
     """By the packages' own names: sa1bpack is on no index."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     known = {each for name in ("simd", "pillow", "cloud", "ray") for each in extras[name]}
     text = "".join(path.read_text() for path in (ROOT / "sa1bpack").rglob("*.py"))
     told = {each for line in re.findall(r"pip install ((?:'[^']+' ?)+)", text)

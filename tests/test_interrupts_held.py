@@ -28,20 +28,16 @@ def test_a_signal_while_kernels_load_ends_the_run_when_they_are_loaded(monkeypat
     def terminate(*_):
         raise exits.Terminated
 
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        done = []
+    def load(*_):
+        interrupt_in_a_callback(number)
+        done.append("loaded")
 
-        def load(*_):
-            interrupt_in_a_callback(number)
-            done.append("loaded")
-
-        monkeypatch.setattr(sample, "make_sample", load)
-        with pytest.raises(error):
-            sample.warm_up(PackOptions(**SMALL))
-        assert done == ["loaded"] and signal.getsignal(signal.SIGTERM) is terminate
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    done = []
+    signal.signal(signal.SIGTERM, terminate)
+    monkeypatch.setattr(sample, "make_sample", load)
+    with pytest.raises(error):
+        sample.warm_up(PackOptions(**SMALL))
+    assert done == ["loaded"] and signal.getsignal(signal.SIGTERM) is terminate
 
 
 def test_handlers_are_as_they_were_also_after_an_error():
@@ -59,14 +55,13 @@ def test_a_signal_that_was_lost_ends_a_wait():
         interrupts.record(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGINT, handle)
+    interrupt_in_a_callback()
     try:
-        interrupt_in_a_callback()
         with pytest.raises(KeyboardInterrupt):
             interrupts.result_of(Future(), 600)
     finally:
         interrupts.forget()
-        signal.signal(signal.SIGINT, before)
 
 
 def test_a_wait_ends_with_the_result_the_error_or_the_time():

@@ -16,13 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from public_surface import (
-    HELD,
-    INTERNAL,
-    members_of,
-    public_objects,
-    surface,
-)
+from public_surface import HELD, INTERNAL, members_of, public_objects, surface
 
 import sa1bpack
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions

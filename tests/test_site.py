@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 
 import pytest
+import repository
 
 import sa1bpack
 from sa1bpack import errors
@@ -152,8 +153,6 @@ def test_what_a_page_loads_from_another_host_is_found(site, html, count):
 def test_the_repository_has_the_address_of_the_remote_without_its_password(
     monkeypatch, remote, address
 ):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    repository = importlib.import_module("repository")
     monkeypatch.delenv("REPOSITORY_URL", raising=False)
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "remote.origin.url")

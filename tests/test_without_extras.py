@@ -2,9 +2,9 @@
 and a notebook shows text."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from commands import python
 
 import sa1bpack
 from sa1bpack.kernels import kernel_folder
@@ -46,10 +46,6 @@ def test_without_remote_packs_of_this_machine_work_and_a_url_is_a_clear_error(sa
     copy = shutil.copytree(
         Path(sa1bpack.__file__).parent, tmp_path / "src/sa1bpack", ignore=ignored
     )
-    words = [sys.executable, "-c", PROGRAM, copy.parent, sample_tar, tmp_path / "pack"]
-    done = subprocess.run(
-        list(map(str, words)), cwd=copy.parent,
-        env={"PYTHONPATH": str(copy.parent), "NUMBA_CACHE_DIR": str(kernel_folder())},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    environment = {"PYTHONPATH": str(copy.parent), "NUMBA_CACHE_DIR": str(kernel_folder())}
+    words = copy.parent, sample_tar, tmp_path / "pack"
+    python("-c", PROGRAM, *words, cwd=copy.parent, env=environment)

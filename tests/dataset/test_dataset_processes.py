@@ -1,12 +1,11 @@
 """The dataset in other processes and in torch's DataLoader."""
 
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from commands import python
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -28,7 +27,7 @@ def test_reading_samples_loads_neither_torch_nor_numba(packed):
         "import sys; from sa1bpack.dataset.open_pack import open; open(sys.argv[1])[0];"
         "assert not {'torch', 'numba', 'zarr'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code, str(packed.root)], check=True)
+    python("-c", code, packed.root)
 
 
 def test_a_dataset_pickles_to_a_few_hundred_bytes(ds):

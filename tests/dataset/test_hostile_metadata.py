@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 from hostile_packs import LAYOUTS, Hostile
 from hostile_reading import SPECS, read_everything
 
@@ -32,10 +33,8 @@ def test_nothing_outside_an_array_is_read(tmp_path, name, side):
 
     The tests of loading take the other sides.
     """
-    command = [sys.executable, "-W", "error", str(HELPERS / "hostile_reading.py"), str(tmp_path),
-               name, "1", side]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.startswith("alive"), (done.returncode, done.stderr)
+    program = HELPERS / "hostile_reading.py"
+    assert python("-W", "error", program, tmp_path, name, 1, side).startswith("alive")
 
 
 def test_a_read_outside_of_a_guarded_array_ends_the_process(tmp_path):

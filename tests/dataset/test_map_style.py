@@ -2,11 +2,10 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
+from commands import python
 from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
@@ -33,6 +32,4 @@ def test_torch_is_not_loaded_for_it_and_counts_as_soon_as_it_is(packed):  # noqa
         "import torch.utils.data\n"
         "assert isinstance(ds, torch.utils.data.Dataset)\n"
     )
-    words = [sys.executable, "-c", program, str(packed.root)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    python("-c", program, packed.root)

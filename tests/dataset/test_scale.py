@@ -4,11 +4,10 @@
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
 SCALE = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 
@@ -19,11 +18,9 @@ def found(tmp_path_factory, request):
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("the kernel does not report the memory of a process here")
     samples, shards = (11_185_362, 1000) if request.config.getoption("torture") else (100_000, 50)
-    command = [sys.executable, str(SCALE), "--json", "--samples", str(samples)]
-    command += ["--shards", str(shards), "--copies", "2", "--reads", "20"]
-    command += ["--folder", str(tmp_path_factory.mktemp("scale"))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found = json.loads(done.stdout)
+    options = ["--samples", samples, "--shards", shards, "--copies", 2, "--reads", 20]
+    folder = tmp_path_factory.mktemp("scale")
+    found = json.loads(python(SCALE, "--json", *options, "--folder", folder))
     assert (found["large"]["samples"], found["large"]["shards"]) == (samples, shards)
     return found
 

@@ -2,12 +2,11 @@
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import python
 from shard_openings import ARRAYS, in_thread
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -165,6 +164,4 @@ def test_the_limits_of_the_system_are_errors_that_name_them_and_pass(packed):
     """Real ones, in a process of its own: memory maps and open files."""
     if int(Path("/proc/sys/vm/max_map_count").read_text()) > 300_000:
         pytest.skip("it would take too long to use up all memory maps that are allowed here")
-    command = [sys.executable, "-W", "error", "-c", REAL_LIMITS, str(packed.root)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    assert python("-W", "error", "-c", REAL_LIMITS, packed.root, timeout=300) == "right\n"

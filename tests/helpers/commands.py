@@ -26,6 +26,14 @@ def flags_of(options: dict) -> tuple[str, ...]:
 SMALL_FLAGS = flags_of(SMALL)
 
 
+def python(*arguments, **options) -> str:
+    """What Python prints with these arguments; it must succeed, and have nothing to complain of."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert (done.returncode, without_note(done.stderr)) == (0, ""), done.stderr
+    return done.stdout
+
+
 def start(*arguments, path: Path | None = None, **options) -> subprocess.Popen:
     """Start `sa1bpack` with these arguments; `path` is first on its module search path."""
     search = [str(path)] if path else []

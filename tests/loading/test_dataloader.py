@@ -1,13 +1,12 @@
 """make_dataloader: the Loader's batches from a torch DataLoader, with a state and a plan."""
 
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from batches import rows_of, same, tensors_of
+from commands import python
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -179,11 +178,7 @@ batches = iter(made)
 next(batches)
 print(os.getpid(), *[child.pid for child in multiprocessing.active_children()])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=90, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    pids = done.stdout.split()
+    pids = python("-c", script, timeout=90).split()
     left = [file for pid in pids for file in Path("/dev/shm").glob(f"torch_{pid}_*")]
     for file in left:
         file.unlink()

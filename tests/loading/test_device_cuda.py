@@ -1,13 +1,12 @@
 """The Loader with a CUDA device; `benchmarks/gpu.py` runs these where there is one."""
 
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
 from batches import same, tensors_of
+from commands import python
 from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from sync_debug import waiting_is_an_error
 
@@ -122,6 +121,4 @@ if child == 0:
 _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status), sum(1 for _ in loader))
 """
-    done = subprocess.run([sys.executable, "-c", script, packed.root], capture_output=True,
-                          text=True, timeout=120, check=False)  # fmt: skip
-    assert done.stdout.split() == ["0", "12"], done.stderr
+    assert python("-c", script, packed.root, timeout=120).split() == ["0", "12"]

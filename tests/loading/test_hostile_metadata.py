@@ -4,7 +4,6 @@ Batches of one sample each, so that a batch is compared with its sample.
 """
 
 import itertools
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from batches import clone
+from commands import python
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
 from page_cache import why_not_direct
 
@@ -189,7 +189,5 @@ def test_nothing_outside_an_array_is_read(tmp_path, side, names):
 
     The tests of datasets take the other sides.
     """
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(HELPERS),
-               str(Path(__file__).parent), str(tmp_path), side, *names]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    folders = HELPERS, Path(__file__).parent, tmp_path
+    assert python("-W", "error", "-c", PROGRAM, *folders, side, *names) == "alive\n"

@@ -3,11 +3,11 @@
 In a process that any read after an array would kill.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 
@@ -100,7 +100,5 @@ print("alive")
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
 def test_nothing_outside_a_feature_is_read(tmp_path):
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(HELPERS),
-               str(Path(__file__).parent), str(tmp_path), "end"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    folders = HELPERS, Path(__file__).parent, tmp_path
+    assert python("-W", "error", "-c", PROGRAM, *folders, "end") == "alive\n"

@@ -3,14 +3,13 @@
 import gc
 import logging
 import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 from batches import readers
+from commands import python
 from system import open_files
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -28,13 +27,7 @@ def run(script: str, root: Path) -> str:
     guard += "faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)\n"
     head = "from sa1bpack.dataset.open_pack import open as open_pack\n"
     head += f"from sa1bpack.loading.loader import Loader\nds = open_pack({str(root)!r})\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", guard + head + script],
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
+    return python("-W", "error", "-c", guard + head + script, timeout=90)
 
 
 def test_an_iteration_that_nothing_was_taken_from_uses_no_epoch_and_ends_no_other(ds):

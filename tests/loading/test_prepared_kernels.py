@@ -4,9 +4,7 @@ A thread that compiles would seem to wait for the disk, and a fork meanwhile wou
 lock held in the child for ever.
 """
 
-import subprocess
-import sys
-
+from commands import python
 from layout_packs import LAYOUTS, layout_packs  # noqa: F401 - a fixture
 
 # In a new process, so that no other test has compiled a kernel before.
@@ -38,8 +36,4 @@ assert not in_readers, in_readers
 
 
 def test_no_thread_of_an_epoch_compiles(layout_packs):  # noqa: F811
-    packs = [str(layout_packs(*layout)) for layout in LAYOUTS[::2]]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *packs], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", PROGRAM, *(layout_packs(*layout) for layout in LAYOUTS[::2]))

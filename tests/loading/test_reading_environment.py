@@ -6,12 +6,11 @@ import os
 import re
 import shutil
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import reading_child
+from commands import python
 from reading_child import batch_digests, sample_digest
 from system import give_up_privileges
 
@@ -151,11 +150,8 @@ def test_more_shards_than_files_that_may_be_open_are_read(pack_writer, tmp_path)
     pack_writer(root, {"sa_000000-000": (2, 0, 5, 1)})
     samples, batches = everything(open_pack(root))
     with_many_shards(root, 100)
-    command = [sys.executable, "-c", FEW_FILES, str(root), str(helpers)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
     expected = [samples * 100, [*batches.values()] * 100, 400]
-    assert json.loads(done.stdout) == [expected] * 2
+    assert json.loads(python("-c", FEW_FILES, root, helpers)) == [expected] * 2
 
 
 # ------------------------------------------------------------------------- while it is written

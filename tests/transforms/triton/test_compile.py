@@ -3,12 +3,11 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from commands import python
 from packaging.version import Version
 
 HELPERS = Path(__file__).parents[2] / "helpers"
@@ -26,15 +25,9 @@ def test_every_kernel_compiles_rounds_as_on_a_cpu_and_suits_the_device(tmp_path,
     computes with fits into its registers, and leaves room for as many threads as hide the waits
     for memory. Of arrays as torch allocates them, a thread writes 8 bytes at a time or more."""
     generations = ["80"] + ["90", "100"] * request.config.getoption("torture")
-    done = subprocess.run(
-        [sys.executable, HELPERS / "compile_kernels.py", *generations],
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    printed = python(HELPERS / "compile_kernels.py", *generations, env=environment, timeout=300)
+    kernels = [json.loads(line) for line in printed.splitlines()]
     made = {(kernel["kernel"], kernel["variant"], kernel["generation"]) for kernel in kernels}
     last = int(generations[-1])
     expected = {(name, "aligned", int(generation)) for name in ALL for generation in generations}
