@@ -5,7 +5,6 @@ A kept seed once made its target fail, or is a special case.
 """
 
 import copy
-import io
 import json
 import random
 import tarfile
@@ -13,7 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from small_tars import as_jpeg, members, photo, pixels_of, record
+from small_tars import as_jpeg, members, photo, pixels_of, record, tar_bytes
 from targets import SHARD, pristine
 
 from sa1bpack.source.tar import BLOCK
@@ -21,33 +20,20 @@ from sa1bpack.source.tar import BLOCK
 SEEDS = Path(__file__).parent / "seeds"
 
 
-def kept(name: str) -> dict[str, bytes]:
-    """The kept seeds of a target by file name: each once made it fail, or is a special case."""
-    return {path.name: path.read_bytes() for path in sorted((SEEDS / name).glob("*"))}
-
-
 def seeds(name: str) -> list[bytes]:
     """Inputs to start with."""
-    return [*_MADE[name](), *kept(name).values()]
+    return [*_MADE[name](), *(path.read_bytes() for path in sorted((SEEDS / name).glob("*")))]
 
 
 def _tars() -> list[bytes]:
-    small = {name: data[:600] for name, data in members([1, 2]).items()}
-    found = []
-    for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT):
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=format) as archive:
-            for member, data in (*small.items(), ("./" + "d" * 120 + "/é.txt", b"x")):
-                if format == tarfile.USTAR_FORMAT and "é" in member:
-                    continue
-                entry = tarfile.TarInfo(member)
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
-            link = tarfile.TarInfo("link")
-            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-            archive.addfile(link)
-        found.append(buffer.getvalue()[: -8 * BLOCK])  # two blocks of zeros suffice
-    return found
+    small = [(name, data[:600]) for name, data in members([1, 2]).items()]
+    long = ("./" + "d" * 120 + "/é.txt", b"x")  # which the oldest format cannot have
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    kinds = tarfile.GNU_FORMAT, tarfile.PAX_FORMAT
+    found = [tar_bytes([*small, long], kind, link) for kind in kinds]
+    found.append(tar_bytes(small, tarfile.USTAR_FORMAT, link))
+    return [data[: -8 * BLOCK] for data in found]  # two blocks of zeros suffice
 
 
 def _gzips() -> list[bytes]:

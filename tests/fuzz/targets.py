@@ -22,14 +22,7 @@ import numpy as np
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import (
-    AnnotationError,
-    FormatError,
-    ImageError,
-    MaskError,
-    OptionsDiffer,
-    SourceError,
-)
+from sa1bpack import errors
 from sa1bpack.format.files import read_checksums
 from sa1bpack.format.index import open_index
 from sa1bpack.format.manifest import manifest_bytes, read_manifest
@@ -63,11 +56,11 @@ def _file(data: bytes, name: str = "sa_000000.tar") -> Path:
 
 
 @contextlib.contextmanager
-def _refusing(*errors: type[Exception]) -> Iterator[None]:
-    """Accept these errors, if their messages are readable and safe to print."""
+def _refusing(*kinds: type[Exception]) -> Iterator[None]:
+    """Accept errors of these kinds, if their messages are readable and safe to print."""
     try:
         yield
-    except errors as error:
+    except kinds as error:
         message = str(error)
         assert 0 < len(message) <= MAX_MESSAGE, len(message)
         assert message.replace("\n", "").isprintable(), message
@@ -79,7 +72,7 @@ def _refusing(*errors: type[Exception]) -> Iterator[None]:
 def tar(data: bytes) -> None:
     """The members of a plain tar: all of it is walked, every second file is read."""
     stream = TarStream(open_stream(_file(data), gzip=False))
-    with contextlib.closing(stream.stream), _refusing(SourceError):
+    with contextlib.closing(stream.stream), _refusing(errors.SourceError):
         for number, member in enumerate(stream):
             assert number <= len(data) // BLOCK
             assert len(member.name) <= 4 * MAX_PATH_BYTES
@@ -93,7 +86,7 @@ def gzip(data: bytes) -> None:
     stream = open_stream(_file(data), gzip=True)
     found = []
     try:
-        with _refusing(SourceError):
+        with _refusing(errors.SourceError):
             while piece := stream.read(50_000):
                 found.append(piece)
                 assert len(stream.chunk) <= INFLATE_BYTES
@@ -106,7 +99,7 @@ def gzip(data: bytes) -> None:
 def pairs(data: bytes) -> None:
     """A source as the packer reads it: kind, members, pairs, spool."""
     path = _file(data)
-    with _refusing(SourceError):
+    with _refusing(errors.SourceError):
         source = open_source(path)
         with PairReader(source, spool_dir=_scratch(), spool_memory=1000) as reader:
             seen = set()
@@ -121,7 +114,7 @@ def pairs(data: bytes) -> None:
 
 def annotations(data: bytes) -> None:
     """A JSON record and the masks in it, compared with Python's json."""
-    with _refusing(AnnotationError, MaskError):
+    with _refusing(errors.AnnotationError, errors.MaskError):
         found = parse_annotations(data)
         try:
             expected = json.loads(data, parse_int=lambda digits: int(digits[:4000]))
@@ -147,7 +140,7 @@ def counts(data: bytes) -> None:
     texts = data[4:].split(b"|")
     text = np.frombuffer(b"".join(texts), np.uint8)
     offset = np.array([0, *itertools.accumulate(map(len, texts))], np.int64)
-    with _refusing(MaskError):
+    with _refusing(errors.MaskError):
         run_ends, run_offset, noncanonical = parse_counts(text, offset, height * width)
         again, again_offset = encode_counts(run_ends, run_offset)
         for m, text in enumerate(texts):
@@ -160,7 +153,7 @@ def counts(data: bytes) -> None:
 
 def jpeg(data: bytes) -> None:
     """A JPEG: its header, and its pixels if it is small."""
-    with _refusing(ImageError):
+    with _refusing(errors.ImageError):
         header = read_header(data)
         if header.height * header.width <= 1 << 16:
             out = np.empty((64, 64, 3), np.uint8)
@@ -171,7 +164,7 @@ def jpeg(data: bytes) -> None:
 
 def md5sums(data: bytes) -> None:
     """A list of md5 sums."""
-    with _refusing(SourceError):
+    with _refusing(errors.SourceError):
         for name, digest in read_md5sums(_file(data, "md5sums.txt")).items():
             assert "/" not in name and len(bytes.fromhex(digest)) == 16
 
@@ -203,7 +196,7 @@ def _pack_with(name: str, data: bytes) -> Iterator[Path]:
 def _use(root: Path) -> None:
     """Open a pack, read all of it, look up ids, check it, and resume it as the packer does."""
     opened = False
-    with _refusing(FormatError):
+    with _refusing(errors.FormatError):
         dataset = sa1bpack.open(root)
         for row in range(len(dataset)):
             sample = dataset[row]
@@ -215,17 +208,17 @@ def _use(root: Path) -> None:
                 dataset.by_id(image_id)
         dataset.mask_column("area").sum()
         opened = True
-    with _refusing(FormatError):
+    with _refusing(errors.FormatError):
         for problem in sa1bpack.verify(root, quick=not opened).problems:
             assert len(str(problem)) <= MAX_MESSAGE
-    with _refusing(FormatError, OptionsDiffer):
+    with _refusing(errors.FormatError, errors.OptionsDiffer):
         PackState(root, PackOptions(**SMALL)).close()
 
 
 def manifest(data: bytes) -> None:
     """manifest.json."""
     with _pack_with("manifest.json", data) as root:
-        with _refusing(FormatError):
+        with _refusing(errors.FormatError):
             found = read_manifest(root)
             for shard in found.shards:
                 assert (root / "shards" / shard.name).resolve().parent == root.resolve() / "shards"
@@ -239,7 +232,7 @@ def manifest(data: bytes) -> None:
 def shard_metadata(data: bytes) -> None:
     """zarr.json of a shard, with the attributes that describe the shard."""
     with _pack_with(f"{SHARD}/zarr.json", data) as root:
-        with _refusing(FormatError):
+        with _refusing(errors.FormatError):
             shard = open_shard(root / SHARD)
             for spec in shard.layout.arrays:
                 assert shard[spec.name].nbytes <= (root / SHARD / spec.chunk_path).stat().st_size
@@ -252,7 +245,7 @@ def array_metadata(data: bytes) -> None:
     names = (f"{SHARD}/area/zarr.json", index, "zarr.json")
     with _pack_with(names[len(data) % len(names)], data) as root:
         _use(root)
-        with _refusing(FormatError):
+        with _refusing(errors.FormatError):
             open_shard(root / SHARD)
 
 
@@ -276,7 +269,7 @@ def checksums(data: bytes) -> None:
     """The two kinds of checksum files."""
     for name in ("checksums.xxh128", f"{SHARD}/checksums.xxh128"):
         with _pack_with(name, data) as root:
-            with _refusing(FormatError):
+            with _refusing(errors.FormatError):
                 for path in read_checksums(root / name):
                     assert (root / path).absolute().is_relative_to(root) and ".." not in path
             _use(root)
@@ -293,7 +286,7 @@ def rejects(data: bytes) -> None:
     metadata = json.loads(pristine()[f"{SHARD}/zarr.json"])
     metadata["attributes"]["sa1bpack"] |= changes
     replaced = _pack_with(f"{SHARD}/zarr.json", json.dumps(metadata).encode())
-    with replaced as root, _refusing(FormatError):
+    with replaced as root, _refusing(errors.FormatError):
         state = PackState(root, PackOptions(**SMALL))
         try:
             assert all(reject["source"] for reject in state.rejects())

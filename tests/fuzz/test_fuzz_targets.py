@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inputs import JSON_TARGETS, SEEDS, kept, mutate_json, seeds
+from inputs import JSON_TARGETS, SEEDS, mutate_json, seeds
 from targets import TARGETS, forget
 
 EXAMPLES = 40
@@ -36,7 +36,7 @@ def test_every_seed_passes(target):
 
 def test_every_folder_of_seeds_belongs_to_a_target():
     assert {path.name for path in SEEDS.iterdir()} <= set(TARGETS)
-    assert all(kept(path.name) for path in SEEDS.iterdir())
+    assert all(any(path.iterdir()) for path in SEEDS.iterdir())
 
 
 @st.composite

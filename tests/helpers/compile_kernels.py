@@ -32,15 +32,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction
 
+from sa1bpack import transforms as T
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import (
-    ColorJitter,
-    Pipeline,
-    RandomAffine,
-    RandomHorizontalFlip,
-    ScaleJitter,
-    backends,
-)
+from sa1bpack.transforms import backends
 
 ASSEMBLERS = Path(triton.__file__).parent / "backends/nvidia/bin"
 POINTERS = {
@@ -74,9 +68,9 @@ def recorded_launches() -> dict[str, tuple]:
         batch, ds = noisy_batch(layout, masks), dataset(layout)
         ds.mask_sampling = sampling
         for dtype in (torch.float32, torch.bfloat16):
-            for turn in ([], [RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1)]):
-                steps = [RandomHorizontalFlip(), ScaleJitter(), *turn]
-                Pipeline(ds, steps, dtype=dtype)(batch, 0)
+            for turn in ([], [T.RandomAffine(20), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]):
+                steps = [T.RandomHorizontalFlip(), T.ScaleJitter(), *turn]
+                T.Pipeline(ds, steps, dtype=dtype)(batch, 0)
     return found
 
 
@@ -121,9 +115,8 @@ def assembled(code: str, options: dict) -> dict[str, int]:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(code)
         file.flush()
-        assembler = ASSEMBLERS / (
-            "ptxas-blackwell" if int(machine[3:].rstrip("a")) >= 100 else "ptxas"
-        )
+        blackwell = int(machine[3:].rstrip("a")) >= 100
+        assembler = ASSEMBLERS / ("ptxas-blackwell" if blackwell else "ptxas")
         command = [assembler, "-v", f"--gpu-name={machine}", *fused, file.name, "-o", os.devnull]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     wanted = {"registers": r"Used (\d+) registers", "spilled": r"(\d+) bytes spill stores"}

@@ -6,44 +6,31 @@ import numpy as np
 import torch
 from mask_oracle import runs_of
 
+from sa1bpack import transforms as T
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import (
-    ColorJitter,
-    CutMix,
-    Mixup,
-    RandomAffine,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    ScaleJitter,
-    host,
-    unpack_bits,
-)
+from sa1bpack.transforms import host
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
 LAYOUT = Layout(image_size=96, mask_size=96)
 # In images of 150 x 225 pixels: x0, y0, x1, y1.
 RECTANGLES = [(20, 30, 120, 100), (0, 0, 50, 40), (100, 60, 200, 141), (7, 11, 219, 149)]
+FLIP, CROP = T.RandomHorizontalFlip(), T.RandomResizedCrop()
 # Of pipelines that must have one result, however it is made.
 STEPS = {
     "none": [],
-    "flip": [RandomHorizontalFlip()],
-    "crop": [RandomResizedCrop((0.1, 0.9)), RandomHorizontalFlip()],
-    "jitter": [ScaleJitter(0.2, 2.0), RandomHorizontalFlip()],
-    "affine": [RandomResizedCrop((0.3, 0.9)), RandomAffine((10, 60), 20), RandomHorizontalFlip()],
-    "affine, colors": [ScaleJitter(0.3, 2.0), RandomAffine(180), ColorJitter(0.4), CutMix()],
-    "colors": [
-        RandomHorizontalFlip(),
-        ScaleJitter(0.5, 1.5),
-        ColorJitter(0.4, 0.4, 0.4, 0.1),
-        Mixup(),
-    ],
+    "flip": [FLIP],
+    "crop": [T.RandomResizedCrop((0.1, 0.9)), FLIP],
+    "jitter": [T.ScaleJitter(0.2, 2.0), FLIP],
+    "affine": [T.RandomResizedCrop((0.3, 0.9)), T.RandomAffine((10, 60), 20), FLIP],
+    "affine, colors": [T.ScaleJitter(0.3), T.RandomAffine(180), T.ColorJitter(0.4), T.CutMix()],
+    "colors": [FLIP, T.ScaleJitter(0.5, 1.5), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.Mixup()],
 }
 # Few, for what does not depend on the kind of a step.
 FEW_STEPS = {
     "no steps": [],
-    "enlarging": [RandomResizedCrop(), RandomHorizontalFlip(), Mixup()],
-    "affine": [RandomAffine(20, 10), RandomResizedCrop(), CutMix()],
-    "any": [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
+    "enlarging": [CROP, FLIP, T.Mixup()],
+    "affine": [T.RandomAffine(20, 10), CROP, T.CutMix()],
+    "any": [T.ScaleJitter(), T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.Mixup()],
 }
 
 
@@ -111,7 +98,7 @@ def noisy_batch(layout: Layout, masks: str) -> dict:
     if masks == "runs":
         batch["runs"] = rectangle_runs(RECTANGLES)
     elif masks == "bool":
-        batch["masks"] = unpack_bits(batch["masks"])
+        batch["masks"] = T.unpack_bits(batch["masks"])
     return batch
 
 
@@ -169,7 +156,7 @@ def ragged(layout: str) -> dict:
             padded[0, :2], padded[2, 0] = flat[key][:2], flat[key][2]
             batch[key] = padded
     if not layout.endswith("bits"):
-        batch["masks"] = unpack_bits(batch["masks"])
+        batch["masks"] = T.unpack_bits(batch["masks"])
     if layout == "runs":
         runs = rectangle_runs([RECTANGLES[k] for own in rows for k in own])
         offsets = torch.tensor([0, 2, 2, 3])

@@ -8,13 +8,8 @@ import pytest
 from reading_packs import write_pack
 
 from sa1bpack.format.index import open_manifest_and_index
-from sa1bpack.format.side.spec import (
-    SideManifest,
-    SideSpec,
-    create_side,
-    scaled_of,
-    shard_identities,
-)
+from sa1bpack.format.side import spec as specs
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.side.writer import PartWriter
 
 SPECS = {
@@ -39,7 +34,7 @@ def side_rows(spec: SideSpec, image_id: int, masks: int) -> np.ndarray:
     rng = np.random.default_rng([image_id, len(spec.name)])
     count = 1 if spec.axis == "sample" else masks
     rows = rng.integers(0, 100, (count, *spec.row_shape))
-    return scaled_of(rows - 50.5, spec.dtype) if spec.scaled else rows.astype(spec.stored)
+    return specs.scaled_of(rows - 50.5, spec.dtype) if spec.scaled else rows.astype(spec.stored)
 
 
 def write_side(
@@ -48,9 +43,9 @@ def write_side(
     """Write the parts of a feature for a pack's shards, or for those of these names."""
     manifest, index = open_manifest_and_index(root)
     folder = root / "side" / spec.name if folder is None else folder
-    create_side(folder, SideManifest(spec, {"function": function}))
+    specs.create_side(folder, specs.SideManifest(spec, {"function": function}))
     edges = index.shard_offset.tolist()
-    for number, shard in enumerate(shard_identities(root, manifest)):
+    for number, shard in enumerate(specs.shard_identities(root, manifest)):
         if shards is not None and shard.name not in shards:
             continue
         ids = index.image_id[edges[number] : edges[number + 1]].tolist()

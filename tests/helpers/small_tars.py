@@ -111,6 +111,23 @@ def members(
     return found
 
 
+def tar_bytes(
+    listed: Iterable[tuple[str, bytes]],
+    format: int = tarfile.GNU_FORMAT,
+    first: tarfile.TarInfo | None = None,
+) -> bytes:
+    """A plain tar of regular files, after an entry without content."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
+        if first is not None:
+            tar.addfile(first)
+        for name, data in listed:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
 def write_tar(
     path: Path,
     members: Members | Sequence[tuple[str, bytes]],
@@ -126,16 +143,9 @@ def write_tar(
     listed = list(members.items() if isinstance(members, dict) else members)
     if shuffle is not None:
         random.Random(shuffle).shuffle(listed)
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        folder = tarfile.TarInfo("./")
-        folder.type = tarfile.DIRTYPE
-        tar.addfile(folder)
-        for name, data in listed:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    data = buffer.getvalue()
+    folder = tarfile.TarInfo("./")
+    folder.type = tarfile.DIRTYPE
+    data = tar_bytes(listed, first=folder)
     path.write_bytes(gzip.compress(data, 1, mtime=0) if compress else data)
     return path
 

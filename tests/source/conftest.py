@@ -1,22 +1,9 @@
 """Builders of tars and records for the tests of sources."""
 
-import io
-import tarfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-
-
-def tar_bytes(members: Iterable[tuple[str, bytes]], format: int = tarfile.GNU_FORMAT) -> bytes:
-    """A complete tar of regular files."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+from small_tars import tar_bytes
 
 
 @pytest.fixture(scope="session")
