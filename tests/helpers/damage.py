@@ -8,7 +8,7 @@ import os
 import random
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,22 +57,66 @@ def linked_copy(root: Path, copy: Path) -> Path:
     return Path(shutil.copytree(root, copy, copy_function=os.link))
 
 
+@dataclass(frozen=True)
+class _File:
+    """A file of a pack.
+
+    place         its kind, such as "bbox", "zarr.json of an array", "manifest.json"
+    shard, array  that it belongs to; of the index only the array
+    data          its bytes
+    payload       how many of them are of the array of a shard, before the index of its chunks
+    """
+
+    name: str
+    place: str
+    shard: str | None
+    array: str | None
+    data: bytes = b""
+    payload: int = 0
+
+    @classmethod
+    def at(cls, name: str, **content) -> "_File":
+        parts = name.split("/")
+        shard, array = None, parts[1] if len(parts) == 3 else None
+        if parts[0] == "shards" and len(parts) > 2:
+            shard, array = parts[1], parts[2] if len(parts) == 4 else None
+        owner = "index" if parts[0].startswith("index-") else "shard"
+        place = parts[-1] if len(parts) == 1 else f"{parts[-1]} of a shard"
+        if parts[-1] == "zarr.json":
+            of = {1: "the pack", 2: f"the {owner}s", 3: f"the {owner}", 4: "an array"}[len(parts)]
+            place = f"zarr.json of {of}"
+        elif re.match(r"c(\.0)+$", parts[-1]):
+            place = parts[-2] if parts[0] == "shards" else f"{parts[-2]} of the index"
+        return cls(name, place, shard, array, **content)
+
+    def damaged(self, kind: str, how: str, **expected) -> Damage:
+        """What a check must report of a damage to this file."""
+        named = Path(self.name).name if self.shard else self.name
+        if self.array is not None:
+            named = f"{self.name.split('/')[-3]}/{self.array}"
+        what = f"{self.name}: {how}"
+        return Damage(what, kind, self.place, (named,), self.shard, self.array, **expected)
+
+
 class Damager:
     """Damages copies of one pack at random."""
 
     def __init__(self, root: Path, rng: random.Random):
         self._rng = rng
-        self._manifest = read_manifest(root)
-        self._shards = {
-            entry.name: open_shard(root / "shards" / entry.name) for entry in self._manifest.shards
-        }
-        paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
-        names = [str(path.relative_to(root)) for path in paths]
-        self._files = [name for name in names if name[0] != "."]  # the packer's working files
-        self._contents = {name: (root / name).read_bytes() for name in self._files}
-        self._places: dict[str, list[str]] = {}
-        for name in self._files:
-            self._places.setdefault(_place_of(name), []).append(name)
+        names = [entry.name for entry in read_manifest(root).shards]
+        self._shards = {name: open_shard(root / "shards" / name) for name in names}
+        arrays = {spec.name for spec in self._shards[names[0]].layout.arrays}
+        self._places: dict[str, list[_File]] = {}
+        for path in sorted(root.rglob("*")):
+            name = str(path.relative_to(root))
+            if path.is_file() and name[0] != ".":  # those are the packer's working files
+                file = _File.at(name, data=path.read_bytes())
+                if file.place in arrays:
+                    shard = self._shards[file.shard]
+                    spec = shard.layout.array(file.array)
+                    payload = ChunkFile(spec, spec.rows(shard.extent)).data_bytes
+                    file = replace(file, payload=payload)
+                self._places.setdefault(file.place, []).append(file)
 
     @property
     def places(self) -> set[str]:
@@ -84,167 +128,106 @@ class Damager:
         kind = kind or self._rng.choices(list(KINDS), list(KINDS.values()))[0]
         if kind == "shard":
             return self._damage_shard(root)
-        name = self._rng.choice(self._places[place or self._rng.choice(sorted(self._places))])
-        return getattr(self, f"_{kind}")(root, name)
+        file = self._rng.choice(self._places[place or self._rng.choice(sorted(self._places))])
+        return getattr(self, f"_{kind}")(root / file.name, file)
 
     # ------------------------------------------------------------------------ kinds of damage
 
-    def _flip(self, root: Path, name: str) -> Damage:
-        data = bytearray(self._contents[name])
-        at, bit = self._byte(name), self._rng.randrange(8)
+    def _flip(self, path: Path, file: _File) -> Damage:
+        data, bit, payload = bytearray(file.data), self._rng.randrange(8), file.payload
+        begin, stop = 0, len(data)
+        if payload:  # 70% in the data
+            begin, stop = (0, payload) if self._rng.random() < 0.7 else (payload, stop)
+        at = self._rng.randrange(begin, stop)
         data[at] ^= 1 << bit
-        _replace(root / name, bytes(data))
-        damage = self._damage(name, "flip", f"bit {bit} of byte {at}")
-        damage.samples = self._samples(name, at)
-        if self._is_heavy(name):
-            damage.quick, damage.quick_script = at >= self._data_bytes(name), False
+        _replace(path, bytes(data))
+        damage = file.damaged("flip", f"bit {bit} of byte {at}", samples=self._samples(file, at))
+        if file.place in HEAVY_ARRAYS:
+            damage.quick, damage.quick_script = at >= payload, False
         return damage
 
-    def _truncate(self, root: Path, name: str) -> Damage:
-        data = self._contents[name]
-        left = self._rng.choice((len(data) - 1, len(data) // 2, 0))
-        _replace(root / name, data[:left])
-        return self._damage(name, "truncate", f"to {left} of {len(data)} bytes")
+    def _truncate(self, path: Path, file: _File) -> Damage:
+        left = self._rng.choice((len(file.data) - 1, len(file.data) // 2, 0))
+        _replace(path, file.data[:left])
+        return file.damaged("truncate", f"to {left} of {len(file.data)} bytes")
 
-    def _extend(self, root: Path, name: str) -> Damage:
+    def _extend(self, path: Path, file: _File) -> Damage:
         more = self._rng.randbytes(self._rng.choice((1, 16, 4096)))
-        _replace(root / name, self._contents[name] + more)
-        return self._damage(name, "extend", f"by {len(more)} bytes")
+        _replace(path, file.data + more)
+        return file.damaged("extend", f"by {len(more)} bytes")
 
-    def _swap(self, root: Path, name: str) -> Damage:
+    def _swap(self, path: Path, file: _File) -> Damage:
         """With another file, if possible of the same length, such as one of another shard."""
-        data = self._contents[name]
-        others = [other for other in self._files if self._contents[other] != data]
-        same = [other for other in others if len(self._contents[other]) == len(data)]
-        twins = [other for other in others if _place_of(other) == _place_of(name)]
+        others = [each for files in self._places.values() for each in files]
+        others = [each for each in others if each.data != file.data]
+        same = [each for each in others if len(each.data) == len(file.data)]
+        twins = [each for each in others if each.place == file.place]
         other = self._rng.choice(same or twins or others)
-        _replace(root / name, self._contents[other])
-        _replace(root / other, data)
-        damage = self._damage(name, "swap", f"with {other}")
-        if "manifest.json" in (name, other):  # without it nothing else is checked
+        _replace(path, other.data)
+        _replace(path.parents[file.name.count("/")] / other.name, file.data)
+        damage = file.damaged("swap", f"with {other.name}")
+        if "manifest.json" in (file.name, other.name):  # without it nothing else is checked
             damage.names += ("manifest.json",)
-        if len(self._contents[other]) == len(data) and self._is_heavy(name, other):
-            damage.quick = any(
-                self._contents[name][self._data_bytes(one) :]
-                != self._contents[other][self._data_bytes(one) :]
-                for one in (name, other)
-            )
+        # Quick checks skip the data of both, and the script skips the files.
+        if other in same and {file.place, other.place} <= {*HEAVY_ARRAYS}:
+            ends = (file.payload, other.payload)
+            damage.quick = any(file.data[end:] != other.data[end:] for end in ends)
             damage.quick_script = False
         return damage
 
-    def _missing(self, root: Path, name: str) -> Damage:
-        (root / name).unlink()
-        return self._damage(name, "missing", "removed")
+    def _missing(self, path: Path, file: _File) -> Damage:
+        path.unlink()
+        return file.damaged("missing", "removed")
 
-    def _extra(self, root: Path, name: str) -> Damage:
-        new = str(Path(name).with_name(self._rng.choice(("c.9", "notes.txt", "zarr.json~"))))
-        (root / new).write_bytes(self._rng.randbytes(self._rng.randrange(100)))
-        return self._damage(new, "extra", "added")
+    def _extra(self, path: Path, file: _File) -> Damage:
+        name = self._rng.choice(("c.9", "notes.txt", "zarr.json~"))
+        path.with_name(name).write_bytes(self._rng.randbytes(self._rng.randrange(100)))
+        return _File.at(str(Path(file.name).with_name(name))).damaged("extra", "added")
 
-    def _link(self, root: Path, name: str) -> Damage:
+    def _link(self, path: Path, file: _File) -> Damage:
         """The same bytes, through a symbolic link to a file elsewhere."""
+        root = path.parents[file.name.count("/")]
         away = root.with_name(root.name + "-away")
         away.mkdir(exist_ok=True)
-        target = away / name.replace("/", "_")
-        (root / name).rename(target)
-        (root / name).symlink_to(target)
-        damage = self._damage(name, "link", "made a symbolic link")
-        damage.harmless = True
-        return damage
+        target = path.rename(away / file.name.replace("/", "_"))
+        path.symlink_to(target)
+        return file.damaged("link", "made a symbolic link", harmless=True)
 
     def _damage_shard(self, root: Path) -> Damage:
         name = self._rng.choice(sorted(self._shards))
         folder, other = root / "shards" / name, self._rng.choice(("copy of it", "sa_999999-000"))
         way = self._rng.choice(("removed", "doubled", "renamed", "linked"))
-        names = name
         if way == "removed":
             shutil.rmtree(folder)
         elif way == "doubled":
             linked_copy(folder, folder.with_name(other))
-            names = other
         elif way == "renamed":
             folder.rename(folder.with_name(other))
         else:
-            folder.rename(root.with_name(root.name + "-shard"))
-            folder.symlink_to(root.with_name(root.name + "-shard"))
-        hit = None if way == "doubled" else name
-        return Damage(
-            f"shard {name} {way}", "shard", "shard", (names,), hit, harmless=way == "linked"
-        )
+            folder.symlink_to(folder.rename(root.with_name(root.name + "-shard")))
+        hit, named = (None, other) if way == "doubled" else (name, name)
+        what = f"shard {name} {way}"
+        return Damage(what, "shard", "shard", (named,), hit, harmless=way == "linked")
 
-    # ---------------------------------------------------------------------- expected findings
-
-    def _damage(self, name: str, kind: str, how: str) -> Damage:
-        shard, array = _parts_of(name)
-        names = name if array is None else f"{name.split('/')[-3]}/{array}"
-        if array is None:
-            names = Path(name).name if shard else name
-        return Damage(f"{name}: {how}", kind, _place_of(name), (names,), shard, array)
-
-    def _is_heavy(self, *names: str) -> bool:
-        """Whether quick checks skip the data of all these files, and the script skips the files."""
-        return all(_place_of(name) in HEAVY_ARRAYS for name in names)
-
-    def _byte(self, name: str) -> int:
-        """A random byte of a file; in chunk files, 70% in the data and 30% in the shard index."""
-        size, rng = len(self._contents[name]), self._rng
-        shard, array = _parts_of(name)
-        if shard is None or array is None or name.endswith("zarr.json"):
-            return rng.randrange(size)
-        data = self._data_bytes(name)
-        return rng.randrange(data) if rng.random() < 0.7 else rng.randrange(data, size)
-
-    def _data_bytes(self, name: str) -> int:
-        shard, array = _parts_of(name)
-        spec = self._shards[shard].layout.array(array)
-        return ChunkFile(spec, spec.rows(self._shards[shard].extent)).data_bytes
-
-    def _samples(self, name: str, at: int) -> frozenset[int]:
-        """The samples to which a byte of a shard's chunk file belongs."""
-        shard_name, array = _parts_of(name)
-        if shard_name is None or array is None or name.endswith("zarr.json"):
+    def _samples(self, file: _File, at: int) -> frozenset[int]:
+        """The samples to which a byte of a shard's array belongs."""
+        if at >= file.payload:
             return frozenset()
-        if at >= self._data_bytes(name):
-            return frozenset()
-        shard = self._shards[shard_name]
-        spec = shard.layout.array(array)
+        shard = self._shards[file.shard]
+        spec = shard.layout.array(file.array)
         row = at // spec.row_bytes
-        if spec.offsets:
-            if row in (0, spec.rows(shard.extent) - 1):
-                return frozenset()  # a wrong end concerns the complete array
-            return frozenset({_sample_of(shard, spec.axis, row - 1),
-                              _sample_of(shard, spec.axis, row)})  # fmt: skip
-        return frozenset({_sample_of(shard, spec.axis, row)})
+        if not spec.offsets:
+            return frozenset({_sample_of(shard, spec.axis, row)})
+        if row in (0, spec.rows(shard.extent) - 1):
+            return frozenset()  # a wrong end concerns the complete array
+        return frozenset(_sample_of(shard, spec.axis, each) for each in (row - 1, row))
 
 
 def _sample_of(shard, axis: str, row: int) -> int:
-    if axis == "run":
-        row, axis = int(np.searchsorted(shard["run_offset"], row, side="right")) - 1, "mask"
-    if axis == "mask":
-        row = int(np.searchsorted(shard["mask_offset"], row, side="right")) - 1
-    if axis == "image_byte":
-        row = int(np.searchsorted(shard["image_offset"], row, side="right")) - 1
+    offsets = {"run": ("run_offset", "mask_offset"), "mask": ("mask_offset",)}
+    for name in (offsets | {"image_byte": ("image_offset",)}).get(axis, ()):
+        row = int(np.searchsorted(shard[name], row, side="right")) - 1
     return row
-
-
-def _parts_of(name: str) -> tuple[str | None, str | None]:
-    """The shard and the array of a file; for the index only the array."""
-    parts = name.split("/")
-    if parts[0] == "shards" and len(parts) > 2:
-        return parts[1], parts[2] if len(parts) == 4 else None
-    return None, parts[1] if len(parts) == 3 else None
-
-
-def _place_of(name: str) -> str:
-    """The kind of a file."""
-    parts = name.split("/")
-    if parts[-1] == "zarr.json":
-        owner = "index" if parts[0].startswith("index-") else "shard"
-        of = {1: "the pack", 2: f"the {owner}s", 3: f"the {owner}", 4: "an array"}[len(parts)]
-        return f"zarr.json of {of}"
-    if re.match(r"c(\.0)+$", parts[-1]):
-        return parts[-2] if parts[0] == "shards" else f"{parts[-2]} of the index"
-    return parts[-1] if len(parts) == 1 else f"{parts[-1]} of a shard"
 
 
 def _replace(path: Path, data: bytes) -> None:
