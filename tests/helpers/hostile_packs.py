@@ -142,21 +142,16 @@ class Found:
         """The rows of a sample by name of the array; of its masks by the shard's own offsets."""
         number, local = self._place(row)
         arrays = self._shards[number]
-        found = {"image_id": self.index["image_id"][row]}
         first, stop = arrays["mask_offset"][local : local + 2].tolist()
+        found = {}
         for spec in self._manifest.layout.arrays:
-            rows = arrays[spec.name]
-            if spec.name in ("run_offset", "run_ends", "image", "mask_offset", "image_offset"):
-                continue
-            if spec.axis == "sample" and spec.name != "image_id":
-                found[spec.name] = rows[local]
-            elif spec.axis == "mask":
-                found[spec.name] = rows[first:stop]
+            if spec.axis in ("sample", "mask") and not spec.offsets:
+                of_sample = local if spec.axis == "sample" else slice(first, stop)
+                found[spec.name] = arrays[spec.name][of_sample]
+        found["image_id"] = self.index["image_id"][row]
         if "image_offset" in arrays:
             begin, end = arrays["image_offset"][local : local + 2].tolist()
             found["image"] = arrays["image"][begin:end]
-        else:
-            found["image"] = arrays["image"][local]
         if "run_offset" in arrays:
             offset = arrays["run_offset"][first : stop + 1]
             found["run_offset"] = offset - offset[0]

@@ -41,23 +41,19 @@ def read_everything(root: Path, name: str, target: str | None) -> int:
     what is damaged, comes out.
     """
     found, read = Found(root), 0
+    of_index = ("all", *(each for each in targets(LAYOUTS["pad"]) if each.startswith("index/")))
     for verified in (False, True):
         for options in SPECS[name]:
             try:
                 ds = open_pack(root, verify_checksums=verified, duplicates="all", **options)
             except FormatError as error:
-                assert verified and target in ("all", *_index_targets()), error
-                assert "index-" in str(error)
+                assert verified and target in of_index and "index-" in str(error), error
                 continue
             read += _read_samples(ds, found, target)
         if not verified:
             _read_by_id(ds)
         _read_columns(ds, found)
     return read
-
-
-def _index_targets() -> tuple[str, ...]:
-    return tuple(name for name in targets(LAYOUTS["pad"]) if name.startswith("index/"))
 
 
 def _read_samples(ds: Dataset, found: Found, target: str | None) -> int:
@@ -125,35 +121,30 @@ def _read_by_id(ds: Dataset) -> None:
 
 def _read_columns(ds: Dataset, found: Found) -> None:
     """All columns, as far as they can be read."""
+
+    def tried(read, *given):
+        try:
+            return read(*given)
+        except FormatError as error:
+            assert SHARD in str(error) or "index-" in str(error), error
+
+    other = {
+        "mask_count": lambda: np.diff(found.index["mask_offset"]),
+        "image_id": lambda: found.index["image_id"],
+        "file_name": lambda: found.column("file_name").view("S64")[:, 0],
+    }
     for name in SAMPLE_COLUMNS:
-        column = _columns_or_none(lambda name=name: ds.column(name))
-        if column is None:
-            continue
-        if name == "mask_count":
-            expected = np.diff(found.index["mask_offset"])
-        elif name == "image_id":
-            expected = found.index["image_id"]
-        elif name == "file_name":
-            expected = found.column(name).view("S64")[:, 0]
-        else:
-            expected = found.column(name)
-        np.testing.assert_array_equal(column, expected)
+        if (column := tried(ds.column, name)) is not None:
+            expected = other[name]() if name in other else found.column(name)
+            np.testing.assert_array_equal(column, expected)
     for name in MASK_COLUMNS:
-        column = _columns_or_none(lambda name=name: ds.mask_column(name))
-        if column is not None:
+        if (column := tried(ds.mask_column, name)) is not None:
             np.testing.assert_array_equal(column, found.column(name))
         for how in ("sum", "max", "min"):
-            _columns_or_none(lambda name=name, how=how: ds.column(name, how))
+            tried(ds.column, name, how)
     for part in (ds[::-2], ds[[5, 4, 5]]):
-        _columns_or_none(lambda part=part: part.mask_column("area"))
-        _columns_or_none(lambda part=part: part.where(lambda c: c["mask_count"] > 2))
-
-
-def _columns_or_none(read):
-    try:
-        return read()
-    except FormatError as error:
-        assert SHARD in str(error) or "index-" in str(error), error
+        tried(part.mask_column, "area")
+        tried(part.where, lambda columns: columns["mask_count"] > 2)
 
 
 def main() -> None:

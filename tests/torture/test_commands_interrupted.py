@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from commands import temporaries
@@ -20,18 +21,10 @@ from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideSpec
 
 
-def no_links(*arguments, **named) -> None:
-    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-
-
-def no_clones(*arguments) -> None:
-    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-
 def only_copies() -> None:
-    """As in a file system that has neither."""
-    os.link = no_links
-    fcntl.ioctl = no_clones
+    """As in a file system that has neither links nor clones."""
+    os.link = Mock(side_effect=OSError(errno.EXDEV, os.strerror(errno.EXDEV)))
+    fcntl.ioctl = Mock(side_effect=OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)))
 
 
 HOW = {"links": lambda: None, "copies": only_copies}
@@ -54,9 +47,9 @@ class Merge(Disturbed):
         for pack in self.packs:
             write_side(pack, SIDE)
         self.before = [contents(pack) for pack in self.packs]
-        files = {path: data for found in self.before for path, data in found.items()}
-        sides = {path: data for path, data in files.items() if path.startswith("side")}
-        self.expected = stage.expected | sides
+        self.expected = dict(stage.expected)
+        for found in self.before:
+            self.expected |= {path: found[path] for path in found if path.startswith("side")}
         self.prepare, self._grown = how, grown
 
     def begin(self) -> None:
