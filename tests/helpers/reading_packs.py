@@ -34,8 +34,6 @@ def made_sample(
     side, grid = layout.image_size, layout.mask_size
     height = int(rng.integers(1, side + 1))
     width = int(rng.integers(1, side + 1)) if narrow else side
-    if layout.fit == "squash":
-        height = width = side
     runs = rng.integers(1, 9, masks)
     sample = {
         "image": made_image(rng, height, width, layout),
