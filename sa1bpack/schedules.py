@@ -41,9 +41,12 @@ class Schedule:
     ):
         """Made by `Steps`, `Linear`, `Cosine`, `Function` and `as_schedule`. `text`: as written."""
         self.by, self._text = choice("by", by, BY), text
-        kept = [k for k in range(len(values)) if not k or not _same(values[k - 1], values[k])]
-        self.starts = tuple(int(starts[k]) for k in kept)
-        self.values = tuple(values[k] for k in kept)
+        at, kept = [], []
+        for start, value in zip(starts, values, strict=True):
+            if not kept or not _same(kept[-1], value):
+                at.append(int(start))
+                kept.append(value)
+        self.starts, self.values = tuple(at), tuple(kept)
 
     def __call__(self, number: int) -> Any:
         """The value of an epoch, or of a step, 0 or more."""
@@ -305,13 +308,9 @@ def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
     return found
 
 
-def whole_numbers(
-    name: str, value: Any, low: int, high: int | None = None, optional: bool = False
-) -> Schedule:
-    """`as_schedule` of an option that is a whole number, or with `optional` also None.
+def whole_numbers(name: str, value: Any, low: int, high: int | None = None) -> Schedule:
+    """`as_schedule` of an option that is a whole number.
 
     Raises OptionError for a value out of range, naming its epoch or step.
     """
-    check = partial(whole_number, name, low=low, high=high)
-    made = as_schedule(name, value)
-    return made.map(lambda each: None if optional and each is None else check(value=each))
+    return as_schedule(name, value).map(partial(whole_number, name, low=low, high=high))

@@ -293,15 +293,21 @@ class Pack:
         An error is a FormatError or an OSError. Raises ResourceShortage, which is not the fault of
         a shard, and IndexError for a number that does not exist.
         """
-        found = {number: CACHE.get((self._owner, number)) for number in dict.fromkeys(numbers)}
-        todo = [number for number, opened in found.items() if opened is None]
+        found, failed, todo = {}, {}, []
+        for number in dict.fromkeys(numbers):
+            opened = CACHE.get((self._owner, number))
+            if opened is None:
+                todo.append(number)
+            else:
+                found[number] = opened
         if len(todo) > 1:
             with ThreadPoolExecutor(min(MAX_OPENERS, len(todo))) as pool:
-                found |= zip(todo, pool.map(self._outcome, todo), strict=True)
+                outcomes = list(pool.map(self._outcome, todo))
         else:
-            found |= zip(todo, map(self._outcome, todo), strict=True)
-        failed = {k: outcome for k, outcome in found.items() if isinstance(outcome, Exception)}
-        return {k: outcome for k, outcome in found.items() if k not in failed}, failed
+            outcomes = map(self._outcome, todo)
+        for number, outcome in zip(todo, outcomes, strict=True):
+            (failed if isinstance(outcome, Exception) else found)[number] = outcome
+        return found, failed
 
     def _outcome(self, number: int) -> OpenShard | Exception:
         """A shard, or why it cannot be opened; raises what is not its fault."""

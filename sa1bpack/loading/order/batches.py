@@ -88,6 +88,9 @@ class OrderedBatches:
         global_batch_size: in place of batch_size: samples per batch over all ranks together, a
             multiple of world_size; or a schedule of it.
 
+    Attributes:
+        order: the order of the samples.
+
     Raises:
         OptionError: a value is out of range, or some rank's part of the last batch would be empty.
 
@@ -125,13 +128,8 @@ class OrderedBatches:
             schedules=tuple(schedules),
             global_batch_size=global_batch_size,
         )
-        self._place = Place(batches)
+        self.order, self._place = order, Place(batches)
         self.current  # noqa: B018 - raises where they cannot be cut
-
-    @property
-    def order(self) -> Order:
-        """The order of the samples."""
-        return self._place.batches.order
 
     @property
     def batch_size(self) -> int | Schedule:

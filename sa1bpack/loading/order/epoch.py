@@ -3,7 +3,7 @@ batches of samples that are alike, so that padding them to one shape wastes less
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -133,12 +133,9 @@ class Cut:
             drop_last: those that do not fill a batch are dropped.
         """
         self.sizes, self._samples, self._drop_last = sizes, samples, drop_last
-        # By step: samples before each change of the size, if every batch is full.
-        spans = (
-            (stop - start) * size
-            for (start, stop), size in zip(pairwise(sizes.starts), sizes.values, strict=False)
-        )
-        self._before = list(accumulate(spans, initial=0))
+        self._before = [0]  # by step: samples before each change of the size, if batches are full
+        for (start, stop), size in zip(pairwise(sizes.starts), sizes.values, strict=False):
+            self._before.append(self._before[-1] + (stop - start) * size)
         self._first_steps = [0]  # of the first epochs
 
     def size(self, epoch: int, number: int) -> int:
@@ -339,7 +336,9 @@ class EpochBatches:
             name, value = "global_batch_size", self.global_batch_size
         sizes = whole_numbers(name, value, 1, MAX_BATCH)
         vars(self)[name] = sizes.values[0] if sizes.constant else sizes
-        return sizes.map(lambda size: size * self.world_size) if name == "batch_size" else sizes
+        if name == "batch_size" and self.world_size > 1:
+            return sizes.map(lambda size: size * self.world_size)
+        return sizes
 
     def of_rank(self, rank: int, world_size: int) -> "EpochBatches":
         """Return these batches for another rank. Raises OptionError if they cannot be cut so."""
