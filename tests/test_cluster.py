@@ -26,24 +26,27 @@ def environment(tmp_path):
     return {**kept, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
 
+def bash(*words, **options) -> subprocess.CompletedProcess:
+    """Run bash; its output is text."""
+    return subprocess.run(["bash", *words], capture_output=True, text=True, **options)
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_is_valid_bash(script):
-    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    done = bash("-n", script)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_array_that_counts_from_0_is_told_how_to_count(environment):
     """Of --array=0-1, part 1/1 would be all tars."""
     given = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "1"}
-    command = ["bash", SCRIPTS[0], "--output", "pack", "sa_*.tar"]
-    done = subprocess.run(command, env={**environment, **given}, capture_output=True, text=True)
+    done = bash(SCRIPTS[0], "--output", "pack", "sa_*.tar", env={**environment, **given})
     assert done.returncode == 2 and "sbatch --array=1-2" in done.stderr
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_says_that_its_environment_is_not_active(tmp_path, script):
-    path = {"PATH": "/usr/bin:/bin"}
-    done = subprocess.run(["bash", script], env=path, cwd=tmp_path, capture_output=True, text=True)
+    done = bash(script, env={"PATH": "/usr/bin:/bin"}, cwd=tmp_path)
     assert done.returncode == 127 and "activate" in done.stderr
 
 
@@ -54,8 +57,8 @@ def test_the_tasks_of_an_array_and_finalize_make_the_pack_of_one_run(tmp_path, e
 
     def task(number: int, **more: str) -> None:
         given = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_CPUS_PER_TASK": "1", **more}
-        command = ["bash", script, "--output", root, f"{tmp_path}/sa_*.tar", *SMALL_FLAGS]
-        done = subprocess.run(command, env={**environment, **given}, capture_output=True, text=True)
+        words = ("--output", root, f"{tmp_path}/sa_*.tar", *SMALL_FLAGS)
+        done = bash(script, *words, env={**environment, **given})
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(f"part {number}/2 of a job")
 

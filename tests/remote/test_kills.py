@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from batches import same_samples
 from cached_packs import open_cached, shards_in
+from commands import wait_until
 
 import sa1bpack
 from sa1bpack.errors import FormatError, ReadError, StoreError
@@ -28,13 +29,6 @@ def in_child(work) -> int:
             os._exit(1)
         os._exit(0)
     return pid
-
-
-def wait_until(path) -> None:
-    limit = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -60,7 +54,7 @@ def stopping_child(pack, tmp_path, driven, word) -> int:
         ds[0]
 
     pid = in_child(fetch)
-    wait_until(tmp_path / "there")
+    wait_until((tmp_path / "there").exists)
     return pid
 
 

@@ -11,7 +11,6 @@ from s3_server import use_s3
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, SourceError, StoreError
-from sa1bpack.remote import attempts
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.packs import find_files, open_stream
 from sa1bpack.remote.stores import error_text, final_error, open_store
@@ -105,14 +104,6 @@ SPELT = {
 }  # fmt: skip
 
 
-def answered(handler, status: int, reason: str, body: str) -> None:
-    """Answer with a status, its phrase and a body."""
-    handler.send_response(status, reason)
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body.encode())
-
-
 @pytest.mark.parametrize(
     "spelt", ["InvalidToken", "test_secret_key", TOKEN, SPELT["twice"], SPELT["a header"]]
 )
@@ -122,7 +113,9 @@ def test_a_token_that_the_server_echoes_is_not_shown(web, monkeypatch, tmp_path,
     def echo(handler, data):
         assert handler.headers["x-amz-security-token"] == TOKEN
         text = f"<Error><Code>{spelt}</Code><Token-0>{spelt}</Token-0></Error>"
-        answered(handler, 400, spelt, text)
+        handler.responses = {400: (spelt, "")}  # the phrase, too
+        handler.send_head(400, {}, len(text))
+        handler.wfile.write(text.encode())
 
     web.always = echo
     use_s3(web.url, monkeypatch)
@@ -159,7 +152,9 @@ def aws(web, monkeypatch, no_credentials):
         sent = handler.rfile.read(int(handler.headers.get("Content-Length", 0))).decode()
         status, body = web.answer
         sent += str(handler.headers.get("Authorization"))
-        answered(handler, status, "", body.replace("SENT", sent))
+        body = body.replace("SENT", sent).encode()
+        handler.send_head(status, {}, len(body))
+        handler.wfile.write(body)
 
     web.always = answer
     monkeypatch.setattr("time.sleep", lambda _: None)  # between botocore's attempts
@@ -202,49 +197,28 @@ def test_the_token_of_a_web_identity_is_not_shown_when_the_server_echoes_it(
     assert token not in "".join(traceback.format_exception(caught.value))
 
 
+def object_head(handler, nbytes: int, date: str = "Sun, 22 Nov 2026 00:00:00 GMT") -> None:
+    """The head of the answer for an object."""
+    handler.send_head(200, {"ETag": '"a"', "Last-Modified": date}, nbytes)
+
+
 def test_a_manifest_in_a_bucket_has_a_limit_and_is_not_read_before(web, monkeypatch, tmp_path):
     def answer(handler, data):
-        handler.send_response(200)
-        for name, value in {"Content-Length": str(3 << 30), "ETag": '"a"',
-                            "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"}.items():  # fmt: skip
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.of.held.wait(60)  # who reads it waits
+        object_head(handler, 3 << 30)
+        web.held.wait(60)  # who reads it waits
         handler.close_connection = True
 
     use_s3(web.url, monkeypatch)
-    path = f"/large-{web.url[-5:]}/pack/manifest.json"
-    web.files[path], web.faults[path] = b"", [answer] * 3
-    with pytest.raises(FormatError, match=rf"s3:/{path}: {3 << 30} bytes, but .* at most"):
-        sa1bpack.open(f"s3:/{path.removesuffix('/manifest.json')}", cache_dir=tmp_path)
+    web.always, url = answer, f"s3://large-{web.url[-5:]}/pack"
+    with pytest.raises(FormatError, match=rf"{url}/manifest.json: {3 << 30} bytes, but .* at most"):
+        sa1bpack.open(url, cache_dir=tmp_path)
 
 
-# Ends while requests are on their way, to a server in a thread of its own.
+# Ends while requests are on their way.
 ENDS = """
-import contextlib, http.server, os, sys, threading, time
+import contextlib, threading, time
 from sa1bpack.errors import StoreError
 from sa1bpack.remote.bucket import Bucket
-
-class Answers(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def do_GET(self):
-        time.sleep(float(sys.argv[1]))
-        self.send_response(200)
-        for name, value in {"Content-Length": "4", "ETag": '"a"',
-                            "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(b"abcd")
-    def log_message(self, *_):
-        pass
-
-class Server(http.server.ThreadingHTTPServer):
-    def handle_error(self, *_):
-        pass
-
-server = Server(("127.0.0.1", 0), Answers)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{server.server_port}"
 origin = Bucket("s3://bucket/folder")
 
 def read():
@@ -258,11 +232,20 @@ time.sleep(0.2)
 """
 
 
-@pytest.mark.parametrize("seconds", [0, 600], ids=["that answers", "that is stalled"])
-def test_a_process_ends_in_peace_while_requests_to_a_server_are_on_their_way(s3, seconds):
+@pytest.mark.parametrize("seconds", [0, 60], ids=["that answers", "that is stalled"])
+def test_a_process_ends_in_peace_while_requests_to_a_server_are_on_their_way(
+    web, monkeypatch, seconds
+):
     """A thread of the library that comes back to an interpreter that ends would abort it."""
-    command = [sys.executable, "-c", ENDS, str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    def answer(handler, data):
+        web.held.wait(seconds)
+        object_head(handler, 4)
+        handler.wfile.write(b"abcd")
+
+    use_s3(web.url, monkeypatch)
+    web.always = answer
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -270,20 +253,12 @@ def test_a_date_that_python_does_not_have_is_an_error_of_the_source_or_the_store
     web, monkeypatch, tmp_path
 ):
     def answer(handler, data):
-        handler.send_response(200)
-        late = "Fri, 31 Dec 99999 23:59:59 GMT"
-        for name, value in {"Content-Length": "2", "ETag": '"a"', "Last-Modified": late}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
+        object_head(handler, 2, "Fri, 31 Dec 99999 23:59:59 GMT")
         handler.wfile.write(b"{}")
 
     use_s3(web.url, monkeypatch)
-    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.001)
-    bucket = f"late-{web.url[-5:]}"
-    for key in ("pack/manifest.json", "sa_0.tar"):
-        web.files[f"/{bucket}/{key}"], web.faults[f"/{bucket}/{key}"] = b"", [answer] * 30
-    with pytest.raises(StoreError, match=f"s3://{bucket}/pack/manifest.json: "):
-        sa1bpack.open(f"s3://{bucket}/pack", cache_dir=tmp_path)
-    file = open_stream(parse_address("source", f"s3://{bucket}/sa_0.tar"), attempts=1)
-    with pytest.raises(SourceError, match=f"s3://{bucket}/sa_0.tar"):
-        file.read(1)
+    web.always, bucket = answer, f"s3://late-{web.url[-5:]}"
+    with pytest.raises(StoreError, match=f"{bucket}/pack/manifest.json: "):
+        sa1bpack.open(f"{bucket}/pack", cache_dir=tmp_path)
+    with pytest.raises(SourceError, match=f"{bucket}/sa_0.tar"):
+        open_stream(parse_address("source", f"{bucket}/sa_0.tar"), attempts=1).read(1)
