@@ -4,14 +4,12 @@ import logging
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from batches import same_samples
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
 from sa1bpack.raw import decoding
-from sa1bpack.raw.dataset import MemoryCache
 
 OPTIONS = sa1bpack.PackOptions(**SMALL)
 
@@ -31,21 +29,16 @@ def decoded(monkeypatch) -> list[str]:
     return names
 
 
-def rows_of(nbytes: int) -> dict:
-    return {"image": np.zeros(nbytes, np.uint8)}
-
-
-def test_the_least_recently_used_go_first():
-    cache = MemoryCache(100)
-    for key in "abc":
-        cache.put(key, rows_of(40))
-    assert cache.get("a") is None and cache.get("b") is not None
-    cache.put("d", rows_of(40))
-    assert cache.get("c") is None and cache.get("b") is not None
-    cache.put("e", rows_of(101))
-    assert cache.get("e") is None and cache.get("b") is not None
-    cache.put("d", rows_of(40))
-    assert cache.get("b") is not None and cache.get("d") is not None
+def test_the_least_recently_used_go_first(tar, decoded):
+    """Of samples of 13.5 to 13.8 kB, two fit into 28 kB, and none into 1 kB."""
+    used = [0, 1, 0, 2, 0, 1]
+    for limit, order, missed in (("28 kB", used, [0, 1, 2, 1]), ("1 kB", [0, 0], [0, 0])):
+        ds = sa1bpack.TarDataset(tar, options=OPTIONS, cache_size=limit)
+        names = [ds.metadata(index).file_name for index in range(3)]
+        del decoded[:]
+        for index in order:
+            ds[index]
+        assert decoded == [names[index] for index in missed]
 
 
 def test_a_sample_in_memory_is_not_decoded_again(tar, decoded):

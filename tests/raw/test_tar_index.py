@@ -156,7 +156,8 @@ def test_without_indexed_gzip_the_remedy_is_named(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------- seek points
 
 
-def texts() -> bytes:
+@pytest.fixture(scope="module")
+def stream() -> bytes:
     """Incompressible and compressible stretches, so that blocks of every type follow each other."""
     rng = random.Random(1)
     parts = []
@@ -166,11 +167,6 @@ def texts() -> bytes:
         parts.append(bytes(rng.choice(b"abcdefgh") for _ in range(rng.randrange(1, 20_000))))
         parts.append(str(number).encode())
     return b"".join(parts)
-
-
-@pytest.fixture(scope="module")
-def stream() -> bytes:
-    return texts()
 
 
 def points_of(path, spacing: int) -> SeekPoints:

@@ -280,6 +280,7 @@ ANSWERS = {
         "200 OK", {"Transfer-Encoding": "chunked", "Content-Length": "10"}, "has changed since"
     ),
     "a secret phrase": ("403 SECRET", AWAY, "answers 403 .*download the list of links again"),
+    "a refused link": ("401 Unauthorized", AWAY, "answers 401 .*download the list of links again"),
     "an expired link": ("410 Gone", AWAY, "answers 410 .*download the list of links again"),
     "a secret query": ("418 ?sig=SECRET", AWAY, "the server answers 418"),
     "a secret redirect": ("302 Found", AWAY, "the server redirects"),
