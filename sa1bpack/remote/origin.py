@@ -212,15 +212,16 @@ def fetch_files(origin: Origin, path: str, folder: Path, files: Files) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).unlink(missing_ok=True)
         steps = ((name, *step) for name, (nbytes, _) in files.items() for step in _steps(nbytes))
-        pending: deque[tuple[Path, int, Future]] = deque()
+        pending: deque[tuple[str, int, Future]] = deque()
+        digests = {name: xxhash.xxh3_128() for name in files}  # pieces of a file come in order
         try:
             while True:
                 for name, first, stop in islice(steps, AT_ONCE - len(pending)):
                     begun = origin.begin(f"{path}/{name}" if path else name, first, stop)
-                    pending.append((folder / name, first, begun))
+                    pending.append((name, first, begun))
                 if not pending:
                     break
-                target, first, future = pending.popleft()
+                name, first, future = pending.popleft()
                 try:
                     data = origin.result(future)
                 except FileNotFoundError as error:
@@ -228,17 +229,17 @@ def fetch_files(origin: Origin, path: str, folder: Path, files: Files) -> None:
                 except OSError as error:  # which is not one of the disk of the cache
                     raise StoreError(f"{origin.url}: {error}") from error
                 origin.count(Counts(requests=1, nbytes=len(data)))
-                with opened(target, os.O_WRONLY | os.O_CREAT) as file:
-                    write_at(file, data, first, target)
+                digests[name].update(data)
+                with opened(folder / name, os.O_WRONLY | os.O_CREAT) as file:
+                    write_at(file, data, first, folder / name)
         finally:
             for _, _, future in pending:
                 future.cancel()
-        wrong = {
-            name
+        files = {
+            name: each
             for name, each in files.items()
-            if each[1] is not None and file_digest(folder / name) != each[1]
+            if each[1] not in (None, digests[name].hexdigest())
         }
-        files = {name: files[name] for name in wrong}
         if not files:
             return
     raise FormatError(
