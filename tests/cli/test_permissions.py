@@ -11,16 +11,6 @@ RIGHTS = "permission is missing: check owner and mode (ls -ld); use chmod, chown
 READ_ONLY = "the file system is read-only: choose another folder, or mount it for writing"
 
 
-def test_a_folder_that_may_not_be_written_names_the_rights_alone(command, tar, root):
-    root.mkdir(mode=0o555)
-    with without_privileges():
-        code, out, error = command("pack", tar, "--output", root, "--workers", 1, *SMALL_FLAGS)
-    assert (code, out) == (4, "")
-    what, remedy = error.splitlines()
-    assert "Permission denied" in what and str(root) in what
-    assert remedy == f"sa1bpack: {RIGHTS}"
-
-
 @pytest.mark.parametrize(
     ("name", "file", "work"),
     [

@@ -35,6 +35,9 @@ def test_the_main_help_names_every_command_in_80_columns(command, monkeypatch):
     assert command("--version") == (0, f"sa1bpack {sa1bpack.__version__}\n", "")
 
 
+WRITTEN = "the following arguments are required: -o/--output, which names what is written; see `"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -47,37 +50,21 @@ def test_the_main_help_names_every_command_in_80_columns(command, monkeypatch):
         ("verify --packs a", "--packs: PACK is given without a flag; see"),
         ("bench a --masks padded", "--masks: is --mask-layout meant? See"),
         ("--verison", "--verison: is --version meant? See `sa1bpack --help`"),
+        ("pakc a.tar", "command 'pakc': is pack meant? See `sa1bpack --help`\n"),
+        ("Pack a.tar", "command 'Pack': is pack meant?"),
+        ("filter a.tar", "command 'filter': is subset meant?"),
+        ("unlikely a.tar", f"command 'unlikely': the commands are {', '.join(COMMANDS)}"),
+        ("merge both a b", WRITTEN),
+        ("subset a --seed 3 a.sel", WRITTEN),
+        ("export a b", WRITTEN),
     ],
     ids=lambda text: text.split(";")[0],
 )
-def test_an_unknown_or_shortened_option_is_answered_with_the_one_that_is_meant(
-    command, words, said
-):
+def test_what_is_mistyped_or_missing_is_answered_with_what_is_meant(command, words, said):
     code, out, error = command(*words.split())
     assert (code, out, error.count("\n")) == (2, "", 1)
-    assert error.startswith(f"sa1bpack: there is no option {said}")
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("pakc", "is pack meant? See `sa1bpack --help`\n"),
-        ("Pack", "is pack meant?"),
-        ("filter", "is subset meant?"),
-        ("unlikely", f"the commands are {', '.join(COMMANDS)}"),
-    ],
-)
-def test_a_mistyped_command_is_answered_with_what_is_meant(command, word, said):
-    code, out, error = command(word, "a.tar")
-    assert (code, out, error.count("\n")) == (2, "", 1)
-    assert error.startswith(f"sa1bpack: there is no command '{word}': {said}")
-
-
-@pytest.mark.parametrize("words", ["merge both a b", "subset a --seed 3 a.sel", "export a b"])
-def test_what_is_written_has_an_option_which_is_named_if_it_is_missing(command, words):
-    code, out, error = command(*words.split())
-    said = "the following arguments are required: -o/--output, which names what is written; see"
-    assert (code, out) == (2, "") and error.startswith(f"sa1bpack: {said} `sa1bpack ")
+    what = "" if said == WRITTEN else "there is no " if "command" in said else "there is no option "
+    assert error.startswith(f"sa1bpack: {what}{said}")
 
 
 def test_options_may_stand_among_the_sources(command, tar, root, tmp_path):
@@ -96,12 +83,6 @@ def test_what_follows_two_hyphens_is_a_source_whatever_its_name(
     write_tar(tmp_path / "--out.tar", members([1]))
     assert command("pack", "-o", root, "--workers", 1, *SMALL_FLAGS, "--", "--out.tar")[0] == 0
     assert [source["name"] for source in sa1bpack.info(root).manifest.sources] == ["--out"]
-
-
-def test_a_path_after_several_numbers_is_named_with_the_remedy(command, packed, tmp_path):
-    code, _, error = command("show", "-o", tmp_path / "a.png", "--image-id", 5, 6, packed)
-    assert code == 2 and f"argument --image-id: '{packed}' is not a whole number" in error
-    assert "put it first; see " in error
 
 
 URL = "s3://bucket/pack"
@@ -152,6 +133,11 @@ def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar
         ),
         (("export", packed, "-o", tmp_path / "x", "--shard", "b"), "no shard 'b': "),
         (("merge", packed, "-o", packed / "m"), "choose a folder elsewhere"),
+        (
+            ("show", "-o", tmp_path / "a.png", "--image-id", 5, 6, packed),
+            f"argument --image-id: '{packed}' is not a whole number; if it is an argument of its "
+            "own, put it first; see ",
+        ),
     ):
         code, out, error = command(*arguments)
         assert (code, out, error.count("\n")) == (2, "", 1), (arguments, error)

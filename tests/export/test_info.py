@@ -107,18 +107,8 @@ def test_a_pack_that_is_not_complete_or_without_a_sample_says_so(tmp_path):
     assert empty.histogram()[0].sum() == 0 and "0 in 0 shards" in empty.as_text()
     assert "NOT COMPLETE: repeat the pack command" in info.as_text()
     assert "8 in 2 shards from 1 source\n" in info.as_text()
-    assert " ".join(_lines_of(info, "state")) == (
-        "not complete: 8 images in 2 shards, 0 sources packed to the end, 1 in part; repeat the "
-        "pack command, which names what is missing"
-    )
-
-
-def _lines_of(info, label):
-    """The text of a summary beside a label, by lines."""
-    lines = info.as_text().splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith(f"  {label} "))
-    rest = itertools.takewhile(lambda line: line.startswith(" " * 13), lines[first + 1 :])
-    return [line[13:] for line in (lines[first], *rest)]
+    said = "8 images in 2 shards, 0 sources packed to the end, 1 in part; repeat the pack command"
+    assert f"state not complete: {said}, which names" in " ".join(info.as_text().split())
 
 
 def test_a_summary_and_a_page_name_what_a_pack_holds_more_than_once(tmp_path):
@@ -184,7 +174,7 @@ def test_info_and_open_agree_wherever_a_run_is_killed(tmp_path_factory, tmp_path
         else:
             with pytest.raises(FormatError, match="shard"):
                 sa1bpack.open(case.root)
-            assert " ".join(_lines_of(info, "state")) == str(info.completeness)
+            assert f"state {info.completeness}" in " ".join(info.as_text().split())
             states["published" if info.completeness.unindexed else "nothing"] += 1
     assert {"not a pack", "nothing", "published"} <= states.keys(), states
 
@@ -204,17 +194,3 @@ def test_every_value_is_counted_in_its_bin(values):
     assert edges[0] <= values.min() and values.max() <= edges[-1]
     if values.dtype.kind == "i":
         assert (edges == np.rint(edges)).all() and values.max() < edges[-1]
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=50))
-def test_areas_are_counted_by_decades_and_zeros_are_skipped(values):
-    counts, edges = histogram(np.array(values), 30, logarithmic=True)
-    assert counts.sum() == np.count_nonzero(values)
-    for edge in edges[::4]:
-        assert edge == pytest.approx(10.0 ** round(np.log10(edge)))
-
-
-def test_numbers_that_are_not_finite_are_not_counted():
-    assert histogram(np.array([0.5, np.nan, 0.7, np.inf, -np.inf]), 30)[0].sum() == 2
-    assert histogram(np.array([np.nan]), 30)[0].sum() == 0

@@ -45,7 +45,7 @@ def test_the_page_needs_nothing_else(report):
     assert all(picture.startswith("data:image/jpeg;base64,") for picture in page.pictures)
 
 
-def test_pictures_decode_and_have_an_alternative_text(report):
+def test_pictures_decode_and_every_chart_has_title_axes_and_its_numbers(report):
     _, _, page = report
     assert len(page.named("img")) == 5
     for attributes in page.named("img"):
@@ -53,10 +53,6 @@ def test_pictures_decode_and_have_an_alternative_text(report):
         picture = Image.open(io.BytesIO(data))
         assert picture.size == (int(attributes["width"]), int(attributes["height"]))
         assert re.search(r"\.jpg, .*masks? ", attributes["alt"])
-
-
-def test_every_chart_has_title_axes_and_its_numbers(report):
-    _, _, page = report
     charts = [found["aria-label"] for found in page.named("div") if found.get("role") == "img"]
     titles = "Masks per image", "Image sizes", "Mask area", "Predicted IoU", "Stability score"
     assert [title for title, chart in zip(titles, charts, strict=True) if title in chart] == [
@@ -68,8 +64,8 @@ def test_every_chart_has_title_axes_and_its_numbers(report):
     assert len(page.named("details")) == 5
 
 
-def test_numbers_are_those_of_info(report, small_pack):
-    result, _, page = report
+def test_numbers_are_those_of_info_and_histograms_count_everything(report, small_pack):
+    result, source, page = report
     info = sa1bpack.info(small_pack)
     counts = info.manifest.counts
     for name, value in (
@@ -88,11 +84,6 @@ def test_numbers_are_those_of_info(report, small_pack):
     made = info.packed_by[0]
     assert "; ".join(f"{key} {made[key]}" for key in sorted(made)) in page.text
     assert (result.images, result.surveyed) == (11, 11) and result.ok
-
-
-def test_histograms_count_every_image_and_every_mask(report, small_pack):
-    _, source, _ = report
-    info = sa1bpack.info(small_pack)
     tables = re.findall(r"<summary>Numbers</summary>.*?</table>", source, re.S)
     sums = [
         sum(int(cell.replace(",", "")) for cell in re.findall(r"([\d,]+)</td></tr>", lines))

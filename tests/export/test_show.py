@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionError, SourceError
-from sa1bpack.export.drawing import columns_of, font, plain_text, shortened
+from sa1bpack.export.drawing import columns_of
 from sa1bpack.export.show import INLINE_WIDTH, draw_samples, random_indices
 
 
@@ -145,18 +145,6 @@ def test_a_damaged_sample_becomes_a_tile_and_the_others_are_drawn(small_pack, da
     (line,) = caplog.messages
     assert "row 5, id" in line and reason in line
     assert [sample.index for sample in draw_samples(damaged_pack, rows=[4, 6]).unreadable] == [4, 6]
-
-
-def test_text_is_printable_ascii_and_is_shortened_in_the_middle():
-    assert plain_text('it\'s "a"\\b') == 'it\'s "a"\\b'
-    assert plain_text("a\n中") == "a\\n\\u4e2d"
-    letters = font(15)
-    for text in ("x" * 200, "sa_1234567890.jpg" * 9):
-        short = shortened(text, letters, 120)
-        assert letters.getlength(short) <= 120 and "..." in short
-        assert text.startswith(short.split("...")[0]) and text.endswith(short.split("...")[1])
-    assert shortened("short", letters, 120) == "short"
-    assert shortened("long", letters, 1) == "..."
 
 
 HEADER = 60  # rows of a sheet with title and note, which differ
