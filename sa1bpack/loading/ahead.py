@@ -107,12 +107,11 @@ class Ahead:
             while not (self._over or self._opened[n].wait(_IDLE_SECONDS)):
                 pass
         stop = number + 1
-        while stop < len(self._asked) and self._has_shards(stop):
+        while stop < len(self._asked) and all(
+            self._opened[n].is_set() for n in self._asked[stop][0]
+        ):
             stop += 1
         return stop
-
-    def _has_shards(self, number: int) -> bool:
-        return all(self._opened[n].is_set() for n in self._asked[number][0])
 
     def _open(self) -> None:
         while not self._over and (number := self._todo.get()) is not None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -208,7 +209,7 @@ class Where(NamedTuple):
 
     def of(self, chosen: slice | np.ndarray) -> "Where":
         """Some of them: a slice, or bool (n,)."""
-        return Where(*(column[chosen] for column in self))
+        return Where(*map(itemgetter(chosen), self))
 
 
 def sample_error(pack: Pack, where: Where, k: int, cause: Exception) -> ReadError:
@@ -342,7 +343,12 @@ class BatchCopy:
             end, held = min(start + together, stop), []
             for k in range(start, end):
                 try:
-                    held.append((self._check if checked else self._open)(k, reader.direct))
+                    if checked:
+                        held.append(self._check(k, reader.direct))
+                        continue
+                    files = OPEN_FILES.get(self._shards[k], self._spec.arrays[:2], reader.direct)
+                    self._samples.files[k, :, kernel.OPEN :] = files.table
+                    held.append(files)
                 except ResourceShortage:
                     raise
                 except (FileNotFoundError, NotADirectoryError) as error:
@@ -352,12 +358,6 @@ class BatchCopy:
             reads.append(self._load(start, end, reader))
             del held  # what `Samples` has of it is not used again
         return reads
-
-    def _open(self, k: int, direct: bool) -> ShardFiles:
-        """Open the files of sample k, and enter them into `Samples`."""
-        files = OPEN_FILES.get(self._shards[k], self._spec.arrays[:2], direct)
-        self._samples.files[k, :, kernel.OPEN :] = files.table
-        return files
 
     def compile(self) -> None:
         """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel."""

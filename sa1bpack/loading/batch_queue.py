@@ -78,12 +78,13 @@ class BufferPool:
         self.changed = threading.Condition()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
         self.allocate, self.count, self.threads = allocate, count, threads
-        self.free = deque(allocate() for _ in range(count))
+        self.free: deque[Buffer] = deque()
         # Weak: an interrupt may lose one that changes hands, or that is given back by a finalizer,
         # which then ends in the middle; `refill` replaces it.
-        self.all, self.lent = weakref.WeakSet(self.free), weakref.WeakSet[Buffer]()
+        self.all, self.lent = weakref.WeakSet[Buffer](), weakref.WeakSet[Buffer]()
         self._has_grown = self._closed = False
         self._collect_from = 0  # buffers; with fewer, garbage is not collected
+        self.refill()
 
     def release(self, buffer: Buffer) -> None:
         """Return a buffer that is no longer in use.
@@ -247,7 +248,8 @@ class BatchQueue:
         """The batch is planned: let threads copy its parts. `done` tells which was the last."""
         with self._changed:
             batch.parts_left = len(parts)
-            self._parts.extend((batch, part) for part in parts)
+            for part in parts:
+                self._parts.append((batch, part))
             self._planning = None
             self._changed.notify_all()
 

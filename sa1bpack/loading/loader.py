@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 from sa1bpack.arguments import checks_options, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
+from sa1bpack.disk.reading_mode import choose_mode
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES
@@ -30,7 +31,7 @@ from sa1bpack.loading.iteration import BatchReader
 from sa1bpack.loading.options import OF_OTHER_LOADERS, ReadingKeywords, ReadingOptions
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.plans import LoadingPlan, cores, largest_batch, reading_mode
+from sa1bpack.loading.plans import LoadingPlan, cores, dataset_bytes, io_obstacle, largest_batch
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.schedules import WholeNumbers
@@ -144,7 +145,8 @@ class Loader(BatchReader):
                 "the batch, or use make_dataloader"
             )
         self._set_up(ds, batch_size, chosen)
-        self._mode = reading_mode("auto" if io is None else io, ds)
+        nbytes, obstacle = dataset_bytes(ds), partial(io_obstacle, ds)
+        self._mode = choose_mode(io or "auto", nbytes, "the dataset's", obstacle)
         if threads is None:
             least = DIRECT_THREADS if self._mode.direct else 1
             threads = max(least, min(cores(), MOST_THREADS))

@@ -13,6 +13,7 @@ no address outside an array results.
 
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -221,18 +222,19 @@ class Planner:
         errors = {k: sample_error(pack, where, k, wrong[k]) for k in wrong}
         opened = [shards[n] for n in found.number.tolist()]
         choose = partial(choice.of_arrays, epoch=epoch)
+        capacity = choice.max_masks if choice.pads else None
         plans, low = [], 0
         for batch in batches:
             high = low + len(batch)
             # Positions among those that can be copied.
             own = slice(*np.searchsorted(found.place, (low, high)).tolist())
             masks = slice(samples.offsets[own.start], samples.offsets[own.stop])
-            part = Samples(*(array[own] for array in samples))._replace(
+            part = Samples(*map(itemgetter(own), samples))._replace(
                 offsets=samples.offsets[own.start : own.stop + 1] - masks.start,
                 mask_rows=samples.mask_rows[masks],
                 mask_spans=samples.mask_spans[masks],
             )
-            given = found.of(own), opened[own], part, choose, choice.capacity
+            given = found.of(own), opened[own], part, choose, capacity
             copy = BatchCopy(ds, self.spec, *given)
             plans.append((copy, [errors[k] for k in range(low, high) if k in errors]))
             low = high

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.disk.aio import CONTEXTS
-from sa1bpack.disk.reading_mode import ReadingMode, choose_mode, direct_obstacle
+from sa1bpack.disk.reading_mode import direct_obstacle
 from sa1bpack.environment import available_cpus
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec, Regions
@@ -129,14 +129,6 @@ def cores() -> int:
     return max(1, available_cpus() // max(1, ranks))
 
 
-def reading_mode(io: str, ds: Dataset) -> ReadingMode:
-    """The mode for an option `io` and a dataset.
-
-    Raises OptionError for an unknown option, and for "direct" where that is not possible.
-    """
-    return choose_mode(io, dataset_bytes(ds), "the dataset's", lambda: _obstacle(ds))
-
-
 def dataset_bytes(ds: Dataset) -> int:
     """Bytes of the dataset's samples on disk, by the average of the pack."""
     manifest = ds.manifest
@@ -147,7 +139,7 @@ def dataset_bytes(ds: Dataset) -> int:
     return total * len(ds) // max(ds.manifest.samples, 1)
 
 
-def _obstacle(ds: Dataset) -> str | None:
+def io_obstacle(ds: Dataset) -> str | None:
     """Why the dataset's files cannot be read past the page cache; None if they can.
 
     Reads a block of the first shard that has images. Other shards may lie on other file systems;

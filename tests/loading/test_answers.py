@@ -60,10 +60,7 @@ for later in (0, 1):
             assert set(asked.values()) == {1}, asked
 """
 
-LAYOUTS = [
-    ("native", "yuv420", "runs"),
-    ("pad", "rgb", "bits"),
-]
+LAYOUTS = [("native", "yuv420", "runs"), ("pad", "rgb", "bits")]
 
 
 def test_samples_whose_bytes_arrive_while_they_are_read_are_read_whole(layout_packs, tmp_path):

@@ -10,7 +10,7 @@ from sa1bpack.arguments import MAX_WORD, checks_options, choice, whole_number
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import RGB_ON_CANVAS, YUV_ON_CANVAS, SampleSpec
-from sa1bpack.display import Sample, call_text
+from sa1bpack.display import Sample
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import half
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSelect
@@ -253,17 +253,6 @@ class Collate:
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         self._epoch.fill_(epoch - 2**64 if epoch >= 2**63 else epoch)
 
-    def __repr__(self) -> str:
-        chosen = {name: getattr(self.choice, name) for name in ("max_masks", "mask_select", "seed")}
-        return call_text(
-            self,
-            mask_layout=self.layout.name,
-            **chosen,
-            pad_to_max=self.choice.pads,
-            sample_spec=self._spec_text,
-            relations=() if self._relate is None else self._relate.names,
-        )
-
     def __call__(self, samples: Sequence[Sample | ReadError]) -> Batch:
         """Make a batch of samples: dicts as a Dataset yields them.
 
@@ -315,7 +304,7 @@ class Collate:
         for field in self._of_samples:
             if field.sample in first:
                 batch[field.batch] = self._stacked(field, samples)
-        capacity = choice.capacity or int(counts.max())
+        capacity = (choice.max_masks if choice.pads else 0) or int(counts.max())
         for field in of_masks:
             batch[field.batch] = self._masks(field, samples, chosen, offsets, capacity)
         for feature in self._features:

@@ -106,11 +106,6 @@ class MaskChoice:
             object.__setattr__(self, "max_masks", max_masks)
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
 
-    @property
-    def capacity(self) -> int | None:
-        """Masks per sample in padded arrays, if all batches have the same; else None."""
-        return self.max_masks if self.pads else None
-
     def counts(self, masks: np.ndarray) -> np.ndarray:
         """How many masks are kept, of int64 (n,) mask counts: min(max_masks, masks)."""
         return masks if self.max_masks is None else np.minimum(masks, self.max_masks)

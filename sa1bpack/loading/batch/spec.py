@@ -59,6 +59,9 @@ _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", 
 # int64, so no other type is possible here.
 COPIED_FIELDS = tuple(field for field in NUMBER_FIELDS if field.batch)
 assert all(field.dtype in (_FLOAT32, _INT64) for field in COPIED_FIELDS)
+COPIED_ARRAYS = [field.array for field in COPIED_FIELDS]
+
+COPIED_ARRAYS = [field.array for field in COPIED_FIELDS]
 
 # For `load_samples`, with the start of each region still to be written to column 0.
 FIELD_TABLE = np.array(
@@ -127,7 +130,7 @@ class BatchSpec:
         self.pads_masks = layout.padded and not to_device
         self.mask_bytes = masks.size**2 // 8
         of_masks = "mask_bits" if masks.source == "bits" else "run_ends"
-        self.arrays = ("image", of_masks, *(field.array for field in COPIED_FIELDS))
+        self.arrays = ("image", of_masks, *COPIED_ARRAYS)
 
     def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
         """The regions of a batch with `total` masks, and their total bytes.
