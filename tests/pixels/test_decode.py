@@ -1,6 +1,7 @@
 """Decoding compared with PIL: identical when exact, close when fast, an error when damaged."""
 
 import io
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,7 @@ from sa1bpack.errors import ImageError
 from sa1bpack.packing.options import FITS, RESAMPLES
 from sa1bpack.pixels import decode
 from sa1bpack.pixels.decode import decode_into
-from sa1bpack.pixels.header import stored_size
+from sa1bpack.pixels.header import MAX_SCANS, read_header, stored_size
 
 H, W = 111, 158
 
@@ -71,6 +72,13 @@ def decoded(data, size, fit="pad", resample="fast", height=H, width=W):
     return out, (h, w)
 
 
+def refused(data, size=64, height=H, width=W, **options):
+    """The error of a JPEG that is refused."""
+    with pytest.raises(ImageError) as caught:
+        decoded(data, size, height=height, width=width, **options)
+    return caught.value
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("has_turbo", [True, False])
@@ -125,8 +133,8 @@ def test_exif_orientation_is_not_applied():
     upright, rotated = jpeg(), jpeg(exif=exif(6))
     assert rotated != upright
     np.testing.assert_array_equal(decoded(rotated, 64)[0], decoded(upright, 64)[0])
-    with pytest.raises(ImageError, match=f"{W} x {H} pixels but its annotations say {H} x {W}"):
-        decoded(rotated, 64, height=W, width=H)
+    error = refused(rotated, height=W, width=H)
+    assert f"{W} x {H} pixels but its annotations say {H} x {W}" in str(error)
 
 
 @pytest.mark.parametrize("resample", RESAMPLES)
@@ -137,12 +145,10 @@ def test_a_file_cut_anywhere_is_refused(kind, resample, monkeypatch):
     data = KINDS[kind]()
     cuts = {2, 3, 20, 160, 300, len(data) - 3, len(data) - 2, len(data) - 1}
     for cut in cuts | set(range(4, len(data), len(data) // 40)):
-        with pytest.raises(ImageError) as caught:
-            decoded(data[:cut], 64, resample=resample)
-        assert caught.value.code == "truncated-jpeg", cut
-        if cut > data.index(b"\xff\xda") and cut < len(data) - 3:
-            with pytest.raises(ImageError, match=r"early|damaged"):
-                decoded(data[:cut] + b"\xff\xd9", 64, resample=resample)
+        assert refused(data[:cut], resample=resample).code == "truncated-jpeg", cut
+        if data.index(b"\xff\xda") < cut < len(data) - 3:
+            error = refused(data[:cut] + b"\xff\xd9", resample=resample)
+            assert error.code in ("truncated-jpeg", "bad-jpeg"), cut
 
 
 @pytest.mark.parametrize("resample", RESAMPLES)
@@ -153,9 +159,8 @@ def test_damage_that_pil_ignores_is_refused(kind, resample):
     middle = len(data) * 2 // 3
     data[middle : middle + 40] = bytes(range(1, 41))
     Image.open(io.BytesIO(bytes(data))).load()
-    with pytest.raises(ImageError, match="damaged") as caught:
-        decoded(bytes(data), 64, resample=resample)
-    assert caught.value.code == "bad-jpeg"
+    error = refused(bytes(data), resample=resample)
+    assert error.code == "bad-jpeg" and "damaged" in str(error)
 
 
 @pytest.mark.parametrize("resample", RESAMPLES)
@@ -163,9 +168,7 @@ def test_an_unsupported_kind_of_jpeg_is_refused(resample):
     """A lossless frame (SOF3)."""
     data = bytearray(jpeg())
     data[data.index(b"\xff\xc0") + 1] = 0xC3
-    with pytest.raises(ImageError) as caught:
-        decoded(bytes(data), 64, resample=resample)
-    assert caught.value.code == "bad-jpeg"
+    assert refused(bytes(data), resample=resample).code == "bad-jpeg"
 
 
 @pytest.mark.parametrize("resample", RESAMPLES)
@@ -180,21 +183,16 @@ def test_the_pixel_limit_does_not_depend_on_pil(resample, monkeypatch):
     bomb = bytearray(jpeg())
     at = bomb.index(b"\xff\xc0")
     bomb[at + 5 : at + 9] = b"\xff\xff\xff\xff"
-    with pytest.raises(ImageError, match="4294836225 pixels") as caught:
-        decoded(bytes(bomb), 32, resample=resample, height=65535, width=65535)
-    assert caught.value.code == "too-large"
+    error = refused(bytes(bomb), resample=resample, height=65535, width=65535)
+    assert error.code == "too-large" and "4294836225 pixels" in str(error)
 
 
 def test_other_sizes_and_formats_are_refused_with_a_code():
     """`size-mismatch` and `not-jpeg`."""
-    with pytest.raises(ImageError) as caught:
-        decoded(jpeg(), 64, height=H, width=W + 1)
-    assert caught.value.code == "size-mismatch"
+    assert refused(jpeg(), height=H, width=W + 1).code == "size-mismatch"
     png = io.BytesIO()
     Image.new("RGB", (4, 4)).save(png, "PNG")
-    with pytest.raises(ImageError) as caught:
-        decoded(png.getvalue(), 64)
-    assert caught.value.code == "not-jpeg"
+    assert refused(png.getvalue()).code == "not-jpeg"
 
 
 def test_threads_do_not_share_their_buffers():
@@ -208,3 +206,98 @@ def test_threads_do_not_share_their_buffers():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(80)))
+
+
+# ------------------------------------------------- false headers, and what takes forever to decode
+
+
+def frame_at(data: bytes) -> int:
+    """The offset of the height in the first frame header."""
+    return next(data.find(bytes([0xFF, m])) for m in (0xC0, 0xC2) if bytes([0xFF, m]) in data) + 5
+
+
+def claiming(data: bytes, height: int, width: int) -> bytes:
+    at = frame_at(data)
+    return data[:at] + height.to_bytes(2) + width.to_bytes(2) + data[at + 4 :]
+
+
+@pytest.mark.parametrize(("height", "width"), [(1110, 158), (111, 1580), (8192, 8192)])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_header_with_the_same_false_size_as_the_record_is_refused_by_the_data(
+    height, width, progressive
+):
+    data = claiming(jpeg(progressive=progressive), height, width)
+    error = refused(data, height=height, width=width)
+    assert error.code in ("truncated-jpeg", "bad-jpeg")
+
+
+@pytest.mark.parametrize("second", ["same", "other size", "after the scan"])
+def test_a_second_frame_header_is_refused(second):
+    data = jpeg()
+    start = frame_at(data) - 5
+    length = int.from_bytes(data[start + 2 : start + 4]) + 2
+    frame = data[start : start + length]
+    if second == "other size":
+        frame = claiming(frame, 9000, 9000)
+    at = len(data) - 2 if second == "after the scan" else start + length
+    error = refused(data[:at] + frame + data[at:])
+    assert error.code in ("bad-jpeg", "truncated-jpeg")
+
+
+def many_scans(data: bytes, scans: int) -> bytes:
+    """The JPEG with its last scan repeated until there are `scans`."""
+    last = data[data.rfind(b"\xff\xda") : -2]
+    return data[:-2] + last * (scans - data.count(b"\xff\xda")) + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_progressive_jpeg_with_too_many_scans_is_refused_undecoded(mode, monkeypatch):
+    """Each scan takes a pass over the image, so 100 kB could take days."""
+    data = jpeg(mode=mode, progressive=True)
+    read_header(many_scans(data, MAX_SCANS))
+    monkeypatch.setattr("sa1bpack.pixels.decode.simplejpeg", None)
+    error = refused(many_scans(data, MAX_SCANS + 1))
+    assert error.code == "too-large" and f"{MAX_SCANS + 1} scans" in str(error)
+
+
+def test_bytes_after_the_only_scan_of_a_baseline_jpeg_are_not_counted():
+    """The decoder stops there; a thumbnail or a video after a photo does no harm."""
+    data = jpeg() + b"\xff\xda" * 500
+    decoded(data, 32)
+
+
+def test_scans_of_a_sequential_jpeg_with_one_per_component_are_counted():
+    """Not interleaved: the first scan has one of three components."""
+    data = jpeg()
+    at = data.find(b"\xff\xda")
+    one = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
+    error = refused(data[:at] + (one + b"\x00") * (MAX_SCANS + 1) + b"\xff\xd9")
+    assert error.code == "too-large"
+
+
+def cuts_between_scans(data: bytes) -> list[int]:
+    """The offsets of the markers after the first scan."""
+    first = data.find(b"\xff\xda") + 2
+    found = re.finditer(rb"\xff[\xc4\xda]", data[first:])
+    return [first + each.start() for each in found]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_progressive_jpeg_cut_between_two_scans_is_refused_even_with_an_end_marker(mode):
+    data = jpeg(mode=mode, progressive=True)
+    decoded(data, 32)
+    cuts = cuts_between_scans(data)
+    assert len(cuts) >= 5
+    for cut in cuts:
+        for end in (b"", b"\xff\xd9"):
+            error = refused(data[:cut] + end)
+            assert error.code == "truncated-jpeg" and "fetch it again" in str(error)
+
+
+def test_a_sequential_jpeg_without_the_scan_of_a_colour_is_refused():
+    """One scan per component; the last two are those of colour."""
+    data = jpeg()
+    at = data.find(b"\xff\xda")
+    one = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + b"\x00" * 40
+    error = refused(data[:at] + one + b"\xff\xd9")
+    assert error.code == "truncated-jpeg" and "1 of its scans" in str(error)
