@@ -1,5 +1,7 @@
 """The pipeline: images, masks, boxes and points stay aligned for all steps and layouts."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from sync_debug import waiting_is_an_error
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
+from sa1bpack.schedules import Linear, Steps
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
 GEOMETRIC = {
@@ -245,3 +248,63 @@ def test_the_batch_is_not_changed():
         T.Pipeline(dataset(LAYOUT), steps)(batch, 0)
     assert batch.keys() == before.keys()
     assert all(torch.equal(batch[key], before[key]) for key in before)
+
+
+# ------------------------------------------------------------------ sizes that change
+
+DS = dataset(LAYOUT)
+CROP = [T.RandomHorizontalFlip(), T.RandomResizedCrop((0.4, 1.0))]
+
+
+@pytest.fixture
+def batch():
+    return rectangle_batch(LAYOUT, RECTANGLES) | {"runs": rectangle_runs(RECTANGLES)}
+
+
+@pytest.mark.parametrize("steps", [[], CROP], ids=["none", "crop"])
+def test_every_epoch_and_step_has_its_sizes_and_masks_are_drawn_at_them(batch, steps):
+    changing = T.Pipeline(
+        DS,
+        steps,
+        size=Linear(48, 96, epochs=2, multiple=8),
+        seed=3,
+        mask_size=Steps(24, {2: (32, 40), 4: 96}, by="step"),
+    )
+    for pipeline in (changing, pickle.loads(pickle.dumps(changing))):
+        for epoch, step, size, grid in (
+            (0, 0, 48, 24),
+            (0, 1, 48, 24),
+            (1, 2, 72, (32, 40)),
+            (1, 4, 72, 96),
+            (7, 9, 96, 96),
+            (0, 1, 48, 24),
+        ):
+            given = batch | {"epoch": epoch, "global_step": step}
+            expected = T.Pipeline(DS, steps, size=size, mask_size=grid, seed=3)(given)
+            found = pipeline(given)
+            assert found.keys() == expected.keys()
+            tensors = [key for key in found if torch.is_tensor(found[key])]
+            assert all(torch.equal(found[key], expected[key]) for key in tensors)
+            assert expected["images"].shape[2:] == (size, size)
+    text = repr(changing)
+    assert "size=Linear(48, 96, epochs=2, multiple=8)" in text
+    assert "mask_size=Steps((24, 24), {2: (32, 40), 4: (96, 96)}, by=step)" in text
+
+
+def test_a_list_is_a_size_per_epoch_a_tuple_is_height_and_width(batch):
+    by_epoch, pair = T.Pipeline(DS, size=[48, 96]), T.Pipeline(DS, size=(48, 96))
+    shapes = [by_epoch(batch, epoch=epoch)["images"].shape[2:] for epoch in (0, 1, 5)]
+    assert shapes == [(48, 48), (96, 96), (96, 96)]
+    assert by_epoch(batch, epoch=0)["masks"].shape[2:] == (48, 48)  # as many pixels per cell
+    assert pair(batch)["images"].shape[2:] == (48, 96)
+    pairs = T.Pipeline(DS, size=[(48, 96), (96, 48)])
+    assert pairs(batch, epoch=1)["images"].shape[2:] == (96, 48)
+
+
+def test_a_batch_without_the_epoch_or_step_that_sizes_need_is_refused(batch):
+    with pytest.raises(OptionError, match="sizes by epoch, and the batch has no 'epoch'"):
+        T.Pipeline(DS, size=[48, 96])(batch)
+    by_step = T.Pipeline(DS, size=Steps(48, {3: 96}, by="step"))
+    with pytest.raises(OptionError, match="change by step, but the batch has no 'global_step'"):
+        by_step(batch | {"epoch": 0})
+    assert by_step(batch | {"global_step": 3})["images"].shape[2:] == (96, 96)
