@@ -96,7 +96,7 @@ class DiskCache:
         """The rows of a sample, which becomes the most recently used, or None."""
         path = self._path(key)
         try:
-            with np.load(path) as file:  # compares each array with its checksum
+            with np.load(path, allow_pickle=False) as file:  # compares checksums
                 rows = dict(file)
             with suppress(OSError):  # the folder may be another user's
                 os.utime(path)
