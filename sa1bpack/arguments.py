@@ -106,7 +106,7 @@ def numbers_of(name: str, value: Any, count: int, each: str, low: float = -inf) 
     """
     found = np.asarray(value)
     if found.shape != (count,) or found.dtype.kind not in "biuf":
-        shown = f"{found.dtype} {found.shape}" if found.ndim else repr(value)
+        shown = f"{found.dtype} {found.shape}" if found.ndim else brief(value)
         raise OptionError(f"{name} is {shown}: give an array, one number per {each}, ({count},)")
     if len(bad := np.flatnonzero(~(np.isfinite(found) & (found >= low)))):
         least = "" if low == -inf else f" of at least {low}"
@@ -165,9 +165,6 @@ def bytes_of(name: str, value: Any) -> int:
     return int(size)
 
 
-_SUBSET = ("torch.utils.data.dataset", "Subset")
-
-
 def torch_subset(value: Any) -> tuple[Any, list[Any]]:
     """The dataset that a `torch.utils.data.Subset` selects from, and its indices.
 
@@ -175,7 +172,7 @@ def torch_subset(value: Any) -> tuple[Any, list[Any]]:
     returned as it is, without indices. torch need not be loaded to tell.
     """
     found = []
-    while (type(value).__module__, type(value).__qualname__) == _SUBSET:
+    while (type(value).__module__, type(value).__name__) == ("torch.utils.data.dataset", "Subset"):
         found.append(value.indices)
         value = value.dataset
     return value, found

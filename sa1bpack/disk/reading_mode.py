@@ -67,14 +67,12 @@ def choose_mode(
 
 def direct_obstacle(path: Path) -> str | None:
     """Why a file cannot be read past the page cache; None if it can. Reads one block of it."""
-    file = -1
     try:
         file = open_direct(str(path))
-        os.preadv(file, [aligned(BLOCK)], 0)
-    except OSError as error:
-        what = "opened" if file < 0 else "read"
-        return f"{path} cannot be {what} with O_DIRECT ({error.strerror})"
-    finally:
-        if file >= 0:
+        try:
+            os.preadv(file, [aligned(BLOCK)], 0)
+        finally:
             os.close(file)
+    except OSError as error:
+        return f"{path} cannot be read with O_DIRECT ({error.strerror})"
     return None

@@ -102,8 +102,8 @@ def reason_of(error: FormatError | OSError) -> str:
 class PackFiles:
     """The files of a pack, or of a feature, that is checked: here, those of a folder.
 
-    root   the folder; it has every file with its length, and those that are not read by `stream`,
-           `digest` and `rest`, nor below a shard that has not been brought, with their bytes
+    root   the folder; it has every file with its length, and those that are not read by `stream`
+           and `digest`, nor below a shard that has not been brought, with their bytes
     tries  how often a shard is checked at most, as long as something is wrong with it
     """
 
@@ -129,12 +129,6 @@ class PackFiles:
     def digest(self, path: Path) -> str:
         """XXH3-128 of a file. Raises OSError."""
         return file_digest(path)
-
-    def rest(self, path: Path, first: int) -> bytes:
-        """The bytes of a file from byte `first` on. Raises OSError."""
-        with path.open("rb") as stream:
-            stream.seek(first)
-            return stream.read()
 
     def bring(self, shard: str) -> None:
         """Called before the files of a shard are looked at, again for each try."""

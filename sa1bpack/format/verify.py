@@ -4,8 +4,8 @@ What a packer that is running or was killed leaves behind is not damage: docs/fo
 "Publication", says what a check notes instead.
 
 full    every file and every sample
-quick   structure, exact sizes, shard indexes, and the digests of all files except those of
-        HEAVY_ARRAYS, which hold more than 99% of the bytes
+quick   structure, exact sizes, and the digests of all files except those of HEAVY_ARRAYS, which
+        hold more than 99% of the bytes
 """
 
 from collections.abc import Sequence, Set
@@ -123,15 +123,13 @@ def check_files(
     files: PackFiles, *, quick: bool, progress: Progress | None, share: Share
 ) -> Report:
     """What `verify` reports of these files. Raises as it does."""
-    root = files.root
+    root, check = files.root, Check(files, progress)
     scope = Scope(quick=quick, own_files=share[0] == 1, share=share, features=True)
     if side.is_side(root):  # named itself, without its pack
-        check = Check(files, progress)
         files.choose_mode(_side_bytes(root))
         check.total = _side_bytes(root, share)
         parts = _check_side(check, root, quick, share)
         return check.report({"parts": parts, "bytes": check.total})
-    check = Check(files, progress)
     try:
         manifest = read_manifest(root)
     except VersionError:
@@ -238,9 +236,8 @@ def _check_shards(check: Check, manifest: Manifest, index: Index | None, scope: 
             if scope.own_files:
                 check_whole_index(root, manifest, index, named=not damaged)
     identities = None
-    if sides:
-        with suppress(FormatError, OSError):  # reported with the pack
-            identities = side.shard_identities(root, manifest)
+    with suppress(FormatError, OSError):  # reported with the pack
+        identities = side.shard_identities(root, manifest) if sides else None
     for folder in sides:
         _check_side(check, folder, scope.quick, share, identities, index)
     if scope.own_files:

@@ -354,10 +354,10 @@ class _Mirror(PackFiles):
             if self._shard_of(path) == shard and not keep and path.split("/")[2] not in _KEPT:
                 _make_hole(self.root / path, size)
 
-    def _pieces(self, path: Path, first: int = 0) -> Pieces | None:
-        """A file from byte `first` on, if it is read from the origin."""
+    def _pieces(self, path: Path) -> Pieces | None:
+        """The bytes of a file, if it is read from the origin."""
         key = str(path.relative_to(self.root))
-        return self._origin.ranges(key, first, path.stat().st_size) if is_large(key) else None
+        return self._origin.ranges(key, 0, path.stat().st_size) if is_large(key) else None
 
     def stream(
         self, path: Path, nbytes: int, helper: ThreadPoolExecutor
@@ -374,11 +374,6 @@ class _Mirror(PackFiles):
         for piece in pieces:
             found.update(piece)
         return found.hexdigest()
-
-    def rest(self, path: Path, first: int) -> bytes:
-        """See PackFiles."""
-        pieces = self._pieces(path, first)
-        return super().rest(path, first) if pieces is None else b"".join(pieces)
 
     def _shard_of(self, path: str) -> str | None:
         parts = path.split("/")

@@ -89,7 +89,7 @@ def test_where_it_is_impossible_direct_is_refused_and_auto_reads_through_the_pag
     for module in (reading_mode, direct):
         monkeypatch.setattr(module, "open_direct", refused)
     monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 1)
-    with pytest.raises(OptionError, match=r"manifest.json cannot be opened with O_DIRECT"):
+    with pytest.raises(OptionError, match=r"manifest.json cannot be read with O_DIRECT"):
         verify(cold_pack, io="direct")
     assert verify(cold_pack).ok
     with pytest.raises(OptionError, match="io"):

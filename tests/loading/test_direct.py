@@ -169,7 +169,7 @@ def refuse(monkeypatch, what: str) -> str:
 
     if what == "files":
         monkeypatch.setattr(reading_mode, "open_direct", failing)
-        return r"image/c\S* cannot be opened with O_DIRECT \(Invalid argument\)"
+        return r"image/c\S* cannot be read with O_DIRECT \(Invalid argument\)"
     if what == "contexts":
         monkeypatch.setattr(CONTEXTS, "take", failing)
         return r"the system refuses Linux AIO \(Operation not permitted\)"

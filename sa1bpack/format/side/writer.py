@@ -81,8 +81,12 @@ class PartWriter:
                 found = self._complete(counts)
                 self.samples = found if found == len(counts) else found // step * step
                 self._rows = int(np.sum(counts[: self.samples]))
-            if not self.samples:
-                self._begin()
+            if not self.samples:  # the working folder is made again, empty
+                shutil.rmtree(self._folder, ignore_errors=True)
+                for array in spec.arrays(shard.extent):
+                    (self._folder / array.name).mkdir(parents=True)
+                if origin is not None:
+                    files.write_durably(self._folder / _ORIGIN_NAME, origin)
             kept = {spec.values: self._rows * spec.row_bytes, CHECKSUM: 8 * self.samples}
             for array, nbytes in kept.items():
                 path = self._folder / array.chunk_path
@@ -92,15 +96,6 @@ class PartWriter:
         except BaseException:
             self.discard()
             raise
-
-    def _begin(self) -> None:
-        """Make the working folder again, empty."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir()
-        for array in self.spec.arrays(self.shard.extent):
-            (self._folder / array.name).mkdir()
-        if self._origin is not None:
-            files.write_durably(self._folder / _ORIGIN_NAME, self._origin)
 
     def _complete(self, counts: np.ndarray) -> int:
         """How many samples, from the first on, have rows that agree with their checksums."""
