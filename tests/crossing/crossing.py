@@ -176,12 +176,7 @@ class Crossing:
             assert first == list(range(len(first)))
 
     def _compare(
-        self,
-        batch: dict,
-        made: dict | None,
-        indices: np.ndarray,
-        repeated: np.ndarray,
-        place: dict,
+        self, batch: dict, made: dict | None, indices: np.ndarray, repeated: np.ndarray, place: dict
     ) -> None:
         """Compare a batch with what it must be."""
         case, ds = self.case, self.ds

@@ -34,7 +34,7 @@ def test_nothing_outside_an_array_is_read(tmp_path, name, side):
     The tests of loading take the other sides.
     """
     program = HELPERS / "hostile_reading.py"
-    assert python("-W", "error", program, tmp_path, name, 1, side).startswith("alive")
+    assert python("-W", "error", program, tmp_path, name, side).startswith("alive")
 
 
 def test_a_read_outside_of_a_guarded_array_ends_the_process(tmp_path):

@@ -274,8 +274,7 @@ def test_records_of_the_wrong_type_are_an_error_with_their_place(
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("packed_by", 7), ("packed_by", {"numpy": 2}), ("unknown_keys", [[]])],
+    ("key", "value"), [("packed_by", 7), ("packed_by", {"numpy": 2}), ("unknown_keys", [[]])]
 )
 def test_attributes_of_the_wrong_type_are_named_with_their_shard(small_pack, tmp_path, key, value):
     pack = shutil.copytree(small_pack, tmp_path / "pack")

@@ -122,10 +122,7 @@ def damaged_pack(small_pack, tmp_path):
 
 def test_a_damaged_sample_becomes_a_tile_and_the_others_are_drawn(small_pack, damaged_pack, caplog):
     rows = [0, 5, 1, 8]
-    sound, shown = (
-        sa1bpack.show(small_pack, rows=rows),
-        draw_samples(damaged_pack, rows=rows),
-    )
+    sound, shown = (sa1bpack.show(small_pack, rows=rows), draw_samples(damaged_pack, rows=rows))
     (sample,) = shown.unreadable
     reason = sample.reason
     assert sample.index == 5 and sample.image_id == sa1bpack.open(small_pack)[5]["image_id"]

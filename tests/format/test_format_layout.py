@@ -14,14 +14,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 from sa1bpack.errors import FormatError
 from sa1bpack.format.arrays import MAX_INNER_BYTES, ChunkFile
 from sa1bpack.format.index import INDEX_ARRAYS
-from sa1bpack.format.layout import (
-    FITS,
-    NUMBER_TYPE_BITS,
-    PIXELS,
-    ArraySpec,
-    Layout,
-    array_spec,
-)
+from sa1bpack.format.layout import FITS, NUMBER_TYPE_BITS, PIXELS, ArraySpec, Layout, array_spec
 
 DOCS = Path(__file__).parents[2] / "docs" / "format.md"
 LENGTHS = {"sample": "N", "mask": "M", "run": "R", "image_byte": "P"}

@@ -1,6 +1,7 @@
 """Small packs of every layout whose canvases and mask bits take whole blocks of a disk."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,8 @@ SIDE, GRID = 128, 256
 SIZES = {1: (128, 192), 2: (192, 128), 3: (127, 190), 4: (80, 80), 5: (192, 62), 6: (64, 190)}
 # The last one has chosen masks that are far apart.
 MASKS = {1: 3, 2: 0, 3: 5, 4: 1, 5: 2, 6: 40}
-LAYOUTS = [
-    (fit, pixels, masks)
-    for fit in ("pad", "squash", "native")
-    for pixels in ("rgb", "yuv420")
-    for masks in ("bits", "runs", "bits+runs")
-]
+FITS, PIXELS = ("pad", "squash", "native"), ("rgb", "yuv420")
+LAYOUTS = [*itertools.product(FITS, PIXELS, ("bits", "runs", "bits+runs"))]
 
 
 @pytest.fixture(scope="session")
@@ -32,10 +29,8 @@ def layout_packs(tmp_path_factory) -> Callable[..., Path]:
     @functools.cache
     def pack(fit: str = "pad", pixels: str = "rgb", masks: str = "bits+runs") -> Path:
         out = root / f"{fit}-{pixels}-{masks}"
-        sa1bpack.pack(
-            tar, out, workers=1, fit=fit, pixels=pixels, masks=masks, image_size=SIDE,
-            mask_size=GRID, samples_per_shard=4,
-        )  # fmt: skip
+        sizes = {"image_size": SIDE, "mask_size": GRID, "samples_per_shard": 4}
+        sa1bpack.pack(tar, out, workers=1, fit=fit, pixels=pixels, masks=masks, **sizes)
         return out
 
     return pack

@@ -53,11 +53,7 @@ def test_a_sample_in_memory_is_not_decoded_again(tar, decoded):
 def test_a_folder_is_shared_by_runs_that_ask_for_the_same(tar, tmp_path, decoded):
     def dataset(options=OPTIONS, **more):
         return sa1bpack.TarDataset(
-            tar,
-            options=options,
-            cache_dir=tmp_path / "cache",
-            cache_dir_size=1 << 24,
-            **more,
+            tar, options=options, cache_dir=tmp_path / "cache", cache_dir_size=1 << 24, **more
         )
 
     first = [dataset()[index] for index in range(6)]

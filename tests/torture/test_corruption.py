@@ -142,13 +142,10 @@ def test_damage_is_found_and_named_and_never_read_with_a_check(packs, tmp_path, 
             for path in tmp_path.glob(f"{number}*"):
                 shutil.rmtree(path)
     assert wrong, "no damage was read without checksums, so the test proves nothing"
-    torture.record(
-        f"damage at rest: {_listed(kinds)}; layouts: {_listed(hit)}",
-        rounds,
-        "all found and named, 0 crashes, 0 wrong samples with verify_checksums=True "
-        f"({wrong} without)",
-    )
-
-
-def _listed(counts: Counter) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    listed = [
+        ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        for counts in (kinds, hit)
+    ]
+    outcome = "all found and named, 0 crashes, 0 wrong samples with verify_checksums=True"
+    named = f"damage at rest: {listed[0]}; layouts: {listed[1]}"
+    torture.record(named, rounds, f"{outcome} ({wrong} without)")
