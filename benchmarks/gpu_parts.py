@@ -29,7 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sa1bpack
 from sa1bpack import transforms
-from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -3,6 +3,8 @@
 from sa1bpack import errors as errors
 from sa1bpack import masks as masks
 from sa1bpack import transforms as transforms
+from sa1bpack.adapters.collate import Collate as Collate
+from sa1bpack.adapters.dataloader import make_dataloader as make_dataloader
 from sa1bpack.dataset.dataset import Dataset as Dataset
 from sa1bpack.dataset.open_pack import open as open
 from sa1bpack.deriving.run import attach as attach
@@ -19,8 +21,6 @@ from sa1bpack.export.info import info as info
 from sa1bpack.export.report import report as report
 from sa1bpack.export.show import show as show
 from sa1bpack.format.verify import verify as verify
-from sa1bpack.loading.batch.collate import Collate as Collate
-from sa1bpack.loading.dataloader import make_dataloader as make_dataloader
 from sa1bpack.loading.loader import Loader as Loader
 from sa1bpack.loading.options import ReadingOptions as ReadingOptions
 from sa1bpack.loading.order.batches import OrderedBatches as OrderedBatches

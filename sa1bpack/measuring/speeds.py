@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.environment import memory_bytes
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.devices import CUDA
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.plans import dataset_bytes

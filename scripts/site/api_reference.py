@@ -29,7 +29,7 @@ RESULTS = {
     "looking": ["export.info.PackInfo", "export.report.ReportResult"],
     "reading": ["dataset.dataset.SampleInfo"],
     "loading": [
-        "loading.dataloader.PackDataLoader", "loading.plans.LoadingPlan",
+        "adapters.dataloader.PackDataLoader", "loading.plans.LoadingPlan",
         "measuring.bench.BenchResult",
     ],
 }  # fmt: skip

@@ -14,8 +14,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from sa1bpack.adapters.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.loading.batch.collate import Collate
 
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

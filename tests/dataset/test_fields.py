@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from sa1bpack.adapters.collate import Collate
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import (
     MASK_COLUMNS,
@@ -16,7 +17,6 @@ from sa1bpack.dataset.fields import (
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
-from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.transforms.pipeline import Pipeline
 
 FIELDS = SAMPLE_FIELDS + MASK_FIELDS

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
 # What both loaders do.

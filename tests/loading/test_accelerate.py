@@ -29,9 +29,9 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import BatchSamplerShard
 from batches import BOTH
 
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import ShuffleOrder

@@ -5,11 +5,11 @@ import pytest
 from batches import BOTH, clone, same
 from reading_packs import overwrite_scores
 
+from sa1bpack.adapters.collate import Collate
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.loading.batch.collate import Collate
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.transforms.geometry import RandomHorizontalFlip
 from sa1bpack.transforms.pipeline import Pipeline
 

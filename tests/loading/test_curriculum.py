@@ -7,8 +7,8 @@ import pytest
 import torch
 from batches import BOTH, clone
 
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
 from sa1bpack.schedules import Linear, Steps

@@ -10,11 +10,11 @@ from commands import python
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from sa1bpack.adapters import dataloader as dataloader_module
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.display import Batch
 from sa1bpack.errors import OptionError
-from sa1bpack.loading import dataloader as dataloader_module
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
 OPTIONS = {"mask_layout": "concat", "max_masks": 3, "mask_select": "random"}
@@ -153,7 +153,7 @@ def test_workers_finish_their_batches_before_the_program_ends(packed):
 import os, time
 import multiprocessing
 from pathlib import Path
-from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.open_pack import open as open_pack
 
 def slow(sample):

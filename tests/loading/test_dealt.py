@@ -4,9 +4,9 @@ from itertools import chain
 
 import pytest
 
+from sa1bpack.adapters.collate import Collate
+from sa1bpack.adapters.dataloader import DealtBatches
 from sa1bpack.errors import LoaderError
-from sa1bpack.loading.batch.collate import Collate
-from sa1bpack.loading.dataloader import DealtBatches
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 

@@ -10,8 +10,8 @@ from commands import python
 from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from sync_debug import waiting_is_an_error
 
+from sa1bpack.adapters.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.devices import device_here, open_device
 from sa1bpack.loading.loader import Loader

@@ -9,9 +9,9 @@ import pytest
 import torch
 from batches import BOTH, clone, join_readers, readers
 
+from sa1bpack.adapters.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
-from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue
 from sa1bpack.loading.iteration import most_dropped

@@ -7,8 +7,8 @@ import pytest
 import torch
 from batches import BOTH, OF_LOADERS
 
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
 

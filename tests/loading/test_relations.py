@@ -5,8 +5,8 @@ from batches import BOTH, same
 
 import sa1bpack
 from sa1bpack import masks
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms import Pipeline
 

@@ -10,9 +10,9 @@ import torch
 from simulated_cuda import SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled, simulate
 
+from sa1bpack.adapters.collate import Collate
 from sa1bpack.errors import LoaderError, LoaderTimeout
 from sa1bpack.loading import loader
-from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.devices import Cuda

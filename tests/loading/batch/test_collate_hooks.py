@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
+from sa1bpack.adapters.collate import Collate
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.batch.collate import Collate
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms import Pipeline
 

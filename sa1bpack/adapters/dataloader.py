@@ -21,11 +21,11 @@ from typing import Any, Unpack
 import torch
 from torch.utils.data import DataLoader
 
+from sa1bpack.adapters.collate import Collate
 from sa1bpack.arguments import checks_options, choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.display import Sample
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch.mask_choice import MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BatchReader, Taken
