@@ -190,16 +190,6 @@ def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
     return None if found is None else whole_number(name, found, 0, MAX_WORD)
 
 
-def check_step(batch: Mapping) -> int:
-    """Return the step of a batch. Raises OptionError if it has none."""
-    if batch.get("global_step") is None:
-        raise OptionError(
-            "the sizes of the pipeline change by step, but the batch has no 'global_step': take it "
-            "from Loader or make_dataloader, or choose sizes by epoch"
-        )
-    return whole_number("batch['global_step']", batch["global_step"], 0, MAX_WORD)
-
-
 def _kind(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 

@@ -229,7 +229,12 @@ class Pipeline:
         changing = {each.by for each in self._schedules if not each.constant}
         draws = bool(self.steps) or self.max_valid is not None
         epoch = checks.check_epoch(batch, epoch, needed=draws or "epoch" in changing)
-        step = checks.check_step(batch) if "step" in changing else None
+        step = batch.get("global_step")
+        if "step" in changing and step is None:
+            raise OptionError(
+                "the sizes of the pipeline change by step, but the batch has no 'global_step': "
+                "take it from Loader or make_dataloader, or choose sizes by epoch"
+            )
         sizes = (each.at(epoch, step) for each in self._schedules)
         with full_precision(batch["images"].device):
             return self._made(batch, small, epoch, *sizes)
