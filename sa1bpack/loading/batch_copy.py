@@ -82,43 +82,34 @@ def tells_what_is_in_memory(path: str, file: int) -> bool:
     return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
-class OpenFiles:
-    """The most recently used files, by shard, until their shard is closed.
+# The most recently used files of all Loaders, by shard, until their shard is closed. Takes no lock:
+# every change is one step of the interpreter, and shards may be collected at any point. The id of a
+# shard identifies it as long as the reference stored beside it lives: a pack that was reopened,
+# perhaps after a repair, has other shards.
+_files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
-    Takes no lock: every change of the dictionary is one step of the interpreter, and shards may be
-    collected at any point. Two threads that open the same files at once open them twice.
+
+def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
+    """The files of these arrays, then of the shard's features, open as long as the caller keeps
+    them. Two threads that ask for the same ones at once may open them twice.
+
+    direct  open them past the page cache, if their file system can do that
+
+    Raises OSError if one cannot be opened, ResourceShortage if the system refuses more.
     """
-
-    def __init__(self):
-        # The id of a shard identifies it as long as the reference stored beside it lives: a pack
-        # that was reopened, perhaps after a repair, has other shards.
-        self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
-
-    def get(self, shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardFiles:
-        """The files of these arrays, then of the shard's features, open as long as the caller
-        keeps them.
-
-        direct  open them past the page cache, if their file system can do that
-
-        Raises OSError if one cannot be opened, ResourceShortage if the system refuses more.
-        """
-        key = (id(shard), names, direct)
-        with suppress(KeyError):
-            self._files.move_to_end(key)  # it was used last
-            return self._files[key][1]
-        found = [(shard.path(name), len(shard.arrays[name])) for name in names]
-        found += [(part.path, len(part.values)) for part in shard.features]
-        files = CACHE.with_resources(partial(ShardFiles, found, direct))
-        reference = weakref.ref(shard, lambda _: self._files.pop(key, None))
-        self._files[key] = (reference, files)
-        with suppress(KeyError):  # a shard is collected meanwhile
-            while len(self._files) > max(2 * most_open_shards() // len(found), 1):
-                self._files.popitem(last=False)  # who copies out of them keeps them open until then
-        return files
-
-
-# Shared by all Loaders of the process.
-OPEN_FILES = OpenFiles()
+    key = (id(shard), names, direct)
+    with suppress(KeyError):
+        _files.move_to_end(key)  # it was used last
+        return _files[key][1]
+    found = [(shard.path(name), len(shard.arrays[name])) for name in names]
+    found += [(part.path, len(part.values)) for part in shard.features]
+    files = CACHE.with_resources(partial(ShardFiles, found, direct))
+    reference = weakref.ref(shard, lambda _: _files.pop(key, None))
+    _files[key] = (reference, files)
+    with suppress(KeyError):  # a shard is collected meanwhile
+        while len(_files) > max(2 * most_open_shards() // len(found), 1):
+            _files.popitem(last=False)  # who copies out of them keeps them open until then
+    return files
 
 
 # Scratch memory that a thread begins with; it grows to what its samples need.
@@ -346,7 +337,7 @@ class BatchCopy:
                     if checked:
                         held.append(self._check(k, reader.direct))
                         continue
-                    files = OPEN_FILES.get(self._shards[k], self._spec.arrays[:2], reader.direct)
+                    files = open_files(self._shards[k], self._spec.arrays[:2], reader.direct)
                     self._samples.files[k, :, kernel.OPEN :] = files.table
                     held.append(files)
                 except ResourceShortage:

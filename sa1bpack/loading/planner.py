@@ -38,6 +38,7 @@ from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.batch_copy import SCORES, BatchCopy, Where, address, sample_error
+from sa1bpack.masks import passes
 
 
 class Stored(NamedTuple):
@@ -121,42 +122,17 @@ def look_up(table, local, first, stop, stored, sizes, spans, fine):
 
 
 @njit
-def passing_masks(table, first, stop, sizes, scores, limits, rows, counts):
-    """Find the masks of samples that pass the thresholds of a rule, as `masks.passes` does.
+def read_ahead_rows(table, columns, first, stop):
+    """Begin to read rows of 8 bytes, `first` to `stop` of each sample's shard, of some arrays.
 
     Args:
         table: int64 (n, c), as in `look_up`.
-        first, stop: int64 (n,), the masks of each sample, found to be rows of their shards.
-        sizes: int32 (n, 4), source height and width come first.
-        scores: int64 (3,), columns of the table: the addresses of area, predicted_iou and
-            stability_score.
-        limits: float64 (4,): lowest area, highest share of the image, lowest predicted IoU and
-            stability score; NaN for none. An area has 31 bits.
-        rows: int64 (M,), out: rows in the shards of the masks that pass, sample by sample; M is the
-            number of all masks.
-        counts: int64 (n,), out: how many of each sample's masks pass.
+        columns: int64 (a,), columns of the table: the addresses of the arrays.
+        first, stop: int64 (n,).
     """
-    for k in range(len(first)):  # all of them are announced before the first is waited for
-        for score in scores:
-            read_ahead_map(table[k, score] + 8 * first[k], 8 * (stop[k] - first[k]))
-    found = 0
     for k in range(len(first)):
-        masks = stop[k] - first[k]
-        areas, values = np.empty(masks, np.int64), np.empty((2, masks), np.float64)
-        memcpy(areas.ctypes.data, table[k, scores[0]] + 8 * first[k], 8 * masks)
-        for n in range(2):
-            memcpy(values[n].ctypes.data, table[k, scores[n + 1]] + 8 * first[k], 8 * masks)
-        most = limits[1] * np.float64(np.int64(sizes[k, 0]) * np.int64(sizes[k, 1]))
-        before = found
-        for m in range(masks):
-            passes = areas[m] >= np.int64(limits[0])
-            passes &= np.isnan(limits[1]) or np.float64(areas[m]) <= most
-            for n in range(2):
-                passes &= np.isnan(limits[n + 2]) or values[n, m] >= limits[n + 2]
-            if passes:
-                rows[found] = first[k] + m
-                found += 1
-        counts[k] = found - before
+        for column in columns:
+            read_ahead_map(table[k, column] + 8 * first[k], 8 * (stop[k] - first[k]))
 
 
 @njit
@@ -279,14 +255,19 @@ class Planner:
         # What is planned from here on has these masks to choose from, and no other number of them:
         # rows in their shards, int64 (C,), and how many each sample has, int64 (n,).
         passing, rule = stop - first, ds.options.rule
-        if rule is None:
-            mask_rows = expanded(first, offsets_of(passing))
-        else:
-            mask_rows, passing = np.empty(int(passing.sum()), np.int64), np.empty_like(passing)
-            limits = (rule.min_area, rule.max_area_frac, rule.min_iou, rule.min_stability)
-            limits = np.array([np.nan if limit is None else limit for limit in limits])
-            passing_masks(table, first, stop, sizes, self._scores, limits, mask_rows, passing)
-            mask_rows = mask_rows[: int(passing.sum())]
+        mask_rows = expanded(first, offsets_of(passing))
+        if rule is not None:
+            read_ahead_rows(table, self._scores, first, stop)
+        if rule is not None and found:
+            spans_of = list(zip(found, first.tolist(), stop.tolist(), strict=True))
+            scores = [
+                np.concatenate([shard.arrays[name][low:high] for shard, low, high in spans_of])
+                for name in SCORES
+            ]
+            owner = np.repeat(np.arange(len(found)), passing)
+            pixels = sizes[:, 0].astype(np.int64) * sizes[:, 1]
+            good = passes(rule, *scores, pixels[owner])
+            mask_rows, passing = mask_rows[good], np.bincount(owner[good], minlength=len(found))
         scales = np.ones((len(found), 2))
         if ds.options.coordinates == "stored":
             scales = np.ascontiguousarray(sizes[:, [3, 2]] / sizes[:, [1, 0]])
