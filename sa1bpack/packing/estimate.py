@@ -41,6 +41,7 @@ _REMEDY = "use fewer tars or another disk, or continue with --ignore-space"
 # A pair of a source, and the record of a mask in it, have more bytes than this, also compressed.
 _LEAST_PAIR, _LEAST_MASK = 512, 64
 
+
 # Memory of a run, of each tar that it reads at once, and of each worker, for images and records
 # like SA-1B's (docs/packing.md, "Memory and disk").
 RUN_BYTES, READING_BYTES, WORKER_BYTES = 250_000_000, 300_000_000, 140_000_000

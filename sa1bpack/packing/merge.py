@@ -224,8 +224,6 @@ class _Plan:
                 raise OptionsDiffer("\n".join(lines))
         self.root = root
         self.options = PackOptions.from_json(one.options)
-        if any(manifest.layout != self.options.layout for manifest in manifests.values()):
-            raise FormatError(f"{first}: its layout is not that of its options; `sa1bpack verify`")
         self.shards: dict[Key, _Taken] = {}
         self.sources: dict[str, dict[str, Any]] = {}
         self.repeated = 0

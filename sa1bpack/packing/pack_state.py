@@ -16,7 +16,6 @@ what needs the folder for itself (`pack`, `repair`, `merge`, `finalize`). What t
     lock                   held for a moment, while a part changes what is of the whole pack
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -184,15 +183,11 @@ class PackState:
     def inspect(cls, root: Path, options: PackOptions) -> "PackState":
         """The state that a run into `root` would find. Writes and locks nothing.
 
-        Raises what the run would raise: the same errors as the constructor, and PermissionError for
-        a folder that cannot be written.
+        Raises the same errors as the constructor.
         """
         state = cls(root, options, lock=NOT_LOCKED)
         if root.exists():
             check_ours(root)
-        for folder in map(existing_parent, (root, root / SHARDS_NAME)):
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         if (root / LOCK_NAME).exists():
             os.close(lock_folder(root))
         state._load()
@@ -298,7 +293,7 @@ class PackState:
             if not record["pairs"]:
                 names.append(name)
         if names:
-            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            more = " and others" if len(names) > _NAMED else ""
             lines.append(
                 "no pair of a .jpg and a .json file of the same name is in "
                 f"{', '.join(names[:_NAMED])}{more}; if it should hold images of SA-1B, download "

@@ -112,6 +112,14 @@ class PackRun:
                 then(done.result())
                 seconds = 0.0
 
+    def stop(self, packers: "list[SourcePacker]", decoder: "InlineDecoder | Workers") -> None:
+        """End every wait of the threads."""
+        self.stopping.set()
+        for packer in packers if self.unfinished else ():
+            if packer.reader is not None:
+                packer.reader.cancel()
+        decoder.stop()
+
     def open_shard(self) -> None:
         """Wait until one more shard may be open, or the run is stopping. In a thread that reads."""
         while not self.open_shards.acquire(timeout=_POLL_SECONDS) and not self.stopping.is_set():
@@ -447,12 +455,11 @@ def pack_sources(
                 while run.unfinished:
                     run.settle(_POLL_SECONDS)
             finally:
-                run.stopping.set()
                 reading.shutdown(wait=False, cancel_futures=True)
-                for packer in packers if run.unfinished else ():
-                    if packer.reader is not None:
-                        packer.reader.cancel()
-                decoder.stop()
+                try:
+                    run.stop(packers, decoder)
+                finally:  # all of it: Ctrl-C may come meanwhile, and a thread that waits would stay
+                    run.stop(packers, decoder)
     except BaseException:
         for packer in packers:
             for builder in list(packer.builders.values()):

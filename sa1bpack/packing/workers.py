@@ -187,9 +187,7 @@ class _Job:
     """A pair that lies in a slot."""
 
     source: Source
-    file_name: str
-    slot: int
-    message: tuple[int, int, int, str]  # to the worker
+    message: tuple[int, int, int, str]  # to the worker: slot, bytes of JPEG and JSON, file name
     bytes_read: int  # of its source, when it was read
     made: "Future[Made]"
 
@@ -223,7 +221,7 @@ class Workers:
             if self._run.stopping.is_set():
                 made.cancel()
             else:
-                self._jobs.put(_Job(source, pair.file_name, slot, message, bytes_read, made))
+                self._jobs.put(_Job(source, message, bytes_read, made))
         return made
 
     def _free(self, slot: int) -> None:
@@ -283,22 +281,21 @@ class Workers:
                         return
                     held.append(job)
                     worker.send(job.message)
-                job = held[0]
+                job, name = held[0], held[0].message[-1]
                 try:
                     outcome = worker.connection.recv()
                 except (EOFError, OSError):  # ended; perhaps in the middle of a message
                     how, killed = worker.exit_text()
                     worker, deaths = self._started(), deaths + 1
-                    text = f"a worker {how} while it decoded {job.file_name}"
+                    text = f"a worker {how} while it decoded {name}"
                     self._run.progress.note(f"{text}; another one replaces it")
                     if deaths == MAX_DEATHS:
                         text = f"{deaths} workers ended while they decoded it; the last one {how}"
                         if (
                             killed
                         ):  # from outside: the sample is not at fault, and must not be missing
-                            name = f"{job.source.path}: {job.file_name}"
-                            raise MemoryError(f"{name}: {text}") from None
-                        self._resolve(held.popleft(), Reject(job.file_name, "worker-died", text))
+                            raise MemoryError(f"{job.source.path}: {name}: {text}") from None
+                        self._resolve(held.popleft(), Reject(name, "worker-died", text))
                         deaths = 0
                     for each in held:
                         worker.send(each.message)
@@ -312,8 +309,8 @@ class Workers:
 
     def _resolve(self, job: _Job, outcome: Outcome) -> None:
         if isinstance(outcome, Packed):
-            outcome = replace(outcome, rows=self._slots.rows(job.slot, outcome.extent))
-        job.made.set_result((outcome, partial(self._free, job.slot)))
+            outcome = replace(outcome, rows=self._slots.rows(job.message[0], outcome.extent))
+        job.made.set_result((outcome, partial(self._free, job.message[0])))
         self._run.progress.done(job.source, outcome, job.bytes_read)
 
     def _started(self) -> "_Worker":

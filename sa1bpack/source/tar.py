@@ -158,8 +158,8 @@ class TarStream:
             header = self.stream.read(BLOCK)
             if len(header) < BLOCK or header == _ZEROS:
                 raise self._truncated("after an extended header whose member is missing")
-        if kind_byte == b"S":
-            self._skip_sparse_map(header)
+        if kind_byte == b"S" and header[482]:
+            raise ValueError("a sparse file has a map of its own; make the tar without --sparse")
         raw_name = pax.get(b"path", long_name or raw_name)
         if text := pax.get(b"size"):
             if not text.isdigit() or len(text) > 20:
@@ -209,15 +209,6 @@ class TarStream:
         if len(data) < padded:
             raise self._truncated("within an extended header")
         return data[:size]
-
-    def _skip_sparse_map(self, header: bytes) -> None:
-        """Skip the blocks of an old GNU sparse map, which precede the data."""
-        extended = header[482]
-        while extended:
-            block = self.stream.read(BLOCK)
-            if len(block) < BLOCK:
-                raise self._truncated("within a sparse file's map")
-            extended = block[504]
 
     def _truncated(self, place: str) -> SourceTruncated:
         return SourceTruncated(

@@ -5,9 +5,7 @@ import shutil
 from collections import namedtuple
 
 import pytest
-from forked import forked_child
 from small_tars import SMALL, contents, members, write_tar
-from system import give_up_privileges
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OutputRefused, TooManyRejects
@@ -154,15 +152,6 @@ def test_what_a_run_would_refuse_is_refused_in_the_same_words(tar, root, spoilt,
         assert contents(root.parent) == before
     assert said[0] == said[1]
     assert spoilt != "a damaged shard" or re.search("Remove the folder .* and repeat", said[0][1])
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tar, tmp_path):
-    (tmp_path / "ours").mkdir(mode=0o555)
-    with forked_child() as parent:
-        if not parent:
-            give_up_privileges()
-            with pytest.raises(PermissionError, match="ours"):
-                sa1bpack.estimate(tar, tmp_path / "ours" / "pack", workers=1, **SMALL)
 
 
 def test_what_the_pack_has_is_skipped_and_what_it_has_in_part_is_named(tar, root, tmp_path):

@@ -21,6 +21,7 @@ from sa1bpack.errors import PackError
 from sa1bpack.packing import source_packer
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.source_packer import SourcePacker
+from sa1bpack.packing.workers import Workers
 
 # What a worker does differently with one picture, or at its start.
 WITH_SA_6 = """
@@ -94,14 +95,15 @@ def _held() -> dict[str, set]:
     }
 
 
+@pytest.mark.parametrize(("owner", "name"), [(SourcePacker, "enter"), (Workers, "stop")])
 def test_a_run_that_is_interrupted_and_one_that_is_not_leave_no_process_thread_or_descriptor(
-    tar, expected, tmp_path, monkeypatch, leaves_nothing
+    tar, expected, tmp_path, monkeypatch, leaves_nothing, owner, name
 ):
     def interrupt(self, *_):
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SourcePacker, "enter", interrupt)
+    monkeypatch.setattr(owner, name, interrupt)
     with pytest.raises(KeyboardInterrupt):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert temporaries(tmp_path / "pack") == []

@@ -115,13 +115,11 @@ def test_an_old_style_directory_is_a_name_that_ends_in_a_slash(write):
     assert walk(write(data))[0] == ("d/", "directory", None)
 
 
-def test_sparse_files_are_skipped_with_their_map(write):
+def test_sparse_files_are_skipped_unless_they_have_a_map_of_their_own(write):
     data = special_tar(info("s", tarfile.GNUTYPE_SPARSE, size=512))
-    header, rest = data[:512], b"d" * 512 + data[1024:]
-    more, last = bytes(504) + b"\1" + bytes(7), bytes(512)
-    header = patched(header, 482, b"\1")
-    found = walk(write(header + more + last + rest))
-    assert found == [("s", "sparse", None), ("after_0", "file", b"abc")]
+    assert walk(write(data)) == [("s", "sparse", None), ("after_0", "file", b"abc")]
+    with pytest.raises(SourceCorrupt, match="without --sparse"):
+        walk(write(patched(data[:512], 482, b"\1") + data[512:]))
 
 
 def test_pax_sparse_files_are_skipped(write):
