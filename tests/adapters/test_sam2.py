@@ -90,28 +90,19 @@ def test_only_the_masks_that_are_asked_for_are_drawn_and_those_once(photos, raw,
         segments[5]
 
 
-def test_scores_and_areas_filter_by_what_the_annotations_say(photos):
+@pytest.mark.parametrize("threshold", [-1, 0.05, 0.3, 0.93, 0.97, 1.0, 1.1, 2])
+def test_scores_and_areas_filter_by_what_the_annotations_say(photos, threshold):
     """Their `uncertain_iou` looks for a key that no record has; a test would find all masks."""
-    for threshold in (-1, 0.93, 0.97, 2):
-        raw = RawDataset(photos.root, uncertain_iou=threshold)
-        for index in range(len(raw)):
-            video, loader = raw.get_video(index)
-            areas = [
-                annotation["area"]
-                for annotation in annotations(photos, video.video_id)
-                if annotation["stability_score"] >= threshold
-            ]
-            assert loader.load(0).areas.tolist() == areas
-    for threshold in (0.05, 0.3, 1.0, 1.1):
-        raw = RawDataset(photos.root, mask_area_frac_thresh=threshold)
-        for index in range(len(raw)):
-            video, loader = raw.get_video(index)
-            areas = [annotation["area"] for annotation in annotations(photos, video.video_id)]
-            kept = [area for area in areas if threshold > 1 or area / (96 * 64) < threshold]
-            assert loader.load(0).areas.tolist() == kept
-            assert [*loader.load(0)] == [*range(len(kept))]
-    assert not all(len(RawDataset(photos.root, uncertain_iou=0.97).get_video(i)[1].load(0))
-                   == len(photos.records[i]["annotations"]) for i in range(5))  # fmt: skip
+    by_score = RawDataset(photos.root, uncertain_iou=threshold)
+    by_area = RawDataset(photos.root, mask_area_frac_thresh=threshold)
+    for index in range(len(by_score)):
+        video, segments = by_score.get_video(index)
+        found = annotations(photos, video.video_id)
+        sure = [each["area"] for each in found if each["stability_score"] >= threshold]
+        small = [a for a in (e["area"] for e in found) if threshold > 1 or a / 6144 < threshold]
+        assert segments.load(0).areas.tolist() == sure
+        segments = by_area.get_video(index)[1]
+        assert segments.areas.tolist() == small and [*segments] == [*range(len(small))]
 
 
 def test_selections_thresholds_frames_and_pickles_are_kept(photos, tmp_path):
