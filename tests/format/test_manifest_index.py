@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from edited_packs import edit
+from narrow_packs import NARROW, files_below, shard_of
 from reading_packs import manifest_of, publish_shards
 
 from sa1bpack.errors import FormatError, NotAPack
@@ -66,21 +67,21 @@ def test_a_pack_that_lost_its_manifest_is_damaged_not_a_mistyped_path(pack):
     assert not isinstance(error.value, NotAPack)
 
 
-def test_samples_with_equal_ids_keep_their_order_in_the_index(tmp_path, shard_of, small_layout):
+def test_samples_with_equal_ids_keep_their_order_in_the_index(tmp_path):
     entries = [shard_of(tmp_path / "shards", f"a-{part:03d}", (1, 1), 5) for part in range(2)]
-    manifest = publish_shards(tmp_path, entries, small_layout)
+    manifest = publish_shards(tmp_path, entries, NARROW)
     index = open_index(tmp_path, manifest)
     assert list(index.image_id) == [5, 4, 5, 4] and list(index.id_order) == [1, 3, 0, 2]
     assert verify(tmp_path).ok
 
 
-def test_publishing_again_gives_the_same_bytes(pack, contents):
-    before = contents(pack)
+def test_publishing_again_gives_the_same_bytes(pack):
+    before = files_below(pack)
     publish(pack, read_manifest(pack))
-    assert contents(pack) == before
+    assert files_below(pack) == before
 
 
-def test_more_shards_create_a_new_index_and_remove_the_old_one(pack, shard_of):
+def test_more_shards_create_a_new_index_and_remove_the_old_one(pack):
     manifest = read_manifest(pack)
     old = open_index(pack, manifest)
     entry = shard_of(pack / "shards", "sa_000002-000", (1,), 7)
@@ -112,7 +113,7 @@ def test_a_complete_pack_is_called_complete(pristine_pack):
     assert str(found) == "complete: 7 images in 3 shards, 1 source packed to the end"
 
 
-def test_sources_in_part_and_shards_that_are_not_indexed_yet_are_counted(pack, shard_of):
+def test_sources_in_part_and_shards_that_are_not_indexed_yet_are_counted(pack):
     manifest = reopened(pack)
     shard_of(pack / "shards", SHARD, (2, 1), 7)
     (pack / "shards" / ".tmp-sa_000003-000").mkdir()
@@ -125,9 +126,9 @@ def test_sources_in_part_and_shards_that_are_not_indexed_yet_are_counted(pack, s
     )
 
 
-def test_a_pack_without_images_says_why(tmp_path, shard_of, small_layout):
+def test_a_pack_without_images_says_why(tmp_path):
     def state(complete):
-        manifest = manifest_of(small_layout, [], complete=complete)
+        manifest = manifest_of(NARROW, [], complete=complete)
         write_manifest(tmp_path, manifest)
         return str(completeness_of(tmp_path, manifest))
 

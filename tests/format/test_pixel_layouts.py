@@ -9,6 +9,7 @@ import xarray
 import xxhash
 import zarr
 from edited_packs import flip, rewrite_checksums, rewrite_sample, sample_checksum, sample_views
+from narrow_packs import pack_of, sample_of
 from reading_packs import write_shard
 from verify_script import script_finds
 
@@ -43,7 +44,7 @@ def layout(request) -> Layout:
 
 
 @pytest.fixture
-def pack(layout, pack_of, tmp_path) -> Path:
+def pack(layout, tmp_path) -> Path:
     """A private pack of that layout."""
     pack_of(tmp_path / "pack", layout)
     return tmp_path / "pack"
@@ -74,7 +75,7 @@ def planes_by_hand(layout: Layout, image: np.ndarray, height: int, width: int) -
     }
 
 
-def test_planes_of_a_shard_are_the_pixels_that_were_written(pack, layout, sample_of):
+def test_planes_of_a_shard_are_the_pixels_that_were_written(pack, layout):
     shard = open_shard(pack / "shards" / SHARD, layout)
     for row, masks in enumerate((2, 0, 5, 1)):
         sample = sample_of(99 - row, masks, layout)
@@ -91,7 +92,7 @@ def test_planes_of_a_shard_are_the_pixels_that_were_written(pack, layout, sample
         shard.planes(4)
 
 
-def test_checksum_is_the_documented_one(layout, sample_of):
+def test_checksum_is_the_documented_one(layout):
     sample = sample_of(7, 3, layout)
     lengths = {
         "mask_offset": [3], "run_offset": np.diff(sample.get("run_offset", [])),
@@ -133,7 +134,7 @@ def test_a_flipped_bit_anywhere_in_the_pixels_names_its_sample(pack, layout):
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[name] for name in CANVAS], ids=CANVAS)
-def test_a_canvas_that_is_not_zero_beyond_the_image_is_found(pack, layout, sample_of):
+def test_a_canvas_that_is_not_zero_beyond_the_image_is_found(pack, layout):
     """In each plane, below and to the right; all checksums match."""
     shard = open_shard(pack / "shards" / SHARD)
     path = shard.folder / layout.array("image").chunk_path
@@ -200,7 +201,7 @@ def test_zarr_tensorstore_and_xarray_read_what_the_maps_show(pack, layout):
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[name] for name in CANVAS], ids=CANVAS)
-def test_canvas_rows_below_the_image_are_never_read_nor_written(tmp_path, layout, sample_of):
+def test_canvas_rows_below_the_image_are_never_read_nor_written(tmp_path, layout):
     clean = sample_of(3, 1, layout)
     height, _ = size_of(clean)
     dirty = clean["image"].copy().reshape(-1)

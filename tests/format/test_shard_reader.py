@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edited_packs import edit
+from narrow_packs import pack_of
 
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.files import map_bytes
@@ -110,7 +111,7 @@ def test_offsets_with_wrong_ends_are_named(folder, name, row, value, message):
         open_shard(folder)
 
 
-def test_runs_without_a_layout_of_runs_are_named(pack_of, tmp_path):
+def test_runs_without_a_layout_of_runs_are_named(tmp_path):
     pack_of(tmp_path, Layout(image_size=16, mask_size=8, runs=False))
     folder = tmp_path / "shards" / SHARD
     edit(folder / "zarr.json", own("runs", 4))

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 from edited_packs import sample_checksum, sample_views
+from narrow_packs import NARROW, sample_of, shard_of
 
 from sa1bpack.errors import PackError
 from sa1bpack.format.layout import Extent, Layout
@@ -24,7 +25,7 @@ def extents(samples, layout):
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_what_was_written_is_read_back_sample_by_sample(tmp_path, sample_of, runs):
+def test_what_was_written_is_read_back_sample_by_sample(tmp_path, runs):
     layout = Layout(image_size=16, mask_size=8, runs=runs)
     samples = [sample_of(number, masks, layout) for number, masks in enumerate(MASKS)]
     positions = extents(samples, layout)
@@ -47,7 +48,7 @@ def test_what_was_written_is_read_back_sample_by_sample(tmp_path, sample_of, run
         assert found["checksum"] == sample_checksum(layout, sample)
 
 
-def test_everything_is_flushed_before_the_final_name_appears(tmp_path, shard_of, monkeypatch):
+def test_everything_is_flushed_before_the_final_name_appears(tmp_path, monkeypatch):
     flushed, at_rename = set(), []
     rename = os.rename
 
@@ -63,7 +64,7 @@ def test_everything_is_flushed_before_the_final_name_appears(tmp_path, shard_of,
     assert flushed == {tmp_path.stat().st_ino}
 
 
-def test_published_shard_is_not_overwritten(tmp_path, shard_of, small_layout):
+def test_published_shard_is_not_overwritten(tmp_path):
     shard_of(tmp_path, "sa_000000-000", (1,), 9)
     with pytest.raises(PackError, match="the shard exists already"):
-        ShardWriter(tmp_path, "sa_000000-000", small_layout)
+        ShardWriter(tmp_path, "sa_000000-000", NARROW)

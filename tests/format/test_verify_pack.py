@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import xxhash
 from edited_packs import edit, flip, rewrite_checksums
+from narrow_packs import files_below
 from verify_script import SCRIPT, script, script_finds
 
 from sa1bpack.errors import FormatError, VersionError
@@ -191,8 +192,8 @@ def test_script_that_is_interrupted_or_not_read_shows_no_traceback(pristine_pack
         assert (done.returncode, done.stdout, done.stderr) == (ended, "", error)
 
 
-def test_checksum_files_have_the_form_of_xxhsum(pristine_pack, contents):
-    files = contents(pristine_pack)
+def test_checksum_files_have_the_form_of_xxhsum(pristine_pack):
+    files = files_below(pristine_pack)
     top = files["checksums.xxh128"].decode()
     lines = [line.split("  ", 1) for line in top.splitlines()]
     assert top.endswith("\n") and [path for _, path in lines] == sorted(path for _, path in lines)

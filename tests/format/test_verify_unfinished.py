@@ -6,6 +6,7 @@ import shutil
 import msgspec
 import pytest
 from killed_calls import Killed, killed_after
+from narrow_packs import shard_of
 from reading_packs import manifest_of
 from verify_script import script_finds
 
@@ -36,7 +37,7 @@ def reopen(root):
 
 
 @pytest.fixture
-def unfinished(pack, shard_of):
+def unfinished(pack):
     """A pack with a complete shard that the manifest does not list yet."""
     reopen(pack)
     shard_of(pack / "shards", SHARD, (2, 1), 7)
@@ -161,7 +162,7 @@ def test_an_index_replaced_between_manifest_and_index_is_not_damage(unfinished, 
      ("fsync", 5, True)],
 )  # fmt: skip
 def test_a_kill_at_any_step_of_publication_is_not_damage_and_the_next_run_completes_it(
-    pristine_pack, tmp_path, shard_of, monkeypatch, step, stride, complete
+    pristine_pack, tmp_path, monkeypatch, step, stride, complete
 ):
     """Fail every call, or every fifth, of a run that reopens a pack and adds a shard."""
 
@@ -202,7 +203,7 @@ def test_a_kill_at_any_step_of_publication_is_not_damage_and_the_next_run_comple
     assert report.ok and report.notes == () and report.complete == complete
 
 
-def test_unlisted_shard_of_a_complete_pack_is_a_problem(pack, shard_of):
+def test_unlisted_shard_of_a_complete_pack_is_a_problem(pack):
     shard_of(pack / "shards", SHARD, (2, 1), 7)
     (problem,) = check(pack).problems
     assert f"{SHARD}: not in the manifest" in problem.what

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from narrow_packs import NARROW, sample_of
 
 from sa1bpack.format.index import open_index
 from sa1bpack.format.manifest import read_manifest
@@ -30,11 +31,11 @@ def test_pack_opens_as_one_zarr_group_from_the_top(pristine_pack):
     np.testing.assert_array_equal(root[f"shards/{SHARD}/image_id"][:], [99, 98, 97, 96])
 
 
-def test_zarr_reads_arrays_of_many_inner_chunks(tmp_path, sample_of, small_layout):
+def test_zarr_reads_arrays_of_many_inner_chunks(tmp_path):
     masks = 40_000
-    with ShardWriter(tmp_path, "a-000", small_layout) as writer:
+    with ShardWriter(tmp_path, "a-000", NARROW) as writer:
         for number, count in ((1, masks), (2, 1)):
-            writer.append(finished_rows(small_layout, sample_of(number, count)))
+            writer.append(finished_rows(NARROW, sample_of(number, count)))
         writer.publish({"source": "a", "part": 0})
     shard = open_shard(tmp_path / "a-000")
     group = zarr.open_group(shard.folder, mode="r")

@@ -76,15 +76,13 @@ def made_image(rng, height: int, width: int, layout: Layout) -> np.ndarray:
     return image.reshape((side, side, 3) if layout.pixels == "rgb" else (side * 3 // 2, side))
 
 
-def write_shard(
-    shards: Path, name: str, samples: list, layout: Layout, attributes: dict | None = None
-) -> ShardEntry:
+def write_shard(shards: Path, name: str, samples: list, layout: Layout) -> ShardEntry:
     """Publish a shard of these samples; returns its manifest entry."""
     with ShardWriter(shards, name, layout) as writer:
         for sample in samples:
             writer.append(finished_rows(layout, sample))
         source, part = name.rsplit("-", 1)
-        return writer.publish({"source": source, "part": int(part), **(attributes or {})})
+        return writer.publish({"source": source, "part": int(part)})
 
 
 def manifest_of(layout: Layout, entries: Sequence[ShardEntry], **records) -> Manifest:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 import zarr
+from narrow_packs import files_below
 from packs_with_features import side_rows, write_side
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputLocked, OutputRefused
@@ -92,13 +93,13 @@ def test_a_chunk_file_is_a_memory_map_and_a_zarr_array_of_the_documented_form(pa
     assert found.spec == spec and found.provenance == {"function": "test"}
 
 
-def test_a_pack_with_features_is_sound_and_its_own_bytes_are_the_same(pack, contents):
-    before = contents(pack)
+def test_a_pack_with_features_is_sound_and_its_own_bytes_are_the_same(pack):
+    before = files_below(pack)
     for spec in (IMAGE, MASK, SCALAR):
         write_side(pack, spec)
     report = verify(pack)
     assert report.ok and report.notes == () and report.counts["features"] == 3
-    assert {path: data for path, data in contents(pack).items()
+    assert {path: data for path, data in files_below(pack).items()
             if not path.startswith("side/")} == before  # fmt: skip
 
 
