@@ -89,12 +89,22 @@ def _also(cls: type, base: type) -> type:
     return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
-# Options that people look for, and their names here.
+# Options and methods that people look for, or that were, and their names here.
 OTHER_NAMES = {
+    "check": "verify_checksums=True or False",
     "masks": "mask_format",
     "verify": "verify_checksums",
     "side": "features",
     "embeddings": "features",
+}
+_METHODS = {
+    "filter": "where",
+    "info": "metadata",
+    "load_subset": "load_selection",
+    "save": "save_selection",
+    "select": "where, or an index array",
+    "shard": "from_shards",
+    "source": "from_sources",
 }
 
 
@@ -173,6 +183,10 @@ class Dataset(MapStyle, Pictured):
         self._rows = rows
         if options.verify_checksums:
             pack.check_index()
+
+    def __getattr__(self, name: str) -> Any:
+        now = f": it is {_METHODS[name]}" if name in _METHODS else ""
+        raise AttributeError(f"a Dataset has no attribute {name!r}{now}")
 
     # ------------------------------------------------------------------------------------- samples
 

@@ -25,8 +25,12 @@ from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 
 ORDERS = {"local": LocalShuffleOrder, "by_node": NodeShuffleOrder}
-# Options of other loaders, and their names here.
+# Options of other loaders and of earlier releases, and their names here.
 OF_OTHER_LOADERS = {
+    "buckets": "bucket_by",
+    "choose": "mask_select",
+    "last": "drop_last=True or pad_last=True",
+    "masks": "mask_layout",
     "sampler": "order: an Order, or a subset of the dataset",
     "batch_sampler": "order: an Order",
     "mask_sampling": "mask_select",

@@ -40,8 +40,10 @@ def called(name, pack, **options):
         ("Collate", {"choose": "iou"}, "use mask_select"),
         ("MaskRule", {"select": "iou"}, "use mask_select"),
         ("Loader", {"mask_sampling": "random"}, "use mask_select"),
-        ("OrderedBatches", {"buckets": 1}, "is bucket_by meant"),
-        ("OrderedBatches", {"last": "drop"}, "is pad_last meant"),
+        ("OrderedBatches", {"buckets": 1}, "use bucket_by"),
+        ("Loader", {"last": "drop"}, "use drop_last=True or pad_last=True"),
+        ("Loader", {"masks": "flat"}, "use mask_layout"),
+        ("open", {"check": "read"}, "use verify_checksums"),
         ("PackOptions", {"image_sze": 3}, "is image_size meant"),
         ("pack", {"num_workers": 2}, "is workers meant"),
         ("pack_part", {"pat": (1, 2)}, "is part meant"),
@@ -110,3 +112,9 @@ def test_a_key_that_a_sample_or_a_batch_has_not_is_answered_with_those_meant(pac
 def test_what_is_looked_for_in_the_module_is_answered_with_its_name():
     with pytest.raises(AttributeError, match="'DataLoader': it is Loader, or make_dataloader"):
         _ = sa1bpack.DataLoader
+
+
+@pytest.mark.parametrize(("old", "new"), [("info", "metadata"), ("filter", "where")])
+def test_a_method_that_people_look_for_is_answered_with_its_name(packed, old, new):
+    with pytest.raises(AttributeError, match=f"no attribute {old!r}: it is {new}"):
+        getattr(sa1bpack.open(packed.root), old)

@@ -49,7 +49,7 @@ class Place:
     ended: bool = False
 
 
-@checks_options
+@checks_options(buckets="bucket_by", last="drop_last=True or pad_last=True")
 class OrderedBatches:
     """Yields one rank's batches of an epoch as lists of indices: a `batch_sampler` for DataLoader.
 
