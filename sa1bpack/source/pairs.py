@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.source.find import Source, list_folder
@@ -68,11 +67,8 @@ class Reject:
         return {"member": member, "reason": self.code, "detail": self.detail}
 
 
-class Spilled(NamedTuple):
-    """The place of an item in the file of a Spool."""
-
-    blocks: list[int]
-    size: int
+# What stands for an item in a Spool: itself, or its blocks in the file and its size.
+Ticket = bytes | tuple[list[int], int]
 
 
 class Spool:
@@ -94,7 +90,7 @@ class Spool:
         self._file = None
         self._free: list[int] = []  # block numbers
 
-    def put(self, data: bytes) -> bytes | Spilled:
+    def put(self, data: bytes) -> Ticket:
         """Store data; returns the ticket for `take`.
 
         Raises OSError, with the folder as its file name, if the temporary file cannot be created or
@@ -126,23 +122,24 @@ class Spool:
                 str(self.folder),
             ) from error
         self.spilled += len(data)
-        return Spilled(blocks, len(data))
+        return blocks, len(data)
 
-    def take(self, ticket: bytes | Spilled) -> bytes:
+    def take(self, ticket: Ticket) -> bytes:
         """Return data and forget it. Raises OSError if the temporary file cannot be read."""
         if isinstance(ticket, bytes):
             self.memory_used -= len(ticket)
             return ticket
-        pieces, left = [], ticket.size
-        for block in ticket.blocks:
+        blocks, size = ticket
+        pieces, left = [], size
+        for block in blocks:
             at = block * BLOCK_BYTES
             pieces.append(os.pread(self._file.fileno(), min(left, BLOCK_BYTES), at))
             left -= len(pieces[-1])
         if left:
-            read = f"only {ticket.size - left} of {ticket.size} bytes of the spool file"
+            read = f"only {size - left} of {size} bytes of the spool file"
             raise OSError(errno.EIO, f"{read} were read back", str(self.folder))
-        self._free.extend(ticket.blocks)
-        self.spilled -= ticket.size
+        self._free.extend(blocks)
+        self.spilled -= size
         return b"".join(pieces)
 
     def close(self) -> None:
@@ -203,7 +200,7 @@ class _Waiting:
 
     half: Half
     member: str
-    ticket: bytes | Spilled
+    ticket: Ticket
 
 
 class PairReader(AbstractContextManager):
