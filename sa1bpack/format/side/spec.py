@@ -164,11 +164,6 @@ class SideManifest:
     spec: SideSpec
     provenance: dict[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        """What manifest.json holds."""
-        kind = {"format": SIDE_FORMAT_NAME, "version": list(SIDE_FORMAT_VERSION)}
-        return {**kind, **asdict(self.spec), "provenance": self.provenance}
-
 
 # The zarr.json at the top of a feature.
 SIDE_ROOT_METADATA = arrays.group_metadata({"format": list(SIDE_FORMAT_VERSION)})
@@ -223,8 +218,10 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
         staging = files.temporary_beside(folder.with_name(mark + folder.name))
         try:
             staging.mkdir()
+            kind = {"format": SIDE_FORMAT_NAME, "version": SIDE_FORMAT_VERSION}
+            described = {**kind, **asdict(manifest.spec), "provenance": manifest.provenance}
             top = {
-                MANIFEST_NAME: arrays.canonical_json(manifest.to_json()),
+                MANIFEST_NAME: arrays.canonical_json(described),
                 arrays.METADATA_NAME: arrays.canonical_json(SIDE_ROOT_METADATA),
             }
             digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in top.items()}
