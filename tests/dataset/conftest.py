@@ -1,5 +1,5 @@
 """Packs of a small layout that the tests of the reading side share."""
 
 from layout_packs import layout_packs  # noqa: F401 - a fixture
-from reading_packs import ds, pack_writer, packed, root, several  # noqa: F401 - fixtures
+from reading_packs import ds, packed, root, several  # noqa: F401 - fixtures
 from shard_openings import around, cache, limited  # noqa: F401 - fixtures

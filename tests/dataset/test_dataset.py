@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading_packs import write_pack
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError
@@ -247,9 +248,9 @@ def test_options_can_be_changed_for_a_subset(ds):
         ds.with_options(mask_form="bool")
 
 
-def test_an_empty_pack_is_refused(pack_writer, tmp_path):
+def test_an_empty_pack_is_refused(tmp_path):
     """It cannot train anything, and its manifest names no index."""
-    pack_writer(tmp_path / "empty", {})
+    write_pack(tmp_path / "empty", {})
     with pytest.raises(FormatError, match="no images: the sources held none"):
         open_pack(tmp_path / "empty")
     with pytest.raises(FormatError, match="not a pack"):

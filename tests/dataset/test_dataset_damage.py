@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from edited_packs import edit
+from reading_packs import write_pack
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, ReadError, VersionError
@@ -138,14 +139,14 @@ def test_a_damaged_index_or_manifest_is_found_on_opening(packed, tmp_path):
             open_pack(root)
 
 
-def test_a_dataset_does_not_come_back_from_pickle_over_another_pack(packed, pack_writer, tmp_path):
+def test_a_dataset_does_not_come_back_from_pickle_over_another_pack(packed, tmp_path):
     """Its rows would be other samples."""
     root = tmp_path / "pack"
-    pack_writer(root)
+    write_pack(root)
     pickled = pickle.dumps(open_pack(root)[2:])
     assert pickle.loads(pickled)[0]["index"] == 2
     shutil.rmtree(root)
-    pack_writer(root, first_id=9000)
+    write_pack(root, first_id=9000)
     with pytest.raises(FormatError, match="has changed since"):
         pickle.loads(pickled)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from layout_packs import GRID
+from reading_packs import write_pack
 from torch.utils.data import Subset, TensorDataset, random_split
 
 from sa1bpack.dataset.dataset import as_dataset
@@ -18,10 +19,10 @@ from sa1bpack.format.manifest import read_manifest, write_manifest
 
 
 @pytest.fixture
-def incomplete(pack_writer, tmp_path):
+def incomplete(tmp_path):
     """A pack whose run was interrupted: of the second source a shard is missing."""
     root = tmp_path / "pack"
-    pack_writer(root)
+    write_pack(root)
     manifest = read_manifest(root)
     publish(root, msgspec.structs.replace(
         manifest, complete=False, sources=({"name": "sa_000000"}, {"name": "sa_000002"})
@@ -38,11 +39,9 @@ def test_an_incomplete_pack_is_reported_with_its_counts_and_the_remedy(incomplet
     )
 
 
-def test_a_pack_that_was_killed_before_its_first_shard_was_listed_says_what_there_is(
-    pack_writer, tmp_path
-):
+def test_a_pack_that_was_killed_before_its_first_shard_was_listed_says_what_there_is(tmp_path):
     root = tmp_path / "pack"
-    pack_writer(root)
+    write_pack(root)
     manifest = read_manifest(root)
     write_manifest(root, msgspec.structs.replace(
         manifest, complete=False, shards=(), samples=0, masks=0, index=None

@@ -11,7 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_packs import joined_pack
+from reading_packs import joined_pack, write_pack
 
 import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -108,20 +108,20 @@ def test_missing_ids_are_counted_and_named(several, tmp_path):
         open_pack(several.roots)[1:].load_selection(tmp_path / "file")
 
 
-def test_other_bytes_of_the_same_images_are_logged(several, tmp_path, pack_writer, caplog):
-    pack_writer(tmp_path / "pack", {"sa_000000-000": (2, 3)})
+def test_other_bytes_of_the_same_images_are_logged(several, tmp_path, caplog):
+    write_pack(tmp_path / "pack", {"sa_000000-000": (2, 3)})
     open_pack(tmp_path / "pack").save_selection(tmp_path / "file")
     shutil.rmtree(tmp_path / "pack")
-    pack_writer(tmp_path / "pack", {"sa_000000-000": (2, 4)})
+    write_pack(tmp_path / "pack", {"sa_000000-000": (2, 4)})
     with caplog.at_level(logging.WARNING, "sa1bpack"):
         ds = open_pack(tmp_path / "file")
     assert ds.column("image_id").tolist() == [5000, 4997]
     assert "not the same bytes" in caplog.text and ds.fingerprint in caplog.text
 
 
-def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several):
+def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, several):
     twin = tmp_path / "twin"
-    pack_writer(twin, {"sa_000007-000": (3, 3)}, first_id=5000)
+    write_pack(twin, {"sa_000007-000": (3, 3)}, first_id=5000)
     paths = [several.roots[1], twin]
     ds = open_pack(paths, duplicates="first")
     assert len(ds) == 5

@@ -9,7 +9,7 @@ import pytest
 from batches import same_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_packs import LAYOUT, PACKS, joined_pack, publish_shards
+from reading_packs import LAYOUT, PACKS, joined_pack, publish_shards, write_pack
 
 from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -106,11 +106,9 @@ def test_the_fingerprint_does_not_need_the_checksums_of_the_pack(several, tmp_pa
         _ = open_pack(tmp_path / "pack").fingerprint
 
 
-def test_packs_of_other_layouts_are_refused_and_the_difference_is_named(
-    several, tmp_path, pack_writer
-):
+def test_packs_of_other_layouts_are_refused_and_the_difference_is_named(several, tmp_path):
     other = Layout(image_size=24, mask_size=8, runs=False)
-    pack_writer(tmp_path / "other", {"sa_000009-000": (1,)}, layout=other)
+    write_pack(tmp_path / "other", {"sa_000009-000": (1,)}, layout=other)
     with pytest.raises(OptionError, match="layouts") as caught:
         open_pack([several.roots[0], tmp_path / "other"])
     text = str(caught.value)
@@ -135,9 +133,9 @@ def test_packs_made_with_other_options_open_and_have_those_that_they_agree_on(se
 
 
 @pytest.fixture
-def overlapping(several, tmp_path, pack_writer):
+def overlapping(several, tmp_path):
     """Three packs: the ids of `twin` are all in the first two, one id is twice in `twin`."""
-    pack_writer(tmp_path / "twin", {"sa_000002-001": (3, 3), "sa_000007-000": (3,)}, first_id=5000)
+    write_pack(tmp_path / "twin", {"sa_000002-001": (3, 3), "sa_000007-000": (3,)}, first_id=5000)
     return [*several.roots[1:], tmp_path / "twin"]  # a, b and twin
 
 
@@ -169,9 +167,9 @@ def test_of_samples_with_the_same_id_the_first_pack_given_is_kept(overlapping, c
     assert ds.fingerprint == open_pack(paths, duplicates="first").fingerprint
 
 
-def test_an_id_that_occurs_twice_in_one_pack_is_refused_alike(tmp_path, several, pack_writer):
+def test_an_id_that_occurs_twice_in_one_pack_is_refused_alike(tmp_path, several):
     """As of tars that overlap; "first" keeps one sample of each, "all" every one."""
-    pack_writer(tmp_path / "twin", {"sa_000007-000": (3, 3)}, first_id=5000)
+    write_pack(tmp_path / "twin", {"sa_000007-000": (3, 3)}, first_id=5000)
     root = joined_pack(tmp_path / "pack", [several.roots[1], tmp_path / "twin"])
     for paths in (root, [root, several.roots[2]]):  # no id is in both packs
         said = r"2 image .*: 4997 in sa_000000 of .* and sa_000007 of .*, also 5000: choose dup"
@@ -185,14 +183,12 @@ def test_an_id_that_occurs_twice_in_one_pack_is_refused_alike(tmp_path, several,
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_what_the_index_says_of_the_order_of_ids_hides_no_id_that_occurs_twice(
-    tmp_path, pack_writer, twice
-):
+def test_what_the_index_says_of_the_order_of_ids_hides_no_id_that_occurs_twice(tmp_path, twice):
     """Whatever is in `id_order`, which is damaged here: opening compares the ids themselves."""
     root = tmp_path / "pack"
-    pack_writer(root, {"sa_000007-000": (3, 3) if twice else (3, 2)}, first_id=5000)
+    write_pack(root, {"sa_000007-000": (3, 3) if twice else (3, 2)}, first_id=5000)
     if twice:
-        root = joined_pack(tmp_path / "one", [root, pack_copy(pack_writer, tmp_path)])
+        root = joined_pack(tmp_path / "one", [root, pack_copy(tmp_path)])
     [chunk] = (root / read_manifest(root).index / "id_order").glob("c*")
     count = len(open_pack(root, duplicates="all"))
     for order in ([0] * count, [*range(count)], [count] * count, [-1] * count, [2**62] * count):
@@ -205,8 +201,8 @@ def test_what_the_index_says_of_the_order_of_ids_hides_no_id_that_occurs_twice(
             assert len(open_pack(root)) == count
 
 
-def pack_copy(pack_writer, folder):
-    pack_writer(folder / "again", {"sa_000008-000": (3, 3)}, first_id=5000)
+def pack_copy(folder):
+    write_pack(folder / "again", {"sa_000008-000": (3, 3)}, first_id=5000)
     return folder / "again"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import python
+from reading_packs import write_pack
 from shard_openings import ARRAYS, in_thread
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -20,10 +21,10 @@ def maps_below(root: Path) -> int:
     return sum(f" {root}/" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_shards_of_several_packs_keep_within_one_budget(packed, pack_writer, limited, tmp_path):
+def test_shards_of_several_packs_keep_within_one_budget(packed, limited, tmp_path):
     """Three packs, opened separately, by real maps; views of dropped shards stay valid."""
     cache = limited(2 * ARRAYS + 5)
-    samples = [pack_writer(tmp_path / name) for name in "abc"]
+    samples = [write_pack(tmp_path / name) for name in "abc"]
     packs = [open_pack(tmp_path / name) for name in "abc"]
     kept, reference = packs[0][0], samples[0][0]
     for index in np.random.default_rng(0).integers(0, 12, 100).tolist():

@@ -131,20 +131,14 @@ def packed(tmp_path_factory) -> SimpleNamespace:
 
 
 @pytest.fixture
-def pack_writer():
-    """The function that writes a pack: (root, shards, layout, first_id) → its samples."""
-    return write_pack
-
-
-@pytest.fixture
 def ds(packed):
     return open_pack(packed.root)
 
 
 @pytest.fixture
-def root(pack_writer, tmp_path):
+def root(tmp_path):
     """A pack of the test's own."""
-    pack_writer(tmp_path / "pack")
+    write_pack(tmp_path / "pack")
     return tmp_path / "pack"
 
 

@@ -3,7 +3,7 @@
 import pytest
 from layout_packs import layout_packs  # noqa: F401 - a fixture
 from page_cache import direct_folder  # noqa: F401 - a fixture
-from reading_packs import damaged, ds, pack_writer, packed, root, several  # noqa: F401 - fixtures
+from reading_packs import damaged, ds, packed, root, several  # noqa: F401 - fixtures
 from s3_server import s3, s3_process  # noqa: F401 - fixtures
 from simulated_loading import cuda  # noqa: F401 - a fixture
 

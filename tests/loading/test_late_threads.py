@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 from batches import clone, join_readers, rows_of
 from page_cache import drop, why_not_direct
+from reading_packs import write_pack
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.batch_copy import BatchCopy
@@ -13,9 +14,9 @@ from sa1bpack.loading.loader import Loader
 
 
 @pytest.fixture
-def ds(pack_writer, tmp_path):
+def ds(tmp_path):
     """24 samples."""
-    pack_writer(tmp_path / "pack", {"sa_000000-000": (2,) * 12, "sa_000001-000": (3,) * 12})
+    write_pack(tmp_path / "pack", {"sa_000000-000": (2,) * 12, "sa_000001-000": (3,) * 12})
     return open_pack(tmp_path / "pack")
 
 

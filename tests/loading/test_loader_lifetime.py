@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from batches import readers
 from commands import python
+from reading_packs import write_pack
 from system import open_files
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -148,9 +149,9 @@ def test_leaving_early_releases_buffers_and_files_without_a_garbage_collection(
 
 @pytest.mark.parametrize("kind", ["cut", "unopened"])
 def test_a_read_error_that_is_kept_keeps_no_buffers(
-    pack_writer, tmp_path, no_collection, pools, monkeypatch, kind
+    tmp_path, no_collection, pools, monkeypatch, kind
 ):
-    pack_writer(tmp_path / "pack")
+    write_pack(tmp_path / "pack")
     loader = Loader(open_pack(tmp_path / "pack"), 1, threads=1)
     copy = BatchCopy.copy
 

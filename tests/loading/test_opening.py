@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from batches import BOTH
+from reading_packs import write_pack
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack import PackFolder
@@ -14,8 +15,8 @@ from sa1bpack.loading.loader import Loader
 
 
 @pytest.fixture
-def root(pack_writer, tmp_path):
-    pack_writer(tmp_path / "pack", {f"sa_{k:06d}-000": (2, 1) for k in range(6)})
+def root(tmp_path):
+    write_pack(tmp_path / "pack", {f"sa_{k:06d}-000": (2, 1) for k in range(6)})
     return tmp_path / "pack"
 
 

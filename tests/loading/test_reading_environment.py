@@ -12,6 +12,7 @@ import pytest
 import reading_child
 from commands import python
 from reading_child import batch_digests, sample_digest
+from reading_packs import write_pack
 from system import give_up_privileges
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -144,10 +145,10 @@ print(json.dumps(found))
 """
 
 
-def test_more_shards_than_files_that_may_be_open_are_read(pack_writer, tmp_path):
+def test_more_shards_than_files_that_may_be_open_are_read(tmp_path):
     """In a process of its own: how many files this one has open depends on the tests before."""
     root, helpers = tmp_path / "pack", Path(reading_child.__file__).parent
-    pack_writer(root, {"sa_000000-000": (2, 0, 5, 1)})
+    write_pack(root, {"sa_000000-000": (2, 0, 5, 1)})
     samples, batches = everything(open_pack(root))
     with_many_shards(root, 100)
     expected = [samples * 100, [*batches.values()] * 100, 400]
