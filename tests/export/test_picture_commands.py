@@ -86,7 +86,7 @@ def test_show_finds_a_flipped_pixel_only_in_samples_that_it_shows(
 
 def test_what_may_not_be_read_is_not_called_damaged(small_pack, tmp_path, capsys):
     pack, out = shutil.copytree(small_pack, tmp_path / "pack"), tmp_path / "r.html"
-    hidden = next((pack / "shards/sa_000000-001/image").glob("c.*"))
+    hidden = next((pack / "shards/sa_000000-001/bbox").glob("c.*"))
     hidden.chmod(0)
     with without_privileges():
         assert main(["report", str(pack), "-o", str(out), "--samples", "11"]) == 1
