@@ -124,7 +124,7 @@ def draw(text: np.ndarray, offset: np.ndarray) -> np.ndarray:
     assert_type(masks.mask_area(ends, starts), np.ndarray)
     found = masks.relate_runs(ends, starts, 3, 4)
     assert_type(found, masks.Relations)
-    assert_type(found.ious, np.ndarray)
+    assert_type(found.intersections, np.ndarray)
     bits = masks.rasterize(ends, starts, 3, 4, mask_size=8, fit="squash")
     return masks.unpack_bits(bits)
 
