@@ -5,7 +5,6 @@ import shutil
 
 import msgspec
 import pytest
-from killed_calls import Killed, killed_after
 from narrow_packs import shard_of
 from reading_packs import manifest_of
 from verify_script import script_finds
@@ -156,6 +155,24 @@ def test_an_index_replaced_between_manifest_and_index_is_not_damage(unfinished, 
     assert opened == [manifest.index, read_manifest(unfinished).index]
 
 
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def killed_after(step: str, survivors: int):
+    """In place of `os.step`: each call raises Killed, except the first `survivors`, and opening a
+    file for reading."""
+    real, left = getattr(os, step), iter(range(survivors))
+
+    def call(*arguments, **options):
+        counts = step != "open" or arguments[1] & (os.O_CREAT | os.O_DIRECTORY)
+        if counts and next(left, None) is None:
+            raise Killed
+        return real(*arguments, **options)
+
+    return call
+
+
 @pytest.mark.parametrize(
     ("step", "stride", "complete"),
     [("rename", 1, True), ("rename", 1, False), ("unlink", 1, True), ("open", 5, False),
@@ -165,15 +182,11 @@ def test_a_kill_at_any_step_of_publication_is_not_damage_and_the_next_run_comple
     pristine_pack, tmp_path, monkeypatch, step, stride, complete
 ):
     """Fail every call, or every fifth, of a run that reopens a pack and adds a shard."""
-
-    def counts(*arguments):
-        return step != "open" or arguments[1] & (os.O_CREAT | os.O_DIRECTORY)
-
     kills = 0
     for survivors in range(0, 1000, stride):
         root = shutil.copytree(pristine_pack, tmp_path / str(survivors))
         old = read_manifest(root)
-        call = killed_after(step, survivors, counts)
+        call = killed_after(step, survivors)
         try:
             with monkeypatch.context() as patch:
                 patch.setattr(os, step, call)
