@@ -36,8 +36,7 @@ class Damage:
     samples     rows in the shard, at least one of which a check must name; empty for no sample
     names       texts, one of which a check must report
     harmless    nothing is damaged: a check notes it, and everything is read as before
-    quick       whether the quick check of sa1bpack finds it
-    quick_script  whether the quick check of verify_shards.py does
+    quick       whether the quick checks, of sa1bpack and of verify_shards.py, find it
     """
 
     what: str
@@ -48,7 +47,6 @@ class Damage:
     array: str | None = None
     samples: frozenset[int] = frozenset()
     quick: bool = True
-    quick_script: bool = True
     harmless: bool = False
 
 
@@ -141,10 +139,8 @@ class Damager:
         at = self._rng.randrange(begin, stop)
         data[at] ^= 1 << bit
         _replace(path, bytes(data))
-        damage = file.damaged("flip", f"bit {bit} of byte {at}", samples=self._samples(file, at))
-        if file.place in HEAVY_ARRAYS:
-            damage.quick, damage.quick_script = at >= payload, False
-        return damage
+        quick, samples = file.place not in HEAVY_ARRAYS, self._samples(file, at)
+        return file.damaged("flip", f"bit {bit} of byte {at}", samples=samples, quick=quick)
 
     def _truncate(self, path: Path, file: _File) -> Damage:
         left = self._rng.choice((len(file.data) - 1, len(file.data) // 2, 0))
@@ -168,11 +164,8 @@ class Damager:
         damage = file.damaged("swap", f"with {other.name}")
         if "manifest.json" in (file.name, other.name):  # without it nothing else is checked
             damage.names += ("manifest.json",)
-        # Quick checks skip the data of both, and the script skips the files.
-        if other in same and {file.place, other.place} <= {*HEAVY_ARRAYS}:
-            ends = (file.payload, other.payload)
-            damage.quick = any(file.data[end:] != other.data[end:] for end in ends)
-            damage.quick_script = False
+        # Quick checks compare sizes of these files alone.
+        damage.quick = not (other in same and {file.place, other.place} <= {*HEAVY_ARRAYS})
         return damage
 
     def _missing(self, path: Path, file: _File) -> Damage:

@@ -73,7 +73,7 @@ def check_found_by_script(root: Path, damage: Damage) -> None:
     assert code in (1, 2, 3), (damage, text)
     assert any(name in text for name in damage.names), (damage, text)
     code, text = script_finds(root, "--quick")
-    assert (code != 0) == damage.quick_script, (damage, text)
+    assert (code != 0) == damage.quick, (damage, text)
 
 
 def check_reading(child: ReadingChild, root: Path, whole: dict, damage: Damage) -> int:
