@@ -117,9 +117,7 @@ def _run(
         source = sources[name]
         progress.advance(source, source.nbytes)
         if isinstance(packed, Died):
-            failed[name] = SourceError(
-                f"{source.path}: {packed}; repeat the command, perhaps with fewer workers"
-            )
+            failed[name] = SourceError(f"{source.path}: {packed}; perhaps use fewer workers")
             continue
         result, rejects = packed
         for note in result.notes:

@@ -113,10 +113,7 @@ def _shortage(needs: Needs) -> str | None:
     if any(c >= needs.cores and m >= needs.memory and g >= needs.gpus for c, m, g in have):
         return None
     largest = Needs(*map(max, zip(*have, strict=True))) if have else Needs(0, 0)
-    return (
-        f"no node has {needs} for a task now (the largest have {largest}): waiting for one; or end "
-        "this run, and ask for less"
-    )
+    return f"no node has {needs} for a task now (the largest have {largest}): waiting for one"
 
 
 def run_tasks(
@@ -148,12 +145,10 @@ def run_tasks(
             say(shortage)
         task = ray.remote(function)
         options = {"num_cpus": needs.cores, "memory": needs.memory, "num_gpus": needs.gpus}
-        running = {
-            task.options(name=f"sa1bpack {name}", max_retries=RETRIES, **options).remote(
-                **call
-            ): name
-            for name, call in tasks.items()
-        }
+        options["max_retries"] = RETRIES
+        running = {}
+        for name, call in tasks.items():
+            running[task.options(name=f"sa1bpack {name}", **options).remote(**call)] = name
         while running:
             interrupts.check()
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)

@@ -15,13 +15,7 @@ import xxhash
 
 from sa1bpack.arguments import checks_options, keywords_of, whole_number
 from sa1bpack.dataset.dataset import Dataset, as_dataset
-from sa1bpack.deriving.target import (
-    DeriveResult,
-    RowKeywords,
-    ShardToDo,
-    Target,
-    share,
-)
+from sa1bpack.deriving.target import DeriveResult, RowKeywords, ShardToDo, Target, share
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.problems import Progress
@@ -195,10 +189,8 @@ class PartMaker:
                 )
         by_mask = rows.get("axis") == "mask"
         if by_mask and MaskLayout.of(others.setdefault("mask_layout", "concat")).padded:
-            raise OptionError(
-                f"mask_layout is {others['mask_layout']!r}: with a row per mask choose concat or "
-                "concat_bits"
-            )
+            layout = others["mask_layout"]
+            raise OptionError(f"mask_layout is {layout!r}: for masks choose concat or concat_bits")
         self._batch_size = whole_number("batch_size", batch_size, 1)
         self._fn, self._options, self._pipeline = fn, dict(options), pipeline
         self._loading = {"rank": 0, "world_size": 1, **others}
@@ -287,9 +279,7 @@ def stored_rows(found: Any) -> tuple[np.ndarray, str]:
     else:
         dtype = getattr(getattr(found, "dtype", None), "name", type(found).__name__)
     if dtype not in SIDE_DTYPES or not isinstance(found, np.ndarray) or dtype == "bfloat16":
-        raise OptionError(
-            f"rows are {dtype}: a feature has rows of one of {', '.join(SIDE_DTYPES)}"
-        )
+        raise OptionError(f"rows are {dtype}: choose one of {', '.join(SIDE_DTYPES)}")
     little = np.ascontiguousarray(found, found.dtype.newbyteorder("<"))
     return little, dtype
 
@@ -308,13 +298,9 @@ def function_of(name: str, option: str = "fn") -> Callable:
         lost = f"{error.name}." if isinstance(error, ModuleNotFoundError) else ""
         if not f"{module}.".startswith(lost):
             raise  # something that the module imports
-        raise OptionError(
-            f"{option} is {name!r}: {error}, here or among the installed packages"
-        ) from None
+        raise OptionError(f"{option} is {name!r}: {error}") from None
     if not callable(found):
-        raise OptionError(
-            f"{option} is {name!r}: this is of type {type(found).__name__}, not a function"
-        )
+        raise OptionError(f"{option} is {name!r}: of type {type(found).__name__}, no function")
     return found
 
 
@@ -395,10 +381,8 @@ class _Lookup:
     def __init__(self, ids: Any, array: Any):
         ids = ids.cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
         if ids.shape != (len(array),) or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-            raise OptionError(
-                f"ids are {ids.dtype} {ids.shape}: choose one integer for each of the "
-                f"{len(array):,} rows"
-            )
+            what = f"one integer for each of the {len(array):,} rows"
+            raise OptionError(f"ids are {ids.dtype} {ids.shape}: choose {what}")
         self._order = np.argsort(ids, kind="stable")
         self._sorted = ids[self._order].astype(np.int64)
         again = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
@@ -411,17 +395,11 @@ class _Lookup:
             wanted, noun = shard.samples.mask_column("annotation_id"), "mask"
         else:
             wanted, noun = shard.samples.column("image_id"), "image"
-        at = np.searchsorted(self._sorted, wanted)
-        found = np.zeros(len(wanted), bool)
-        if len(self._sorted):
-            found = self._sorted.take(at, mode="clip") == wanted
-        if not found.all():
-            lost = np.flatnonzero(~found)
-            raise OptionError(
-                f"ids lacks {counted(len(lost), noun)} of shard {shard.identity.name}, such as "
-                f"{wanted[lost[0]]}"
-            )
-        return self._order[at]
+        lost = wanted[~np.isin(wanted, self._sorted)]
+        if len(lost):
+            lacks = f"{counted(len(lost), noun)} of shard {shard.identity.name}, such as {lost[0]}"
+            raise OptionError(f"ids lacks {lacks}")
+        return self._order[np.searchsorted(self._sorted, wanted)]
 
 
 def _pieces(
@@ -445,8 +423,6 @@ def _compare(target: Target, shard: ShardToDo, pieces: Iterable) -> None:
         for count in counts.tolist():
             end = first + count * target.spec.row_bytes
             if xxhash.xxh3_64_intdigest(data[first:end]) != int(stored[sample]):
-                raise OutputRefused(
-                    f"{part.folder}: it has other rows for sample {sample}; remove that folder, "
-                    "or choose another one for the array"
-                )
+                where = f"{part.folder}: it has other rows for sample {sample}"
+                raise OutputRefused(f"{where}; remove that folder, or choose another one")
             first, sample = end, sample + 1

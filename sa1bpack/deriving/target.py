@@ -121,19 +121,13 @@ class Target:
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
         self.axis, self._spatial = choice("axis", axis, SIDE_AXES), flag("spatial", spatial)
         self._allow_nonfinite = flag("allow_nonfinite", allow_nonfinite)
-        self._quantize, self._scaled = quantize, None
+        self._scaled = None
         if quantize is not None:
             self._scaled = SCALED_DTYPES[choice("quantize", quantize, SCALED_DTYPES)]
         if self._scaled and allow_nonfinite:
-            raise OptionError(
-                f"quantize is {quantize!r}, but allow_nonfinite is True: NaN and infinities have "
-                "no scale"
-            )
+            raise OptionError(f"quantize is {quantize!r}: NaN and infinities have no scale")
         if spatial and axis != "sample":
-            raise OptionError(
-                f"spatial is True, but axis is {axis!r}: spatial arrays have rows (C, h, w) "
-                "per sample"
-            )
+            raise OptionError(f"spatial is True, but axis is {axis!r}: choose axis='sample'")
         if ds.options.rule is not None:
             raise OptionError(
                 f"the dataset has thresholds for masks, {ds.options.rule.as_text()}, but a "
@@ -180,9 +174,7 @@ class Target:
         self._given = dtype
         if self._scaled:
             if "float" not in dtype:
-                raise OptionError(
-                    f"rows are {dtype}, but quantize is {self._quantize!r}: choose floats"
-                )
+                raise OptionError(f"rows are {dtype}: choose floats, or quantize=None")
             dtype = self._scaled
         spec = SideSpec(self.name, self.axis, dtype, tuple(shape), self._spatial)
         if self.spec is None:
@@ -198,8 +190,7 @@ class Target:
         elif spec != self.spec:
             raise OptionError(
                 f"rows are {spec.to_text()}, but those before, in {self.folder}, are "
-                f"{self.spec.to_text()}: all must have the same shape and type; or choose another "
-                "folder"
+                f"{self.spec.to_text()}: choose the same shape and type, or another folder"
             )
 
     def missing(self, shards: Sequence[ShardToDo]) -> list[ShardToDo]:
@@ -224,18 +215,16 @@ class Target:
 
         Raises OptionError, naming the sample, if rows have NaN or an infinity and must not.
         """
-        found, half = rows, self._given == "bfloat16"
-        if half and self._scaled:
-            found, half = (rows.astype(np.uint32) << 16).view(np.float32), False
-        if not self._allow_nonfinite and (half or found.dtype.kind == "f"):
-            remedy = "store such rows with allow_nonfinite=True (--allow-nonfinite)"
-            checked = found
+        found = rows
+        if self._given == "bfloat16":
+            found = (rows.astype(np.uint32) << 16).view(np.float32)
+        if not self._allow_nonfinite and found.dtype.kind == "f":
+            checked, remedy = found, "store such rows with allow_nonfinite=True"
             if self._scaled:
                 remedy = "store rows beyond float16 without quantize"
                 with np.errstate(over="ignore"):
                     checked = found.astype(np.float16)
-            bad = checked & 0x7F80 == 0x7F80 if half else ~np.isfinite(checked)
-            bad = bad.any(tuple(range(1, bad.ndim)))
+            bad = ~np.isfinite(checked).all(tuple(range(1, checked.ndim)))
             if bad.any():
                 row, edges = int(bad.argmax()), np.cumsum(counts)
                 sample = int(np.searchsorted(edges, row, "right"))
@@ -246,7 +235,7 @@ class Target:
                     f"{self.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: "
                     f"mend what computes it, or {remedy}"
                 )
-        return scaled_of(found, self._scaled) if self._scaled else found
+        return scaled_of(found, self._scaled) if self._scaled else rows
 
     def result(self, made: Sequence[ShardToDo]) -> DeriveResult:
         """The state of the array, if this call made these."""
@@ -287,9 +276,8 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
         if not np.array_equal(local[positions], np.arange(identity.extent.samples)):
             raise OptionError(
                 f"ds has {counted(len(positions), 'sample')} of the {identity.extent.samples:,} of "
-                f"shard {identity.name}: a part of a feature is for a complete shard; "
-                "compute it for the pack, and any selection of it has the array, or select with "
-                "ds.from_sources(...) or ds.from_shards(...)"
+                f"shard {identity.name}: a part of a feature is for a complete shard; compute it "
+                "for the pack, or select with ds.from_sources(...) or ds.from_shards(...)"
             )
         found.append(ShardToDo(identity, ds[positions]))
     return found

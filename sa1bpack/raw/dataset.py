@@ -88,9 +88,7 @@ class DiskCache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OptionError(
-                f"cache_dir is {folder}: it cannot be made: {error.strerror}; name another"
-            ) from error
+            raise OptionError(f"cache_dir is {folder}: {error.strerror}; name another") from error
 
     def get(self, key: str) -> Rows | None:
         """The rows of a sample, which becomes the most recently used, or None."""
@@ -125,11 +123,7 @@ class DiskCache:
                 temporary.unlink()
             if not self._full:
                 self._full = True
-                _log.warning(
-                    "%s: samples cannot be kept: %s; they are decoded each time",
-                    self._folder,
-                    error.strerror,
-                )
+                _log.warning("%s: samples cannot be kept: %s", self._folder, error.strerror)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}{_SUFFIX}"
@@ -252,13 +246,9 @@ class TarDataset(MapStyle):
         memory = bytes_of("cache_size", cache_size) if cache_size != 0 else 0
         limit = bytes_of("cache_dir_size", cache_dir_size) if cache_dir_size != 0 else 0
         if (cache_dir is None) != (limit == 0):
-            raise OptionError(
-                f"cache_dir is {cache_dir!r} and cache_dir_size is {limit}: give both, or neither"
-            )
+            raise OptionError("cache_dir and cache_dir_size: give both, or neither")
         self._memory = MemoryCache(memory) if memory else None
-        self._disk = None
-        if cache_dir is not None:
-            self._disk = DiskCache(_outside("cache_dir", cache_dir), limit)
+        self._disk = DiskCache(_outside("cache_dir", cache_dir), limit) if limit else None
         self._indices = [open_index(source, folder) for source in sources]
         for index in self._indices:
             if not len(index):
@@ -319,9 +309,7 @@ class TarDataset(MapStyle):
         rows = [row + np.flatnonzero(i.pairs["file_name"] == name.encode()) for row, i in tars]
         places = np.flatnonzero(np.isin(self._rows, np.concatenate(rows)))
         if not len(places):
-            raise UnknownName(
-                f"no image {name} in {self!r}; `ds.metadata(i).image_id` says which is i"
-            )
+            raise UnknownName(f"no image {name} in {self!r}; see `ds.metadata(i).image_id`")
         if (found := self.metadata(int(places[0]))).image_id != image_id:
             raise UnknownName(f"{found.path}: the record of {name} has image_id {found.image_id}")
         return int(places[0])
@@ -330,9 +318,7 @@ class TarDataset(MapStyle):
         try:
             return int(self._rows[position])
         except IndexError:
-            raise IndexError(
-                f"index {position} is out of range for a dataset of {len(self)} samples"
-            ) from None
+            raise IndexError(f"index {position} is out of range for {len(self)} samples") from None
 
     def _decoded(self, row: int) -> Rows:
         """The rows of a sample, from a cache or from its pair."""
@@ -360,9 +346,8 @@ class TarDataset(MapStyle):
     @cached_property
     def _samples_key(self) -> str:
         """Digest of all that a sample depends on besides its bytes, 16 hex digits."""
-        options = asdict(self.pack_options)
-        for name in _NOT_OF_SAMPLES:
-            del options[name]
+        given = asdict(self.pack_options).items()
+        options = {name: value for name, value in given if name not in _NOT_OF_SAMPLES}
         pil = pil_in_force()
         decoders = [version(name) for name in ("sa1bpack", "simplejpeg")]
         return xxhash.xxh3_64_hexdigest(repr((options, decoders, pil and pil.core_sha256)).encode())

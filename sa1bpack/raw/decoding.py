@@ -13,13 +13,7 @@ import numpy as np
 
 from sa1bpack.arguments import keywords_of, patterns_of, whole_number
 from sa1bpack.dataset.rows import offsets_of
-from sa1bpack.dataset.sample import (
-    SampleOptions,
-    SampleSpec,
-    convert,
-    delivered,
-    sample_of_rows,
-)
+from sa1bpack.dataset.sample import SampleOptions, SampleSpec, convert, delivered, sample_of_rows
 from sa1bpack.display import Sample
 from sa1bpack.errors import OptionError, ReadError, SampleError, SourceError
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, ThresholdKeywords, select_masks
@@ -144,22 +138,10 @@ class Decoder:
         if self.rule is not None:
             left = select_masks(self.rule, *(score[kept] for score in scores), pixels, 0)
             kept = kept[left]
-        side, fit = self.layout.image_size, self.layout.fit
-        return PairInfo(
-            index,
-            record.image_id,
-            file_name,
-            source.name,
-            source.path,
-            row,
-            record.height,
-            record.width,
-            *stored_size(record.height, record.width, side, fit),
-            len(kept),
-            len(record),
-            jpeg_bytes,
-            len(json),
-        )
+        place = index, record.image_id, file_name, source.name, source.path, row
+        size = record.height, record.width
+        stored = stored_size(*size, self.layout.image_size, self.layout.fit)
+        return PairInfo(*place, *size, *stored, len(kept), len(record), jpeg_bytes, len(json))
 
 
 def unusable(source: Source, member: str, reason: str) -> ReadError:
@@ -181,6 +163,4 @@ def sources_of(tars: Tars) -> list[Source]:
 def no_pairs(source: Source, rejects: Sequence[Reject]) -> SourceError:
     """The error for a tar or folder without an image that has a record."""
     why = f"; {rejects[0].member} is {rejects[0].code}: {rejects[0].detail}" if rejects else ""
-    return SourceError(
-        f"{source.path}: has no image with its record{why}; leave it out, or download it again"
-    )
+    return SourceError(f"{source.path}: has no image with its record{why}; download it again")

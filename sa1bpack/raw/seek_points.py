@@ -82,12 +82,8 @@ class SeekPoints:
         skip, kept, left = start - int(point["stream"]), [], count
         inflater = self._inflater(point, file, path)
         for piece in _inflated(inflater, file, path, int(point["file"])):
-            if skip >= len(piece):
-                skip -= len(piece)
-                continue
             kept.append(piece[skip : skip + left])
-            left -= len(kept[-1])
-            skip = 0
+            left, skip = left - len(kept[-1]), max(0, skip - len(piece))
             if not left:
                 break
         if left:
@@ -104,8 +100,7 @@ class SeekPoints:
         window = self.windows[point["window"]].tobytes()
         if xxhash.xxh3_64_intdigest(window) != point["digest"]:
             raise SourceError(
-                f"{path}: its index is damaged at byte {point['stream']} of the stream; remove the "
-                "index, and it is built again"
+                f"{path}: its index is damaged at byte {point['stream']} of the stream; remove it"
             )
         inflater = zlib_ng.decompressobj(-15, zdict=window)
         if bits := int(point["bits"]):

@@ -103,9 +103,8 @@ class IterableTarDataset(IterableDataset):
         # In shared memory, for worker processes: epoch, whether workers iterate, whether set_epoch
         # was called, and pairs rejected by this process and by each worker, of which no two add to
         # the same number.
-        self._shared = torch.zeros(
-            _REJECTED + 1 + _MOST_WORKERS, dtype=torch.int64, device="cpu"
-        ).share_memory_()
+        count = _REJECTED + 1 + _MOST_WORKERS
+        self._shared = torch.zeros(count, dtype=torch.int64, device="cpu").share_memory_()
 
     # --------------------------------------------------------------------------------- iteration
 
@@ -140,7 +139,15 @@ class IterableTarDataset(IterableDataset):
         """
         consumer, consumers = self._consumer()
         self._shared[1] = int(get_worker_info() is not None)
-        done = self._resumed(consumer, consumers)
+        state, self._loaded = self._loaded, None  # it counts once, and for its epoch alone
+        done: list[str] = []
+        if state is not None and state["epoch"] == self.epoch:
+            if (own := (state["consumer"], state["consumers"])) != (consumer, consumers):
+                raise OptionError(
+                    f"state is that of consumer {own[0]} of {own[1]}, but this is {consumer} of "
+                    f"{consumers}: resume with as many ranks and workers"
+                )
+            done = list(state["done"])
         self._done = (self.epoch, done)
         return self._samples(consumer, consumers, self.epoch, done)
 
@@ -223,8 +230,7 @@ class IterableTarDataset(IterableDataset):
             if announced := announced_ranks():
                 raise LoaderError(
                     f"{announced}, but torch.distributed is not initialized here: every rank "
-                    "would get all samples. Pass rank and world_size (worker processes do not "
-                    "know the process group of their rank)"
+                    "would get all samples: pass rank and world_size"
                 )
             rank, world_size = 0, 1
         worker = get_worker_info()
@@ -259,13 +265,8 @@ class IterableTarDataset(IterableDataset):
         if self._loaded is not None and self._loaded["epoch"] == epoch:
             return dict(self._loaded)
         of_epoch, done = self._done
-        return {
-            "version": 1,
-            "epoch": epoch,
-            "consumer": consumer,
-            "consumers": consumers,
-            "done": list(done) if of_epoch == epoch else [],
-        }
+        place = {"version": 1, "epoch": epoch, "consumer": consumer, "consumers": consumers}
+        return place | {"done": list(done) if of_epoch == epoch else []}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration continue after the tars that a state names, in its epoch.
@@ -287,19 +288,6 @@ class IterableTarDataset(IterableDataset):
         if get_worker_info() is None:
             self._shared[2] = 0
         self._loaded = dict(state)
-
-    def _resumed(self, consumer: int, consumers: int) -> list[str]:
-        """The tars that a loaded state is done with; it counts once, and for its epoch alone."""
-        state, self._loaded = self._loaded, None
-        if state is None or state["epoch"] != self.epoch:
-            return []
-        if (state["consumer"], state["consumers"]) != (consumer, consumers):
-            raise OptionError(
-                f"state is that of consumer {state['consumer']} of {state['consumers']}, but this "
-                f"is {consumer} of {consumers}: tars are cut over {counted(consumers, 'consumer')}"
-                "; resume with as many ranks and workers"
-            )
-        return list(state["done"])
 
     def __repr__(self) -> str:
         names = counted(len(self.sources), "source")

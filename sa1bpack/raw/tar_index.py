@@ -39,15 +39,8 @@ from sa1bpack.wording import counted
 
 # Where the halves of a pair are: of a tar, offset in the (inflated) tar and bytes; of a folder,
 # number of the file in `files` and bytes. The name is that of the image, without folders.
-PAIR = np.dtype(
-    [
-        ("jpeg_at", "<i8"),
-        ("jpeg_bytes", "<i8"),
-        ("json_at", "<i8"),
-        ("json_bytes", "<i8"),
-        ("file_name", f"S{MAX_NAME_BYTES}"),
-    ]
-)
+_PLACES = ("jpeg_at", "jpeg_bytes", "json_at", "json_bytes")
+PAIR = np.dtype([*((name, "<i8") for name in _PLACES), ("file_name", f"S{MAX_NAME_BYTES}")])
 _PLACE = struct.Struct("<qq")
 
 _ENDS = 64 << 10  # bytes at either end of a tar that identify it together with size and time
@@ -127,8 +120,7 @@ class TarIndex:
                 status = os.fstat(file.fileno())
                 if (status.st_size, status.st_mtime_ns) != expected:
                     raise SourceError(
-                        f"{path}: has changed since the dataset was made; make the dataset again "
-                        "when nothing writes there any more"
+                        f"{path}: has changed since the dataset was made; make it again"
                     )
                 if self.points is not None:
                     return self.points.read(file.fileno(), path, at, count)
@@ -282,9 +274,7 @@ def _parts(source: Source) -> list[bytes | memoryview]:
     if source.kind == "gzip-tar":
         found = _seek_points(source)
     if _bound(source) != bound:
-        raise SourceCorrupt(
-            f"{source.path}: changed while it was indexed; wait until nothing writes to it"
-        )
+        raise SourceCorrupt(f"{source.path}: changed while it was indexed; try again")
     head = _Head(
         format="sa1bpack-tar-index",
         version=2,
@@ -309,9 +299,8 @@ def _seek_points(source: Source) -> SeekPoints:
         indexed_gzip = import_module("indexed_gzip")
     except ImportError as error:
         raise MissingPackage(
-            f"{source.path} is a gzip stream, and random access into it needs indexed_gzip, which "
-            f"cannot be imported ({error}); `pip install indexed_gzip`, or extract the tar, or "
-            "read it in order with IterableTarDataset"
+            f"{source.path} is a gzip stream, into which random access needs indexed_gzip "
+            f"({error}): pip install indexed_gzip, extract the tar, or use IterableTarDataset"
         ) from error
     exported = io.BytesIO()
     try:

@@ -3,8 +3,6 @@
 import random
 from collections.abc import Callable
 
-from sa1bpack.wording import counted
-
 # Attempts in a row at a tar, with less than PROGRESS_BYTES in between, after which it is given up;
 # the waits add up to 5 to 8 minutes, so that a short outage does not waste what was read.
 ATTEMPTS = 20
@@ -33,13 +31,13 @@ class Attempts:
         self._failures = self._failed_at = 0
 
     def failed(
-        self, kind: type[Exception], why: str, position: int = 0, asked: float | None = None
+        self, kind: type[Exception], why: str, position: int = 0, asked: float = 0.0
     ) -> float:
         """Count a failure; returns the seconds to wait.
 
         kind      of the error that is raised after the last one
         position  bytes that were read before it
-        asked     seconds that the server asks to wait, if it does
+        asked     seconds that the server asks to wait
         """
         if position >= self._failed_at + PROGRESS_BYTES:
             self._failures = 0
@@ -47,9 +45,8 @@ class Attempts:
         self._failures += 1
         if self._failures >= self._most:
             raise kind(
-                f"{self._address}: given up at byte {position} after "
-                f"{counted(self._failures, 'attempt')} without progress, the last one: {why}; "
-                "check the network, and try again"
+                f"{self._address}: given up at byte {position} after {self._most} attempts without "
+                f"progress, the last one: {why}; check the network, and try again"
             )
         if self._on_wait is not None and self._failures % 5 == 3:
             self._on_wait(
@@ -58,4 +55,4 @@ class Attempts:
             )
         longest = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (self._failures - 1))
         wait = _JITTER.uniform(longest / 2, longest)
-        return wait if asked is None else min(max(wait, asked), LONGEST_ASKED)
+        return min(max(wait, asked), LONGEST_ASKED)

@@ -26,13 +26,7 @@ from sa1bpack.format.files import MAX_METADATA_BYTES
 from sa1bpack.interrupts import result_of
 from sa1bpack.remote.attempts import ATTEMPTS, Attempts, OnWait
 from sa1bpack.remote.origin import RANGE_BYTES, TRIES, EndsEarly, Origin
-from sa1bpack.remote.stores import (
-    error_text,
-    final_error,
-    open_store,
-    package,
-    store_of,
-)
+from sa1bpack.remote.stores import error_text, final_error, open_store, package, store_of
 from sa1bpack.urls import Address, shown
 
 # How long the end of the process waits at most for threads of the library: they need milliseconds,
@@ -146,8 +140,8 @@ class Bucket(Origin):
         """Begin a request in the event loop. Raises StoreError in a fork."""
         if os.getpid() != self._pid:
             raise StoreError(
-                f"{self.url}: the connections to an object store do not survive a fork: let worker "
-                "processes be spawned (multiprocessing_context='spawn')"
+                f"{self.url}: its connections do not survive a fork: spawn worker processes "
+                "(multiprocessing_context='spawn')"
             )
         future = begun(self._tried(path, request))
         self._pending.add(future)
@@ -222,18 +216,14 @@ class Bucket(Origin):
         found = answer.meta
         if stop is None and found["size"] > MAX_METADATA_BYTES:
             raise FormatError(
-                f"{self.url}/{key.removeprefix(self.prefix)}: {found['size']} bytes, but a file of "
-                f"its kind has at most {MAX_METADATA_BYTES}; upload the pack again"
+                f"{self.url}/{key.removeprefix(self.prefix)}: {found['size']} bytes, more than the "
+                f"{MAX_METADATA_BYTES} of any file of its kind; upload the pack again"
             )
         return await answer.bytes_async(), found["size"], found["e_tag"]
 
     def read(self, path: str) -> bytes:
         """See Origin."""
         return bytes(self.result(self.begin(path)))
-
-    def read_range(self, path: str, first: int, stop: int) -> Any:
-        """See Origin."""
-        return self.result(self.begin(path, first, stop))
 
     def read_start(self, path: str, stop: int) -> tuple[Any, int, str | None]:
         """The bytes of a file up to `stop`, or to its end; its size, and its version."""
@@ -242,7 +232,7 @@ class Bucket(Origin):
     def ranges(self, path: str, first: int, stop: int, version: str | None = None) -> Pieces:
         """Bytes `first` to `stop` of a file in pieces, some of which are asked for ahead.
 
-        Raises as `read_range`.
+        Raises as Origin does.
         """
         pending: deque[Future] = deque()
         try:

@@ -62,7 +62,7 @@ class Lock(io.FileIO):
         """Open the file. Raises FileNotFoundError if it is not there, and not to be made."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         super().__init__(path, "r+", opener=lambda name, _: os.open(name, flags, 0o666))
-        self.path, self._touched = path, 0.0
+        self.path, self.touched = path, 0.0  # when it was used last
 
     def __del__(self):
         self.close()
@@ -79,14 +79,9 @@ class Lock(io.FileIO):
 
     def touch(self) -> None:
         """Note that what is locked is in use now."""
-        if (now := time.monotonic()) - self._touched > _LONGEST_WAIT:
-            self._touched = now
+        if (now := time.monotonic()) - self.touched > _LONGEST_WAIT:
+            self.touched = now
             os.utime(self.fileno())
-
-    @property
-    def idle(self) -> float:
-        """Seconds since the last use by this object."""
-        return time.monotonic() - self._touched
 
     @property
     def record(self) -> tuple[int, str]:
@@ -143,9 +138,8 @@ class Cache:
             lock = Lock(self.root / f"{name}.lock", create=False)
         except FileNotFoundError:
             return None
-        if not lock.take(exclusive=False) or not (self.root / name).is_dir():
-            return None
-        if lock.record[1] != boot_id():
+        here = lock.take(exclusive=False) and (self.root / name).is_dir()
+        if not here or lock.record[1] != boot_id():
             return None
         lock.touch()
         _in_use.add(lock)
@@ -191,25 +185,19 @@ class Cache:
                 if error.errno in _DISK_IS_FULL:
                     raise CacheFull(
                         f"{error.filename or self.root}: the disk of the cache is full "
-                        f"({error.strerror}), and nothing in the cache can be removed: free some "
-                        "of it, or choose another folder"
+                        f"({error.strerror}): free some of it, or choose another folder"
                     ) from error
                 if not self.root.exists():
-                    raise StoreError(
-                        f"{self.root}: the cache was removed while it was in use; open the pack "
-                        "again"
-                    ) from None
+                    why = f"{self.root}: it was removed while it was in use; open the pack again"
+                    raise StoreError(why) from None
                 raise
         return lease
 
     def _make(self, lock: Lock, folder: Path, nbytes: int, fetch, is_sound) -> None:
         """Make a folder that is not here, with its lock held."""
-        if folder.is_dir():
-            if lock.record[1] == boot_id():
-                return
-            if is_sound(folder):
-                lock.note(nbytes)
-                return
+        if folder.is_dir() and (lock.record[1] == boot_id() or is_sound(folder)):
+            lock.note(nbytes)
+            return
         try:
             while True:
                 self._empty(lock)
@@ -343,7 +331,8 @@ _watching: set[int] = set()  # the process that has the thread which releases
 
 def release_idle(seconds: float) -> None:
     """Close open shards that were not used for so long; who reads one keeps it until then."""
-    idle = {id(lock) for lock in list(_in_use) if lock.idle >= seconds}
+    before = time.monotonic() - seconds
+    idle = {id(lock) for lock in list(_in_use) if lock.touched <= before}
     OPEN_SHARDS.drop(lambda _, opened: any(id(lease) in idle for lease in opened.leases))
 
 

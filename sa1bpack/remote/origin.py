@@ -133,11 +133,7 @@ def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:
 
 
 def fetch_group(
-    origin: Origin,
-    path: str,
-    digest: str,
-    arrays: Mapping[ArraySpec, int],
-    folder: Path,
+    origin: Origin, path: str, digest: str, arrays: Mapping[ArraySpec, int], folder: Path
 ) -> None:
     """Fetch a shard, or a part of a feature, into a folder that is being made.
 
@@ -235,17 +231,13 @@ def fetch_files(origin: Origin, path: str, folder: Path, files: Files) -> None:
         finally:
             for _, _, future in pending:
                 future.cancel()
-        files = {
-            name: each
-            for name, each in files.items()
-            if each[1] not in (None, digests[name].hexdigest())
-        }
+        found = {name: digest.hexdigest() for name, digest in digests.items()}
+        files = {name: files[name] for name in files if files[name][1] not in (None, found[name])}
         if not files:
             return
     raise FormatError(
         f"{origin.url}/{path}: {', '.join(files)} came {TRIES} times with other bytes than its "
-        "checksum file says; run `sa1bpack verify` on the pack where it was made, and upload it "
-        "again"
+        "checksum file says; run `sa1bpack verify` where it was made, and upload it again"
     )
 
 
@@ -268,9 +260,7 @@ def is_large(path: str) -> bool:
 
 def no_pack(url: str, name: str) -> NotAPack:
     """The error for a folder without a file that every pack has."""
-    return NotAPack(
-        f"{url}: not a pack: it has no {name}; name the folder that a pack was uploaded to"
-    )
+    return NotAPack(f"{url}: not a pack: it has no {name}; name the folder of an uploaded pack")
 
 
 def digest_of(data: bytes) -> str:

@@ -25,7 +25,6 @@ import numpy as np
 import xxhash
 
 from sa1bpack.arguments import ALL, choice, part_of_job
-from sa1bpack.disk.direct import FileStream
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, NotAPack, OptionError, SourceError, StoreError
 from sa1bpack.format.arrays import METADATA_NAME, ChunkFile
@@ -165,9 +164,9 @@ class RemoteSide(_Brought):
         try:
             digest = digest_of(self._origin.read(f"{path}/{CHECKSUMS_NAME}"))
         except FileNotFoundError:
+            why = "run `sa1bpack derive` again, and upload what it makes"
             raise FormatError(
-                f"{self._origin.url}/{path}: no part for shard {shard.name}; run "
-                "`sa1bpack derive` again, and upload what it makes"
+                f"{self._origin.url}/{path}: no part for {shard.name}; {why}"
             ) from None
         name, arrays = f"{spec.name}-{shard.part}", spec.arrays(shard.extent)
         return self._bring(path, name, digest, arrays, shard.part)
@@ -329,15 +328,11 @@ class _Mirror(PackFiles):
         self._sizes = origin.files()  # path → bytes
         for path in self._sizes:
             if not is_inside(path):
-                raise FormatError(
-                    f"{url}: {path!r} cannot be the name of a file; remove that object"
-                )
+                raise FormatError(f"{url}: {path!r} cannot name a file; remove that object")
         if MANIFEST_NAME not in self._sizes:
             raise no_pack(url, MANIFEST_NAME)
         mark = f"/{CHECKSUMS_NAME}"
-        self._fetch(
-            path for path in self._sizes if self._shard_of(path) is None or path.endswith(mark)
-        )
+        self._fetch(path for path in self._sizes if not self._shard_of(path) or path.endswith(mark))
 
     def shown(self, text: str) -> str:
         """A text with the URL in place of the temporary folder."""
@@ -359,9 +354,7 @@ class _Mirror(PackFiles):
         key = str(path.relative_to(self.root))
         return self._origin.ranges(key, 0, path.stat().st_size) if is_large(key) else None
 
-    def stream(
-        self, path: Path, nbytes: int, helper: ThreadPoolExecutor
-    ) -> "_ObjectStream | FileStream":
+    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Any:
         """See PackFiles."""
         pieces = self._pieces(path)
         return super().stream(path, nbytes, helper) if pieces is None else _ObjectStream(pieces)
@@ -401,18 +394,14 @@ class _ObjectStream:
     """Bytes of one file on its way, see FileStream. Raises StoreError."""
 
     def __init__(self, pieces: Pieces):
-        self._pieces, self.close = pieces, pieces.close
-        self._data = np.empty(0, np.uint8)
+        self._pieces, self.close, self._data = pieces, pieces.close, bytearray()
 
     def read(self, nbytes: int) -> np.ndarray:
         """See FileStream."""
-        parts, size = [self._data], self._data.size
-        while size < nbytes and (piece := next(self._pieces, None)) is not None:
-            parts.append(np.frombuffer(piece, np.uint8))
-            size += parts[-1].size
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        found, self._data = whole[:nbytes], whole[nbytes:]
-        return found
+        while len(self._data) < nbytes and (piece := next(self._pieces, None)) is not None:
+            self._data += piece
+        found, self._data = self._data[:nbytes], self._data[nbytes:]
+        return np.frombuffer(found, np.uint8)
 
 
 # --------------------------------------------------------------------------------- other functions

@@ -31,13 +31,9 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Z][A-Za-z]{1,63})</Code>")
 _NO_CREDENTIALS = "AWS credentials could not be obtained; `aws sts get-caller-identity` shows why"
 # What obstore says itself of requests that get no answer.
-_ITS_WORDS = (
-    "error sending request",
-    "error decoding response body",
-    "request or response body error",
-    "operation timed out",
-    "connection closed",
-    "connection refused",
+_ITS_WORDS = re.compile(
+    "error sending request|error decoding response body|request or response body error|"
+    "operation timed out|connection closed|connection refused"
 )
 # Credentials are asked for again after so long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
@@ -98,16 +94,8 @@ def _s3_config(bucket: str) -> dict[str, Any]:
     with _aws(f"s3://{bucket}"):
         session = package("botocore.session").Session()
         region = session.get_config_variable("region")
-        endpoint = (
-            package("botocore.configprovider")
-            .ConfiguredEndpointProvider(
-                full_config=session.full_config,
-                scoped_config=session.get_scoped_config(),
-                client_name="s3",
-                environ=os.environ,
-            )
-            .provide()
-        )
+        provider = package("botocore.configprovider").ConfiguredEndpointProvider
+        endpoint = provider(session.full_config, session.get_scoped_config(), "s3").provide()
         _check_endpoint(bucket, endpoint)
         credentials = session.get_credentials()
     config: dict[str, Any] = {"region": region or "us-east-1"}
@@ -118,8 +106,7 @@ def _s3_config(bucket: str) -> dict[str, Any]:
     if credentials is None:
         raise OptionError(
             f"s3://{bucket}: no credentials were found where the AWS command line looks for them; "
-            "log in (aws configure, aws sso login), or set AWS_SKIP_SIGNATURE=true for a public "
-            "bucket"
+            "log in (aws configure), or set AWS_SKIP_SIGNATURE=true for a public bucket"
         )
 
     def current() -> dict[str, Any]:
@@ -159,8 +146,7 @@ def _check_endpoint(bucket: str, endpoint: str | None) -> None:
         if url is not None and not re.fullmatch("https?://[^/@?#][^@?#]*", url):
             raise OptionError(
                 f"s3://{bucket}: {name} is not a URL such as https://host, without a user name, a "
-                "password or a query: change or unset it (credentials are found where the AWS "
-                "command line looks for them)"
+                "password or a query: change or unset it"
             )
 
 
@@ -226,6 +212,7 @@ def error_text(error: BaseException) -> str:
     """
     text = library_text(error)
     if status := status_of(error):
-        found, code = f"status code: {status} {responses.get(status, '')}", _CODE.search(text)
-        return found.rstrip() + (f" ({code[1]})" if code else "")
-    return next((words for words in _ITS_WORDS if words in text), type(error).__name__)
+        said, code = f"status code: {status} {responses.get(status, '')}", _CODE.search(text)
+        return said.rstrip() + (f" ({code[1]})" if code else "")
+    found = _ITS_WORDS.search(text)
+    return found[0] if found else type(error).__name__

@@ -72,15 +72,12 @@ class UploadedState(PackState):
         """
         if (staging / MANIFEST_NAME).exists():
             raise OutputRefused(
-                f"{staging} holds a pack of this machine: name an empty or a new folder as "
-                "staging. To upload a finished pack, copy it with a tool of the cloud, such as aws "
-                "s3 sync"
+                f"{staging} holds a pack of this machine: name an empty folder as staging (a "
+                "finished pack is uploaded by a tool of the cloud, such as aws s3 sync)"
             )
         self._bucket = bucket = Bucket(folder_url("output", url))
         if not bucket.prefix:
-            raise OptionError(
-                f"output is {bucket.url!r}: name a bucket and a folder in it, {bucket.url}/pack"
-            )
+            raise OptionError(f"output is {bucket.url!r}: name a bucket and a folder in it")
         root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
         self._marks = root / _MARKS
         self._uploads: deque[Future] = deque()

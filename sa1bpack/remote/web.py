@@ -45,10 +45,10 @@ class Broken(Exception):
     """A request or its body failed in a way that may pass.
 
     wait
-        Seconds after which the server asks to be asked again, if it does.
+        Seconds after which the server asks to be asked again.
     """
 
-    def __init__(self, why: str, wait: float | None = None):
+    def __init__(self, why: str, wait: float = 0.0):
         super().__init__(why)
         self.wait = wait
 
@@ -249,8 +249,6 @@ class WebFile:
             raise Broken(failure_text(error)) from None
         if self._left and not data:  # http.client says nothing of it
             raise Broken(f"the connection ended {self._left} bytes too early")
-        if len(data) > self._left:
-            raise Broken("the server sends more than it announced")
         self._left -= len(data)
         return data
 
@@ -259,14 +257,12 @@ class WebFile:
         what = f"the server answers {status} {http.client.responses.get(status, '')}".strip()
         if status in MAY_PASS or status >= 500:
             asked = self._answer.headers.get("Retry-After", "")
-            return Broken(what, float(asked) if _NUMBER.fullmatch(asked) else None)
+            return Broken(what, float(asked) if _NUMBER.fullmatch(asked) else 0.0)
         if status == 412:
             return self._changed()
         if status in _REDIRECTS:
-            what = (
-                f"the server redirects more than {MAX_REDIRECTS} times, from https to http, or to "
-                "what is no address of the web, which is not followed"
-            )
+            what = f"the server redirects more than {MAX_REDIRECTS} times, from https to http, "
+            what += "or to what is no address of the web"
         elif status in _EXPIRED:
             what += (
                 ": a signed link has expired, or was cut; download the list of links again and "

@@ -135,7 +135,7 @@ def test_a_killed_command_keeps_complete_parts_and_batches_and_resumes_after_the
         (("na me", "--fn", "made:ids"), "sa1bpack: NAME is 'na me': choose a letter"),
         (("ids", "--fn", "nowhere:ids"), "No module named 'nowhere'"),
         (("ids", "--fn", "made:nothing"), "has no attribute 'nothing'"),
-        (("ids", "--fn", "made:wrong"), "this is of type int, not a function"),
+        (("ids", "--fn", "made:wrong"), "of type int, no function"),
         (("image", "--fn", "made:ids"), "samples or batches have that key"),
         (("ids", "--fn", "made:ids", "--part", "3/2"), "--part is '3/2': choose K/N"),
         (("ids", "--fn", "made:ids", "--option", "a"), "--option is 'a': choose KEY=VALUE"),

@@ -3,21 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from packs_with_features import stored
 from torch.utils.data import Subset, random_split
 
 import sa1bpack
 from sa1bpack.deriving.run import attach
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.spec import open_part, read_side_manifest, shard_identities
+from sa1bpack.format.side.spec import read_side_manifest
 from sa1bpack.format.verify import verify
-
-
-def stored(folder, pack) -> np.ndarray:
-    spec = read_side_manifest(folder).spec
-    shards = shard_identities(pack, read_manifest(pack))
-    parts = [open_part(folder, spec, shard).values for shard in shards if shard.extent.samples]
-    return np.concatenate(parts)
 
 
 @pytest.fixture
@@ -28,21 +21,17 @@ def given(ds):
     return ids, np.stack([ids, -ids], 1).astype(np.float32)
 
 
-def test_rows_are_matched_by_image_id(ds, pack, given, monkeypatch):
+def test_rows_are_matched_by_image_id_of_a_dataset_or_a_subset_of_complete_shards(
+    ds, pack, given, monkeypatch
+):
     monkeypatch.setattr("sa1bpack.deriving.run.PIECE_BYTES", 16)  # two rows at a time
     ids, rows = given
-    result = sa1bpack.attach(ds, "a", rows, ids)
+    every, _ = random_split(ds, [len(ds), 0], torch.Generator().manual_seed(0))
+    result = sa1bpack.attach(every, "a", rows, ids)
     expected = ds.column("image_id")[:, None] * np.array([1, -1], np.float32)
     np.testing.assert_array_equal(stored(result.folder, pack), expected)
     assert result.missing == () and verify(pack).ok
-
-
-def test_a_torch_subset_of_complete_shards_is_taken_and_any_other_is_refused(ds, pack, given):
-    ids, rows = given
-    every, _ = random_split(ds, [len(ds), 0], torch.Generator().manual_seed(0))
-    assert attach(every, "a", rows, ids).folder == attach(ds, "a", rows, ids).folder
-    expected = ds.column("image_id")[:, None] * np.array([1, -1], np.float32)
-    np.testing.assert_array_equal(stored(pack / "side" / "a", pack), expected)
+    assert attach(ds, "a", rows, ids).present == result.made
     with pytest.raises(OptionError, match="is for a complete shard"):
         attach(Subset(ds, [0]), "b", rows, ids)
     with pytest.raises(OptionError, match=r"sa1bpack\.open"):

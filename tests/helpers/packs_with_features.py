@@ -72,3 +72,12 @@ def expected_rows(name: str, image_id: int, masks: int) -> np.ndarray:
     """The rows of a sample, bfloat16 as stored: (*row_shape) or (masks, *row_shape)."""
     rows = SPECS[name].read(side_rows(SPECS[name], image_id, masks))
     return rows[0] if SPECS[name].axis == "sample" else rows
+
+
+def stored(folder: Path, pack: Path) -> np.ndarray:
+    """All rows of a complete feature of a pack, as stored."""
+    spec = specs.read_side_manifest(folder).spec
+    shards = specs.shard_identities(pack, open_manifest_and_index(pack)[0])
+    found = [shard for shard in shards if shard.extent.samples]
+    parts = [specs.open_part(folder, spec, shard).values for shard in found]
+    return np.concatenate(parts)

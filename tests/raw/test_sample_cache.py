@@ -20,6 +20,13 @@ def tar(tmp_path):
 
 
 @pytest.fixture
+def kept(tar, tmp_path):
+    """kept(**options): a dataset of the tar whose samples are kept in the folder `cache`."""
+    given = {"options": OPTIONS, "cache_dir": tmp_path / "cache", "cache_dir_size": 1 << 24}
+    return lambda **options: sa1bpack.TarDataset(tar, **given | options)
+
+
+@pytest.fixture
 def decoded(monkeypatch) -> list[str]:
     """The names of the images that are decoded."""
     names, attempt = [], decoding.attempt
@@ -50,21 +57,16 @@ def test_a_sample_in_memory_is_not_decoded_again(tar, decoded):
     assert same_samples(cached[1:][1], expected) and len(decoded) == 1
 
 
-def test_a_folder_is_shared_by_runs_that_ask_for_the_same(tar, tmp_path, decoded):
-    def dataset(options=OPTIONS, **more):
-        return sa1bpack.TarDataset(
-            tar, options=options, cache_dir=tmp_path / "cache", cache_dir_size=1 << 24, **more
-        )
-
-    first = [dataset()[index] for index in range(6)]
+def test_a_folder_is_shared_by_runs_that_ask_for_the_same(tar, kept, decoded):
+    first = [kept()[index] for index in range(6)]
     assert len(decoded) == 6
-    again = list(dataset())
+    again = list(kept())
     assert all(map(same_samples, first, again)) and len(decoded) == 6
-    assert dataset(mask_format="runs")[0]["run_ends"].size and len(decoded) == 6
+    assert kept(mask_format="runs")[0]["run_ends"].size and len(decoded) == 6
     other = sa1bpack.PackOptions(**SMALL | {"image_size": 32})
-    assert dataset(other)[0]["image"].shape == (32, 32, 3) and len(decoded) == 7
+    assert kept(options=other)[0]["image"].shape == (32, 32, 3) and len(decoded) == 7
     write_tar(tar, members(range(6), masks=2), compress=False)  # another tar of the same name
-    assert len(dataset()[0]["areas"]) == 2 and len(decoded) == 8
+    assert len(kept()[0]["areas"]) == 2 and len(decoded) == 8
 
 
 def test_a_file_of_a_folder_that_changed_is_decoded_again(tmp_path, decoded):
@@ -86,32 +88,28 @@ def test_a_file_of_a_folder_that_changed_is_decoded_again(tmp_path, decoded):
     assert not same_samples(again[0], first[0])
 
 
-def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(tar, tmp_path, caplog):
+def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(kept, tmp_path, caplog):
     """In the list of arrays too, which says how the bytes are read."""
-    folder = tmp_path / "cache"
-    more = {"options": OPTIONS, "cache_dir": folder, "cache_dir_size": 1 << 24}
-    first = sa1bpack.TarDataset(tar, **more)[0]
-    (path,) = folder.glob("*.npz")
+    first = kept()[0]
+    (path,) = tmp_path.glob("cache/*.npz")
     sound = path.read_bytes()
     places = [*range(0, 600, 9), *range(600, len(sound), 997), len(sound) - 1]
     for place in places:
         damaged = bytearray(sound)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
+        assert same_samples(kept()[0], first)
     assert caplog.text.count("decoded again") > len(places) // 2  # others are of no array
 
 
-def test_a_folder_stays_within_its_bytes(tar, tmp_path, decoded):
-    folder = tmp_path / "cache"
-    more = {"options": OPTIONS, "cache_dir": folder}
-    sa1bpack.TarDataset(tar, cache_dir_size=1 << 24, **more)[0]
-    (path,) = folder.glob("*.npz")
+def test_a_folder_stays_within_its_bytes(kept, tmp_path, decoded):
+    kept()[0]
+    (path,) = tmp_path.glob("cache/*.npz")
     limit = int(path.stat().st_size * 3.5)
-    ds = sa1bpack.TarDataset(tar, cache_dir_size=limit, **more)
+    ds = kept(cache_dir_size=limit)
     for index in range(6):
         ds[index]
-        assert sum(path.stat().st_size for path in folder.glob("*.npz")) <= limit
+        assert sum(path.stat().st_size for path in tmp_path.glob("cache/*.npz")) <= limit
     del decoded[:]
     ds[5]
     assert decoded == []
@@ -119,10 +117,8 @@ def test_a_folder_stays_within_its_bytes(tar, tmp_path, decoded):
     assert len(decoded) == 1
 
 
-def test_a_folder_that_is_full_is_said_once(tar, tmp_path, monkeypatch, caplog):
-    ds = sa1bpack.TarDataset(
-        tar, options=OPTIONS, cache_dir=tmp_path / "cache", cache_dir_size=1 << 24
-    )
+def test_a_folder_that_is_full_is_said_once(kept, tmp_path, monkeypatch, caplog):
+    ds = kept()
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -134,17 +130,16 @@ def test_a_folder_that_is_full_is_said_once(tar, tmp_path, monkeypatch, caplog):
     assert not list((tmp_path / "cache").glob("*tmp*"))
 
 
-def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(tar, tmp_path, monkeypatch):
+def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(kept, tmp_path, monkeypatch):
     """As in a folder that has become read-only, or whose files are another user's."""
-    more = {"options": OPTIONS, "cache_dir": tmp_path, "cache_dir_size": 1 << 24}
-    first = sa1bpack.TarDataset(tar, **more)[0]
-    [path] = tmp_path.glob("*.npz")
+    first = kept()[0]
+    [path] = tmp_path.glob("cache/*.npz")
 
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     for target, name in ((os, "utime"), (Path, "unlink"), (Path, "replace")):
         monkeypatch.setattr(target, name, refused)
-    assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)  # of the cache
+    assert same_samples(kept()[0], first)  # of the cache
     path.write_bytes(b"damaged")
-    assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
+    assert same_samples(kept()[0], first)

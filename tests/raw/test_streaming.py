@@ -96,9 +96,8 @@ def test_pairs_that_cannot_be_used_are_left_out_and_counted(tmp_path, caplog):
         assert f"{tar}: {'./' if '9' in name else ''}{name}: " in caplog.text
     # Counted in workers as well; the half without another by one of the tar's consumers alone.
     ds = IterableTarDataset(tar, options=OPTIONS)
-    loaded = [
-        number for batch in DataLoader(ds, 2, num_workers=2, collate_fn=ids) for number in batch
-    ]
+    loader = DataLoader(ds, 2, num_workers=2, collate_fn=ids)
+    loaded = [number for batch in loader for number in batch]
     assert sorted(loaded) == [0, 1, 4, 5] and ds.rejected == 3
     with pytest.raises(ReadError, match=r"sa_[23]\.js?\w+: "):
         list(IterableTarDataset(tar, options=OPTIONS, on_error="raise"))

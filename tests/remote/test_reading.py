@@ -25,6 +25,15 @@ def same_batches(one, other) -> bool:
     )
 
 
+def same_epochs(own, ds, batch_size: int, **options) -> bool:
+    """Whether Loaders of two datasets have the same batches."""
+    with (
+        sa1bpack.Loader(own, batch_size, shuffle=True, **options) as one,
+        sa1bpack.Loader(ds, batch_size, shuffle=True, **options) as other,
+    ):
+        return all(map(same_batches, one, other)) and len(one) == len(other)
+
+
 @pytest.mark.parametrize(
     ("layout", "verified"),
     [
@@ -35,19 +44,12 @@ def same_batches(one, other) -> bool:
 )
 def test_samples_and_batches_are_those_of_the_pack(layout_packs, tmp_path, layout, verified):
     root = layout_packs(*layout)
-    own, ds = (
-        sa1bpack.open(root, verify_checksums=verified),
-        open_cached(root, tmp_path, verify_checksums=verified),
-    )
+    own = sa1bpack.open(root, verify_checksums=verified)
+    ds = open_cached(root, tmp_path, verify_checksums=verified)
     assert ds.fingerprint == own.fingerprint
     for k in (5, 0, 3, 1, 2, 4, 5):
         assert same_samples(ds[k], own[k])
-    for io in ("cached", "direct"):
-        with (
-            sa1bpack.Loader(own, 2, shuffle=True, io=io) as one,
-            sa1bpack.Loader(ds, 2, shuffle=True, io=io) as other,
-        ):
-            assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
+    assert all(same_epochs(own, ds, 2, io=io) for io in ("cached", "direct"))
 
 
 def test_what_a_loader_reads_it_fetched_and_counts(layout_packs, tmp_path):
@@ -108,21 +110,12 @@ def test_what_is_in_a_cache_are_ordinary_shards(with_features, tmp_path):
 def test_features_in_the_pack_and_elsewhere(with_features, tmp_path, verified):
     shutil.copytree(with_features.root / "side/features", tmp_path / "apart/features")
     names = [name for name in SPECS if name != "features"]
-    own = sa1bpack.open(
-        with_features.root,
-        features=[*names, tmp_path / "apart/features"],
-        verify_checksums=verified,
-    )
-    apart = url_of(tmp_path / "apart/features")
-    ds = open_cached(
-        with_features.root, tmp_path / "cache", features=[*names, apart], verify_checksums=verified
-    )
+    root, apart = with_features.root, tmp_path / "apart/features"
+    more = {"verify_checksums": verified}
+    own = sa1bpack.open(root, features=[*names, apart], **more)
+    ds = open_cached(root, tmp_path / "cache", features=[*names, url_of(apart)], **more)
     assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
-    with (
-        sa1bpack.Loader(own, 4, shuffle=True) as one,
-        sa1bpack.Loader(ds, 4, shuffle=True) as other,
-    ):
-        assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
+    assert same_epochs(own, ds, 4)
     assert np.array_equal(ds.column("odd"), own.column("odd"))
     assert np.array_equal(ds.mask_column("level"), own.mask_column("level"))
 
@@ -176,6 +169,5 @@ def test_saved_selections_name_the_url(layout_packs, tmp_path):
     ds.save_selection(tmp_path / "some.sel")
     again = sa1bpack.open(tmp_path / "some.sel", cache_dir=tmp_path / "cache")
     assert [s["image_id"] for s in again] == [s["image_id"] for s in ds]
-    assert (
-        url_of(layout_packs()) in (tmp_path / "some.sel").read_bytes().partition(b"\n")[0].decode()
-    )
+    head = (tmp_path / "some.sel").read_bytes().partition(b"\n")[0]
+    assert url_of(layout_packs()) in head.decode()

@@ -210,7 +210,7 @@ def test_a_manifest_in_a_bucket_has_a_limit_and_is_not_read_before(web, monkeypa
 
     use_s3(web.url, monkeypatch)
     web.always, url = answer, f"s3://large-{web.url[-5:]}/pack"
-    with pytest.raises(FormatError, match=rf"{url}/manifest.json: {3 << 30} bytes, but .* at most"):
+    with pytest.raises(FormatError, match=rf"{url}/manifest.json: {3 << 30} bytes, more than"):
         sa1bpack.open(url, cache_dir=tmp_path)
 
 
