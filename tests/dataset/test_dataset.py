@@ -22,10 +22,6 @@ def ds(packed):
     return open_pack(packed.root)
 
 
-def ids(ds):
-    return [sample["image_id"] for sample in ds]
-
-
 def test_samples_are_what_was_packed(packed):
     """Every key, bit for bit, with its type."""
     ds = open_pack(packed.root, coordinates="source")

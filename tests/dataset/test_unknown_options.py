@@ -13,7 +13,8 @@ TAR = "tests/samples/sa_000000.tar"
 
 def called(name, pack, **options):
     """A public call by its name, with what it needs besides the options."""
-    needed = {"Loader": (sa1bpack.open(pack), 2), "derive": (sa1bpack.open(pack), "a", len)}
+    needed = dict.fromkeys(("Loader", "make_dataloader"), (sa1bpack.open(pack), 2))
+    needed |= {"derive": (sa1bpack.open(pack), "a", len)}
     needed |= {"open": (pack,), "OrderedBatches": (None, 2), "pack_part": (TAR, "out")}
     needed |= {"TarDataset": (TAR,), "IterableTarDataset": (TAR,), "estimate": (TAR,)}
     needed |= {"pack": (TAR,) if "out" in options else (TAR, "out")}
@@ -52,6 +53,10 @@ def called(name, pack, **options):
         ("derive", {"out": "b"}, "use output"),
         ("estimate", {"masc": "bits"}, "is masks meant"),
         ("Loader", {"cache_dir": "x"}, "it is an option of open"),
+        ("Loader", {"num_workers": 2}, "use threads"),
+        ("make_dataloader", {"workers": 2}, "use num_workers"),
+        ("make_dataloader", {"io": "direct"}, "use Load"),
+        ("make_dataloader", {"device": "cuda"}, "use Load"),
     ],
 )
 def test_it_is_named_with_what_is_meant_or_where_it_belongs(packed, name, options, said):

@@ -94,17 +94,13 @@ def one_of_two(root, rank) -> dict:
     early = make_dataloader(ds, global_batch_size=BATCH, **OPTIONS)  # there is no process group yet
     found = {"early": train(Accelerator(cpu=True).prepare(early), EPOCHS)}
     for name, done in DONE.items():
-        prepared = Accelerator(cpu=True).prepare(
-            make_dataloader(ds, global_batch_size=BATCH, **OPTIONS)
-        )
-        assert len(prepared) == len(ds) // BATCH and prepared.total_batch_size == BATCH
-        found[name] = LOOPS[name](prepared, EPOCHS, 1, done)
+        loader = prepared(ds)
+        assert len(loader) == len(ds) // BATCH and loader.total_batch_size == BATCH
+        found[name] = LOOPS[name](loader, EPOCHS, 1, done)
     with Loader(ds, global_batch_size=BATCH, **OPTIONS) as loader:
         assert Accelerator(cpu=True).prepare(loader) is loader
         found["loader"] = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
-    short = Accelerator(cpu=True).prepare(
-        make_dataloader(ds, global_batch_size=8, shuffle=True, seed=3)
-    )
+    short = prepared(ds, 8, {"shuffle": True, "seed": 3})
     found["short"] = [batch["image_ids"].tolist() for batch in short]
     batches = OrderedBatches(
         ShuffleOrder(ds, seed=3), global_batch_size=BATCH, rank=rank, world_size=2
@@ -125,10 +121,9 @@ def complete(ds) -> list:
     return seen
 
 
-def prepared(ds, **options):
-    return Accelerator(cpu=True).prepare(
-        make_dataloader(ds, global_batch_size=BATCH, **OPTIONS | options)
-    )
+def prepared(ds, size=BATCH, options=OPTIONS, **more):
+    loader = make_dataloader(ds, global_batch_size=size, **options, **more)
+    return Accelerator(cpu=True).prepare(loader)
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
@@ -152,13 +147,8 @@ def test_schedules_are_of_the_step_wherever_it_resumes_and_of_the_process(ds):
     whole.append([content(batch) for batch in later])
     assert [len(epoch) for epoch in whole] == [3, 6]
 
-    def prepared():
-        return Accelerator(cpu=True).prepare(
-            make_dataloader(ds, global_batch_size=sizes, **options)
-        )
-
-    assert train(prepared(), 2) == whole
-    assert train(prepared(), 2, 1, 2) == [whole[1][2:]]
+    assert train(prepared(ds, sizes, options), 2) == whole
+    assert train(prepared(ds, sizes, options), 2, 1, 2) == [whole[1][2:]]
     # Two processes, as Accelerate deals out batches that have no size of their own.
     parts = []
     for rank in range(2):

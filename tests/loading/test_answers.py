@@ -1,9 +1,8 @@
 """What is in memory may change at any moment: each answer of the system is asked for once."""
 
 import shutil
-import subprocess
-import sys
 
+from commands import python
 from page_cache import why_not_direct
 
 # The system's answers come from here: of `preadv2` that it would have to wait, and of `mincore`
@@ -68,6 +67,4 @@ def test_samples_whose_bytes_arrive_while_they_are_read_are_read_whole(layout_pa
     if not why_not_direct(tmp_path):
         root = shutil.copytree(layout_packs("native", "yuv420", "bits+runs"), tmp_path / "pack")
         packs.append(f"direct={root}")
-    command = [sys.executable, "-c", PROGRAM, *packs]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.returncode, done.stderr)
+    python("-c", PROGRAM, *packs, quiet=False)

@@ -18,7 +18,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.loader import Loader
 
 OPTIONS = {"mask_layout": "concat", "max_masks": 3, "mask_select": "random"}
-OPTIONS |= {"shuffle": True, "seed": 4}
+OPTIONS |= {"shuffle": True, "seed": 4, "relations": "ious"}
 
 
 def halve(sample):

@@ -9,7 +9,7 @@ import torch
 from batches import BOTH, readers, rows_of
 from torch._dynamo.utils import counters
 
-from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
@@ -91,17 +91,6 @@ def test_a_copy_of_a_loader_keeps_its_position_in_the_order(ds, duplicate):
             second = rows_of(other)
         assert len(list(running)) == 2  # the copy has threads and buffers of its own
         assert rows_of(loader) == second
-
-
-@BOTH
-def test_a_seed_that_an_order_does_not_have_is_refused(ds, make):
-    order = ShuffleOrder(ds, seed=1)
-    with pytest.raises(OptionError, match="seed is 3, but the order has the seed 1"):
-        make(ds, 4, order=order, seed=3)
-    for seed in (None, 1):
-        assert rows_of(make(ds, 4, order=order, seed=seed)) == rows_of(
-            make(ds, 4, shuffle=True, seed=1)
-        )
 
 
 @BOTH

@@ -1,6 +1,5 @@
 """The Loader's batches: those of Collate, for every layout, order, rank and point of resumption."""
 
-import numpy as np
 import pytest
 from simulated_cuda import SimulatedCuda
 from simulated_loading import simulate
@@ -11,8 +10,6 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.orders import LocalShuffleOrder, WeightedOrder
 from sa1bpack.wording import size_text
 
 
@@ -83,16 +80,7 @@ def test_a_value_that_cannot_be_used_is_named(ds, options, named):
         Loader(ds, **({"batch_size": 4} | options))
 
 
-def test_an_order_of_another_dataset_is_refused(ds):
-    with pytest.raises(OptionError, match="fingerprint"):
-        Loader(ds, 4, order=WeightedOrder(ds[1:], np.ones(len(ds) - 1)))
-    with pytest.raises(OptionError, match=r"such as batches.order"):
-        Loader(ds, 4, order=OrderedBatches(LocalShuffleOrder(ds), 4))
-
-
 def test_a_transform_is_refused_with_the_remedy(packed):
     ds = open_pack(packed.root, transform=dict)
     with pytest.raises(OptionError, match="make_dataloader"):
         Loader(ds, 4)
-    with pytest.raises(OptionError, match=r"is a builtins\.list: .* sa1bpack\.open"):
-        Loader([1, 2], 4)

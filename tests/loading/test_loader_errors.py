@@ -34,19 +34,13 @@ def test_a_file_cut_short_while_it_is_mapped_is_an_error_with_the_samples_name(r
             pass
         cut(root, array)
         iterator = iter(loader)
-        assert [next(iterator)["indices"].tolist() for _ in range(2)] == [
-            [0, 1, 2, 3],
-            [4, 5, 6, 7],
-        ]
+        for first in (0, 4):
+            assert next(iterator)["indices"].tolist() == [*range(first, first + 4)]
         with pytest.raises(ReadError, match=rf"{LAST_SHARD}/{array}/c.*ends before") as found:
             next(iterator)
         assert found.value.row == 10 and found.value.shard == LAST_SHARD
         assert found.value.file_name in str(found.value)
         assert not readers()
-        for _ in range(2):  # not StopIteration: a loop that skips errors would end early
-            with pytest.raises(LoaderError, match=r"ended by ReadError: row 10 .*on_error='drop'"):
-                next(iterator)
-        assert loader.state_dict()["samples"] == 8
 
 
 @pytest.mark.parametrize("when", ["before", "while"])

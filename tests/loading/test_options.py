@@ -2,15 +2,11 @@
 
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from batches import BOTH, OF_LOADERS
 
-from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
 
 
 @BOTH
@@ -29,19 +25,6 @@ def test_an_option_of_other_loaders_is_refused_with_its_name_here(ds, make, opti
         make(ds, 4, **{option: True})
 
 
-def test_workers_are_threads_or_num_workers(ds):
-    with pytest.raises(OptionError, match="Loader has no option 'num_workers': use threads"):
-        Loader(ds, 4, num_workers=2)
-    with pytest.raises(OptionError, match=r"make_dataloader has no .* 'workers': use num_workers"):
-        make_dataloader(ds, 4, workers=2)
-
-
-def test_options_of_the_loader_alone_name_it(ds):
-    for name, value in (("io", "direct"), ("device", "cuda")):
-        with pytest.raises(OptionError, match=f"make_dataloader has no option '{name}': use Load"):
-            make_dataloader(ds, 2, **{name: value})
-
-
 @BOTH
 def test_parts_of_random_split_are_read_as_subsets(ds, make):
     generator = torch.Generator().manual_seed(3)
@@ -51,18 +34,6 @@ def test_parts_of_random_split_are_read_as_subsets(ds, make):
         loader = make(part, 2)
         found = [row for batch in loader for row in batch["indices"].tolist()]
         assert found == list(rows)
-
-
-@BOTH
-def test_a_mask_as_indices_of_a_subset_is_a_mask(ds, make):
-    part = torch.utils.data.Subset(ds[:3], np.array([True, False, True]))
-    [batch] = make(part, 3, order=SequentialOrder(part))
-    assert batch["image_ids"].tolist() == ds.column("image_id")[[0, 2]].tolist()
-    part = torch.utils.data.Subset(ds, [1.9])
-    with pytest.raises(IndexError, match="integer"):
-        make(part, 1)
-    with pytest.raises(IndexError, match="integer"):
-        make(part, 1, order=ShuffleOrder(part))
 
 
 @BOTH

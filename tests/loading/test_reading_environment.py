@@ -12,13 +12,12 @@ import pytest
 import reading_child
 from commands import python
 from reading_child import batch_digests, sample_digest
-from reading_packs import write_pack
+from reading_packs import publish_shards, write_pack
 from system import give_up_privileges
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, ReadError
-from sa1bpack.format.index import publish
-from sa1bpack.format.manifest import make_manifest, read_manifest
+from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.format.verify import verify
 from sa1bpack.loading.loader import Loader
@@ -42,12 +41,6 @@ def everything(ds) -> tuple[list[str], dict[int, str]]:
 def expected(packed):
     """Everything in an untouched pack."""
     return everything(open_pack(packed.root))
-
-
-@pytest.fixture
-def root(packed, tmp_path):
-    """A pack of the test's own."""
-    return shutil.copytree(packed.root, tmp_path / "pack")
 
 
 def in_a_child(call, *arguments):
@@ -118,9 +111,7 @@ def with_many_shards(root: Path, count: int) -> None:
         shutil.copytree(shards / first.name, shards / name, copy_function=os.link)
         entries.append(open_shard(shards / name).entry)
     layout = read_manifest(root).layout
-    publish(root, make_manifest(
-        layout, entries, complete=True, options={}, sources=[], counts={}
-    ))  # fmt: skip
+    publish_shards(root, entries, layout)
 
 
 # Samples by the dataset and by a Loader, and large batches, in a process that may open 64 files.
@@ -163,10 +154,7 @@ def publish_some(root: Path, count: int, complete: bool) -> None:
     names = sorted(path.parent.name for path in (root / "shards").glob("*/zarr.json"))
     entries = [open_shard(root / "shards" / name).entry for name in names[:count]]
     layout = open_shard(root / "shards" / names[0]).layout
-    manifest = make_manifest(
-        layout, entries, complete=complete, options={}, sources=[], counts={}
-    )  # fmt: skip
-    publish(root, manifest)
+    publish_shards(root, entries, layout, complete=complete)
 
 
 @pytest.mark.parametrize("verified", [False, True])
@@ -174,9 +162,7 @@ def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(root, expected
     """Bit for bit, over epochs; a pack opened again shows more."""
     publish_some(root, 3, complete=False)
     ds = open_pack(root, verify_checksums=verified)
-    late = open_pack(
-        root, verify_checksums=verified
-    )  # whose shards are opened after the index is gone
+    late = open_pack(root, verify_checksums=verified)  # opens shards after the index is gone
     before, ids = everything(ds), ds.column("image_id").tolist()
     assert len(ds) == 7 and before[0] == expected[0][:7]
     loader = Loader(ds, 3)

@@ -11,34 +11,20 @@ import sa1bpack
 RUNS = [[2, 1], [4, 1], [1, 4]]
 
 
-def check(found, packed, order, runs=RUNS):
-    """Compare the global batches with those of one process that is not interrupted."""
-    with loader_of(sa1bpack.open(packed.root), order, rank=0, world_size=1) as loader:
-        expected = read(loader, sum(batches for _, batches in runs))
-    joined = [list(chain(*parts)) for run in found for parts in run["parts"]]
-    assert joined == expected
-    for (ranks, _), run in zip(runs, found, strict=True):
-        assert all(len(parts) == ranks and all(parts) for parts in run["parts"])
-        assert all(state == run["states"][0] for state in run["states"])
-
-
-@pytest.fixture
-def bucket(packed, s3):
-    """The URL of the pack in a bucket."""
+def test_global_batches_through_caches_are_the_same_on_any_number_of_ranks(packed, s3, tmp_path):
+    """The ranks of a node share a cache, and nodes have caches of their own."""
     pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
     s3.make_bucket("restarts")
     for path in packed.root.rglob("*"):
         if path.is_file():
             s3.put("restarts", str(path.relative_to(packed.root)), path.read_bytes())
-    return "s3://restarts"
-
-
-def test_global_batches_through_caches_are_the_same_on_any_number_of_ranks(
-    packed, bucket, tmp_path
-):
-    """The ranks of a node share a cache, and nodes have caches of their own."""
     cache = str(tmp_path / "cache")
     options = {"cache_dir": cache, "cache_size": "1 GB"}
-    found = restarted(tmp_path, packed.root, "by_node", RUNS, place=bucket, **options)
-    check(found, packed, "by_node")
+    found = restarted(tmp_path, packed.root, "by_node", RUNS, place="s3://restarts", **options)
+    with loader_of(sa1bpack.open(packed.root), "by_node", rank=0, world_size=1) as loader:
+        expected = read(loader, sum(batches for _, batches in RUNS))
+    assert [list(chain(*parts)) for run in found for parts in run["parts"]] == expected
+    for (ranks, _), run in zip(RUNS, found, strict=True):
+        assert all(len(parts) == ranks and all(parts) for parts in run["parts"])
+        assert all(state == run["states"][0] for state in run["states"])
     assert all(any((tmp_path / f"cache-{node}/shards").iterdir()) for node in range(2))

@@ -19,6 +19,7 @@ from sa1bpack.loading.devices import Cuda
 from sa1bpack.loading.loader import Loader
 
 SEEDS = 12  # of each kind
+CACHED = {"io": "cached", "mask_layout": "concat_bits", "prefetch": 1}
 
 
 def run_epochs(ds, monkeypatch, seed: int, **options) -> SimpleNamespace:
@@ -71,15 +72,8 @@ def test_an_error_of_a_call_reaches_the_consumer_and_nothing_is_lost(ds, monkeyp
     failure = RuntimeError(f"CUDA error: {call} failed")
 
     def train() -> None:
-        options = {
-            "threads": 2,
-            "prefetch": 1,
-            "shuffle": True,
-            "seed": seed,
-            "io": "cached",
-            "mask_layout": "concat_bits",
-        }
-        with Loader(ds, 2, device="cuda:1", **options) as batches:
+        options = {"threads": 2, "shuffle": True, "seed": seed}
+        with Loader(ds, 2, device="cuda:1", **CACHED | options) as batches:
             if call == "enter_thread":
                 cuda.fail[call] = failure
             found = iter(batches)
@@ -111,14 +105,8 @@ def test_a_copy_that_never_ends_is_a_timeout_that_names_the_device(ds, monkeypat
     cuda.wait_until = lambda ready: schedule.block(lambda: ready() and not hangs)
 
     def train() -> None:
-        options = {
-            "threads": 1,
-            "prefetch": 1,
-            "timeout": 5,
-            "mask_layout": "concat_bits",
-            "io": "cached",
-        }
-        with Loader(ds, 2, device="cuda:1", **options) as batches:
+        options = {"threads": 1, "timeout": 5}
+        with Loader(ds, 2, device="cuda:1", **CACHED | options) as batches:
             with pytest.raises(LoaderTimeout, match="waiting for the end of a copy to cuda:1"):
                 for batch in batches:
                     del batch
@@ -182,8 +170,8 @@ def test_threads_read_on_while_another_thread_captures_a_graph(ds, monkeypatch):
     consumer = Consumer(ds, cuda, schedule)
 
     def train() -> None:
-        options = {"threads": 2, "prefetch": 2, "io": "cached", "mask_layout": "concat_bits"}
-        with Loader(ds, 2, device="cuda:1", **options) as batches:
+        options = {"threads": 2, "prefetch": 2}
+        with Loader(ds, 2, device="cuda:1", **CACHED | options) as batches:
             for number, batch in enumerate(batches):
                 consumer.take(batch, 1)
                 if number == 1:
@@ -220,8 +208,8 @@ def test_buffers_are_filled_in_the_order_of_their_copies_and_never_during_one(
         begin(self, data)
 
     monkeypatch.setattr(BatchCopy, "begin", noted)
-    options = {"threads": 1, "prefetch": prefetch, "io": "cached", "mask_layout": "concat_bits"}
-    with Loader(ds, 1, device="cuda", **options) as batches:
+    options = {"threads": 1, "prefetch": prefetch}
+    with Loader(ds, 1, device="cuda", **CACHED | options) as batches:
         for _ in range(2):
             for batch in batches:
                 del batch

@@ -14,8 +14,6 @@ from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize, yuv4
 from sa1bpack.transforms.images.steps import ColorJitter
 from sa1bpack.transforms.random import uniform
 
-S = 40
-
 
 @pytest.mark.parametrize("side", [2, 16, 34])
 def test_planes_convert_to_the_bytes_of_the_reference_and_zero_beyond(everywhere, side):

@@ -1,8 +1,5 @@
 """Batches of Collate: given buffers, transforms, unreadable samples, and random choices."""
 
-import os
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -12,33 +9,8 @@ from hypothesis import strategies as st
 from sa1bpack.adapters.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
-from sa1bpack.loading.batch.mask_choice import MaskChoice
 from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import LAYOUTS
-
-
-@pytest.fixture(scope="module")
-def ds(packed):
-    return open_pack(packed.root)
-
-
-# --------------------------------------------------------------------------------- choice of masks
-
-
-def random_rows(masks, cap, seed=0, epoch=0, image_id=11):
-    rows = MaskChoice(cap, "random", seed).rows({"image_id": image_id}, masks, epoch)
-    return rows.tolist()
-
-
-def test_random_choices_are_pinned():
-    """They must be the same in every release, or a resumed training differs."""
-    assert random_rows(10, 4) == [2, 4, 6, 7]
-    assert random_rows(10, 4, epoch=1) == [3, 5, 7, 8]
-    assert random_rows(10, 4, seed=1) == [0, 1, 4, 8]
-    assert random_rows(10, 4, image_id=12) == [4, 5, 7, 8]
-
-
-# ------------------------------------------------------------------- transforms, unreadable samples
 
 
 def test_keys_that_a_transform_removes_or_adds_show_in_the_batch(packed):
@@ -85,37 +57,35 @@ def test_samples_that_do_not_go_together_are_an_error_with_the_name(packed, tran
 
 
 @pytest.fixture
-def damaged(packed, tmp_path):
-    """A pack whose samples 4 to 6 cannot be read."""
-    root = shutil.copytree(packed.root, tmp_path / "pack")
-    os.truncate(root / "shards/sa_000001-000/image/c.0.0.0.0", 100)
-    return open_pack(root, on_error="return")
+def unread(damaged):
+    """A dataset whose samples 4 to 6 are errors."""
+    return damaged.with_options(on_error="return")
 
 
-def test_a_sample_that_cannot_be_read_is_an_error_by_default(damaged):
+def test_a_sample_that_cannot_be_read_is_an_error_by_default(unread):
     """With its name."""
     with pytest.raises(ReadError, match=r"sa_4988\.jpg"):
-        Collate()(damaged.__getitems__([3, 4, 7]))
+        Collate()(unread.__getitems__([3, 4, 7]))
 
 
-def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds):
+def test_dropped_samples_are_counted_named_and_not_replaced(unread, ds):
     """The rest of the batch is as it is without them; also if nothing is left."""
     collate = Collate(on_error="drop")
-    batch = collate(damaged.__getitems__([3, 4, 7, 6]))
+    batch = collate(unread.__getitems__([3, 4, 7, 6]))
     assert batch.pop("dropped").tolist() == [4, 6]
     expected = Collate()(ds.__getitems__([3, 7]))
     assert batch.keys() == expected.keys() and all(
         torch.equal(batch[key], expected[key]) for key in expected
     )
     assert [error.image_id for error in collate.dropped] == [4988, 4982]
-    assert collate(damaged.__getitems__([1]))["dropped"].shape == (0,)
+    assert collate(unread.__getitems__([1]))["dropped"].shape == (0,)
     assert len(collate.dropped) == 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_batch_in_which_nothing_remains_is_an_error(damaged, layout):
+def test_a_batch_in_which_nothing_remains_is_an_error(unread, layout):
     with pytest.raises(LoaderError, match=r"none of the 2 samples .* could be read: row 4"):
-        Collate(layout, on_error="drop")(damaged.__getitems__([4, 5]))
+        Collate(layout, on_error="drop")(unread.__getitems__([4, 5]))
     with pytest.raises(OptionError, match="at least one sample"):
         Collate(layout)([])
 

@@ -31,7 +31,6 @@ from sa1bpack.loading.batch.load_samples import (
 )
 
 IMAGE_FILE, MASK_FILE = 40 * BLOCK + 77, 90 * BLOCK + 5  # bytes
-GAP = 1 << 16  # spans that are farther apart are read separately
 UNTOUCHED = 7  # what buffers hold before
 
 

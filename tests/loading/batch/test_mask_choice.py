@@ -108,17 +108,23 @@ def test_masks_without_a_weight_are_drawn_last_and_at_random():
     assert np.abs(share[:3] - 1 / 3).max() < 5 * np.sqrt(2 / 9 / 3000)
 
 
-def test_draws_are_pinned():
+@pytest.mark.parametrize(
+    ("mask_select", "seed", "epoch", "image_id", "rows"),
+    [
+        (lambda columns: columns["area"], 0, 0, 11, [5, 7, 8, 9]),
+        (lambda columns: columns["area"], 0, 1, 11, [6, 7, 8, 9]),
+        ("balanced", 0, 0, 11, [2, 4, 6, 7]),
+        ("balanced", 5, 0, 11, [2, 5, 7, 8]),
+        ("random", 0, 0, 11, [2, 4, 6, 7]),
+        ("random", 0, 1, 11, [3, 5, 7, 8]),
+        ("random", 1, 0, 11, [0, 1, 4, 8]),
+        ("random", 0, 0, 12, [4, 5, 7, 8]),
+    ],
+)
+def test_draws_are_pinned(mask_select, seed, epoch, image_id, rows):
     """They must be the same in every release, or a resumed training differs."""
-    sample = {"areas": np.arange(10) ** 2, "image_id": 11}
-    by_area = MaskChoice(4, lambda columns: columns["area"])
-    assert by_area.rows(sample, 10, 0).tolist() == PINNED[0]
-    assert by_area.rows(sample, 10, 1).tolist() == PINNED[1]
-    assert MaskChoice(4, "balanced").rows(sample, 10, 0).tolist() == PINNED[2]
-    assert MaskChoice(4, "balanced", 5).rows(sample, 10, 0).tolist() == PINNED[3]
-
-
-PINNED = [[5, 7, 8, 9], [6, 7, 8, 9], [2, 4, 6, 7], [2, 5, 7, 8]]
+    sample = {"areas": np.arange(10) ** 2, "image_id": image_id}
+    assert MaskChoice(4, mask_select, seed).rows(sample, 10, epoch).tolist() == rows
 
 
 @pytest.mark.parametrize(

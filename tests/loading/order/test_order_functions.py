@@ -1,6 +1,7 @@
 """The pure functions: permutations, windows, draws, and the values they are pinned to."""
 
 from bisect import bisect_right
+from types import SimpleNamespace
 
 import numpy as np
 import xxhash
@@ -19,7 +20,6 @@ from sa1bpack.loading.order.orders import (
 
 FINGERPRINT = "0123456789abcdef"
 KEY = Key(7, 3, FINGERPRINT)
-BOUNDS = np.array([0, 5, 5, 9, 20, 21])
 
 
 # ----------------------------------------------------------------------------------- pinned forever
@@ -75,21 +75,16 @@ def test_draws_are_the_inverse_of_the_cumulative_weights(weights, seed):
     assert all(weights[i] > 0 for i in draws)
 
 
-class Constant:
+def key_of(word):
     """A key whose words are all the same."""
-
-    def __init__(self, word):
-        self.word = word
-
-    def words(self, purpose, number, count, first=0):
-        return np.full(count, self.word, np.uint64)
+    return SimpleNamespace(words=lambda *_, first: np.full(1, word, np.uint64))
 
 
 def test_the_smallest_and_the_largest_word_draw_samples_of_positive_weight():
     for total in (1.0, 3.0, 1e-299, 1e300, np.nextafter(1.0, 2), np.nextafter(2.0, 1)):
         cumulative = np.array([0, total / 2, total, total])
-        assert weighted_draws(Constant(0), cumulative, 0, 1).tolist() == [1]
-        assert weighted_draws(Constant(2**64 - 1), cumulative, 0, 1).tolist() == [2]
+        assert weighted_draws(key_of(0), cumulative, 0, 1).tolist() == [1]
+        assert weighted_draws(key_of(2**64 - 1), cumulative, 0, 1).tolist() == [2]
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=70))

@@ -1,7 +1,5 @@
 """Orders and OrderedBatches, each on its own."""
 
-from itertools import chain
-
 import numpy as np
 import pytest
 import torch
@@ -17,10 +15,6 @@ from sa1bpack.loading.order.orders import (
 )
 
 EXTENT = Extent(20, "0123456789abcdef")
-
-
-def flat(batches):
-    return list(chain.from_iterable(batches))
 
 
 # ------------------------------------------------------------------------------------------- orders

@@ -31,7 +31,6 @@ ORDERS = {
     "by_node": lambda seed=0, extent=EXTENT: NodeShuffleOrder(extent, nodes=8, seed=seed),
     "weighted": lambda seed=0, extent=EXTENT: WeightedOrder(extent, range(len(extent)), seed=seed),
 }
-SHUFFLED = [name for name in ORDERS if name != "sequential"]
 ONCE = [name for name in ORDERS if name != "weighted"]
 LAST = [{}, {"drop_last": True}, {"pad_last": True}]
 
