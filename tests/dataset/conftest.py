@@ -3,3 +3,4 @@
 from layout_packs import layout_packs  # noqa: F401 - a fixture
 from reading_packs import ds, packed, root, several  # noqa: F401 - fixtures
 from shard_openings import around, cache, limited  # noqa: F401 - fixtures
+from simulated_loading import cuda  # noqa: F401 - a fixture

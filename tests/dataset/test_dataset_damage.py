@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from edited_packs import edit
-from reading_packs import write_pack
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, ReadError, VersionError
@@ -137,18 +136,6 @@ def test_a_damaged_index_or_manifest_is_found_on_opening(packed, tmp_path):
         damage(root, next(root.glob("index-*")))
         with pytest.raises(kind, match=fault):
             open_pack(root)
-
-
-def test_a_dataset_does_not_come_back_from_pickle_over_another_pack(packed, tmp_path):
-    """Its rows would be other samples."""
-    root = tmp_path / "pack"
-    write_pack(root)
-    pickled = pickle.dumps(open_pack(root)[2:])
-    assert pickle.loads(pickled)[0]["index"] == 2
-    shutil.rmtree(root)
-    write_pack(root, first_id=9000)
-    with pytest.raises(FormatError, match="has changed since"):
-        pickle.loads(pickled)
 
 
 def test_a_shard_that_comes_back_is_read(root):

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from reading_packs import write_pack
+from reading_packs import overwrite_scores
 
 import sa1bpack
 from sa1bpack.dataset.fields import MASK_COLUMNS
@@ -59,14 +59,9 @@ def test_columns_have_the_masks_that_pass(packed, rule, verified, rows):
     assert [len(sample["areas"]) for sample in several] == [c for c in counts if c > 1]
 
 
-def test_nan_and_negative_scores_pass_no_threshold_and_all_pass_without(tmp_path):
-    write_pack(tmp_path / "pack")
-    for path in sorted((tmp_path / "pack").glob("shards/*/predicted_iou/c.0*")):
-        offsets = np.fromfile(path.parent.parent / "mask_offset" / "c.0", "<i8")[:-2]
-        stored = np.memmap(path, "<f8", "r+", shape=(int(offsets.max()),))
-        stored[:] = np.resize([np.nan, -0.5, 0.75], len(stored))
-        stored.flush()
-    ds = sa1bpack.open(tmp_path / "pack")
+def test_nan_and_negative_scores_pass_no_threshold_and_all_pass_without(root):
+    overwrite_scores(root, "predicted_iou", lambda n: np.resize([np.nan, -0.5, 0.75], len(n)))
+    ds = sa1bpack.open(root)
     scores = ds.mask_column("predicted_iou")
     assert np.isnan(scores).any()
     for threshold, expected in ((0.5, (scores >= 0.5).sum()), (-1.0, (scores >= -1).sum())):

@@ -188,7 +188,8 @@ def test_what_the_index_says_of_the_order_of_ids_hides_no_id_that_occurs_twice(t
     root = tmp_path / "pack"
     write_pack(root, {"sa_000007-000": (3, 3) if twice else (3, 2)}, first_id=5000)
     if twice:
-        root = joined_pack(tmp_path / "one", [root, pack_copy(tmp_path)])
+        write_pack(tmp_path / "again", {"sa_000008-000": (3, 3)}, first_id=5000)
+        root = joined_pack(tmp_path / "one", [root, tmp_path / "again"])
     [chunk] = (root / read_manifest(root).index / "id_order").glob("c*")
     count = len(open_pack(root, duplicates="all"))
     for order in ([0] * count, [*range(count)], [count] * count, [-1] * count, [2**62] * count):
@@ -199,11 +200,6 @@ def test_what_the_index_says_of_the_order_of_ids_hides_no_id_that_occurs_twice(t
             assert open_pack(root, duplicates="first").left_out == 2
         else:
             assert len(open_pack(root)) == count
-
-
-def pack_copy(folder):
-    write_pack(folder / "again", {"sa_000008-000": (3, 3)}, first_id=5000)
-    return folder / "again"
 
 
 @pytest.mark.parametrize(

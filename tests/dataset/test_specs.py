@@ -15,11 +15,6 @@ from small_tars import changed, members, record, write_tar
 import sa1bpack
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.loading.batch.mask_choice import MaskSchedule
-from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout
-from sa1bpack.loading.batch_copy import SampleReader
-from sa1bpack.loading.devices import batch_views, finish
-from sa1bpack.loading.planner import Planner
 
 
 def planes_of(ds, index) -> dict[str, np.ndarray]:
@@ -129,24 +124,17 @@ CASES = [
 
 @pytest.mark.parametrize("fit, pixels, masks, options", CASES, ids=str)
 def test_what_is_sent_becomes_the_same_batch_on_the_device(
-    layout_packs, fit, pixels, masks, options
+    layout_packs, cuda, fit, pixels, masks, options
 ):
-    """The work of the device, done on the CPU: planes to RGB, bits to bool, runs to a RunBatch."""
+    """The device is simulated: it makes RGB of planes, bool of bits, and a RunBatch of runs."""
     ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)
-    spec = BatchSpec(ds, MaskLayout.of("padded"), to_device=True)
-    masks = MaskSchedule(None, "largest", 0, False)
-    planner = Planner(ds, spec, masks)
-    [(copy, errors)] = planner.plan([np.arange(len(ds))], 0, masks.at(0, 0))
-    buffer = np.full(copy.nbytes, 255, np.uint8)
-    copy.begin(buffer)
-    copy.copy(0, len(copy), SampleReader(direct=False))
-    assert not errors and not copy.errors()
-    if pixels == "yuv420":  # half the bytes are sent
-        assert copy.regions["images"].shape == (len(ds), SIDE * 3 // 2, SIDE)
-    batch = finish(batch_views(torch.from_numpy(buffer), copy.regions), spec, copy)
-    expected = sa1bpack.Collate(sample_spec=ds.spec)(list(ds))
-    assert expected.pop("spec") == ds.spec_text
-    assert same_batches([batch], [expected]) == 1
+    expected = sa1bpack.make_dataloader(ds, len(ds), num_workers=0, pin_memory=False)
+    images = sa1bpack.Loader(ds, len(ds), device="cuda", max_masks=0).plan().batch_bytes
+    assert (images < len(ds) * SIDE * SIDE * 3) == (pixels == "yuv420")  # half the bytes are sent
+    with sa1bpack.Loader(ds, len(ds), device="cuda") as loader:
+        [batch] = loader
+        cuda.synchronize()
+        assert same_batches([batch], expected) == 1
 
 
 def test_a_buffer_grows_for_a_batch_with_more_runs_than_usual(tmp_path):

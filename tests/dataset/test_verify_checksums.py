@@ -2,11 +2,10 @@
 
 import pickle
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from commands import python
 from edited_packs import flip
 
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -197,9 +196,7 @@ print("alive")
 def test_a_file_cut_short_while_it_is_mapped_never_ends_the_process(root):
     """Whichever array it is, through samples, and the large ones through a Loader; once restored,
     it is read again."""
-    command = [sys.executable, "-W", "error", "-c", CUT_WHILE_MAPPED, str(root), SHARD]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    assert python("-W", "error", "-c", CUT_WHILE_MAPPED, root, SHARD) == "alive\n"
 
 
 def test_a_shard_that_was_put_in_place_of_a_damaged_one_is_read_at_once(root, packed):

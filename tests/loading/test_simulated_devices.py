@@ -70,7 +70,9 @@ def test_batches_of_a_device_are_those_of_collate_with_features(
     with Loader(ds, 5, device="cuda", mask_layout=layout, max_masks=4) as batches:
         for batch in batches:
             cuda.synchronize()
-            same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
+            expected = collate([ds[row] for row in batch["indices"].tolist()])
+            assert expected.pop("spec") == batch["spec"]
+            same(batch, expected)
 
 
 # ------------------------------------------------------------------------- memory that is not there

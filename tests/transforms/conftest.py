@@ -34,21 +34,17 @@ def full_products():
     torch.set_float32_matmul_precision(before)
 
 
-def _take_way(name: str, monkeypatch) -> torch.device:
-    if name in ("cpu", "cuda"):
-        return torch.device(name)
-    monkeypatch.setattr(backends, "COMPILED_ON", ())
-    if name.startswith("Triton"):
-        monkeypatch.setattr(backends, "TRITON_ON", ("cpu",))
-    return torch.device("cpu")
-
-
 def _ways(*names):
     """A fixture of devices, and of ways in which one makes batches."""
 
     @pytest.fixture(params=names)
     def way(request, monkeypatch) -> torch.device:
-        return _take_way(request.param, monkeypatch)
+        if request.param in ("cpu", "cuda"):
+            return torch.device(request.param)
+        monkeypatch.setattr(backends, "COMPILED_ON", ())
+        if request.param.startswith("Triton"):
+            monkeypatch.setattr(backends, "TRITON_ON", ("cpu",))
+        return torch.device("cpu")
 
     return way
 
