@@ -196,7 +196,8 @@ print("alive")
 def test_a_file_cut_short_while_it_is_mapped_never_ends_the_process(root):
     """Whichever array it is, through samples, and the large ones through a Loader; once restored,
     it is read again."""
-    assert python("-W", "error", "-c", CUT_WHILE_MAPPED, root, SHARD) == "alive\n"
+    command = "-W", "error", "-c", CUT_WHILE_MAPPED, root, SHARD
+    assert python(*command, quiet=False) == "alive\n"
 
 
 def test_a_shard_that_was_put_in_place_of_a_damaged_one_is_read_at_once(root, packed):
