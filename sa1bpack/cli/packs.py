@@ -234,12 +234,7 @@ def merge(packs: list[str], *, output: str) -> int:
 
 
 def verify(
-    packs: list[str],
-    *,
-    quick: bool = False,
-    io: Literal[IO] = "auto",
-    job: Job,
-    json: bool = False,
+    packs: list[str], *, quick: bool = False, io: Literal[IO] = "auto", job: Job, json: bool = False
 ) -> int:
     """Check a pack: that no file is missing and none is foreign, that structure and
     offsets are valid, and that the bytes are those that were written. A damaged

@@ -188,12 +188,7 @@ class Batches:
 
 
 def bench(
-    pack: str,
-    *,
-    batches: Batches,
-    seconds: float = 5.0,
-    sweep: bool = False,
-    json: bool = False,
+    pack: str, *, batches: Batches, seconds: float = 5.0, sweep: bool = False, json: bool = False
 ) -> int:
     """Measure your pack on this machine: how fast memory, disk and device are by
     themselves (the ceilings), then how many samples per second a Loader and a

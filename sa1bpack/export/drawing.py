@@ -225,13 +225,7 @@ _HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _BETWEEN - 400) // 2  # beside its tabl
 _ROW, _LEAST_ROWS = 22, 8  # of the table, beside a picture of small height
 _SQUARE, _INDENT, _DEEPEST = 11, 10, 4  # of the colour of a mask; per level, and levels
 # Headings of the table after the first column, and right edges of these columns.
-_COLUMNS = (
-    ("area, px", 150),
-    ("of image", 222),
-    ("IoU", 278),
-    ("stability", 344),
-    ("cells", 400),
-)
+_COLUMNS = (("area, px", 150), ("of image", 222), ("IoU", 278), ("stability", 344), ("cells", 400))
 SIDE = max(_PICTURE_WIDTH, _PICTURE_HEIGHT)  # of the picture, at most, in screen pixels
 
 

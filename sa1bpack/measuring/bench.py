@@ -17,13 +17,7 @@ from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.plans import dataset_bytes
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
 from sa1bpack.measuring.memory import drop_pages
-from sa1bpack.measuring.speeds import (
-    Setting,
-    Speed,
-    Task,
-    measure,
-    some_samples,
-)
+from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
 from sa1bpack.wording import counted, size_text
 
 # So many tell how much the same setting differs from itself.

@@ -59,11 +59,7 @@ if tuple(map(int, PIL.__version__.split(".")[:2])) < (11, 3):
 PIL_HAS_TURBO = bool(features.check_feature("libjpeg_turbo"))
 # 4:4:4, 4:2:2 and 4:2:0. Every libjpeg-turbo upsamples their chroma in the same way, so that pixels
 # of simplejpeg and PIL agree bit for bit, and DCT scaling loses almost no chroma.
-_COMMON_SAMPLINGS = {
-    ((1, 1),) * 3,
-    ((2, 1), (1, 1), (1, 1)),
-    ((2, 2), (1, 1), (1, 1)),
-}
+_COMMON_SAMPLINGS = {((1, 1),) * 3, ((2, 1), (1, 1), (1, 1)), ((2, 2), (1, 1), (1, 1))}
 KEPT_SCRATCH = 64 * 2**20  # bytes; larger images get their own buffer
 HUGE_FROM = 4 * 2**20  # numpy asks the system for huge pages for arrays of this size and more
 
