@@ -1,5 +1,6 @@
 """What cannot be read is an error with the sample's name, found before any byte is used."""
 
+import os
 import pickle
 import shutil
 
@@ -23,9 +24,9 @@ def number(array, offset, value, nbytes=8):
     return lambda folder: write_at(folder / array, offset, value.to_bytes(nbytes, "little"))
 
 
-def cut_short(folder):
-    path = folder / "image/c.0.0.0.0"
-    path.write_bytes(path.read_bytes()[:-1])
+def resized(array, by):
+    """A change of the length of an array's file."""
+    return lambda folder: os.truncate(folder / array, (folder / array).stat().st_size + by)
 
 
 def metadata(*keys, **values):
@@ -43,14 +44,9 @@ OF_AREA = ("consolidated_metadata", "metadata", "area")
 OF_PACK = ("attributes", "sa1bpack")
 
 
-def lengthen(folder):
-    with (folder / "bbox/c.0.0").open("ab") as file:
-        file.write(b"\0")
-
-
 DEFECTS = {
-    "cut short": (cut_short, "image.*cut short"),
-    "too long": (lengthen, "bbox.*too long"),
+    "cut short": (resized("image/c.0.0.0.0", -1), "image.*cut short"),
+    "too long": (resized("bbox/c.0.0", 1), "bbox.*too long"),
     "lost file": (lambda folder: (folder / "area/c.0").unlink(), "area.*missing"),
     "lost metadata": (lambda folder: (folder / "zarr.json").unlink(), "zarr.json.*missing"),
     "another type": (metadata(*OF_AREA, data_type="int32"), "int32"),

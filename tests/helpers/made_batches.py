@@ -16,6 +16,8 @@ LAYOUT = Layout(image_size=96, mask_size=96)
 RECTANGLES = [(20, 30, 120, 100), (0, 0, 50, 40), (100, 60, 200, 141), (7, 11, 219, 149)]
 FLIP, CROP = T.RandomHorizontalFlip(), T.RandomResizedCrop()
 # Of pipelines that must have one result, however it is made.
+# What a pipeline makes of masks and their numbers.
+KEYS = ("masks", "valid", "boxes_xyxy", "point_coords", "point_inside", "input_to_source")
 STEPS = {
     "none": [],
     "flip": [FLIP],

@@ -82,3 +82,14 @@ def joined(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Return the texts as one uint8 array, and their int64 offsets."""
     offset = np.cumsum([0] + [len(text) for text in texts])
     return np.frombuffer(b"".join(texts), np.uint8), offset.astype(np.int64)
+
+
+def number(value: int, padding: int = 0) -> bytes:
+    """Return a number as COCO writes it, with `padding` redundant groups."""
+    groups = []
+    while not -16 <= value <= 15 or padding > 0:
+        if -16 <= value <= 15:
+            padding -= 1
+        groups.append(48 + (value & 31) + 32)
+        value >>= 5
+    return bytes([*groups, 48 + (value & 31)])

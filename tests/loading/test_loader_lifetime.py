@@ -44,6 +44,9 @@ def test_an_iteration_that_nothing_was_taken_from_uses_no_epoch_and_ends_no_othe
         never = iter(loader)
     with pytest.raises(LoaderError, match="closed"):
         next(never)
+    loader.close()
+    with pytest.raises(LoaderError, match="closed"):
+        next(iter(loader))
 
 
 def test_a_loader_and_its_iteration_are_collected_with_their_threads(ds):
@@ -76,14 +79,6 @@ def test_an_interrupt_while_a_batch_changes_hands_costs_the_next_epochs_no_buffe
                     next(iter(loader))
         assert sum(1 for _ in loader) == len(ds)
         assert len(pools[0].free) == loader.plan().batches
-
-
-def test_a_closed_loader_reports_it(ds):
-    loader = Loader(ds, 2)
-    loader.close()
-    loader.close()
-    with pytest.raises(LoaderError, match="closed"):
-        next(iter(loader))
 
 
 def test_batches_that_are_kept_never_change_however_many_they_are(ds, caplog):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from mask_oracle import number
 
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize, take_masks
@@ -37,11 +38,6 @@ def test_offsets_that_decrease_or_leave_their_array_are_refused(offset):
 @pytest.mark.parametrize("repeats", [1, 2, 16, 40])
 def test_counts_that_would_overflow_32_or_64_bits_are_refused(value, repeats):
     """Repeated differences add up: the 40th count would be 20 * 2^58, beyond int64."""
-    groups, rest = [], value
-    while not -16 <= rest <= 15:
-        groups.append(48 + (rest & 31) + 32)
-        rest >>= 5
-    number = bytes([*groups, 48 + (rest & 31)])
-    text = np.frombuffer(b"000" + number * repeats, np.uint8)
+    text = np.frombuffer(b"000" + number(value) * repeats, np.uint8)
     with pytest.raises(MaskError, match=r"cover \d+ pixels|are not COCO's counts"):
         parse_counts(text, np.array([0, len(text)]), 2**31 - 2)

@@ -7,22 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import flat_runs
-from mask_oracle import coco_mask, joined, mask_of, records, runs_of
+from mask_oracle import coco_mask, joined, mask_of, number, records, runs_of
 from pycocotools import mask as coco
 
 from sa1bpack.errors import MaskError
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, take_masks
-
-
-def number(value: int, padding: int = 0) -> bytes:
-    """Return a number as COCO writes it, with `padding` redundant groups."""
-    groups = []
-    while not -16 <= value <= 15 or padding > 0:
-        if -16 <= value <= 15:
-            padding -= 1
-        groups.append(48 + (value & 31) + 32)
-        value >>= 5
-    return bytes([*groups, 48 + (value & 31)])
 
 
 def coco_text(mask: np.ndarray) -> bytes:

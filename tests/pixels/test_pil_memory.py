@@ -3,7 +3,6 @@
 import gc
 import resource
 import sys
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -20,17 +19,6 @@ def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
     """An image of random pixels."""
     rng = np.random.default_rng(height * 10_000 + width)
     return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
-
-
-@contextmanager
-def in_blocks():
-    """PIL makes every image in blocks, as it does with one of more than 16 MiB."""
-    block = Image.core.get_block_size()
-    Image.core.set_block_size(4096)
-    try:
-        yield
-    finally:
-        Image.core.set_block_size(block)
 
 
 def channels(words: np.ndarray) -> np.ndarray:
@@ -70,13 +58,18 @@ def test_the_memory_is_released_with_the_words():
 
 
 def test_an_image_in_several_blocks_is_copied_with_the_same_pixels():
-    with in_blocks():
+    """As PIL makes every image of more than 16 MiB."""
+    block = Image.core.get_block_size()
+    Image.core.set_block_size(4096)
+    try:
         divided = noise(1000, 30)
         with pytest.raises(ValueError):
             divided.__arrow_c_array__()
         assert np.array_equal(channels(pixel_words(divided)), np.asarray(divided))
         out = np.empty((30, 1000, 3), np.uint8)
         pack_rgb(pixel_words(divided), out)
+    finally:
+        Image.core.set_block_size(block)
     assert np.array_equal(out, np.asarray(divided))
 
 

@@ -2,21 +2,13 @@
 
 import pytest
 import torch
-from made_batches import STEPS, dataset, noisy_batch
+from made_batches import KEYS, STEPS, dataset, noisy_batch
 
 from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import Pipeline, RandomHorizontalFlip, backends
 from sa1bpack.transforms.backends import run_jobs
 from sa1bpack.transforms.images import make as made_images
 from sa1bpack.transforms.masks import make as made_masks
-
-KEYS = ("masks", "valid", "boxes_xyxy", "point_coords", "point_inside", "input_to_source")
-
-
-def by_torch(pipeline: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
-    with monkeypatch.context() as patch:
-        patch.setattr(backends, "COMPILED_ON", ())
-        return pipeline(batch, epoch)
 
 
 @pytest.mark.parametrize(("masks", "fit"), [("bits", "pad"), ("bool", "squash"), ("runs", "pad")])
@@ -26,7 +18,9 @@ def test_a_cpu_has_the_results_of_a_device(steps, fit, masks, monkeypatch):
     batch = noisy_batch(layout, masks)
     for options in ({}, {"size": (64, 80), "mask_size": 41}, {"size": 150, "mask_size": (9, 96)}):
         pipeline = Pipeline(dataset(layout), steps, seed=2, min_area=30, **options)
-        expected = by_torch(pipeline, batch, 1, monkeypatch)
+        with monkeypatch.context() as patch:
+            patch.setattr(backends, "COMPILED_ON", ())
+            expected = pipeline(batch, 1)
         found = pipeline(batch, 1)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in KEYS)

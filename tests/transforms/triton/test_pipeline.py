@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from made_batches import LAYOUT, STEPS, dataset, moved, noisy_batch, ragged
+from made_batches import KEYS, LAYOUT, STEPS, dataset, moved, noisy_batch, ragged
 
 from sa1bpack.format.layout import Layout
 from sa1bpack.transforms import Pipeline, RandomHorizontalFlip, ScaleJitter, backends
@@ -35,15 +35,7 @@ def test_results_are_those_of_the_compiled_kernels(
     assert found.keys() == expected.keys()
     # Elsewhere than on a CPU, powers and colours may be rounded in another way.
     exact = triton_device.type == "cpu" or name in ("none", "flip", "jitter")
-    for key in (
-        "masks",
-        "valid",
-        "boxes_xyxy",
-        "point_coords",
-        "point_inside",
-        "input_to_source",
-        "images",
-    ):
+    for key in (*KEYS, "images"):
         if key == "images" and name == "colors":  # the grey mean is summed in another order
             torch.testing.assert_close(found[key], expected[key], atol=1e-4, rtol=1e-4)
         elif exact:
