@@ -408,11 +408,7 @@ class Dataset(MapStyle, Pictured):
         offsets = self.mask_offsets
         out = select.empty_column(self.pack, name, int(offsets[-1]))
         for part in self.columns():
-            at = part.positions
-            if isinstance(at, slice):
-                out[offsets[at.start] : offsets[at.stop]] = part[name]
-            else:
-                out[expanded(offsets[at], part["mask_offset"])] = part[name]
+            out[expanded(offsets[:-1][part.positions], part["mask_offset"])] = part[name]
         return out
 
     @functools.cached_property

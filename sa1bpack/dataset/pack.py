@@ -293,21 +293,15 @@ class Pack:
         An error is a FormatError or an OSError. Raises ResourceShortage, which is not the fault of
         a shard, and IndexError for a number that does not exist.
         """
-        found, failed, todo = {}, {}, []
-        for number in dict.fromkeys(numbers):
-            opened = CACHE.get((self._owner, number))
-            if opened is None:
-                todo.append(number)
-            else:
-                found[number] = opened
+        found = {number: CACHE.get((self._owner, number)) for number in numbers}
+        todo = [number for number, opened in found.items() if opened is None]
         if len(todo) > 1:
             with ThreadPoolExecutor(min(MAX_OPENERS, len(todo))) as pool:
-                outcomes = list(pool.map(self._outcome, todo))
+                found |= zip(todo, pool.map(self._outcome, todo), strict=True)
         else:
-            outcomes = map(self._outcome, todo)
-        for number, outcome in zip(todo, outcomes, strict=True):
-            (failed if isinstance(outcome, Exception) else found)[number] = outcome
-        return found, failed
+            found |= zip(todo, map(self._outcome, todo), strict=True)
+        wrong = [number for number in todo if isinstance(found[number], Exception)]
+        return found, {number: found.pop(number) for number in wrong}
 
     def _outcome(self, number: int) -> OpenShard | Exception:
         """A shard, or why it cannot be opened; raises what is not its fault."""
@@ -380,11 +374,9 @@ class Pack:
         numbers, found = self.shard_numbers(rows), np.empty(len(rows), np.int64)
         own, which = rows + self._shift[numbers] + after, self._folder_of[numbers]
         order = np.argsort(which, kind="stable")
-        edges = np.searchsorted(which[order], np.arange(len(self.folders) + 1)).tolist()
-        for folder, (low, high) in zip(self.folders, pairwise(edges), strict=True):
-            if high > low:
-                at = order[low:high]
-                found[at] = getattr(folder.index, name)[own[at]]
+        edges = np.searchsorted(which[order], np.arange(1, len(self.folders)))
+        for folder, at in zip(self.folders, np.split(order, edges), strict=True):
+            found[at] = getattr(folder.index, name)[own[at]]
         return found
 
     @cached_property
@@ -556,20 +548,18 @@ def check_same_layout(folders: Sequence[PackFolder]) -> None:
     Mask sampling counts as well: it decides what the bits of a mask mean. Other options of packing
     may differ, such as the limit of masks.
     """
-    meanings = [
-        asdict(each.layout) | {"mask_sampling": pack_sampling(each.manifest)} for each in folders
-    ]
-    first = meanings[0]
-    for folder, other in zip(folders, meanings, strict=True):
-        lines = [
-            f"{name} is {brief(first[name])} in {folders[0].root}, {brief(other[name])} in "
-            f"{folder.root}"
-            for name in first
-            if first[name] != other[name]
+    first = None
+    for folder in folders:
+        layout = asdict(folder.layout) | {"mask_sampling": pack_sampling(folder.manifest)}
+        first = first or layout
+        differ = [
+            f"{name} is {brief(own)} in {folders[0].root}, {brief(layout[name])} in {folder.root}"
+            for name, own in first.items()
+            if own != layout[name]
         ]
-        if lines:
+        if differ:
             raise OptionError(
-                f"packs of different layouts cannot be opened together: {'; '.join(lines)}"
+                f"packs of different layouts cannot be opened together: {'; '.join(differ)}"
             )
 
 

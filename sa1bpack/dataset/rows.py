@@ -23,12 +23,6 @@ from sa1bpack.masks import MaskRule
 # Rows of a pack in the order of a dataset: an arithmetic progression, or int64 (n,) read-only.
 Rows = range | np.ndarray
 
-# From a sixteenth of the samples on, a table of all ids is faster than a search for each one.
-_MANY = 16
-# A table has an entry for each number between the lowest and the highest id: at most so many per
-# sample. The ids of SA-1B have few gaps.
-_WIDEST = 8
-
 _VERSION = b"sa1bpack samples 1\n"
 
 
@@ -193,13 +187,6 @@ class IdLookup:
         count = len(self.ids)
         if not count or not len(wanted):
             return np.full(len(wanted), -1)
-        if len(wanted) * _MANY >= count:
-            low, high = int(self.ids.min()), int(self.ids.max())
-            if high - low < _WIDEST * count:  # a table from ids to positions
-                table = np.full(high - low + 2, -1, np.int32 if count < 1 << 31 else np.int64)
-                table[self.ids[::-1] - low] = np.arange(count - 1, -1, -1)  # of several, the first
-                inside = (wanted >= low) & (wanted <= high)
-                return table[np.where(inside, wanted, high + 1) - low].astype(np.int64)
         by_id = np.argsort(wanted)  # each search begins where the last one ended, in the cache
         found = np.empty(len(wanted), np.int64)
         try:

@@ -145,29 +145,18 @@ class Columns:
         return out
 
 
-def feature_names(pack: Pack, axis: str) -> tuple[str, ...]:
-    """The features of a dataset's pack with a row per "sample" or "mask"."""
-    return tuple(each.spec.name for each in pack.features if each.spec.axis == axis)
-
-
 def check_column(name: str, axis: str, pack: Pack) -> None:
     """Raise UnknownName, naming the remedy, unless it is a column with one value per "sample" or
     "mask", which `axis` says."""
-    columns = {
-        "sample": (*SAMPLE_COLUMNS, *SIZE_COLUMNS, *feature_names(pack, "sample")),
-        "mask": MASK_COLUMNS + feature_names(pack, "mask"),
-    }
-    if name in columns[axis]:
-        return
-    text = f"no column {name!r}; the columns are {', '.join(columns['sample'] + columns['mask'])}"
-    if name in columns["mask"]:
-        text = (
-            f"{name!r} has one value per mask: use mask_column({name!r}), or "
-            f"column({name!r}, reduce=...) with one of {', '.join(REDUCTIONS)}"
+    columns = {"sample": [*SAMPLE_COLUMNS, *SIZE_COLUMNS], "mask": [*MASK_COLUMNS]}
+    for feature in pack.features:
+        columns[feature.spec.axis].append(feature.spec.name)
+    if name not in columns[axis]:
+        raise UnknownName(
+            f"no column {name!r} has one value per {axis}: those with one per sample, of column(), "
+            f"are {', '.join(columns['sample'])}; those with one per mask, of mask_column(), or of "
+            f"column() with reduce={'|'.join(REDUCTIONS)}, are {', '.join(columns['mask'])}"
         )
-    if name in columns["sample"]:
-        text = f"{name!r} has one value per sample: use column({name!r})"
-    raise UnknownName(text)
 
 
 def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
@@ -222,9 +211,7 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
             raise UnknownName(f"no {kind} {name!r}: {pack.name} has {span_text(known)}")
     chosen = np.array([getattr(entry, field) in wanted for entry in entries])
     if pack.is_whole(rows):
-        spans = np.stack([pack.first_row[:-1], pack.first_row[1:]], 1)[chosen]
-        parts = [np.arange(first, stop) for first, stop in spans.tolist()]
-        return as_rows(np.concatenate([np.empty(0, np.int64), *parts]))
+        return as_rows(np.flatnonzero(np.repeat(chosen, np.diff(pack.first_row))))
     rows = row_array(rows)
     return as_rows(rows[chosen[pack.shard_numbers(rows)]])
 
@@ -325,11 +312,11 @@ def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
     head, wanted = read_selection(path)
     positions = ids.positions(wanted)
     if len(missing := wanted[positions < 0]):
-        more = f" and {len(head.packs) - 1:,} other packs" if len(head.packs) > 1 else ""
         raise OptionError(
             f"{path}: {len(missing):,} of its {counted(head.samples, 'image id')} are not in "
             f"{pack.name}, such as {missing[0]}: the selection is of another pack, or of one that "
-            f"had more. It was saved from {head.packs[0].absolute}{more}"
+            f"had more. It was saved from {counted(len(head.packs), 'pack')}: "
+            f"{head.packs[0].absolute}"
         )
     found = as_rows(rows_at(rows, positions))
     if (now := pack.fingerprint(found)) != head.fingerprint:

@@ -186,13 +186,9 @@ def is_shortage(error: OSError) -> bool:
 def _shortage(error: OSError) -> ResourceShortage:
     """The error for what `is_shortage` recognised, naming the limit and the remedy."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    refused = {
-        errno.ENOMEM: "memory map: the limit of a process is vm.max_map_count = "
-        f"{mapping_limit()}. Keep fewer samples, or raise it: `sysctl -w vm.max_map_count=262144`",
-        errno.EMFILE: f"open file: the limit of a process is `ulimit -n` = {files}. Close files, "
-        "or raise it: `ulimit -n 65536`",
-        errno.ENFILE: "open file: all processes together have reached fs.file-max. End some, or "
-        "raise it with sysctl",
-    }
-    path = error.filename or "a file of the pack"
-    return ResourceShortage(f"{path}: the system refuses another {refused[error.errno]}")
+    return ResourceShortage(
+        f"{error.filename or 'a file of the pack'}: the system refuses a memory map or an open file"
+        f" ({error.strerror}). A process may have vm.max_map_count = {mapping_limit()} maps and "
+        f"`ulimit -n` = {files} files: keep fewer samples, close files, or raise a limit with "
+        "`sysctl -w vm.max_map_count=262144`, `ulimit -n 65536` or, of all processes, fs.file-max"
+    )

@@ -289,7 +289,7 @@ class Iteration:
 
 def _end_run(run: Any, counts: EpochCounts) -> None:
     run.end(END_SECONDS)
-    counts.leave()
+    counts.end(left=True)
 
 
 def rows_of(errors: list[ReadError], device: torch.device) -> torch.Tensor:

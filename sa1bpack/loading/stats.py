@@ -343,18 +343,14 @@ class EpochCounts:
         if len(self._records) >= _TOGETHER:
             self.add_up()
 
-    def end(self) -> None:
-        """The epoch has ended, unless it had before."""
-        if self._ended is None:
-            self._ended = self.clock()
+    def end(self, left: bool = False) -> None:
+        """The epoch has ended, unless it had before.
 
-    def leave(self) -> None:
-        """The loop over the epoch was left after the batch that was taken last.
-
-        Finalizers call it, in the middle of anything, so it waits for no lock.
+        left  the loop over it was left after the batch that was taken last. Finalizers say so, in
+              the middle of anything, so it waits for no lock
         """
         if self._ended is None:
-            self._ended = self._last
+            self._ended = self._last if left else self.clock()
 
     def add_up(self) -> None:
         """Add up all records so far."""

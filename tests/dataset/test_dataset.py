@@ -142,15 +142,22 @@ def _check_places(ds, subset, rows):
 def test_an_unknown_column_or_one_of_another_kind_names_the_remedy(ds):
     for read, name in ((ds.column, "areas"), (ds.mask_column, "image_ids"),
                        (next(ds.columns()).__getitem__, "areas")):  # fmt: skip
-        with pytest.raises(KeyError, match=rf"{name}.*the columns are image_id.*, bbox, area"):
+        with pytest.raises(
+            KeyError, match=rf"{name}.*one per sample.* are image_id.* are bbox, area"
+        ):
             read(name)
     with pytest.raises(OptionError, match=r"reduce is 'mean': choose one of sum, max, min"):
         ds.column("area", "mean")
-    said = r"per mask: use mask_column\('area'\), or column\('area', reduce=...\) with one of sum,"
+    said = (
+        r"'area' has one value per sample: .* of mask_column.*reduce=sum\|max\|min, are bbox, area"
+    )
     with pytest.raises(KeyError, match=said):
         ds.column("area")
     for read in (ds.mask_column, lambda name: ds.column(name, "max")):
-        with pytest.raises(KeyError, match=r"one value per sample: use column\('image_id'\)"):
+        with pytest.raises(
+            KeyError,
+            match=r"per mask: .* per sample, of column\(\), are image_id",
+        ):
             read("image_id")
 
 

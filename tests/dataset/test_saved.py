@@ -103,7 +103,7 @@ def test_missing_ids_are_counted_and_named(several, tmp_path):
     with pytest.raises(OptionError) as caught:
         open_pack(several.roots[0]).load_selection(tmp_path / "file")
     assert "10 of its 16 image ids are not in" in str(caught.value)
-    assert f"saved from {several.roots[0]} and 2 other packs" in str(caught.value)
+    assert f"saved from 3 packs: {several.roots[0]}" in str(caught.value)
     with pytest.raises(OptionError, match="1 of its 16 image ids"):
         open_pack(several.roots)[1:].load_selection(tmp_path / "file")
 

@@ -87,7 +87,7 @@ def test_an_epoch_that_is_left_ends_with_the_batch_that_was_taken_last():
     counts.took(100.0, 4, 40, 0, None)
     clock.now += 5
     assert counts.stats().seconds == pytest.approx(6) and not counts.stats().ended
-    counts.leave()
+    counts.end(left=True)
     clock.now += 5
     assert counts.stats().seconds == pytest.approx(1) and counts.stats().ended
 

@@ -25,6 +25,7 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.order.epoch import STATE_VERSION, Buckets, EpochBatches
 from sa1bpack.loading.order.orders import Order
 from sa1bpack.schedules import Schedule, WholeNumbers
+from sa1bpack.wording import brief
 
 _STATE_KEYS = {"version", "order", "epoch", "samples"}
 
@@ -322,24 +323,23 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
     Raises OptionError if it is damaged, has another version, or belongs to another order, with
     every difference.
     """
-    if not isinstance(state, dict) or set(state) != _STATE_KEYS:
-        found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-        raise OptionError(f"a state has the keys {sorted(_STATE_KEYS)}, this one has {found}")
-    if state["version"] != STATE_VERSION or not isinstance(state["order"], dict):
+    saved = state.get("order") if isinstance(state, dict) else None
+    known = isinstance(saved, dict) and set(state) == _STATE_KEYS
+    if not known or state["version"] != STATE_VERSION:
         raise OptionError(
-            f"the state has version {state['version']!r} and order {state['order']!r}; this "
-            f"release reads version {STATE_VERSION}, and an order is a dict"
+            f"the state is {brief(state)}: this release reads states with the keys "
+            f"{sorted(_STATE_KEYS)}, version {STATE_VERSION}, and a dict as order"
         )
-    saved = state["order"]
-    names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
-    if names:
-        listed = "; ".join(
-            f"{name} was {saved.get(name)!r}, is {own.get(name)!r}" for name in names
-        )
+    differ = [
+        f"{name} was {saved.get(name)!r}, is {own.get(name)!r}"
+        for name in sorted({*saved, *own})
+        if saved.get(name) != own.get(name)
+    ]
+    if differ:
         raise OptionError(
-            f"the state belongs to another order: {listed}. Open the same data with the same "
-            "options (after more tars were added, ds.from_sources of those there were), or begin "
-            "an epoch of this with set_epoch"
+            f"the state belongs to another order: {'; '.join(differ)}. Open the same data with the "
+            "same options (after more tars were added, ds.from_sources of those there were), or "
+            "begin an epoch of this with set_epoch"
         )
     epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
     return epoch, whole_number("the state's samples", state["samples"], 0, size)

@@ -122,7 +122,7 @@ def test_a_refused_state_epoch_or_beginning_changes_nothing():
     cursor = OrderedBatches(ORDER, 8)
     live = cursor.begin()
     cursor.took(live, 1)
-    with pytest.raises(OptionError, match="a state has the keys"):
+    with pytest.raises(OptionError, match="this release reads states with the keys"):
         cursor.load_state_dict({})
     with pytest.raises(OptionError, match="epoch is -1"):
         cursor.set_epoch(-1)
