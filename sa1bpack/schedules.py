@@ -257,14 +257,11 @@ def _called(name: str, function: Callable[[int], Any], by: str, number: int) -> 
     try:
         return function(number)
     except Exception as error:
-        many = (
-            f"for every {by} in which its value may change: say for how many {by}s its values are "
-            f"used, as in sa1bpack.Function(f, {by}s={number}), or give a list of them"
-        )
-        one = f"with one argument, the number of the {by}, from 0"
         raise OptionError(
             f"{name} is a function that fails in {by} {number}: {type(error).__name__}: {error}. "
-            f"It is called in advance, {many if number else one}"
+            f"It is called in advance with each {by} from 0 on in which its value may change: say "
+            f"for how many its values are used, as in sa1bpack.Function(f, {by}s={number or 1}), "
+            "or give a list of them"
         ) from error
 
 

@@ -319,11 +319,10 @@ class Dataset(MapStyle, Pictured):
         """
         inside = self._below("val_fraction", val_fraction, seed, select.SPLIT)
         if (count := int(np.count_nonzero(inside))) in (0, len(inside)):
-            found = "every sample" if count else "no sample"
             raise OptionError(
-                f"val_fraction is {val_fraction!r}: {found} of "
-                f"{counted(len(inside), 'sample')} would be in the validation part, and a part "
-                "must not be empty: choose another share, or another seed"
+                f"val_fraction is {val_fraction!r}: {count} of {counted(len(inside), 'sample')} "
+                "would be in the validation part, and a part must not be empty: choose another "
+                "share, or another seed"
             )
         return self._part(~inside), self._part(inside)
 

@@ -132,13 +132,13 @@ def open(
         found, recorded = packs_of(saved)
         duplicates = recorded if duplicates == "error" else duplicates
         places = _places(found, folder, limit)
-    for name, value in (("cache_dir", cache_dir), ("cache_size", cache_size)):
-        if value is not None and all(isinstance(place, Path) for place in places):
-            raise OptionError(
-                f"{name} is {brief(value)}, but {places[0]} is read where it is, and nothing of it "
-                "would be cached: leave the option out, or name a slow folder by a URL, "
-                "file:///mnt/nfs/pack"
-            )
+    cached = cache_dir is not None or cache_size is not None
+    if cached and all(isinstance(place, Path) for place in places):
+        raise OptionError(
+            f"cache_dir is {brief(cache_dir)} and cache_size {brief(cache_size)}, but {places[0]} "
+            "is read where it is: leave them out, or name a slow folder by a URL, "
+            "file:///mnt/nfs/pack"
+        )
     folders = open_folders(places)
     check_same_layout(folders)
     pack = Pack(folders, duplicates)

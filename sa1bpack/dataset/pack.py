@@ -150,15 +150,13 @@ class PackFolder:
                 f"{layout.image_size}; found {size.min()} and {size[:, 2:].max()}; {REMEDY}"
             )
         if layout.flat:  # images have exactly the bytes that their sizes take
-            edges = shard["image_offset"]
+            taken = np.diff(shard["image_offset"])
             expected = image_nbytes(layout, *size[:, 2:].T.astype(np.int64))
             # A difference of two int64 may wrap round, but not if all are right: the first is 0.
-            if len(wrong := np.flatnonzero(np.diff(edges) != expected)):
-                row = int(wrong[0])
+            if len(wrong := np.flatnonzero(taken != expected)):
                 raise FormatError(
-                    f"{folder / 'image_offset'}: the pixels of sample {row} are bytes {edges[row]} "
-                    f"to {edges[row + 1]} of {shard.extent.image_bytes}, but its size takes "
-                    f"{expected[row]}; {REPAIR}"
+                    f"{folder / 'image_offset'}: the pixels of sample {wrong[0]} have "
+                    f"{taken[wrong[0]]} bytes, but its size takes {expected[wrong[0]]}; {REPAIR}"
                 )
         return shard, leases
 
@@ -524,11 +522,9 @@ def _joined(folders: Sequence[PackFolder], places: Sequence[tuple[PackFolder, in
         manifests[0].layout,
         [folder.manifest.shards[own] for folder, own in places],
         complete=all(manifest.complete for manifest in manifests),
-        options={
-            key: value
-            for key, value in options[0].items()
-            if all((key, value) in other.items() for other in options)
-        },
+        options=dict(
+            item for item in options[0].items() if all(item in o.items() for o in options)
+        ),
         sources=[record for manifest in manifests for record in manifest.sources],
         counts={},
     )

@@ -135,13 +135,10 @@ class MaskSpec:
         """
         form, size = options.mask_format, options.mask_size or layout.mask_size
         sampling = options.mask_sampling or own
-        if form == "runs":
-            source = "runs" if options.mask_size is None else "drawn"
-        else:
-            stored = layout.bits and (size, sampling) == (layout.mask_size, own)
-            source = "bits" if stored else "drawn"
-        # Stored bits can be read whatever the sampling, also one that a later release has added.
-        if source != "bits":
+        source = "runs" if form == "runs" and options.mask_size is None else "drawn"
+        if form != "runs" and layout.bits and (size, sampling) == (layout.mask_size, own):
+            source = "bits"
+        else:  # stored bits can be read whatever the sampling, also one of a later release
             choice("mask_sampling", sampling, kernels.SAMPLINGS)
         if source != "bits" and not layout.runs:
             raise OptionError(

@@ -287,10 +287,7 @@ def save_rows(pack: Pack, rows: Rows, path: Path) -> None:
         raise OutputRefused(f"{path}: exists, and is not a selection; choose another name")
     ids = np.asarray(pack.image_ids(rows))
     base = pack.first_rows  # all that opening the file yields, before it selects from them
-    if isinstance(base, range):
-        found = pack.ids.positions(ids)
-    else:
-        found = rows_at(base, IdLookup(pack.image_ids(base)).positions(ids))
+    found = rows_at(base, IdLookup(pack.image_ids(base)).positions(ids))
     if len(wrong := np.flatnonzero(found != row_array(rows))):
         raise OptionError(
             f"{pack.name}: several samples have the image_id {ids[wrong[0]]}, and the selection "

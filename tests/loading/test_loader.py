@@ -55,7 +55,7 @@ def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monk
 
 
 @pytest.mark.parametrize(("options", "named"), [
-    ({"batch_size": None}, "no batch size given"),
+    ({"batch_size": None}, "batch_size is None and"),
     ({"batch_size": 0}, "batch_size"),
     ({"order": "random"}, "order is 'random'.*shuffle"),
     ({"order": 3}, "order is 3"),

@@ -327,10 +327,9 @@ class EpochBatches:
         Schedule whose functions have been called."""
         name, value = "batch_size", self.batch_size
         if (value is None) == (self.global_batch_size is None):
-            given = "no batch size" if value is None else "batch_size and global_batch_size"
             raise OptionError(
-                f"{given} given: choose batch_size, the samples "
-                "per batch of each rank, or global_batch_size, those of all ranks together"
+                f"batch_size is {value} and global_batch_size {self.global_batch_size}: give one "
+                "of them, the samples per batch of each rank, or of all ranks together"
             )
         if value is None:
             name, value = "global_batch_size", self.global_batch_size
