@@ -65,8 +65,8 @@ def test_an_order_with_impossible_values_is_refused(make, named):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"batch_size": 4, "global_batch_size": 8}, "batch_size is 4 and global_batch_size 8: give one"),
-        ({}, "batch_size is None and global_batch_size None: give one"),
+        ({"batch_size": 4, "global_batch_size": 8}, "global_batch_size 8: give one of them"),
+        ({}, "batch_size is None and .* None: give one"),
         ({"batch_size": 0}, "batch_size is .*: choose a whole number from 1"),
         ({"global_batch_size": 6, "world_size": 4}, "size 6 .* multiple of world_size 4"),
         ({"batch_size": 6, "rank": 2, "world_size": 2}, "rank is 2: .* from 0 to 1"),
