@@ -198,16 +198,15 @@ def local_path(name: str, value: str | os.PathLike[str]) -> Path:
     Raises OptionError for what is not a path, and for a URL, which `Path` would take for a folder
     named `s3:`.
     """
-    if not isinstance(value, str | os.PathLike):
-        raise OptionError(f"{name} is {brief(value)}: give a path")
-    if not os.fspath(value) or "\0" in os.fspath(value):
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
+    if not text or "\0" in text:
         raise OptionError(
             f"{name} is {brief(value)}: give a path without a NUL character; that of the current "
             "folder is '.'"
         )
-    refuse_url(name, os.fspath(value))
+    refuse_url(name, text)
     # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.
-    return Path(os.path.expanduser(value))  # noqa: PTH111
+    return Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def check_can_be_folder(path: Path, choose: str) -> None:
@@ -327,11 +326,7 @@ def checks_options(call: Any = None, /, **elsewhere: str) -> Any:
     elsewhere  options of other libraries → what to use here
     """
     if call is None:
-        return functools.partial(_checks_options, elsewhere)
-    return _checks_options({}, call)
-
-
-def _checks_options(elsewhere: Mapping[str, str], call: Any) -> Any:
+        return functools.partial(checks_options, **elsewhere)
     if not isinstance(call, type):
         return _checked(elsewhere, call, method="." in call.__qualname__.rpartition(">.")[2])
     for name, member in [*vars(call).items()]:
@@ -456,18 +451,11 @@ class Options:
 
     def __init_subclass__(cls) -> None:
         """Complete the documentation of the class by that of its options."""
-        own = {name: value for name, value in vars(cls).items() if _declared(value)}
-        inherited = getattr(cls, "__dataclass_fields__", {})
-        lines = [
-            textwrap.fill(
-                f"{name}: {text_of(declared, field.default)}",
-                width=96,
-                initial_indent="    ",
-                subsequent_indent="        ",
-            )
-            for name, field in (own | inherited).items()
-            if (declared := _declared(field))
-        ]
+        lines = []
+        for name, field in (vars(cls) | getattr(cls, "__dataclass_fields__", {})).items():
+            if declared := _declared(field):
+                text = f"    {name}: {text_of(declared, field.default)}"
+                lines.append(textwrap.fill(text, 96, subsequent_indent=" " * 8))
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Options:", *lines])
 
     def __post_init__(self) -> None:
@@ -499,13 +487,11 @@ def declarations(cls: type[Options]) -> dict[str, tuple[Declaration, type, bool]
     """
     kinds = typing.get_type_hints(cls)
     found = {}
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    own = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ())]
-    for field in (fields[name] for name in own if name in fields):
-        if declared := _declared(field):
-            given = typing.get_args(kinds[field.name]) or (kinds[field.name],)
+    for name in (name for each in cls.__mro__ for name in vars(each).get("__annotations__", ())):
+        if declared := _declared(cls.__dataclass_fields__.get(name)):
+            given = get_args(kinds[name]) or (kinds[name],)
             kind = next(each for each in given if each is not NoneType)
-            found[field.name] = declared, kind, NoneType in given
+            found[name] = declared, kind, NoneType in given
     return found
 
 
@@ -514,18 +500,17 @@ def text_of(declared: Declaration, default: Any) -> str:
     shown = declared.none if default is None else default
     if shown is False or shown == "":
         return declared.help
-    return f"{declared.help} ({bounds(declared, '{}, ')}default: {shown})"
+    within = f"{limits}, " if (limits := bounds(declared)) else ""
+    return f"{declared.help} ({within}default: {shown})"
 
 
-def bounds(declared: Declaration, form: str) -> str:
-    """The bounds in words, in this form; none where only files set the upper one."""
+def bounds(declared: Declaration) -> str:
+    """The bounds in words; none where only files set the upper one."""
     low, high = declared.low, declared.high
     if declared.choices or high is None or high >= 1 << 24:
         return ""
     found = f"at most {high}" if low is None else f"{low} to {high}"
-    return form.format(
-        f"a multiple of {declared.multiple}, {found}" if declared.multiple > 1 else found
-    )
+    return f"a multiple of {declared.multiple}, {found}" if declared.multiple > 1 else found
 
 
 def _declared(field: Any) -> Declaration | None:

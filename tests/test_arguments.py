@@ -44,7 +44,7 @@ def test_a_timeout_that_no_wait_can_take_is_refused(value):
         ("s3://packs/p", "URLs are not supported"), ("gs://b/*.tar", "URLs are not supported"),
         (Path("s3://packs/p"), "URLs are not supported"), ("X-y+z://a", "URLs are not supported"),
         ("https://me:SECRET@host/pack@1?sig=SECRET", "'https://host/pack@1': https URLs"),
-        (b"packed", "give a path$"), (3, "give a path$"), ("a\0b", "without a NUL character"),
+        (b"packed", "give a path"), (3, "give a path"), ("a\0b", "without a NUL character"),
         ("", "that of the current folder is '.'"),
     ],
 )  # fmt: skip

@@ -36,7 +36,8 @@ def table(cls: type[Options]) -> str:
 def values_of(declared: Declaration, kind: type) -> str:
     if declared.choices:
         return ", ".join(f"`{each}`" for each in declared.choices)
-    return f"{'a whole number' if kind is int else 'a number'}{bounds(declared, ', {}')}"
+    values = "a whole number" if kind is int else "a number"
+    return ", ".join(filter(None, (values, bounds(declared))))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -188,7 +188,10 @@ class Context:
 
 
 class Contexts(list[Context]):
-    """Contexts that no thread uses at the moment: making and destroying one takes milliseconds."""
+    """Contexts that no thread uses at the moment: making and destroying one takes milliseconds.
+
+    Append one again once it has no requests in progress.
+    """
 
     def take(self) -> Context:
         """A context for this thread alone. Raises as Context does."""
@@ -199,10 +202,6 @@ class Contexts(list[Context]):
                 return Context()
             if context.pid == os.getpid():  # a forked child does not inherit contexts
                 return context
-
-    def give_back(self, context: Context) -> None:
-        """Return one that has no requests in progress."""
-        self.append(context)
 
 
 CONTEXTS = Contexts()

@@ -80,16 +80,25 @@ def read_direct(file: int, out: np.ndarray, position: int) -> int:
     nbytes = -(-(position + out.size) // BLOCK) * BLOCK - first
     in_place = nbytes == out.size and out.__array_interface__["data"][0] % BLOCK == 0
     blocks = out if in_place else aligned(nbytes)
-    done = 0
-    while done < nbytes:
-        count = os.preadv(file, [blocks[done:]], first + done)
-        done += count
-        if count == 0 or count % BLOCK:  # the end of the file
-            break
-    found = max(0, min(done - (position - first), out.size))
+    found = max(0, min(_fill(file, blocks, first, BLOCK) - (position - first), out.size))
     if not in_place:
         out[:found] = blocks[position - first :][:found]
     return found
+
+
+def _fill(file: int, memory: np.ndarray, position: int, step: int) -> int:
+    """Read until the memory is full or the file ends, and return the bytes that were read.
+
+    step  BLOCK if the file is read past the page cache, 1 if not: a read that ends between two
+          multiples of it has met the end of the file
+    """
+    done = 0
+    while done < memory.size:
+        count = os.preadv(file, [memory[done:]], position + done)
+        done += count
+        if count == 0 or count % step:
+            break
+    return done
 
 
 # ------------------------------------------------------------------------ files read front to back
@@ -114,7 +123,7 @@ class FileStream:
         Raises OSError.
         """
         file = open_direct_if_possible(path) if direct else None
-        self._direct = file is not None
+        self._step = 1 if file is None else BLOCK
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if file is None else file
         self._block = min(BLOCK_BYTES, -(-max(nbytes, 1) // BLOCK) * BLOCK)
         self._helper = helper if nbytes > self._block else None
@@ -155,13 +164,7 @@ class FileStream:
 
     def _read_block(self) -> int:
         """Read into the first of the memories; the bytes that were found."""
-        memory, done = self._memory[0], 0
-        while done < self._block:
-            count = os.preadv(self._file, [memory[done:]], self._position + done)
-            done += count
-            if count == 0 or (self._direct and count % BLOCK):  # the end of the file
-                break
-        return done
+        return _fill(self._file, self._memory[0], self._position, self._step)
 
     def close(self) -> None:
         """Close the file."""

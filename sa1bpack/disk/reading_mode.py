@@ -68,11 +68,8 @@ def choose_mode(
 def direct_obstacle(path: Path) -> str | None:
     """Why a file cannot be read past the page cache; None if it can. Reads one block of it."""
     try:
-        file = open_direct(str(path))
-        try:
-            os.preadv(file, [aligned(BLOCK)], 0)
-        finally:
-            os.close(file)
+        with os.fdopen(open_direct(str(path)), "rb", buffering=0) as file:
+            file.readinto(aligned(BLOCK))
     except OSError as error:
         return f"{path} cannot be read with O_DIRECT ({error.strerror})"
     return None

@@ -108,14 +108,9 @@ def group_metadata(
         "attributes": {} if attributes is None else {"sa1bpack": attributes},
     }
     if arrays is not None:
-        inner: dict[str, Any] = {}
-        metadata["consolidated_metadata"] = {
-            "kind": "inline",
-            "must_understand": False,
-            "metadata": inner,
-        }
-        for spec, rows in arrays.items():
-            inner[spec.name] = array_metadata(spec, rows)
+        inner = {spec.name: array_metadata(spec, rows) for spec, rows in arrays.items()}
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": inner}
+        metadata["consolidated_metadata"] = consolidated
     return metadata
 
 
@@ -217,9 +212,7 @@ def check_group(
 
 def check_metadata(path: Path, expected: dict[str, Any]) -> None:
     """Check that a zarr.json holds exactly `expected`; spacing and the order of keys may differ."""
-    found = read_json(path)
-    if found != expected:
-        difference = _first_difference(found, expected, "")
+    if difference := _first_difference(read_json(path), expected, ""):
         raise FormatError(f"{path}: {difference}; {REMEDY}")
 
 

@@ -4,6 +4,7 @@ their checksums, XXH3-128 in a form that `xxhsum -c` checks."""
 import ctypes
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
 import re
@@ -85,12 +86,10 @@ def missing(path: Path) -> FormatError:
     gone = path
     while not gone.parent.exists():
         gone = gone.parent
-    if gone == path:
-        return FormatError(f"{path}: missing; {REMEDY}")
-    return FormatError(
-        f"{path}: missing, with all of {gone} (if that was moved or is not mounted, open it where "
-        f"it is); {REMEDY}"
-    )
+    what = "missing"
+    if gone != path:
+        what += f", with all of {gone} (if that was moved or is not mounted, open it where it is)"
+    return FormatError(f"{path}: {what}; {REMEDY}")
 
 
 def open_file(path: Path) -> int:
@@ -335,7 +334,6 @@ class _Mapping:
 # ------------------------------------------------------------------------------------- checksums
 
 CHECKSUMS_NAME = "checksums.xxh128"
-READ_BYTES = 1 << 20
 _LINE = re.compile(r"([0-9a-f]{32})  (\S.*)")
 _ZEROS = np.zeros(1 << 20, np.uint8)
 
@@ -345,21 +343,13 @@ def file_digest(path: Path) -> str:
 
     Raises FormatError if it is not a regular file, OSError if it cannot be read.
     """
-    digest = xxhash.xxh3_128()
-    buffer = bytearray(READ_BYTES)
-    view = memoryview(buffer)
     with naming(path), os.fdopen(open_file(path), "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def format_checksums(digests: Mapping[str, str]) -> bytes:
     """The text of a checksum file: one `<digest>  <path>` line per file, sorted by path."""
-    text = ""
-    for path in sorted(digests):
-        text += f"{digests[path]}  {path}\n"
-    return text.encode()
+    return "".join(f"{digests[path]}  {path}\n" for path in sorted(digests)).encode()
 
 
 def read_checksums(path: Path) -> dict[str, str]:

@@ -37,11 +37,14 @@ from sa1bpack.wording import counted, printable
 _BLOCK = 1 << 18  # ids that are compared together
 _THREADS = 16  # small files that are hashed at the same time
 
-_SHARD_OFFSET = array_spec("shard_offset", "<i8", ("shard_edge",), child_axis="sample")
 _IMAGE_ID = array_spec("image_id", "<i8", ("sample",))
 _ID_ORDER = array_spec("id_order", "<i8", ("sample",))
-_MASK_OFFSET = array_spec("mask_offset", "<i8", ("sample_edge",), child_axis="mask")
-INDEX_ARRAYS = (_SHARD_OFFSET, _IMAGE_ID, _ID_ORDER, _MASK_OFFSET)
+INDEX_ARRAYS = (
+    array_spec("shard_offset", "<i8", ("shard_edge",), child_axis="sample"),
+    _IMAGE_ID,
+    _ID_ORDER,
+    array_spec("mask_offset", "<i8", ("sample_edge",), child_axis="mask"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,8 @@ class Index:
 
 def index_arrays(manifest: Manifest) -> dict[ArraySpec, int]:
     """The arrays of the index of a pack with this manifest → their number of rows."""
-    samples = manifest.samples
-    return {
-        _SHARD_OFFSET: len(manifest.shards) + 1,
-        _IMAGE_ID: samples,
-        _ID_ORDER: samples,
-        _MASK_OFFSET: samples + 1,
-    }
+    shards, samples = len(manifest.shards), manifest.samples
+    return dict(zip(INDEX_ARRAYS, (shards + 1, samples, samples, samples + 1), strict=True))
 
 
 def _read_digests(root: Path, shards: Sequence[ShardEntry]) -> tuple[str, ...]:
@@ -76,9 +74,7 @@ def _read_digests(root: Path, shards: Sequence[ShardEntry]) -> tuple[str, ...]:
 
     Raises FormatError if one is missing, so that the shard is not published.
     """
-    paths = []
-    for shard in shards:
-        paths.append(root / SHARDS_NAME / shard.name / files.CHECKSUMS_NAME)
+    paths = [root / SHARDS_NAME / shard.name / files.CHECKSUMS_NAME for shard in shards]
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
             return tuple(pool.map(files.file_digest, paths))

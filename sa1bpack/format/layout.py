@@ -208,13 +208,7 @@ class Layout:
 
     def array_rows(self, extent: Extent) -> dict[ArraySpec, int]:
         """The number of rows of each array in a shard of the given extent."""
-        found = {}
-        for spec in self.arrays:
-            found[spec] = spec.rows(extent)
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)  # without the arrays, which follow from it
+        return {spec: spec.rows(extent) for spec in self.arrays}
 
     @classmethod
     def from_json(cls, data: Any, where: str = "layout") -> "Layout":

@@ -119,8 +119,8 @@ class PackFiles:
         """
         # A small file stands for the others: those may be damaged.
         small = self.root / MANIFEST_NAME
-        found = choose_mode(self._io, nbytes, "the pack's", lambda: direct_obstacle(small))
-        self._direct = found.direct
+        mode = choose_mode(self._io, nbytes, "the pack's", lambda: direct_obstacle(small))
+        self._direct = mode.direct
 
     def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> FileStream:
         """A file of so many bytes, to be read once; `helper` may read ahead. Raises OSError."""

@@ -61,9 +61,6 @@ class Shard:
     def __len__(self) -> int:
         return self.extent.samples
 
-    def __repr__(self) -> str:
-        return f"Shard({str(self.folder)!r}, {self.extent})"
-
     def planes(self, row: int) -> dict[str, np.ndarray]:
         """The stored pixels of one sample, without padding: views of its planes by name.
 

@@ -31,7 +31,7 @@ from sa1bpack.format.layout import (
     canvas_parts,
     rows_checksum,
 )
-from sa1bpack.format.manifest import ShardEntry, check_shard_name
+from sa1bpack.format.manifest import ShardEntry
 
 # Smaller appends are gathered before they are written.
 STAGE_BYTES = 64 * BLOCK
@@ -264,10 +264,10 @@ class ShardWriter:
     def __init__(self, shards_dir: Path, name: str, layout: Layout):
         """Create the working folder of the shard `name`, with empty chunk files.
 
-        Raises PackError if a shard of that name exists, FormatError for a name that a shard cannot
-        have, OSError if the folder cannot be created.
+        name  that a shard can have, see `check_shard_name`
+
+        Raises PackError if a shard of that name exists, OSError if the folder cannot be created.
         """
-        check_shard_name(name, "new shard")
         self.name = name
         self.layout = layout
         self.extent = Extent()

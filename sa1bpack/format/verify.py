@@ -132,10 +132,8 @@ def check_files(
         return check.report({"parts": parts, "bytes": check.total})
     try:
         manifest = read_manifest(root)
-    except VersionError:
-        raise
     except FormatError as error:
-        if not (root / MANIFEST_NAME).exists():
+        if isinstance(error, VersionError) or not (root / MANIFEST_NAME).exists():
             raise
         check.add(str(error))
         return Report(check.problems)
@@ -349,13 +347,11 @@ def _unlisted_shards(check: Check, manifest: Manifest) -> list[ShardEntry]:
     """Entries of the complete shards that an incomplete pack has, but does not list yet."""
     entries: list[ShardEntry] = []
     listed = {shard.name for shard in manifest.shards}
-    folders: list[Path] = []
     with check.collecting():
-        folders = [] if manifest.complete else shard_folders(check.files.root)
-    for folder in folders:
-        if folder.name not in listed:
-            check.files.bring(folder.name)
-            with check.collecting(shard=folder.name):
-                entries.append(open_shard(folder, manifest.layout).entry)
-                check.notes.append(f"{folder}: a complete shard that is not in the manifest yet")
+        for folder in () if manifest.complete else shard_folders(check.files.root):
+            if folder.name not in listed:
+                check.files.bring(folder.name)
+                with check.collecting(shard=folder.name):
+                    entries.append(open_shard(folder, manifest.layout).entry)
+                    check.notes.append(f"{folder}: a complete shard not in the manifest yet")
     return entries

@@ -240,9 +240,7 @@ def _check_samples(check: Check, shard: Shard, streams: _Streams) -> None:
     """Check each sample of a shard whose offsets were checked."""
     before, total = check.done, shard.entry.bytes
     for row in range(len(shard)):
-        rows = rows_of_sample(
-            shard, row, lambda spec, first, stop: streams[spec.name].read(first, stop)
-        )
+        rows = rows_of_sample(shard, row, lambda spec, *span: streams[spec.name].read(*span))
         if what := _fault(shard.layout, rows):
             one = {name: rows[name][0] for name in ("image_id", "file_name")}
             check.add(what, **_place(shard, row, one))

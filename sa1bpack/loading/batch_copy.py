@@ -155,7 +155,7 @@ class SampleReader:
         """Give the context back, and return the scratch memory."""
         context, self._context = self._context, None
         if context is not None:
-            CONTEXTS.give_back(context)
+            CONTEXTS.append(context)
         return self._means.scratch
 
 

@@ -152,7 +152,7 @@ def io_obstacle(ds: Dataset) -> str | None:
     del opened
     if obstacle is None:
         try:
-            CONTEXTS.give_back(CONTEXTS.take())
+            CONTEXTS.append(CONTEXTS.take())
         except OSError as error:
             return f"the system refuses Linux AIO ({error.strerror or error})"
     return obstacle

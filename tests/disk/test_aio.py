@@ -159,7 +159,7 @@ def test_a_queue_that_cannot_be_waited_for_is_an_error_and_can_be_closed(file, m
 def test_a_forked_child_makes_its_own_contexts(file, path):
     inherited = aio.CONTEXTS.take()
     kept = Context()
-    aio.CONTEXTS.give_back(inherited)
+    aio.CONTEXTS.append(inherited)
     with forked_child() as child:
         if child == 0:
             kept.close()
@@ -169,7 +169,7 @@ def test_a_forked_child_makes_its_own_contexts(file, path):
     for context in (inherited, kept):
         check(context, file, path, [(0, SIZE)])
     assert aio.CONTEXTS.take() is inherited
-    aio.CONTEXTS.give_back(inherited)
+    aio.CONTEXTS.append(inherited)
     kept.close()
 
 

@@ -58,7 +58,7 @@ def why_not_direct(folder: Path) -> str | None:
         file = open_direct(str(probe))
         context, memory = CONTEXTS.take(), aligned(BLOCK)
         [code] = context.read(np.array([[file, 0, BLOCK, memory.ctypes.data, BLOCK]])).tolist()
-        CONTEXTS.give_back(context)
+        CONTEXTS.append(context)
     except OSError as error:
         code = error.errno
     finally:

@@ -212,7 +212,6 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
     (MADE_WITH), or if the folder is something else; NotAPack, FormatError and
     OSError as `read_side_manifest`.
     """
-    folder = Path(folder)
     files.make_folder(folder.parent)
     if not folder.exists():
         staging = files.temporary_beside(folder.with_name(mark + folder.name))

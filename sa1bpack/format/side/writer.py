@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
+from sa1bpack.errors import FormatError, OutputLocked, OutputRefused
 from sa1bpack.format import files
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.shard_writer import AppendFile, complete_group
@@ -60,7 +60,7 @@ class PartWriter:
         has other rows; NotAPack, FormatError and OSError if its manifest cannot be read.
         """
         self.spec, self.shard = spec, shard
-        self.samples = self._rows = 0
+        self.samples = rows = 0
         self._final = Path(folder) / shard.part
         self._folder = self._final.with_name(files.TEMPORARY_PREFIX + shard.part)
         self._lock_path = self._folder.with_name(self._folder.name + _LOCK_SUFFIX)
@@ -80,14 +80,14 @@ class PartWriter:
             if origin is not None and origin == left:
                 found = self._complete(counts)
                 self.samples = found if found == len(counts) else found // step * step
-                self._rows = int(np.sum(counts[: self.samples]))
+                rows = int(np.sum(counts[: self.samples]))
             if not self.samples:  # the working folder is made again, empty
                 shutil.rmtree(self._folder, ignore_errors=True)
                 for array in spec.arrays(shard.extent):
                     (self._folder / array.name).mkdir(parents=True)
                 if origin is not None:
                     files.write_durably(self._folder / _ORIGIN_NAME, origin)
-            kept = {spec.values: self._rows * spec.row_bytes, CHECKSUM: 8 * self.samples}
+            kept = {spec.values: rows * spec.row_bytes, CHECKSUM: 8 * self.samples}
             for array, nbytes in kept.items():
                 path = self._folder / array.chunk_path
                 if not nbytes:
@@ -139,23 +139,15 @@ class PartWriter:
             if self._origin is not None:
                 file.write_out()
         self.samples += len(counts)
-        self._rows += len(rows)
 
     def publish(self) -> bool:
         """Complete the part, flush it and give it its name.
 
-        Returns False if another process has published it meanwhile: this one is discarded. Raises
-        OptionError if rows are missing, OSError if writing fails; the part then does not exist.
+        Every sample has its rows. Returns False if another process has published it meanwhile: this
+        one is discarded. Raises OSError if writing fails; the part then does not exist.
         """
-        spec, extent = self.spec, self.shard.extent
-        expected = (extent.samples, spec.values.rows(extent))
-        if (self.samples, self._rows) != expected:
-            raise OptionError(
-                f"{spec.name} has {self._rows} rows for {self.samples} samples of shard "
-                f"{self.shard.name}, but must have {expected[1]} for {expected[0]}"
-            )
-        attributes = part_attributes(spec, self.shard)
-        complete_group(self._folder, attributes, self._files, spec.arrays(extent))
+        rows = self.spec.arrays(self.shard.extent)
+        complete_group(self._folder, part_attributes(self.spec, self.shard), self._files, rows)
         if self._origin is not None:
             (self._folder / _ORIGIN_NAME).unlink()
             files.flush_folder(self._folder)
