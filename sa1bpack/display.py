@@ -35,11 +35,9 @@ def call_text(value: Any, **shown: Any) -> str:
 
     shown  values of arguments that have no attribute, or another one
     """
-    found = {}
-    for name in inspect.signature(type(value)).parameters:
-        if name in shown or hasattr(value, name):
-            found[name] = shown.get(name, getattr(value, name, None))
-    text = ", ".join(f"{name}={_value_text(found[name])}" for name in found)
+    names = inspect.signature(type(value)).parameters
+    found = {name: getattr(value, name) for name in names if hasattr(value, name)} | shown
+    text = ", ".join(f"{name}={_value_text(found[name])}" for name in names if name in found)
     return f"{type(value).__name__}({text})"
 
 

@@ -398,11 +398,9 @@ class Pack:
         Raises OptionError, with the number of such ids, one of them and the remedy; FormatError if
         the index that says so is damaged.
         """
-        if self.duplicates == "all":
+        if self.duplicates == "all" or not len(self._repeated[0]):
             return range(self.manifest.samples)
         later, first = self._repeated
-        if not len(later):
-            return range(self.manifest.samples)
         if self.duplicates == "error":
             self.check_index()  # ids may repeat because they are damaged
             ids = np.unique(self.image_ids(later)).tolist()

@@ -188,7 +188,10 @@ class OrderedBatches:
         batches, group = self._place.batches, process_group()
         if not self._by_group or group is None:
             return batches
-        return batches.of_rank(group.get_rank(), group.get_world_size())
+        rank, world_size = group.get_rank(), group.get_world_size()
+        if (rank, world_size) == (batches.rank, batches.world_size):
+            return batches
+        return replace(batches, rank=rank, world_size=world_size, cut=None)
 
     def __len__(self) -> int:
         """Return the batches of the complete epoch of `current`, also if the rest of it is yielded.

@@ -339,12 +339,6 @@ class EpochBatches:
             return sizes.map(lambda size: size * self.world_size)
         return sizes
 
-    def of_rank(self, rank: int, world_size: int) -> "EpochBatches":
-        """Return these batches for another rank. Raises OptionError if they cannot be cut so."""
-        if (rank, world_size) == (self.rank, self.world_size):
-            return self
-        return replace(self, rank=rank, world_size=world_size, cut=None)
-
     def __len__(self) -> int:
         """Return the number of batches from `start` to the end of the epoch."""
         return self._count

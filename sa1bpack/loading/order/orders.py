@@ -289,8 +289,8 @@ class Order(ABC):
         return dict(self._identity)
 
     def __repr__(self) -> str:
-        rule = [item for item in self._identity.items() if item[0] not in ("kind", "size")]
-        own = "".join(f", {name}={value}" for name, value in rule if isinstance(value, int))
+        numbers = {name: own for name, own in self._identity.items() if isinstance(own, int)}
+        own = "".join(f", {name}={numbers[name]}" for name in numbers if name != "size")
         return f"<{type(self).__name__}: {counted(self.size, 'sample')}{own}>"
 
 
