@@ -98,6 +98,7 @@ with warnings.catch_warnings(record=True) as seen:
     assert not seen, seen
     import sa1bpack.kernels
     assert sa1bpack.kernels.kernel_folder() is None
+sa1bpack.kernels.PATIENCE = 1000.0  # nothing is said of compiling
 assert "set NUMBA_CACHE_DIR" in str(seen[0].message), seen
 sa1bpack.kernels.PATIENCE = 600
 import numpy as np

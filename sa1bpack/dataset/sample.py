@@ -142,10 +142,11 @@ class MaskSpec:
             choice("mask_sampling", sampling, kernels.SAMPLINGS)
         if source != "bits" and not layout.runs:
             raise OptionError(
-                f"mask_format={form!r}, mask_size={size}, mask_sampling={sampling!r} needs the "
-                "exact runs, but this pack was made without them: it has bits of mask_size "
-                f"{layout.mask_size}, mask_sampling {own!r}; use mask_format='bits' or 'bool' "
-                "without other options, or pack again with --masks bits+runs"
+                f"mask_format={form!r}, mask_size={size}, mask_sampling={sampling!r} (the pack's "
+                "own where none was given) needs the exact runs, but this pack was made without "
+                f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; use "
+                "mask_format='bits' or 'bool' without other options, or pack again with --masks "
+                "bits+runs"
             )
         return cls(source, size, form != "bits", sampling, layout.fit)
 
