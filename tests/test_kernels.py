@@ -37,9 +37,7 @@ def chosen() -> Path | None:
     return kernels.kernel_folder.__wrapped__()
 
 
-def test_kernels_are_kept_where_the_user_says_or_else_where_something_can_be_written(
-    read_only, monkeypatch, tmp_path
-):
+def test_kernels_are_kept_where_the_user_says_or_can_write(read_only, monkeypatch, tmp_path):
     """Beside the package, in the user's cache, or at last in a private temporary folder."""
     private = read_only / f"sa1bpack-kernels-{os.getuid()}"
     umask = os.umask(0o002)  # as many systems have it: others of the group may write
@@ -57,18 +55,18 @@ def test_kernels_are_kept_where_the_user_says_or_else_where_something_can_be_wri
     assert list(read_only.iterdir()) == [private]
 
 
-@pytest.mark.parametrize("planted", ["writable", "link", "file"])
-def test_a_folder_that_others_could_have_written_is_not_used(read_only, tmp_path, planted):
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda path: (path.mkdir(), path.chmod(0o777)),
+        lambda path: path.symlink_to(tempfile.mkdtemp()),
+        Path.touch,
+    ],
+    ids=["writable", "link", "file"],
+)
+def test_a_folder_that_others_could_have_written_is_not_used(read_only, plant):
     """With a warning that names the remedy."""
-    folder = read_only / f"sa1bpack-kernels-{os.getuid()}"
-    if planted == "link":
-        (tmp_path / "theirs").mkdir(mode=0o700)
-        folder.symlink_to(tmp_path / "theirs")
-    elif planted == "file":
-        folder.write_text("")
-    else:
-        folder.mkdir()
-        folder.chmod(0o777)
+    plant(read_only / f"sa1bpack-kernels-{os.getuid()}")
     with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR to a writable folder"):
         assert chosen() is None
 
@@ -166,14 +164,9 @@ def copied(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path), kernels.VARIABLE: ""}
 
     def start(**variables: str) -> subprocess.Popen:
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMPILE],
-            cwd=tmp_path,
-            env=environment | variables,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-c", COMPILE]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment | variables, **pipes)
         assert process.stdout.readline() == "imported\n"
         return process
 
@@ -222,15 +215,15 @@ def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(copi
 def test_a_damaged_file_is_compiled_again(copied):
     package, start = copied
     assert end(start()) == "64"
-    for damage in ("truncated", "flipped"):
+    for damage in (
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+    ):
         damaged = kept(package)
         for path in damaged:
             content = path.read_bytes()
             path.unlink()
-            if damage == "truncated":
-                path.write_bytes(content[: len(content) // 2])
-            else:
-                path.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+            path.write_bytes(damage(content))
         assert end(start()) == "64"
         assert kept(package).keys() == damaged.keys() and kept(package) != damaged
 
@@ -281,19 +274,10 @@ pack_rgb(np.full((1, 64), 7, np.uint32), np.zeros((1, 64, 3), np.uint8))
 
 
 def test_the_first_use_says_once_that_it_compiles(tmp_path):
-    environment = os.environ | {kernels.VARIABLE: str(tmp_path)}
-
-    def said() -> str:
-        command = [sys.executable, "-c", FIRST_USE]
-        return subprocess.run(
-            command, check=True, capture_output=True, text=True, env=environment
-        ).stderr
-
-    assert (
-        said()
-        == "sa1bpack: compiling kernels for this processor, once; takes up to half a minute\n"
-    )
-    assert said() == ""
+    variables = {kernels.VARIABLE: str(tmp_path)}
+    said = [run_without_variables(FIRST_USE, **variables)[1] for _ in range(2)]
+    once = "sa1bpack: compiling kernels for this processor, once; takes up to half a minute\n"
+    assert said == [once, ""]
 
 
 def test_a_kernel_that_cannot_be_compiled_leaves_no_notice_and_garbage_is_collected_again():

@@ -3,12 +3,11 @@
 import dataclasses
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import python
 
 from sa1bpack.arguments import Declaration, Options, bounds, declarations, option
 from sa1bpack.cli.arguments import command_parser
@@ -101,10 +100,8 @@ def test_every_declared_option_is_a_flag_with_its_default():
 def test_the_main_help_loads_neither_numpy_nor_a_command():
     code = (
         "import sys; from sa1bpack.cli.main import main\n"
-        "try: main(['--help'])\nfinally: print('\\n'.join(sys.modules), file=sys.stderr)"
+        "try: main(['--help'])\nfinally: print(); print(*sys.modules)"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stderr.split()
+    loaded = python("-c", code).splitlines()[-1].split()
     assert "sa1bpack.cli.arguments" in loaded
     assert not {"numpy", "sa1bpack.cli.packs", "sa1bpack.arguments", "torch"} & {*loaded}

@@ -39,9 +39,7 @@ sizes = st.one_of(st.integers(0, 9 * BLOCK), st.sampled_from([BLOCK * n for n in
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
 )
 @given(nbytes=sizes, expected=sizes, reads=st.lists(st.integers(1, 5 * BLOCK), max_size=8))
-def test_reads_of_any_size_are_the_file_front_to_back(
-    direct, nbytes, expected, reads, helper, direct_folder
-):
+def test_reads_of_any_size_are_the_file(direct, nbytes, expected, reads, helper, direct_folder):
     """Also of a file that is shorter or longer than the caller thinks."""
     path = direct_folder / "front-to-back"
     data = written(path, nbytes)
@@ -62,9 +60,7 @@ def test_direct_reads_leave_the_page_cache_as_it_is(helper, direct_folder):
     assert not resident(path).any()
 
 
-def test_closing_waits_for_the_read_in_progress_and_cancels_one_that_has_not_begun(
-    helper, tmp_path, monkeypatch
-):
+def test_closing_waits_for_a_read_in_progress_and_cancels_later_ones(helper, tmp_path, monkeypatch):
     written(tmp_path / "file", 9 * BLOCK)
     began, may_end, preadv, log = threading.Event(), threading.Event(), os.preadv, []
 

@@ -103,10 +103,6 @@ def test_unpublished_shard_cannot_be_listed(pack):
 SHARD = "sa_000002-000"
 
 
-def reopened(root):
-    return publish(root, msgspec.structs.replace(read_manifest(root), complete=False))
-
-
 def test_a_complete_pack_is_called_complete(pristine_pack):
     found = completeness_of(pristine_pack, read_manifest(pristine_pack))
     assert (found.complete, found.partial, found.unindexed) == (True, (), ())
@@ -114,7 +110,7 @@ def test_a_complete_pack_is_called_complete(pristine_pack):
 
 
 def test_sources_in_part_and_shards_that_are_not_indexed_yet_are_counted(pack):
-    manifest = reopened(pack)
+    manifest = publish(pack, msgspec.structs.replace(read_manifest(pack), complete=False))
     shard_of(pack / "shards", SHARD, (2, 1), 7)
     (pack / "shards" / ".tmp-sa_000003-000").mkdir()
     found = completeness_of(pack, manifest)

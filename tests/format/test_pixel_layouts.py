@@ -168,9 +168,7 @@ def test_a_byte_that_moved_from_one_image_to_the_next_is_found(pack, layout):
 @pytest.mark.parametrize("height, message", [
     (1, "do not make 1 x 1 pixels"), (0, "stored size 0 x 1 is not within"),
 ])  # fmt: skip
-def test_a_stored_size_that_cannot_be_is_found_though_all_checksums_match(
-    pack, layout, height, message
-):
+def test_an_impossible_size_is_found_though_all_checksums_match(pack, layout, height, message):
     size = np.memmap(pack / "shards" / SHARD / "size" / "c.0.0", "<i4", "r+", shape=(4, 4))
     size[0, 2:] = height, 1
     size.flush()

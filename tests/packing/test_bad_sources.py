@@ -43,9 +43,7 @@ def test_shards_of_a_tar_with_a_wrong_crc_are_withdrawn(tmp_path, root, workers)
 
 
 @pytest.mark.parametrize("md5", [False, True])
-def test_a_list_given_later_is_compared_with_the_md5_recorded_or_computed_then(
-    tmp_path, root, manifest_of, md5
-):
+def test_a_list_given_later_is_compared_with_old_and_new_md5s(tmp_path, root, manifest_of, md5):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]))
     sums = tmp_path / "sums.txt"
     sums.write_text(f"{hashlib.md5(tar.read_bytes()).hexdigest()}  sa_1.tar\n")
@@ -59,9 +57,7 @@ def test_a_list_given_later_is_compared_with_the_md5_recorded_or_computed_then(
     assert contents(root) == contents(at_once)
 
 
-def test_another_tar_of_the_same_size_does_not_get_its_md5_into_the_pack(
-    tmp_path, root, manifest_of
-):
+def test_another_tar_of_the_size_does_not_get_its_md5_into_the_pack(tmp_path, root, manifest_of):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]), compress=False)
     sa1bpack.pack(tar, root, workers=1, **SMALL)
     before = manifest_of(root)["sources"]
@@ -125,9 +121,7 @@ def test_a_list_that_cannot_be_used_is_an_error_before_any_work(tmp_path, root, 
     [(range(100, 112), 2), ([1, 0, *range(2, 12)], 1), (range(3), 1), (range(5), 1)],
     ids=["other photos", "another order", "ends in a packed shard", "a packed shard is longer"],
 )
-def test_a_source_that_changed_between_two_runs_is_noticed(
-    tmp_path, root, manifest_of, now, workers
-):
+def test_a_source_that_changed_between_runs_is_noticed(tmp_path, root, manifest_of, now, workers):
     bad = {"./sa_9.json": b"{"}
     tar = write_tar(tmp_path / "sa_1.tar", members(range(12)) | bad, shuffle=None)
     with pytest.raises(TooManyRejects):

@@ -104,9 +104,7 @@ def clones(calls: list):
     return ioctl
 
 
-def test_where_only_clones_are_possible_every_file_is_one(
-    machines, tmp_path, undisturbed, monkeypatch
-):
+def test_where_only_clones_can_be_every_file_is_one(machines, tmp_path, undisturbed, monkeypatch):
     calls = []
     monkeypatch.setattr(os, "link", refused(errno.EXDEV))
     monkeypatch.setattr(fcntl, "ioctl", clones(calls))
@@ -254,9 +252,7 @@ def test_a_damaged_shard_is_refused_and_never_published(copied, tmp_path, damage
 
 
 @pytest.mark.parametrize("other", ["dtype", "provenance", "earlier merge"])
-def test_features_of_one_name_that_differ_are_refused_before_anything_is_written(
-    copied, tmp_path, other
-):
+def test_features_of_one_name_that_differ_are_refused_before_any_writing(copied, tmp_path, other):
     a, b = copied("ab")
     spec = SideSpec("score", "sample", "float16", (2,))
     write_side(a, spec)

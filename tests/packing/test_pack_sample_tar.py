@@ -54,9 +54,7 @@ def resized_by_pil(jpeg: bytes, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(image.resize(size, Image.Resampling.BICUBIC))
 
 
-def test_the_samples_are_those_of_the_tar_in_the_order_their_pairs_become_whole(
-    pack_with, sample_tar, originals
-):
+def test_samples_are_those_of_the_tar_in_the_order_of_whole_pairs(pack_with, sample_tar, originals):
     seen, whole = set(), []
     with tarfile.open(sample_tar) as tar:
         for name in tar.getnames():

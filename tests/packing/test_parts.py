@@ -92,9 +92,7 @@ def test_readers_name_finalize_until_the_job_is_complete(pack_part, root, capsys
     assert sa1bpack.finalize(root).complete
 
 
-def test_a_repeated_part_decodes_nothing_and_another_cut_only_what_is_missing(
-    pack_part, root, undisturbed
-):
+def test_a_repeated_part_decodes_nothing_and_another_cut_what_is_left(pack_part, root, undisturbed):
     first = pack_part((1, 2))
     assert pack_part((1, 2)).new_images == 0
     others = [pack_part((number, 3)) for number in (1, 2, 3)]
@@ -104,9 +102,7 @@ def test_a_repeated_part_decodes_nothing_and_another_cut_only_what_is_missing(
     assert images == len(sa1bpack.open(root))
 
 
-def test_of_two_that_pack_the_same_at_once_the_second_finds_it_published(
-    opened, sources, root, undisturbed
-):
+def test_of_two_that_pack_at_once_the_second_finds_it_published(opened, sources, root, undisturbed):
     """Both began when nothing was published, and the second is as far when the first has ended.
 
     What needs the folder for itself is kept off meanwhile, and the other way round.
@@ -133,9 +129,7 @@ def test_other_images_under_the_name_of_a_source_are_refused(opened, sources, ro
         run_all(second, [other])
 
 
-def test_finalize_names_what_is_missing_and_the_parts_to_repeat(
-    sources, pack_part, root, manifest_of, undisturbed
-):
+def test_finalize_names_sources_and_parts_left(sources, pack_part, root, manifest_of, undisturbed):
     pack_part((2, 3))
     result = sa1bpack.finalize(root)
     assert not result.complete and not manifest_of(root)["complete"]
@@ -173,9 +167,7 @@ def test_shards_of_a_tar_whose_bytes_are_wrong_are_withdrawn(tmp_path, root, lis
     assert [note for note in found.notes if "2 shards withdrawn" in note] != [] or not listed
 
 
-def test_a_part_adds_to_a_complete_pack_which_is_complete_again_after_finalize(
-    sources, root, manifest_of, undisturbed
-):
+def test_a_part_adds_to_a_complete_pack_until_finalize(sources, root, manifest_of, undisturbed):
     sa1bpack.pack(sources[:2], root, workers=1, **SMALL)
     assert manifest_of(root)["complete"]
     sa1bpack.pack_part(sources, root, (1, 1), workers=1, **SMALL)

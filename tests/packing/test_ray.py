@@ -95,9 +95,7 @@ def nodes(tmp_path_factory):
         *(("repair", whom) for whom in ("task", "driver, by Ctrl-C")),
     ],
 )
-def test_what_is_killed_in_the_middle_is_completed(
-    nodes, long_tars, long_pack, tmp_path, command, whom
-):
+def test_what_is_killed_midway_is_completed(nodes, long_tars, long_pack, tmp_path, command, whom):
     """A task or a node by the same run, which repeats the task; the driver by the next run."""
     root = tmp_path / "pack"
     call = ("pack", *long_tars, "--output", root, "--workers", 1, *SMALL_FLAGS)

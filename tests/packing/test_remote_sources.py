@@ -53,9 +53,7 @@ def assert_no_secret(*texts: str, root=None) -> None:
         assert not [secret for secret in SECRETS if secret in text]
 
 
-def test_a_list_of_links_makes_the_pack_of_the_files_whatever_the_network_does(
-    served, links, long_pack, tmp_path, capsys
-):
+def test_links_make_the_pack_over_a_bad_network(served, links, long_pack, tmp_path, capsys):
     rng = random.Random(0)
     for name in TARS:
         size = len(served.files[path_of(name)])
@@ -108,7 +106,7 @@ def test_several_tars_are_downloaded_at_once(served, links, long_pack, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_is_ended_while_it_waits_for_the_network_resumes_without_what_is_packed(
+def test_a_run_ended_while_it_waits_for_the_network_resumes(
     served, links, long_pack, tmp_path, number
 ):
     served.faults[path_of(TARS[1])] = [cut(512), stalled(5000)]
@@ -131,9 +129,7 @@ def test_a_run_that_is_ended_while_it_waits_for_the_network_resumes_without_what
     assert contents(root) == long_pack
 
 
-def test_bytes_that_arrive_wrong_are_noticed_and_nothing_of_the_tar_stays(
-    served, links, long_pack, tmp_path
-):
+def test_wrong_bytes_are_noticed_and_nothing_of_the_tar_stays(served, links, long_pack, tmp_path):
     size = len(served.files[path_of(TARS[0])])
     served.faults[path_of(TARS[0])] = [cut(512), flipped(size - 300)]
     root = tmp_path / "pack"
@@ -145,9 +141,7 @@ def test_bytes_that_arrive_wrong_are_noticed_and_nothing_of_the_tar_stays(
     assert contents(root) == long_pack
 
 
-def test_an_estimate_reads_the_beginning_alone_and_names_what_cannot_be_read(
-    served, links, tmp_path, capsys
-):
+def test_an_estimate_reads_beginnings_alone_and_names_what_fails(served, links, tmp_path, capsys):
     flags = ["--output", str(tmp_path / "pack"), "--workers", "1", *SMALL_FLAGS]
     assert main(["pack", "--links", str(links), "--dry-run", *flags]) == 0
     assert "sources   2 with" in capsys.readouterr().out
@@ -159,9 +153,7 @@ def test_an_estimate_reads_the_beginning_alone_and_names_what_cannot_be_read(
     assert not (tmp_path / "pack").exists()
 
 
-def test_a_repair_downloads_what_it_needs_and_nothing_else(
-    served, links, long_tars, long_pack, tmp_path, capsys
-):
+def test_a_repair_downloads_its_tars_alone(served, links, long_tars, long_pack, tmp_path, capsys):
     root = tmp_path / "pack"
     sa1bpack.pack(long_tars, root, workers=1, **SMALL)
     damaged = next((root / "shards/sa_000011-002/image").glob("c*"))
@@ -192,9 +184,7 @@ def test_a_repair_downloads_what_it_needs_and_nothing_else(
         ("sa_1.tar\thttps://h/a\ud800".encode("utf-8", "surrogatepass"), "it is not UTF-8"),
     ],
 )
-def test_a_list_that_cannot_be_used_is_refused_with_its_line_and_without_its_links(
-    tmp_path, text, fault
-):
+def test_a_list_that_cannot_be_used_is_refused_with_its_line_but_no_links(tmp_path, text, fault):
     path = tmp_path / "links.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SourceError, match=fault) as caught:
@@ -203,9 +193,7 @@ def test_a_list_that_cannot_be_used_is_refused_with_its_line_and_without_its_lin
     assert not (tmp_path / "pack").exists()
 
 
-def test_a_bucket_is_packed_by_a_pattern_as_its_files_are(
-    s3, long_tars, long_pack, tmp_path, capsys
-):
+def test_a_bucket_is_packed_by_a_pattern_as_files_are(s3, long_tars, long_pack, tmp_path, capsys):
     s3.make_bucket("tars")
     for tar in long_tars:
         s3.put("tars", f"sa1b/{tar.name}", tar.read_bytes())
@@ -220,9 +208,7 @@ def test_a_bucket_is_packed_by_a_pattern_as_its_files_are(
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_without_the_extra_nothing_is_begun_and_the_error_says_what_to_install(
-    tmp_path, monkeypatch, capsys, listed
-):
+def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch, capsys, listed):
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     url, links = "s3://bucket/sa_000010.tar", tmp_path / "links.txt"
@@ -233,9 +219,7 @@ def test_without_the_extra_nothing_is_begun_and_the_error_says_what_to_install(
     assert not (tmp_path / "pack").exists()
 
 
-def test_an_object_that_cannot_be_read_is_named_and_the_others_are_packed(
-    web, long_tars, tmp_path, monkeypatch
-):
+def test_an_unreadable_object_is_named_and_the_others_packed(web, long_tars, tmp_path, monkeypatch):
     use_s3(web.url, monkeypatch)
     bucket = f"refused-{web.url[-5:]}"  # a bucket that was opened stays so, and this is another one
     for tar in long_tars:
@@ -250,9 +234,7 @@ def test_an_object_that_cannot_be_read_is_named_and_the_others_are_packed(
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_an_object_store_with_faults_makes_the_same_pack(
-    web, long_tars, long_pack, tmp_path, monkeypatch, scheme
-):
+def test_a_faulty_store_makes_the_pack(web, long_tars, long_pack, tmp_path, monkeypatch, scheme):
     """The server plays the store, which this client asks for nothing but GET.
 
     Of Google Cloud a key file of an emulator names it, which asks for no token.
@@ -277,9 +259,7 @@ def test_an_object_store_with_faults_makes_the_same_pack(
 
 
 @pytest.mark.parametrize("engine", ["one run", "part", "ray"])
-def test_tars_at_urls_that_the_disk_has_no_room_for_are_refused_before_a_folder_is_made(
-    web, long_tars, tmp_path, monkeypatch, engine
-):
+def test_urls_without_room_are_refused_before_all(web, long_tars, tmp_path, monkeypatch, engine):
     """Their sizes are asked for first."""
     for tar in long_tars:
         web.files[f"/t/{tar.name}"] = tar.read_bytes()

@@ -11,9 +11,7 @@ from sa1bpack.packing import source_packer
 from sa1bpack.packing.sample import Buffers, attempt
 
 
-def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
-    sources, undisturbed, tmp_path, monkeypatch
-):
+def test_samples_are_written_in_the_order_of_the_tar(sources, undisturbed, tmp_path, monkeypatch):
     class Shuffled(source_packer.InlineDecoder):
         """Makes the samples of seven pairs at once, which takes any time."""
 

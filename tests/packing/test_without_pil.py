@@ -57,9 +57,7 @@ def test_a_pil_that_leaks_the_pixels_it_shares_is_refused_with_the_version_neede
     assert "Traceback" not in error and not out.exists()
 
 
-def test_a_repair_that_decodes_nothing_needs_no_pil_and_another_names_the_remedy(
-    tar, tmp_path, hiding
-):
+def test_a_repair_that_decodes_nothing_needs_no_pil_others_name_the_remedy(tar, tmp_path, hiding):
     root = tmp_path / "pack"
     sa1bpack.pack(tar, root, workers=1, **SMALL)
     (root / "rejects.jsonl").write_text("x")

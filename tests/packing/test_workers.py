@@ -111,9 +111,7 @@ def test_a_run_that_is_interrupted_and_one_that_is_not_leave_no_process_thread_o
     assert contents(tmp_path / "pack") == expected
 
 
-def test_a_worker_that_dies_once_changes_no_byte(
-    tar, expected, tmp_path, workers_that, leaves_nothing, capfd
-):
+def test_a_dead_worker_costs_no_byte(tar, expected, tmp_path, workers_that, leaves_nothing, capfd):
     action = DIES_ONCE.format(flag=str(tmp_path / "flag"))
     workers_that(WITH_SA_6.format(action=action))
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
@@ -124,9 +122,7 @@ def test_a_worker_that_dies_once_changes_no_byte(
     assert note in capfd.readouterr().err
 
 
-def test_a_sample_that_kills_its_workers_is_rejected_and_the_rest_is_packed(
-    tar, tmp_path, workers_that, leaves_nothing
-):
+def test_a_sample_that_kills_its_workers_is_rejected(tar, tmp_path, workers_that, leaves_nothing):
     workers_that(WITH_SA_6.format(action=DIES.format(name="SIGSEGV")))
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert (result.complete, result.images, result.rejects) == (True, 11, 1)
@@ -136,7 +132,7 @@ def test_a_sample_that_kills_its_workers_is_rejected_and_the_rest_is_packed(
     assert sa1bpack.verify(tmp_path / "pack").ok
 
 
-def test_workers_that_the_kernel_kills_for_lack_of_memory_end_the_run_and_cost_no_sample(
+def test_workers_out_of_memory_end_the_run_and_cost_no_sample(
     tar, expected, tmp_path, workers_that
 ):
     workers_that(WITH_SA_6.format(action=DIES.format(name="SIGKILL")))
@@ -152,18 +148,14 @@ def test_workers_that_the_kernel_kills_for_lack_of_memory_end_the_run_and_cost_n
     assert contents(root) == expected
 
 
-def test_a_worker_that_cannot_start_ends_the_run(
-    tar, tmp_path, workers_that, leaves_nothing, capfd
-):
+def test_a_worker_that_cannot_start_ends_a_run(tar, tmp_path, workers_that, leaves_nothing, capfd):
     workers_that(NEVER_STARTS)
     with pytest.raises(PackError, match="ended with exit code 7 before it took work"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert "no such library" in capfd.readouterr().err
 
 
-def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
-    tmp_path, monkeypatch, leaves_nothing
-):
+def test_an_error_of_writing_ends_the_run_before_its_shard(tmp_path, monkeypatch, leaves_nothing):
     def fail(self, rows):
         raise OSError(errno.EIO, "the disk is gone", str(self.folder))
 
@@ -181,9 +173,7 @@ def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
         assert temporaries(tmp_path / f"pack{workers}") == []
 
 
-def test_a_lack_of_memory_in_a_worker_is_not_the_samples_fault(
-    tar, tmp_path, workers_that, leaves_nothing
-):
+def test_a_lack_of_memory_is_not_the_samples_fault(tar, tmp_path, workers_that, leaves_nothing):
     workers_that(WITH_SA_6.format(action='raise MemoryError("no memory for sa_6.jpg")'))
     with pytest.raises(MemoryError, match="sa_6"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
@@ -199,9 +189,7 @@ def test_workers_end_when_their_parent_is_killed(tar, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_low_soft_limit_on_open_files_is_raised_for_the_run(
-    long_tars, long_pack, tmp_path, workers
-):
+def test_a_low_limit_on_open_files_is_raised_for_the_run(long_tars, long_pack, tmp_path, workers):
     def limit():
         most = len(open_files()) + 60  # it is forked from a process that may have many open
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, 1024))

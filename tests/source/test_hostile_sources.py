@@ -61,9 +61,7 @@ def growth(path, rejects=0, code="") -> int:
         ("./zeros.bin", 1, 0, ""),
     ],
 )
-def test_a_gzip_bomb_is_rejected_or_skipped_unread_in_bounded_memory(
-    make_tar, write, name, gigabytes, rejects, code
-):
+def test_a_gzip_bomb_is_rejected_or_skipped_unread(make_tar, write, name, gigabytes, rejects, code):
     """9 MB that inflate to 2 GB: gzip members of zeros, within one member of the tar."""
     zeros = gzip.compress(bytes(64 * MIB), 1)
     data = gzip.compress(header(name, gigabytes << 30)) + zeros * 16 * gigabytes

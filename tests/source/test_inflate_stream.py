@@ -90,9 +90,7 @@ def test_bytes_after_the_gzip_stream_are_corrupt(write, tail):
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(place=st.integers(10, len(PACKED) - 1), bit=st.integers(0, 7))
-def test_no_flipped_bit_after_the_gzip_header_changes_the_data_silently(
-    tmp_path_factory, place, bit
-):
+def test_no_flipped_bit_after_the_gzip_header_changes_data_silently(tmp_path_factory, place, bit):
     data = bytearray(PACKED)
     data[place] ^= 1 << bit
     path = tmp_path_factory.mktemp("flip") / "file"

@@ -67,9 +67,7 @@ NAMES = st.text(st.sampled_from("aé雪_./"), min_size=1, max_size=260).map(
     format=st.sampled_from([GNU, PAX]),
     skips=st.integers(0, 31),
 )
-def test_names_and_data_are_those_that_tarfile_reads(
-    tmp_path_factory, make_tar, members, format, skips
-):
+def test_names_and_data_are_those_of_tarfile(tmp_path_factory, make_tar, members, format, skips):
     data = make_tar(members, format)
     path = tmp_path_factory.mktemp("walk") / "file.tar"
     path.write_bytes(data)

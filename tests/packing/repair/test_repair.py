@@ -69,9 +69,7 @@ def test_every_layout_is_repaired_with_the_options_that_the_pack_records(tars, t
     assert contents(root) == before
 
 
-def test_only_pairs_of_damaged_shards_are_decoded_and_only_their_tars_read(
-    root, tars, expected, monkeypatch
-):
+def test_only_pairs_and_tars_of_damaged_shards_are_read(root, tars, expected, monkeypatch):
     decoded = []
 
     def attempt(file_name, *arguments):
@@ -94,9 +92,7 @@ def test_only_pairs_of_damaged_shards_are_decoded_and_only_their_tars_read(
     assert contents(root) == expected
 
 
-def test_a_shard_behind_a_link_is_replaced_and_the_other_place_untouched(
-    root, tars, expected, tmp_path
-):
+def test_a_shard_behind_a_link_is_replaced_and_its_target_untouched(root, tars, expected, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     (root / "shards" / FIRST).rename(elsewhere)
     flip(elsewhere / "image" / "c.0.0.0.0")
@@ -129,9 +125,7 @@ def test_an_unfinished_pack_is_repaired_and_stays_unfinished(tmp_path, manifest_
     assert rejects_of(root) == []
 
 
-def test_shards_that_are_named_are_read_in_full_and_the_others_checked_quickly(
-    root, tars, expected
-):
+def test_shards_that_are_named_are_read_in_full_and_others_checked_quickly(root, tars, expected):
     for name in (FIRST, SECOND):
         flip(root / "shards" / name / "image" / "c.0.0.0.0")
     flip(root / "shards" / "sa_000001-000" / "bbox" / "c.0.0")

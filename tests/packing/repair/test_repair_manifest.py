@@ -12,9 +12,7 @@ from sa1bpack.errors import FormatError
 from sa1bpack.packing.repair import OWN_FILES
 
 
-def test_a_flipped_bit_in_any_file_of_the_pack_itself_is_repaired_from_the_shards(
-    root, tars, expected
-):
+def test_a_flipped_bit_in_any_file_of_the_pack_itself_is_repaired_from_shards(root, tars, expected):
     names = files_of(expected, shard=None)
     assert len(names) == 14
     for number, name in enumerate(names):
@@ -34,9 +32,7 @@ def test_a_lost_manifest_is_rewritten_from_the_shards_and_the_tars(root, tars, e
     assert contents(root) == expected
 
 
-def test_a_manifest_lost_with_the_tars_leaves_a_pack_that_the_packer_completes(
-    root, tars, expected, manifest_of
-):
+def test_a_manifest_lost_with_the_tars_leaves_a_pack_to_complete(root, tars, expected, manifest_of):
     (root / "manifest.json").unlink()
     result = sa1bpack.repair(root, workers=1)
     assert result.ok and not result.complete
@@ -47,9 +43,7 @@ def test_a_manifest_lost_with_the_tars_leaves_a_pack_that_the_packer_completes(
     assert contents(root) == expected
 
 
-def test_a_manifest_lost_with_a_shard_is_restored_by_the_repair_that_has_its_tar(
-    root, tars, expected
-):
+def test_a_manifest_lost_with_a_shard_is_restored_by_a_repair_with_its_tar(root, tars, expected):
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
     flip(root / "manifest.json")
     result = sa1bpack.repair(root, tars[1], workers=1)
@@ -89,9 +83,7 @@ def test_the_index_is_rebuilt_although_a_shard_stays_damaged(root, tars, expecte
 
 
 @pytest.mark.parametrize("name", ["checksums.xxh128", "zarr.json"])
-def test_the_packs_own_files_stay_damaged_with_a_shard_that_they_would_describe_wrongly(
-    root, tars, expected, name
-):
+def test_the_packs_own_files_stay_damaged_with_a_shard_they_misdescribe(root, tars, expected, name):
     flip(root / "shards" / FIRST / name)
     flip(root / "rejects.jsonl")
     before = contents(root)

@@ -46,9 +46,7 @@ def test_every_shard_is_repaired_by_one_part(damaged, tars, expected, count):
     assert contents(damaged) == expected and temporaries(damaged) == []
 
 
-def test_a_sound_shard_that_is_not_the_packs_is_found_by_the_part_of_its_source(
-    root, tars, expected, tmp_path
-):
+def test_a_sound_shard_that_is_not_the_packs_is_found_by_its_part(root, tars, expected, tmp_path):
     sa1bpack.pack(tars[1], tmp_path / "other", workers=1, **{**SMALL, "resample": "exact"})
     shutil.rmtree(root / "shards" / OTHER)
     shutil.copytree(tmp_path / "other" / "shards" / OTHER, root / "shards" / OTHER)
@@ -69,9 +67,7 @@ def test_parts_that_overlap_in_time_make_the_pack_as_it_was(damaged, tars, expec
     assert sa1bpack.verify(damaged).ok
 
 
-def test_what_concerns_the_whole_pack_is_left_with_the_command_that_repairs_it(
-    damaged, tars, expected
-):
+def test_what_concerns_the_whole_pack_is_left_with_the_command_for_it(damaged, tars, expected):
     (damaged / "zarr.json").unlink()
     first, second = (sa1bpack.repair(damaged, tars, part=(k, 2), workers=1) for k in (1, 2))
     assert second.ok and list(first.left) == [OWN_FILES]
@@ -81,9 +77,7 @@ def test_what_concerns_the_whole_pack_is_left_with_the_command_that_repairs_it(
     assert contents(damaged) == expected
 
 
-def test_a_shard_that_comes_out_with_other_bytes_is_left_to_a_repair_of_the_pack(
-    root, tars, monkeypatch
-):
+def test_a_shard_that_has_other_bytes_is_left_to_a_repair_of_the_pack(root, tars, monkeypatch):
     versions = {"sa1bpack": "9.9"}
     monkeypatch.setattr("sa1bpack.packing.repair.versions_in_force", lambda: versions)
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")

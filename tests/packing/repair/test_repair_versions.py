@@ -33,9 +33,7 @@ def test_other_versions_are_reported(root, tars, expected, other_versions):
     }  # fmt: skip
 
 
-def test_other_versions_cannot_replace_a_shard_where_the_pack_cannot_be_published(
-    root, tars, other_versions
-):
+def test_other_versions_replace_no_shard_if_a_pack_cannot_be_published(root, tars, other_versions):
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
     flip(root / "shards" / "sa_000001-000" / "zarr.json")
     before = contents(root)
