@@ -23,9 +23,7 @@ def datapoint(raw, index, most_objects, rng=random) -> tuple:
     """(uint8 (h, w, 3) pixels, {object id: uint8 (h, w) mask}, video id) of an image."""
     video, loader = raw.get_video(index)
     frames = video.frames[:1]
-    visible = [
-        key for key, segment in loader.load(frames[0].frame_idx).items() if segment.sum()
-    ]  # fmt: skip
+    visible = [key for key, segment in loader.load(frames[0].frame_idx).items() if segment.sum()]
     chosen = rng.sample(visible, min(len(visible), most_objects))
     assert len(video.frames) == len(video) and frames[0].data is not None
     pixels = (frames[0].data.cpu().numpy().transpose((1, 2, 0)) * 255.0).astype(np.uint8)
@@ -38,10 +36,6 @@ def datapoint(raw, index, most_objects, rng=random) -> tuple:
 @pytest.fixture
 def raw(photos):
     return RawDataset(photos.root)
-
-
-def annotations(photos, video_id) -> list[dict]:
-    return photos.records[video_id]["annotations"]
 
 
 def test_every_image_is_a_video_of_one_frame_with_its_pixels_and_masks(photos, raw):
@@ -97,7 +91,7 @@ def test_scores_and_areas_filter_by_what_the_annotations_say(photos, threshold):
     by_area = RawDataset(photos.root, mask_area_frac_thresh=threshold)
     for index in range(len(by_score)):
         video, segments = by_score.get_video(index)
-        found = annotations(photos, video.video_id)
+        found = photos.records[video.video_id]["annotations"]
         sure = [each["area"] for each in found if each["stability_score"] >= threshold]
         small = [a for a in (e["area"] for e in found) if threshold > 1 or a / 6144 < threshold]
         assert segments.load(0).areas.tolist() == sure

@@ -24,25 +24,13 @@ class _Kept(torch.Tensor):
         return made
 
 
-class Image(_Kept):
-    pass
-
-
-class Mask(_Kept):
-    pass
-
-
-class BoundingBoxes(_Kept):
-    pass
-
-
 @pytest.fixture
 def as_tv_tensors(monkeypatch):
     """The function, with torchvision if it is installed, otherwise with the stand-ins."""
     if not has_torchvision():
         stand_in, tensors = ModuleType("torchvision"), ModuleType("torchvision.tv_tensors")
-        for kept in (Image, Mask, BoundingBoxes):
-            setattr(tensors, kept.__name__, kept)
+        for name in ("Image", "Mask", "BoundingBoxes"):
+            setattr(tensors, name, type(name, (_Kept,), {}))
         stand_in.tv_tensors = tensors
         monkeypatch.setitem(sys.modules, "torchvision", stand_in)
         monkeypatch.setitem(sys.modules, "torchvision.tv_tensors", tensors)
@@ -67,16 +55,12 @@ def expected_boxes(record) -> torch.Tensor:
     return edges * torch.tensor([SIDE / width, stored / height]).double().repeat(2)
 
 
-def kind(value) -> str:
-    return type(value).__name__
-
-
 def test_a_sample_has_its_image_masks_and_boxes_on_one_canvas(photos, as_tv_tensors):
     for coordinates in ("source", "stored"):
         ds = open_photos(photos, coordinates=coordinates)
         for number, sample in enumerate(ds):
             made = as_tv_tensors(sample, coordinates)
-            kinds = [kind(made[key]) for key in ("image", "masks", "boxes")]
+            kinds = [type(made[key]).__name__ for key in ("image", "masks", "boxes")]
             assert kinds == ["Image", "Mask", "BoundingBoxes"]
             assert np.array_equal(made["image"].numpy(), sample["image"].transpose(2, 0, 1))
             assert np.array_equal(made["masks"].numpy(), sample["masks"])

@@ -48,11 +48,6 @@ class Returning:
         return self.function(batch)
 
 
-@pytest.fixture(autouse=True)
-def no_calls():
-    calls.clear()
-
-
 def test_rows_are_those_that_the_function_returns_in_the_order_of_the_pack(ds, pack):
     result = sa1bpack.derive(ds, "teacher", embed, batch_size=3, spatial=True)
     assert result.folder == pack / "side" / "teacher" and result.missing == result.present == ()

@@ -26,10 +26,6 @@ def embed(batch, dtype="float16"):
     return (torch.stack(rows) * CHANNELS[:, None, None]).to(getattr(torch, dtype))
 
 
-def exact(ids) -> np.ndarray:
-    return embed({"image_ids": ids}, "float32").double().numpy()
-
-
 def part_sizes(folder) -> int:
     return sum(path.stat().st_size for path in folder.glob("*/values/c.0*"))
 
@@ -56,7 +52,7 @@ def test_the_bytes_are_half_and_the_error_is_within_what_is_stated(ds, pack, kin
     assert part_sizes(small.folder) / part_sizes(made.folder) < 0.51
     found = sa1bpack.open(pack, features=kind).column(kind)
     assert found.dtype == np.float16 and found.shape == (len(ds), 8, 16, 16)
-    rows = exact(ds.column("image_id"))
+    rows = embed({"image_ids": ds.column("image_id")}, "float32").double().numpy()
     largest = np.abs(rows).max((2, 3), keepdims=True)
     # Half a step, and twice half a step of float16: what embed returns, and here.
     step = largest / 254 if kind == "int8" else np.abs(rows) / 16 + largest / 448 / 1024

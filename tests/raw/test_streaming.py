@@ -219,15 +219,13 @@ def test_rank_and_world_size_go_with_it_to_a_spawned_worker(tars, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "more"),
-    [
-        ("rank", 1, {}), ("rank", 2, {"world_size": 2}), ("shuffle_buffer", -1, {}),
-        ("on_error", "return", {}),
-    ],
-)  # fmt: skip
-def test_options_that_cannot_be_used_are_refused(tars, option, value, more):
+    "given",
+    [{"rank": 1}, {"rank": 2, "world_size": 2}, {"shuffle_buffer": -1}, {"on_error": "return"}],
+)
+def test_options_that_cannot_be_used_are_refused(tars, given):
+    option, value = next(iter(given.items()))
     with pytest.raises(OptionError, match=f"^{option} is {value!r}"):
-        IterableTarDataset(tars, **{option: value}, **more)
+        IterableTarDataset(tars, **given)
 
 
 def test_images_without_masks_are_dropped_if_the_options_say_so(tmp_path):

@@ -55,11 +55,9 @@ def test_samples_and_batches_are_those_of_the_pack(layout_packs, tmp_path, layou
 def test_what_a_loader_reads_it_fetched_and_counts(layout_packs, tmp_path):
     ds = open_cached(layout_packs(), tmp_path)
     with sa1bpack.Loader(ds, 2, shuffle=True) as loader:
-        for _ in loader:
-            pass
+        list(loader)
         cold = loader.stats()
-        for _ in loader:
-            pass
+        list(loader)
         warm = loader.stats()
     assert (cold.cache_hits, cold.cache_misses) == (0, 2)
     assert (warm.cache_hits, warm.cache_misses, warm.requests, warm.fetched_bytes) == (0, 0, 0, 0)
@@ -94,9 +92,8 @@ def test_what_is_in_a_cache_are_ordinary_shards(with_features, tmp_path):
     ds = open_cached(root, tmp_path, features=list(SPECS))
     ds.shards.open_many(range(len(ds.shards)))
     assert np.array_equal(ds.shards[0]["image"], sa1bpack.open(root).shards[0]["image"])
-    folders = (path.parent for path in (tmp_path / "packs").glob("*/index-*"))
-    [pack] = folders
-    report = sa1bpack.verify(pack)
+    [index] = (tmp_path / "packs").glob("*/index-*")
+    report = sa1bpack.verify(pack := index.parent)
     assert not report.problems and report.counts["samples"] == len(ds)
     assert len(sa1bpack.open(pack)) == len(ds)
     image = f"shards/{ds.manifest.shards[0].name}/image"
@@ -108,9 +105,8 @@ def test_what_is_in_a_cache_are_ordinary_shards(with_features, tmp_path):
 
 @pytest.mark.parametrize("verified", [False, True])
 def test_features_in_the_pack_and_elsewhere(with_features, tmp_path, verified):
-    shutil.copytree(with_features.root / "side/features", tmp_path / "apart/features")
-    names = [name for name in SPECS if name != "features"]
-    root, apart = with_features.root, tmp_path / "apart/features"
+    root, names = with_features.root, [name for name in SPECS if name != "features"]
+    apart = shutil.copytree(root / "side/features", tmp_path / "apart/features")
     more = {"verify_checksums": verified}
     own = sa1bpack.open(root, features=[*names, apart], **more)
     ds = open_cached(root, tmp_path / "cache", features=[*names, url_of(apart)], **more)
@@ -121,8 +117,8 @@ def test_features_in_the_pack_and_elsewhere(with_features, tmp_path, verified):
 
 
 def test_packs_of_different_places_are_one_dataset(layout_packs, tmp_path):
-    one, other = layout_packs("native", "rgb", "bits"), tmp_path / "other"
-    shutil.copytree(one, other)
+    one = layout_packs("native", "rgb", "bits")
+    other = shutil.copytree(one, tmp_path / "other")
     own = sa1bpack.open([one, other], duplicates="first")
     ds = sa1bpack.open([url_of(one), other], duplicates="first", cache_dir=tmp_path / "cache")
     assert [sample["image_id"] for sample in ds] == [sample["image_id"] for sample in own]
@@ -133,9 +129,8 @@ def test_packs_of_different_places_are_one_dataset(layout_packs, tmp_path):
 def test_worker_processes_share_the_cache(layout_packs, tmp_path, context, driven):
     root = shutil.copytree(layout_packs(), tmp_path / "pack")
     own, ds = sa1bpack.open(root), open_cached(root, tmp_path / "cache")
-    options = {"num_workers": 2, "multiprocessing_context": context}
-    if context == "spawn":  # a new process takes seconds to import torch
-        options["num_workers"] = 1
+    workers = {"fork": 2, "spawn": 1}[context]  # a new process takes seconds to import torch
+    options = {"num_workers": workers, "multiprocessing_context": context}
     one = sa1bpack.make_dataloader(own, 2, shuffle=True, num_workers=0)
     other = sa1bpack.make_dataloader(ds, 2, shuffle=True, **options)
     assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))

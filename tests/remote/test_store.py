@@ -7,30 +7,22 @@ from batches import same_samples
 
 import sa1bpack
 from sa1bpack.errors import NotAPack, OptionError, StoreError
-
-pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
-pytest.importorskip("moto", reason="moto's server is not installed")
-
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import EndsEarly
 
 SIDE = "score"
 
 
-@pytest.fixture(scope="module")
-def packs(layout_packs, with_features):
-    """Folders of packs that the bucket has under their names."""
-    return {"pack": layout_packs(), "sides": with_features.root}
-
-
 @pytest.fixture(scope="module", autouse=True)
-def uploaded(packs, s3_process, proxy_process):
-    """The bucket has them."""
-    for name, root in packs.items():
+def packs(layout_packs, with_features, s3_process, proxy_process):
+    """Folders of packs that the bucket has under their names."""
+    found = {"pack": layout_packs(), "sides": with_features.root}
+    for name, root in found.items():
         for path in root.rglob("*"):
             inside = path.relative_to(root)
             if path.is_file() and (inside.parts[0] != "side" or inside.parts[1] == SIDE):
                 s3_process.put("packs", f"{name}/{inside}", path.read_bytes())
+    return found
 
 
 def open_s3(tmp_path, name="pack", **options):

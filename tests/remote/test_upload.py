@@ -17,16 +17,11 @@ from s3_server import s3_client, use_s3
 import sa1bpack
 from sa1bpack.cli.main import main
 from sa1bpack.errors import NotAPack, OptionError, OutputRefused, StoreError
-
-pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
-pytest.importorskip("moto", reason="moto's server is not installed")
-
 from sa1bpack.remote import bucket
 from sa1bpack.remote.bucket import Bucket
 
 OPTIONS = {"workers": 1, "image_size": 64, "mask_size": 32, "samples_per_shard": 2}
 FLAGS = ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
-ONE_SHARD = OPTIONS | {"samples_per_shard": 3}
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +32,9 @@ def expected(sample_tar, tmp_path_factory):
     return out
 
 
-def upload(sample_tar, tmp_path, name, options=OPTIONS):
-    staging = tmp_path / "staging"
-    return sa1bpack.pack(sample_tar, f"s3://packs/{name}", staging=staging, **options)
+def upload(sample_tar, tmp_path, name, **options):
+    options = OPTIONS | {"staging": tmp_path / "staging"} | options
+    return sa1bpack.pack(sample_tar, f"s3://packs/{name}", **options)
 
 
 def objects(name: str) -> dict[str, str]:
@@ -130,7 +125,7 @@ def test_faults_on_the_way_are_repeated_until_the_bytes_that_came_back_are_those
         return faults.get(array) if number == 0 and "/c." in path else None
 
     proxy.rule = rule
-    assert upload(sample_tar, tmp_path, "spoilt", ONE_SHARD).images == 3
+    assert upload(sample_tar, tmp_path, "spoilt", samples_per_shard=3).images == 3
     assert set(proxy.faults) == {*WRITTEN.values(), *READ.values()}
     puts = [path for method, path in proxy.requests if method == "PUT" and "/image/c" in path]
     assert len(puts) == 3  # other bytes came back: written again
@@ -145,7 +140,7 @@ def test_bytes_that_never_come_back_as_written_are_an_error_that_names_both(prox
         folder.put({"key": (b"data", xxhash.xxh3_128_hexdigest(b"data"))})
 
 
-def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy):
+def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy, monkeypatch):
     data = random.Random(0).randbytes(11 << 20)
     folder = Bucket("s3://packs/large")
 
@@ -157,10 +152,9 @@ def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy):
         return {"1": "slow down", "2": "refuse"}.get(path.split("partNumber=")[1][0])
 
     proxy.rule = rule
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket, "PART_BYTES", 5 << 20)
-        patch.setattr(bucket, "RANGE_BYTES", 1 << 20)
-        folder.put({"key": (data, xxhash.xxh3_128_hexdigest(data))})
+    monkeypatch.setattr(bucket, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(bucket, "RANGE_BYTES", 1 << 20)
+    folder.put({"key": (data, xxhash.xxh3_128_hexdigest(data))})
     parts = {path.split("partNumber=")[1][0] for _, path in proxy.requests if "partNumber" in path}
     assert parts == {"1", "2", "3"}
     assert set(proxy.faults) == {"flip", "refuse", "slow down"}

@@ -10,10 +10,6 @@ from s3_server import s3_client
 
 import sa1bpack
 from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
-
-pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
-pytest.importorskip("moto", reason="moto's server is not installed")
-
 from sa1bpack.remote import bucket
 
 SHARD, OTHER = "shards/sa_000000-000", "shards/sa_000000-001"
@@ -24,6 +20,12 @@ LAYOUT = ("native", "rgb", "bits+runs")
 def there() -> dict[str, bytes]:
     """What the folder of the bucket holds: path → bytes."""
     return {}
+
+
+@pytest.fixture
+def url(layout_packs, uploaded) -> str:
+    """The URL of a sound pack in the bucket."""
+    return uploaded(layout_packs(*LAYOUT))
 
 
 @pytest.fixture
@@ -90,8 +92,7 @@ def test_damage_is_reported_as_of_a_folder(layout_packs, uploaded, tmp_path, dam
     assert not report.ok
 
 
-def test_parts_check_disjoint_shards(layout_packs, uploaded, proxy):
-    url = uploaded(layout_packs(*LAYOUT))
+def test_parts_check_disjoint_shards(url, proxy):
     for number in (1, 2):
         proxy.requests.clear()
         assert sa1bpack.verify(url, part=(number, 2)).counts["shards"] == 1
@@ -106,8 +107,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-def test_faults_of_the_network_are_not_damage(layout_packs, uploaded, proxy):
-    url = uploaded(layout_packs(*LAYOUT))
+def test_faults_of_the_network_are_not_damage(url, proxy):
     proxy.rule = lambda method, path, number: next(
         (fault for word, fault in FAULTS.items() if number == 0 and word in path), None
     )
@@ -115,8 +115,7 @@ def test_faults_of_the_network_are_not_damage(layout_packs, uploaded, proxy):
     assert set(proxy.faults) == set(FAULTS.values())
 
 
-def test_a_store_that_fails_is_an_error_and_no_verdict(layout_packs, uploaded, proxy, monkeypatch):
-    url = uploaded(layout_packs(*LAYOUT))
+def test_a_store_that_fails_is_an_error_and_no_verdict(url, proxy):
     proxy.rule = lambda method, path, number: "expired" if "/image/c" in path else None
     with pytest.raises(StoreError, match="credentials have expired; log in again"):
         sa1bpack.verify(url)
@@ -142,8 +141,7 @@ def test_the_command_names_the_url_and_what_to_do(layout_packs, uploaded, proxy,
     assert main(["verify", url]) == 4
 
 
-def test_an_object_with_a_path_that_leads_out_is_refused(layout_packs, uploaded, monkeypatch):
-    url = uploaded(layout_packs(*LAYOUT))
+def test_an_object_with_a_path_that_leads_out_is_refused(url, monkeypatch):
     real = bucket.Bucket.files
     monkeypatch.setattr(
         bucket.Bucket, "files", lambda self: real(self) | {"shards/../../x/zarr.json": 5}

@@ -27,7 +27,7 @@ def only_copies() -> None:
     fcntl.ioctl = Mock(side_effect=OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)))
 
 
-HOW = {"links": lambda: None, "copies": only_copies}
+HOW = {"links": lambda: None, "copies": only_copies, "two file systems": lambda: None}
 SIDE = SideSpec("score", "mask", "float16", (3,))
 
 
@@ -83,18 +83,12 @@ HOW_IT_ENDS = ("killed", "the disk is full once", "the disk fails")
 @pytest.mark.parametrize("grown", [False, True], ids=["new folder", "added"])
 @pytest.mark.parametrize("how", HOW)
 def test_a_merge_that_ends_at_any_call_is_completed_by_the_next(
-    stage, tmp_path, torture, how, grown
+    stage, tmp_path, torture, request, how, grown
 ):
-    merge = Merge(stage, tmp_path, tmp_path, HOW[how], grown)
+    into = request.getfixturevalue("elsewhere") if how == "two file systems" else tmp_path
+    merge = Merge(stage, tmp_path, into, HOW[how], grown)
     rounds = merge.end_at_any_call(torture, HOW_IT_ENDS, 2, 10_000)
     torture.record(f"merge ended at a call ({how})", rounds, "completed by the next")
-
-
-@pytest.mark.filterwarnings("ignore:.*not complete")
-def test_so_it_is_between_two_file_systems(stage, tmp_path, torture, elsewhere):  # noqa: F811
-    merge = Merge(stage, tmp_path, elsewhere)
-    rounds = merge.end_at_any_call(torture, HOW_IT_ENDS, 2, 10_000)
-    torture.record("merge ended at a call (two file systems)", rounds, "completed by the next")
 
 
 class Job(Disturbed):

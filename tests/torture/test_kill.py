@@ -215,9 +215,8 @@ def test_of_two_packers_of_one_folder_one_works_and_one_is_refused(
         second = Forked(*first.arguments, log=tmp_path / "a" / "log")
         ended = [first.wait(), second.wait()]
         codes = sorted(code for code, _ in ended)
-        assert codes in ([0, 3], [0, 0]), (
-            ended
-        )  # both if the second started after the first had ended
+        # Both work if the second started after the first had ended.
+        assert codes in ([0, 3], [0, 0]), ended
         refusals = [said for code, said in ended if code == 3]
         assert all(f"{runs.root}: another process packs into this folder" in s for s in refusals)
         refused += len(refusals)

@@ -8,13 +8,13 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import psutil
 import pytest
+from commands import python
 from small_tars import members, photo, record, write_tar
 
 PHOTOS = 32  # different photos; the tar repeats them under other ids
@@ -88,11 +88,9 @@ def load_and_watch(pack: str, epochs: str) -> None:
 
 def watched(work, *arguments) -> list[dict[str, int]]:
     """The output of `work`, run in its own process."""
-    command = [sys.executable, __file__, work.__name__, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    output = python(__file__, work.__name__, *arguments, quiet=False, env=environment)
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def check_flat(found: list[dict[str, float]], first: int, threads: int = 0) -> str:
