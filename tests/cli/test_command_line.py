@@ -18,31 +18,22 @@ def pack_command(tar, root, *more):
     return ("pack", tar, "--output", root, "--workers", 1, *SMALL_FLAGS, *more)
 
 
-def test_every_option_of_a_pack_is_on_the_command_line_with_its_default(
-    command, tar, root, tmp_path
-):
-    assert command("pack", tar, "--output", root, "--workers", 1)[0] == 0
-    options = json.loads((root / "manifest.json").read_text())["options"]
-    assert options == PackOptions().to_json()
-    names = {field.name for field in fields(PackOptions)}
-    assert options.keys() == names - {"mask_select", "preset"} | {"select"}
+CHOSEN = {
+    "image_size": 32, "fit": "squash", "resample": "exact", "mask_size": 8,
+    "mask_sampling": "center", "max_masks": 2, "mask_select": "random", "seed": 7,
+    "min_area": 3, "max_area_frac": 0.9, "min_iou": 0.1, "min_stability": 0.2, "empty": "drop",
+    "samples_per_shard": 5, "masks": "bits", "pixels": "yuv420",
+}  # fmt: skip
 
 
-def test_every_option_of_the_command_line_reaches_the_pack(command, tar, root):
-    chosen = {
-        "image_size": 32, "fit": "squash", "resample": "exact", "mask_size": 8,
-        "mask_sampling": "center", "max_masks": 2, "mask_select": "random", "seed": 7,
-        "min_area": 3, "max_area_frac": 0.9, "min_iou": 0.1, "min_stability": 0.2, "empty": "drop",
-        "samples_per_shard": 5, "masks": "bits", "pixels": "yuv420",
-    }  # fmt: skip
-    flags = [str(word) for name, value in chosen.items() for word in (_flag(name), value)]
+@pytest.mark.parametrize("chosen", [{}, CHOSEN], ids=["defaults", "chosen"])
+def test_every_option_of_the_command_line_reaches_the_pack(command, tar, root, chosen):
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in chosen.items()]
     assert command("pack", tar, "--output", root, "--workers", 1, *flags)[0] == 0
     options = json.loads((root / "manifest.json").read_text())["options"]
     assert options == PackOptions(**chosen).to_json()
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    names = {field.name for field in fields(PackOptions)}
+    assert options.keys() == names - {"mask_select", "preset"} | {"select"}
 
 
 def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(command, tar, root):

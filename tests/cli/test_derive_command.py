@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from commands import finish, start
 from layout_packs import layout_packs  # noqa: F401 - a fixture
+from packs_with_features import stored
 from reading_packs import packed  # noqa: F401 - a fixture
 from system import without_privileges
 
 import sa1bpack
-from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.side.spec import open_part, part_names, read_side_manifest, shard_identities
+from sa1bpack.format.side.spec import part_names, read_side_manifest
 from sa1bpack.format.verify import verify
 from sa1bpack.transforms import Pipeline
 
@@ -61,13 +61,6 @@ def in_folder(command, tmp_path, monkeypatch):
     sys.modules.pop("made", None)
 
 
-def values(pack: Path, folder: Path) -> np.ndarray:
-    spec = read_side_manifest(folder).spec
-    shards = shard_identities(pack, read_manifest(pack))
-    found = [open_part(folder, spec, shard).values for shard in shards if shard.extent.samples]
-    return np.concatenate(found)
-
-
 def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path, in_folder):
     out = tmp_path / "elsewhere"
     code, printed, error = in_folder(
@@ -78,7 +71,7 @@ def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path
     assert printed == f"{out}: 4 parts made, 0 present, complete\n"
     assert read_side_manifest(out).provenance["options"] == {"scale": 3, "name": "a b"}
     assert read_side_manifest(out).provenance["function"] == "made:ids"
-    np.testing.assert_array_equal(values(pack, out), 3 * sa1bpack.open(pack).column("image_id"))
+    np.testing.assert_array_equal(stored(out, pack), 3 * sa1bpack.open(pack).column("image_id"))
     assert not (pack / "side").exists()
     code, printed, _ = in_folder("verify", out)
     assert (code, printed) == (0, f"{out}: feature, sound; 4 parts, every byte read\n")
@@ -90,7 +83,7 @@ def test_a_pipeline_is_made_of_the_dataset_by_a_function_that_is_named(pack, in_
     ds = sa1bpack.open(pack)
     with sa1bpack.Loader(ds, 4) as loader:
         made = np.concatenate([Pipeline(ds)(batch)["images"].mean(1) for batch in loader])
-    np.testing.assert_array_equal(values(pack, pack / "side/inputs")[:, 0], made)
+    np.testing.assert_array_equal(stored(pack / "side/inputs", pack)[:, 0], made)
     command = (*command, "sa1bpack.transforms:Pipeline", "--quantize")
     for kind, part in (("int8", 225), ("float8", 27)):
         assert in_folder(*command, kind, "-o", kind)[0] == 0

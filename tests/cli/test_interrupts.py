@@ -10,17 +10,12 @@ from pathlib import Path
 import pytest
 from commands import COMMAND, SMALL_FLAGS, run, temporaries
 from preloads import MOMENTS, lost_signal, signal_before_import
-from small_tars import SMALL, members, write_tar
+from small_tars import SMALL
 
 import sa1bpack
 
 # Stands for a module that is slow to import: it raises the signal of Ctrl-C meanwhile.
 _INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.{})\nraise SystemExit('too late')\n"
-
-
-@pytest.fixture
-def tar(tmp_path):
-    return write_tar(tmp_path / "sa_000000.tar", members(range(4)))
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,6 @@ from sa1bpack.packing.pack_state import PackState
 
 
 @pytest.fixture
-def tar(tmp_path):
-    return write_tar(tmp_path / "sa_000000.tar", members(range(6)))
-
-
-@pytest.fixture
 def root(tar, tmp_path):
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, max_masks=2)
     return tmp_path / "pack"
@@ -81,16 +76,13 @@ def test_a_pack_that_is_not_complete_says_so(command, root, tar):
 def test_an_export_and_a_report_of_a_pack_that_is_not_complete_say_so(tmp_path):
     """In processes of their own: a dataset reports a pack once per process."""
     root = tmp_path / "pack"
-    tars = [write_tar(tmp_path / f"{k}.tar", members(range(4 * k, 4 * k + 4))) for k in range(1)]
     bad = members([50]) | {"./sa_50.json": b"{ not json"}
-    tars.append(write_tar(tmp_path / "sa_9.tar", bad))
+    found = {"sa_0.tar": members(range(4)), "sa_9.tar": bad}
+    tars = [write_tar(tmp_path / name, own) for name, own in found.items()]
     with pytest.raises(TooManyRejects):
         sa1bpack.pack(tars, root, workers=1, max_rejects=0, **SMALL)
-    for arguments in (
-        ("export", root, "-o", tmp_path / "json"),
-        ("report", root, "-o", tmp_path / "a.html"),
-    ):
-        code, out, error = run(*arguments)
+    for name, written in (("export", "json"), ("report", "a.html")):
+        code, out, error = run(name, root, "-o", tmp_path / written)
         assert code == 0 and out.splitlines()[0].endswith(", NOT COMPLETE"), out
         assert ": 4 images, " in out
         assert error.startswith(f"{root}: not complete: ") and error.count("\n") == 1
@@ -101,11 +93,11 @@ def test_the_summary_of_an_export_names_what_the_pack_lacks(command, root, tmp_p
     code, out, error = command("export", root, "-o", tmp_path / "json")
     assert (code, error) == (0, "")
     assert out == (
-        f"{tmp_path / 'json'}: 6 images, 12 masks; 6 files written\n"
+        f"{tmp_path / 'json'}: 6 images, 9 masks; 6 files written\n"
         "not in the pack: 6 masks of these images, dropped by filters or the cap\n"
     )
     again = command("export", root, "-o", tmp_path / "json")
-    assert "6 images, 12 masks; 0 files written, 6 existed already\n" in again[1]
+    assert "6 images, 9 masks; 0 files written, 6 existed already\n" in again[1]
 
 
 def test_every_choice_of_the_command_line_reaches_the_export(command, root, tmp_path):
@@ -115,9 +107,8 @@ def test_every_choice_of_the_command_line_reaches_the_export(command, root, tmp_
     found = json.loads(out.read_text())
     ids = sa1bpack.open(root).from_shards("sa_000000-001")
     assert {image["id"] for image in found["images"]} == {0, 1, *(s["image_id"] for s in ids)}
-    assert [annotation["id"] for annotation in found["annotations"]] == list(
-        range(1, 2 * len(found["images"]) + 1)
-    )
+    numbers = [annotation["id"] for annotation in found["annotations"]]
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 4
     assert command("export", root, "-o", tmp_path / "a", "--source", "sa_000000")[0] == 0
 
 

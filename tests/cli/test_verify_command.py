@@ -6,24 +6,13 @@ import shutil
 
 import pytest
 from commands import SMALL_FLAGS
-from small_tars import SMALL, members, write_tar
+from small_tars import members, write_tar
 from system import without_privileges
-
-import sa1bpack
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory):
-    """A pack that no test may change."""
-    folder = tmp_path_factory.mktemp("verify")
-    tar = write_tar(folder / "sa_000000.tar", members(range(6)))
-    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL)
-    return folder / "pack"
 
 
 @pytest.fixture
-def root(sound, tmp_path):
-    return shutil.copytree(sound, tmp_path / "my pack")
+def root(made, tmp_path):
+    return shutil.copytree(made / "pack", tmp_path / "my pack")
 
 
 def test_a_pack_of_another_version_is_refused_with_one_line(command, root):
@@ -102,7 +91,7 @@ def test_every_command_tells_a_mistyped_path_from_damage(
         assert code == 1 and error.startswith("sa1bpack: my pack/manifest.json: missing; ")
 
 
-def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, sound, root, tmp_path):
+def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, made, root, tmp_path):
     tar = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
     tar.write_bytes(tar.read_bytes()[:-2000])
     partial, empty = tmp_path / "partial", tmp_path / "empty"
@@ -120,9 +109,9 @@ def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, sound, r
     code, out, _ = command("verify", empty)
     assert code == 5 and ": sound, NO IMAGE; 0 images in 0 shards" in out
     # A part without a shard says nothing of the whole.
-    assert command("verify", sound, "--part", "9/9")[0] == 0
+    assert command("verify", made / "pack", "--part", "9/9")[0] == 0
     # Of several, damage counts more than what is missing.
-    code, out, _ = command("verify", sound, partial, empty)
+    code, out, _ = command("verify", made / "pack", partial, empty)
     assert code == 5 and len(out.splitlines()) > 3
     (root / "stray").write_text("")
     code, out, _ = command("verify", partial, root, empty)

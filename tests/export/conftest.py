@@ -1,7 +1,6 @@
 """Packs with runs and the records of their tars; packs for pictures and pages."""
 
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,21 +32,6 @@ def pack(tars, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("export") / "pack"
     sa1bpack.pack(tars, root, workers=1, max_masks=None, **SMALL)
     return root
-
-
-@pytest.fixture
-def records_of() -> Callable[[Path], dict[str, bytes]]:
-    """records_of(tar): name of each JSON member, without folders → its bytes."""
-
-    def records_of(tar: Path) -> dict[str, bytes]:
-        with tarfile.open(tar) as opened:
-            return {
-                Path(member.name).name: opened.extractfile(member).read()
-                for member in opened
-                if member.name.endswith(".json")
-            }
-
-    return records_of
 
 
 @pytest.fixture

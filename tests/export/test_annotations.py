@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import tarfile
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +50,7 @@ ANNOTATION = st.tuples(
     ("name", "images", "masks"), [("sa_000000", 3, 203), ("sa_000001_records", 8, 760)]
 )
 def test_records_of_the_sample_tars_equal_their_members_byte_for_byte(
-    sample_tar, records_of, tmp_path, name, images, masks
+    sample_tar, tmp_path, name, images, masks
 ):
     tar, root, out = sample_tar.with_name(f"{name}.tar"), tmp_path / "pack", tmp_path / "out"
     sa1bpack.pack(tar, root, workers=1, max_masks=None, image_size=64, mask_size=16)
@@ -57,6 +59,16 @@ def test_records_of_the_sample_tars_equal_their_members_byte_for_byte(
     assert result.lossless and (result.images, result.masks, result.files) == (
         images, masks, images
     )  # fmt: skip
+
+
+def records_of(tar: Path) -> dict[str, bytes]:
+    """Name of each JSON member, without folders → its bytes."""
+    with tarfile.open(tar) as opened:
+        return {
+            Path(member.name).name: opened.extractfile(member).read()
+            for member in opened
+            if member.name.endswith(".json")
+        }
 
 
 @given(annotations=st.lists(ANNOTATION, max_size=4))
@@ -117,7 +129,7 @@ def test_a_file_with_other_contents_is_never_overwritten(pack, tmp_path):
     assert path.read_text() == "mine"
 
 
-def test_images_are_chosen_by_source_shard_and_id(pack, tars, records_of, tmp_path):
+def test_images_are_chosen_by_source_shard_and_id(pack, tars, tmp_path):
     def exported(**chosen) -> list[str]:
         result = sa1bpack.export_sa1b(pack, tmp_path / str(chosen), **chosen)
         records = {path.name: json.loads(path.read_text()) for path in result.path.rglob("*.json")}
@@ -210,7 +222,7 @@ def overwrite(file, at: int, data: bytes) -> None:
     [{}, {"masks": "runs"}, {"fit": "native", "pixels": "yuv420"}, {"fit": "squash"}],
     ids=lambda layout: "-".join(layout.values()),
 )
-def test_every_layout_with_runs_yields_the_same_records(tars, records_of, tmp_path, layout):
+def test_every_layout_with_runs_yields_the_same_records(tars, tmp_path, layout):
     root = tmp_path / "pack"
     sa1bpack.pack(tars, root, workers=1, max_masks=None, **SMALL, **layout)
     assert sa1bpack.export_sa1b(root, tmp_path / "out").lossless
@@ -264,15 +276,10 @@ def test_paths_that_cannot_be_written_to_are_refused(pack, tmp_path):
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
-def load(path) -> COCO:
-    """What pycocotools makes of a file."""
-    return COCO(str(path))
-
-
-def test_pycocotools_loads_every_image_and_mask(pack, tars, records_of, tmp_path):
+def test_pycocotools_loads_every_image_and_mask(pack, tars, tmp_path):
     path = tmp_path / "coco.json"
     result = sa1bpack.export_coco(pack, path)
-    loaded = load(path)
+    loaded = COCO(str(path))
     records = [json.loads(data) for tar in tars for data in records_of(tar).values()]
     assert loaded.imgs == {
         record["image"]["image_id"]: {
@@ -309,7 +316,7 @@ def test_ids_that_cocos_tools_would_lose_are_refused_and_can_be_numbered(pack_of
         sa1bpack.export_coco(root, path)
     assert not path.exists()
     sa1bpack.export_coco(root, path, renumber=True)
-    loaded = load(path)
+    loaded = COCO(str(path))
     assert sorted(loaded.anns) == list(range(1, 9))
     assert sorted(annotation["sa1b_id"] for annotation in loaded.anns.values()) == sorted(
         annotation["id"] for one in given for annotation in one["annotations"]
@@ -322,7 +329,7 @@ def test_a_repeated_image_id_is_refused_and_each_source_exports_alone(tmp_path):
     with pytest.raises(OptionError, match=r"image id 1 occurs twice.*--source"):
         sa1bpack.export_coco(tmp_path / "pack", tmp_path / "coco.json", renumber=True)
     sa1bpack.export_coco(tmp_path / "pack", tmp_path / "b.json", sources=["b"])
-    assert len(load(tmp_path / "b.json").imgs) == 1
+    assert len(COCO(str(tmp_path / "b.json")).imgs) == 1
 
 
 def test_an_existing_file_is_kept_if_equal_and_refused_otherwise(pack, tmp_path):

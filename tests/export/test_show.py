@@ -218,11 +218,9 @@ def test_what_a_tar_cannot_be_asked_is_refused(tar, pack, tmp_path, capsys):
         sa1bpack.show(strange)
 
 
-@pytest.fixture(scope="module")
-def ds(tmp_path_factory, sample_tar):
-    folder = tmp_path_factory.mktemp("inline") / "packed"
-    sa1bpack.pack(sample_tar, folder, workers=1, progress=False)
-    return sa1bpack.open(folder)
+@pytest.fixture
+def ds(small_pack):
+    return sa1bpack.open(small_pack)
 
 
 def shown(value) -> Image.Image:
@@ -251,4 +249,4 @@ def test_what_cannot_be_drawn_is_shown_as_text(ds, monkeypatch):
     monkeypatch.setattr("sa1bpack.export.show.draw_samples", lambda ds, **rows: 1 / 0)
     assert ds._repr_html_() is None
     monkeypatch.setattr(sa1bpack.display, "PICTURES", "sa1bpack.missing")
-    assert ds._repr_html_() is None and "3 samples" in repr(ds)
+    assert ds._repr_html_() is None and "11 samples" in repr(ds)
