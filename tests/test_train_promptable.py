@@ -195,7 +195,6 @@ def test_a_step_does_not_wait_for_the_device(pack, tmp_path):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_step_on_cuda_does_not_wait_for_it(pack, tmp_path):
     trainer = trainer_of(pack, tmp_path, device="cuda:0")
     batches = iter(trainer.loader)
@@ -206,7 +205,6 @@ def test_a_step_on_cuda_does_not_wait_for_it(pack, tmp_path):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_run_on_cuda_resumes_with_step_counts_on_the_cpu(pack, tmp_path):
     """Those of the optimizer, which would be read at every step."""
     (tmp_path / "run").mkdir()

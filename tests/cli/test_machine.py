@@ -59,12 +59,6 @@ def test_bench_prints_ceilings_and_loaders_also_as_json(command, packed, made_up
     assert found["lines"]["DataLoader, 0 workers"]["warm"]["samples_per_second"] == 100
 
 
-def test_what_cannot_be_measured_is_refused_by_flag(command, packed, tmp_path):
-    code, _, error = command("bench", packed, "--device", "tpu")
-    assert code == 2 and "--device is 'tpu'" in error
-    assert command("bench", tmp_path / "absent")[0] == 2
-
-
 WITHOUT_PIL = """
 import sys
 sys.modules["PIL"] = None  # import PIL then raises ModuleNotFoundError

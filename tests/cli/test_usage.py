@@ -123,6 +123,8 @@ def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar
             f"--image-id is {2**70}: choose",
         ),
         (("derive", "", "x", "--fn", "json:dumps"), "PACK is '': give a path"),
+        (("bench", packed, "--device", "tpu"), "--device is 'tpu'"),
+        (("bench", tmp_path / "absent"), "absent: not a pack: the folder does not exist"),
         (("verify", packed, "--part", "3/2"), "--part is '3/2': choose K/N with K from 1 to N"),
         (("pack", tar, "-o", "s3://bucket/pack"), "name a folder as --staging"),
         (("pack", tar, "-o", "x", "--workers", "two"), "--workers: 'two' is not a whole number;"),

@@ -204,7 +204,6 @@ def on_cpu(batch: dict) -> dict:
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("fit, pixels, masks, options", CASES, ids=str)
 def test_a_cuda_device_gets_the_batches_of_the_cpu(layout_packs, fit, pixels, masks, options):
     ds = sa1bpack.open(layout_packs(fit, pixels, masks), **options)

@@ -1,6 +1,7 @@
 """Packs with runs and the records of their tars; packs for pictures and pages."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,12 @@ def small_pack(tmp_path_factory) -> Path:
     tar = write_tar(folder / "sa_000000.tar", found)
     sa1bpack.pack(tar, folder / "pack", workers=1, max_masks=8, **SMALL)
     return folder / "pack"
+
+
+@pytest.fixture
+def own_pack(small_pack, tmp_path) -> Path:
+    """The small pack, which a test may change."""
+    return shutil.copytree(small_pack, tmp_path / "pack")
 
 
 @pytest.fixture(scope="session")

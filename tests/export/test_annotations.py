@@ -72,9 +72,7 @@ def records_of(tar: Path) -> dict[str, bytes]:
 
 
 @given(annotations=st.lists(ANNOTATION, max_size=4))
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_number_keeps_its_type_and_its_text(pack_of, tmp_path, annotations):
     shutil.rmtree(tmp_path / "pack", ignore_errors=True)
     shutil.rmtree(tmp_path / "out", ignore_errors=True)

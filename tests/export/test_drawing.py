@@ -130,11 +130,5 @@ def squares(*corners: tuple[int, int, int]) -> np.ndarray:
 def test_children_follow_their_parent_from_large_to_small():
     bits = squares((20, 20, 4), (0, 0, 16), (9, 9, 5), (1, 1, 7), (2, 2, 3), (20, 0, 8))
     shown = np.array([1, 5, 3, 2, 0, 4])  # by size
-    assert as_tree(bits, shown) == [
-        (1, 0, None),
-        (3, 1, 0),
-        (4, 2, 1),
-        (2, 1, 0),
-        (5, 0, None),
-        (0, 0, None),
-    ]
+    expected = [(1, 0, None), (3, 1, 0), (4, 2, 1), (2, 1, 0), (5, 0, None), (0, 0, None)]
+    assert as_tree(bits, shown) == expected

@@ -1,7 +1,5 @@
 """`sa1bpack show` and `sa1bpack report` as commands."""
 
-import shutil
-
 import numpy as np
 import pytest
 from edited_packs import flip
@@ -26,16 +24,15 @@ def test_show_writes_the_picture_that_the_call_returns(small_pack, tmp_path, cap
     assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
 
 
-def test_damage_is_named_and_sets_the_exit_code(small_pack, tmp_path, capsys):
-    pack = shutil.copytree(small_pack, tmp_path / "pack")
-    for path in [*(pack / "shards").glob("sa_*/*/zarr.json")][:20]:
+def test_damage_is_named_and_sets_the_exit_code(own_pack, tmp_path, capsys):
+    for path in [*(own_pack / "shards").glob("sa_*/*/zarr.json")][:20]:
         path.write_text("{}")
     out = tmp_path / "r.html"
-    assert main(["report", str(pack), "-o", str(out)]) == 1
+    assert main(["report", str(own_pack), "-o", str(out)]) == 1
     said = capsys.readouterr()
     assert "11 images, DAMAGED: 22 problems" in said.out and "missing" in said.err
     *problems, remedy = said.err.splitlines()
-    assert len(problems) == 22 and remedy.endswith(f"sa1bpack repair {pack} TARS")
+    assert len(problems) == 22 and remedy.endswith(f"sa1bpack repair {own_pack} TARS")
     assert "Damaged: " in Page(out.read_text()).text
 
 
@@ -49,49 +46,49 @@ def test_a_picture_is_of_the_kind_that_its_name_says(small_pack, tmp_path):
     assert np.abs(pictures["a.png"] - pictures["a.jpg"]).mean() < 6
 
 
-def test_show_draws_what_it_can_and_names_the_rest(small_pack, tmp_path, capsys):
-    pack, out = shutil.copytree(small_pack, tmp_path / "pack"), tmp_path / "sheet.png"
-    bits = next((pack / "shards/sa_000000-001/mask_bits").glob("c.*"))
+def test_show_draws_what_it_can_and_names_the_rest(own_pack, tmp_path, capsys):
+    out = tmp_path / "sheet.png"
+    bits = next((own_pack / "shards/sa_000000-001/mask_bits").glob("c.*"))
     bits.write_bytes(bits.read_bytes()[:-3])
-    assert main(["show", str(pack), "-o", str(out), "--row", "1", "5", "9"]) == 1
+    assert main(["show", str(own_pack), "-o", str(out), "--row", "1", "5", "9"]) == 1
     said = capsys.readouterr()
     (line,) = said.err.splitlines()
     assert line.startswith("sa1bpack: row 5, id ") and "mask_bits/c.0" in line
     with Image.open(out) as picture:
         assert said.out == f"{out}: {picture.width} x {picture.height} pixels, 1 NOT DRAWN\n"
-    assert main(["show", str(pack), "-o", str(out), "--row", "1", "9"]) == 0
+    assert main(["show", str(own_pack), "-o", str(out), "--row", "1", "9"]) == 0
     out.unlink()
-    assert main(["show", str(pack), "-o", str(out), "--row", "5", "--large"]) == 1
+    assert main(["show", str(own_pack), "-o", str(out), "--row", "5", "--large"]) == 1
     assert "mask_bits/c.0" in capsys.readouterr().err and not out.exists()
 
 
 def test_show_finds_a_flipped_pixel_only_in_samples_that_it_shows(
-    small_pack, tmp_path, monkeypatch, capsys
+    own_pack, tmp_path, monkeypatch, capsys
 ):
-    pack, out = shutil.copytree(small_pack, tmp_path / "pack"), tmp_path / "sheet.png"
-    image = next((pack / "shards/sa_000000-001/image").glob("c.*"))
+    out = tmp_path / "sheet.png"
+    image = next((own_pack / "shards/sa_000000-001/image").glob("c.*"))
     flip(image, 64 * 64 * 3 + 7)  # the second sample of the second shard of four
-    assert main(["show", str(pack), "-o", str(out), "--row", "4", "5"]) == 1
+    assert main(["show", str(own_pack), "-o", str(out), "--row", "4", "5"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sa1bpack: row 5, id ")
-    assert f"{pack}/shards/sa_000000-001: checksum of sample 1 is" in line
-    assert main(["show", str(pack), "-o", str(out), "--row", "4", "6"]) == 0
+    assert f"{own_pack}/shards/sa_000000-001: checksum of sample 1 is" in line
+    assert main(["show", str(own_pack), "-o", str(out), "--row", "4", "6"]) == 0
     monkeypatch.chdir(tmp_path)
-    assert main(["report", str(pack), "--samples", "11"]) == 1  # into report.html
+    assert main(["report", str(own_pack), "--samples", "11"]) == 1  # into report.html
     assert capsys.readouterr().out.endswith("11 images, no problem found, 1 part NOT READ\n")
     assert (
         "1 part of the pack could not be read" in Page((tmp_path / "report.html").read_text()).text
     )
 
 
-def test_what_may_not_be_read_is_not_called_damaged(small_pack, tmp_path, capsys):
-    pack, out = shutil.copytree(small_pack, tmp_path / "pack"), tmp_path / "r.html"
-    hidden = next((pack / "shards/sa_000000-001/bbox").glob("c.*"))
+def test_what_may_not_be_read_is_not_called_damaged(own_pack, tmp_path, capsys):
+    out = tmp_path / "r.html"
+    hidden = next((own_pack / "shards/sa_000000-001/bbox").glob("c.*"))
     hidden.chmod(0)
     with without_privileges():
-        assert main(["report", str(pack), "-o", str(out), "--samples", "11"]) == 1
+        assert main(["report", str(own_pack), "-o", str(out), "--samples", "11"]) == 1
         said = capsys.readouterr()
-        assert main(["show", str(pack), "-o", str(tmp_path / "x.png"), "--row", "4", "8"]) == 1
+        assert main(["show", str(own_pack), "-o", str(tmp_path / "x.png"), "--row", "4", "8"]) == 1
         shown = capsys.readouterr()
     assert said.out.endswith("11 images, NOT ALL COULD BE READ: 1 problem, 1 part NOT READ\n")
     assert "owner and mode" in said.err and "repair" not in said.err

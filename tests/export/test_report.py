@@ -124,13 +124,12 @@ def test_text_from_a_pack_is_escaped_wherever_it_is_shown(small_pack, tmp_path):
     assert page.text.count("<script>alert(1)</script>{{ 7 * 7 }}\\x1b[31m\\u202e") > 12
 
 
-def test_a_damaged_pack_has_a_page_that_names_the_damage(small_pack, tmp_path):
-    pack = shutil.copytree(small_pack, tmp_path / "pack")
-    shards = sorted((pack / "shards").glob("sa_*"))
+def test_a_damaged_pack_has_a_page_that_names_the_damage(own_pack, tmp_path):
+    shards = sorted((own_pack / "shards").glob("sa_*"))
     flip(next((shards[0] / "area").glob("c.*")), 0)
     size = next((shards[1] / "size").glob("c.*"))
     size.write_bytes(size.read_bytes()[:-5])
-    result, page = page_of(pack, tmp_path, samples=11)
+    result, page = page_of(own_pack, tmp_path, samples=11)
     assert not result.ok and not result.verification.ok and result.unreadable
     for said in (
         f"Damaged: {len(result.verification.problems)} problems.", "area/c.0: XXH3-128 is",
@@ -139,7 +138,7 @@ def test_a_damaged_pack_has_a_page_that_names_the_damage(small_pack, tmp_path):
         "2 parts of the pack could not be read",  # that shard, and its first sample
     ):  # fmt: skip
         assert said in page.text
-    assert len(page.pictures) == 11 - len(sa1bpack.open(pack).from_shards(shards[1].name)) - 1
+    assert len(page.pictures) == 11 - len(sa1bpack.open(own_pack).from_shards(shards[1].name)) - 1
 
 
 @pytest.mark.parametrize("array", ["run_ends", "run_offset", "image_offset"])
@@ -239,12 +238,11 @@ def test_options_and_paths_that_cannot_be_used_are_refused(small_pack, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
 
 
-def test_damaged_records_do_not_stop_a_report(small_pack, tmp_path):
-    pack = shutil.copytree(small_pack, tmp_path / "pack")
-    (pack / "rejects.jsonl").write_bytes(b"\xff\xfe not json\n[1, 2]\n")
-    with (pack / ".runs.jsonl").open("ab") as file:
+def test_damaged_records_do_not_stop_a_report(own_pack, tmp_path):
+    (own_pack / "rejects.jsonl").write_bytes(b"\xff\xfe not json\n[1, 2]\n")
+    with (own_pack / ".runs.jsonl").open("ab") as file:
         file.write(b'{"finished": "2026-')
-    result, page = page_of(pack, tmp_path, samples=1)
+    result, page = page_of(own_pack, tmp_path, samples=1)
     assert not result.ok and "not a record: [1, 2]" in page.text and "in 1 run and" in page.text
 
 
@@ -262,29 +260,27 @@ COUNTS = {"annotations": 3, "dropped_images": 0, "rejects": 0}
     ],
 )
 def test_records_of_the_wrong_type_are_an_error_with_their_place(
-    small_pack, tmp_path, key, value, named
+    own_pack, tmp_path, key, value, named
 ):
-    pack = shutil.copytree(small_pack, tmp_path / "pack")
-    manifest = json.loads((pack / "manifest.json").read_text())
-    (pack / "manifest.json").write_text(json.dumps(manifest | {key: value}))
+    manifest = json.loads((own_pack / "manifest.json").read_text())
+    (own_pack / "manifest.json").write_text(json.dumps(manifest | {key: value}))
     for look in (sa1bpack.info, lambda root: page_of(root, tmp_path, samples=1)):
         with pytest.raises(FormatError, match=rf"manifest\.json: {key}: {named}"):
-            look(pack)
-    assert main(["report", str(pack), "-o", str(tmp_path / "report.html")]) == 1
+            look(own_pack)
+    assert main(["report", str(own_pack), "-o", str(tmp_path / "report.html")]) == 1
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("packed_by", 7), ("packed_by", {"numpy": 2}), ("unknown_keys", [[]])]
 )
-def test_attributes_of_the_wrong_type_are_named_with_their_shard(small_pack, tmp_path, key, value):
-    pack = shutil.copytree(small_pack, tmp_path / "pack")
-    file = pack / "shards" / "sa_000000-001" / "zarr.json"
+def test_attributes_of_the_wrong_type_are_named_with_their_shard(own_pack, tmp_path, key, value):
+    file = own_pack / "shards" / "sa_000000-001" / "zarr.json"
     group = json.loads(file.read_text())
     group["attributes"]["sa1bpack"][key] = value
     file.write_text(json.dumps(group))
     with pytest.raises(FormatError, match=rf"sa_000000-001: attributes: .*{key}"):
-        sa1bpack.info(pack)
-    result, page = page_of(pack, tmp_path, samples=1, verify="none")
+        sa1bpack.info(own_pack)
+    result, page = page_of(own_pack, tmp_path, samples=1, verify="none")
     assert len(result.unreadable) == 1 and "1 part of the pack could not be read" in page.text
     assert "sa_000000-001: attributes: " in page.text and key in result.unreadable[0]
 

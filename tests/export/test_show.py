@@ -4,7 +4,6 @@ import base64
 import io
 import logging
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -112,12 +111,11 @@ def test_exactly_one_way_of_choosing_is_accepted(small_pack):
 
 
 @pytest.fixture
-def damaged_pack(small_pack, tmp_path):
+def damaged_pack(own_pack, tmp_path):
     """The small pack; its second shard, rows 4 to 7, cannot be opened."""
-    pack = shutil.copytree(small_pack, tmp_path / "pack")
-    size = next((pack / "shards" / "sa_000000-001" / "size").glob("c.*"))
+    size = next((own_pack / "shards" / "sa_000000-001" / "size").glob("c.*"))
     size.write_bytes(size.read_bytes()[:-5])
-    return pack
+    return own_pack
 
 
 def test_a_damaged_sample_becomes_a_tile_and_the_others_are_drawn(small_pack, damaged_pack, caplog):

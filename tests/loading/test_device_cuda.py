@@ -16,10 +16,7 @@ from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.devices import device_here, open_device
 from sa1bpack.loading.loader import Loader
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -7,13 +7,7 @@ import torch
 
 from sa1bpack.transforms import backends
 
-CUDA = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.cuda,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    ],
-)
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 # tests/conftest.py has Triton's interpreter run the kernels, unless there is a CUDA device.
 INTERPRETED = pytest.param(
     "Triton kernels, interpreted",
@@ -32,6 +26,14 @@ def full_products():
     torch.set_float32_matmul_precision("highest")
     yield
     torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def threads_restored():
+    """The number of threads of torch, which a test may change."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 def _ways(*names):

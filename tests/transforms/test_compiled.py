@@ -28,51 +28,42 @@ def test_a_cpu_has_the_results_of_a_device(steps, fit, masks, monkeypatch):
         torch.testing.assert_close(found["images"], expected["images"], atol=2e-3, rtol=0)
 
 
+@pytest.mark.usefixtures("threads_restored")
 @pytest.mark.parametrize("masks", ["bits", "bool", "runs"])
 @pytest.mark.parametrize("steps", [STEPS["jitter"], STEPS["affine"]], ids=["jitter", "affine"])
 def test_jobs_and_threads_do_not_change_the_result(steps, masks, monkeypatch):
     layout = Layout(image_size=96, mask_size=96)
     batch = noisy_batch(layout, masks)
     pipeline = Pipeline(dataset(layout), steps)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        expected = pipeline(batch, 0)
-        monkeypatch.setattr(made_masks, "PART_BYTES", 1)
-        monkeypatch.setattr(made_images, "PART_ROWS", 7)
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            found = pipeline(batch, 0)
-            assert all(torch.equal(found[key], expected[key]) for key in expected if key != "runs")
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(1)
+    expected = pipeline(batch, 0)
+    monkeypatch.setattr(made_masks, "PART_BYTES", 1)
+    monkeypatch.setattr(made_images, "PART_ROWS", 7)
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        found = pipeline(batch, 0)
+        assert all(torch.equal(found[key], expected[key]) for key in expected if key != "runs")
 
 
-def test_an_error_in_a_thread_reaches_the_caller():
-    threads, done = torch.get_num_threads(), []
-    jobs = [lambda: done.append(1), lambda: 1 / 0, lambda: done.append(2)]
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            with pytest.raises(ZeroDivisionError):
-                run_jobs(jobs)
-    finally:
-        torch.set_num_threads(threads)
+@pytest.mark.usefixtures("threads_restored")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_in_a_thread_reaches_the_caller(threads):
+    torch.set_num_threads(threads)
+    with pytest.raises(ZeroDivisionError):
+        run_jobs([lambda: None, lambda: 1 / 0, lambda: None])
 
 
 def test_a_kept_result_is_not_overwritten_by_later_ones():
     """Large results, of which only views are kept."""
     layout = Layout(image_size=96, mask_size=96)
     batch = noisy_batch(layout, "runs")
-    pipeline = Pipeline(dataset(layout), [RandomHorizontalFlip()], size=640, mask_size=640)
-    kept = []
+    options = {"steps": [RandomHorizontalFlip()], "size": 640, "mask_size": 640}
+    pipeline, kept = Pipeline(dataset(layout), **options), []
     for epoch in range(5):
         done = pipeline(batch, epoch)
         kept.append((done["images"][1:3, 0], done["masks"][2:]))
         del done
     for epoch, (images, masks) in enumerate(kept):
-        fresh = Pipeline(dataset(layout), [RandomHorizontalFlip()], size=640, mask_size=640)(
-            batch, epoch
-        )
+        fresh = Pipeline(dataset(layout), **options)(batch, epoch)
         assert torch.equal(images, fresh["images"][1:3, 0])
         assert torch.equal(masks, fresh["masks"][2:])

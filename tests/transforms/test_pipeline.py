@@ -228,7 +228,6 @@ def test_keys_missing_from_the_batch_are_missing_from_the_result(layout):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("layout", ["padded", "concat_bits", "runs"])
 @pytest.mark.parametrize("way", [moved, sent])
 @pytest.mark.parametrize("steps", FEW_STEPS.values(), ids=FEW_STEPS.keys())

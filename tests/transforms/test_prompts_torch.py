@@ -23,9 +23,7 @@ def batch_of(random: np.random.Generator, count: int) -> tuple[list, RunBatch]:
 
 
 @pytest.mark.parametrize("region", masks.REGIONS)
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.integers(1, 3), st.booleans())
 def test_regions_and_points_equal_those_of_the_cpu(
     any_way, monkeypatch, region, seed, count, in_boxes

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
 from mask_oracle import runs_of
+from torch.nn.utils.rnn import pad_sequence
 
 from sa1bpack import masks, transforms
 from sa1bpack.errors import OptionError
@@ -23,17 +24,11 @@ NAMES = tuple(masks.RELATIONS)
 def batch_of(samples: list[np.ndarray], padded: bool) -> dict[str, torch.Tensor]:
     """A batch of bool (m, h, w) each."""
     counts = torch.tensor([len(sample) for sample in samples])
-    if not padded:
-        return {
-            "masks": torch.from_numpy(np.concatenate(samples)),
-            "mask_counts": counts,
-            "mask_offsets": torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
-        }
-    most = max(map(len, samples))
-    wide = np.zeros((len(samples), most, *samples[0].shape[1:]), bool)
-    for row, sample in zip(wide, samples, strict=True):
-        row[: len(sample)] = sample
-    return {"masks": torch.from_numpy(wide), "mask_counts": counts}
+    rows = [torch.from_numpy(sample) for sample in samples]
+    if padded:
+        return {"masks": pad_sequence(rows, batch_first=True), "mask_counts": counts}
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    return {"masks": torch.cat(rows), "mask_counts": counts, "mask_offsets": offsets}
 
 
 def by_torch(relate: Relate, batch: dict, padded: bool, most: int | None = None) -> dict:

@@ -20,9 +20,7 @@ SAMPLINGS = ("area", "center")
 BATCHES = st.tuples(
     st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 30), st.integers(1, 30)
 )
-any_device = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+any_device = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -134,7 +132,6 @@ def test_maps_that_reach_far_draw_what_draw_window_draws_and_farther_ones_backgr
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_dataloader_pins_the_runs_of_a_batch():
     runs = RunBatch.collate([random_sample(np.random.default_rng(0))])
     [batch] = torch.utils.data.DataLoader([0], collate_fn=lambda _: {"runs": runs}, pin_memory=True)
