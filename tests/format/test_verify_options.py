@@ -80,9 +80,7 @@ def test_auto_goes_past_the_page_cache_from_half_of_the_memory_on(cold_pack, mon
         assert all(resident(path).all() == found for path in paths)
 
 
-def test_where_it_is_impossible_direct_is_refused_and_auto_reads_through_the_page_cache(
-    cold_pack, monkeypatch
-):
+def test_where_it_is_impossible_direct_is_refused_and_auto_reads_cached(cold_pack, monkeypatch):
     def refused(path):
         raise OSError(22, "Invalid argument", path)
 

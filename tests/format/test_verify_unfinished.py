@@ -178,9 +178,7 @@ def killed_after(step: str, survivors: int):
     [("rename", 1, True), ("rename", 1, False), ("unlink", 1, True), ("open", 5, False),
      ("fsync", 5, True)],
 )  # fmt: skip
-def test_a_kill_at_any_step_of_publication_is_not_damage_and_the_next_run_completes_it(
-    pristine_pack, tmp_path, monkeypatch, step, stride, complete
-):
+def test_a_kill_is_no_damage(pristine_pack, tmp_path, monkeypatch, step, stride, complete):
     """Fail every call, or every fifth, of a run that reopens a pack and adds a shard."""
     kills = 0
     for survivors in range(0, 1000, stride):

@@ -39,6 +39,7 @@ def engine(request) -> Callable:
 
 
 def test_the_bytes_are_those_of_one_process(engine, sources, undisturbed, tmp_path, monkeypatch):
+    """Also of relative paths in any order."""
     monkeypatch.chdir(sources[0].parent)
     root = Path(os.path.relpath(tmp_path / "pack"))
     names = [source.name for source in reversed(sources)]

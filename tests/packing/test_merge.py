@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from packs_with_features import write_side
 from small_tars import SMALL, contents, members, write_tar
-from system import elsewhere  # noqa: F401 - a fixture
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputLocked, OutputRefused
@@ -115,12 +114,7 @@ def test_where_only_clones_can_be_every_file_is_one(machines, tmp_path, undistur
     assert sa1bpack.verify(tmp_path / "pack").ok
 
 
-def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_not(
-    machines,
-    tmp_path,
-    undisturbed,
-    elsewhere,  # noqa: F811
-):
+def test_packs_on_two_file_systems_are_linked_or_copied(machines, tmp_path, undisturbed, elsewhere):
     """Really two of them, where the tests above pretend it."""
     a, b, c = machines
     shutil.copytree(c, elsewhere / "c")

@@ -130,6 +130,7 @@ def test_other_images_under_the_name_of_a_source_are_refused(opened, sources, ro
 
 
 def test_finalize_names_sources_and_parts_left(sources, pack_part, root, manifest_of, undisturbed):
+    """What is missing, and the parts to repeat."""
     pack_part((2, 3))
     result = sa1bpack.finalize(root)
     assert not result.complete and not manifest_of(root)["complete"]
@@ -168,6 +169,7 @@ def test_shards_of_a_tar_whose_bytes_are_wrong_are_withdrawn(tmp_path, root, lis
 
 
 def test_a_part_adds_to_a_complete_pack_until_finalize(sources, root, manifest_of, undisturbed):
+    """The pack is complete again after it."""
     sa1bpack.pack(sources[:2], root, workers=1, **SMALL)
     assert manifest_of(root)["complete"]
     sa1bpack.pack_part(sources, root, (1, 1), workers=1, **SMALL)

@@ -54,6 +54,7 @@ def assert_no_secret(*texts: str, root=None) -> None:
 
 
 def test_links_make_the_pack_over_a_bad_network(served, links, long_pack, tmp_path, capsys):
+    """The pack is that of the files, and no link is kept or said."""
     rng = random.Random(0)
     for name in TARS:
         size = len(served.files[path_of(name)])
@@ -73,9 +74,8 @@ def test_links_make_the_pack_over_a_bad_network(served, links, long_pack, tmp_pa
 
 
 @pytest.mark.parametrize("by", ["list", "URL"])
-def test_what_a_server_refuses_is_named_and_the_others_packed_and_the_next_run_resumes(
-    served, links, long_tars, long_pack, tmp_path, capsys, by
-):
+def test_what_is_refused_is_tried_again(served, links, long_tars, long_pack, tmp_path, capsys, by):
+    """It is named, the other tars are packed, and the next run resumes."""
     root, given, path = tmp_path / "pack", ["--links", str(links)], path_of(TARS[0])
     named = "sa_000010.tar (from 127.0.0.1): the server answers 403"
     if by == "URL":
@@ -106,9 +106,8 @@ def test_several_tars_are_downloaded_at_once(served, links, long_pack, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_ended_while_it_waits_for_the_network_resumes(
-    served, links, long_pack, tmp_path, number
-):
+def test_a_run_ended_while_it_waits_for_bytes_resumes(served, links, long_pack, tmp_path, number):
+    """What is packed is not asked for again."""
     served.faults[path_of(TARS[1])] = [cut(512), stalled(5000)]
     root = tmp_path / "pack"
     flags = ["--output", root, "--workers", "2", "--downloads", "1", *SMALL_FLAGS]
@@ -154,6 +153,7 @@ def test_an_estimate_reads_beginnings_alone_and_names_what_fails(served, links, 
 
 
 def test_a_repair_downloads_its_tars_alone(served, links, long_tars, long_pack, tmp_path, capsys):
+    """What it needs, and nothing else."""
     root = tmp_path / "pack"
     sa1bpack.pack(long_tars, root, workers=1, **SMALL)
     damaged = next((root / "shards/sa_000011-002/image").glob("c*"))
@@ -209,6 +209,7 @@ def test_a_bucket_is_packed_by_a_pattern_as_files_are(s3, long_tars, long_pack, 
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch, capsys, listed):
+    """Nothing is begun."""
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     url, links = "s3://bucket/sa_000010.tar", tmp_path / "links.txt"

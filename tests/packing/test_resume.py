@@ -73,9 +73,8 @@ def start_paused(long_tars, tmp_path):
     ("sent", "code", "word"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
-def test_a_signal_to_all_processes_ends_the_run_tidily_and_the_next_one_completes_it(
-    start_paused, long_tars, long_pack, tmp_path, sent, code, word
-):
+def test_a_signal_ends_a_run_tidily(start_paused, long_tars, long_pack, tmp_path, sent, code, word):
+    """It reaches all processes; the next run completes the pack."""
     root = tmp_path / "pack"
     process = start_paused(_BEFORE_THE_SECOND_SHARD, root, processes=1)
     os.killpg(process.pid, sent)  # as a terminal and a job scheduler do

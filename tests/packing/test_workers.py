@@ -96,9 +96,9 @@ def _held() -> dict[str, set]:
 
 
 @pytest.mark.parametrize(("owner", "name"), [(SourcePacker, "enter"), (Workers, "stop")])
-def test_a_run_that_is_interrupted_and_one_that_is_not_leave_no_process_thread_or_descriptor(
-    tar, expected, tmp_path, monkeypatch, leaves_nothing, owner, name
-):
+def test_ctrl_c_leaves_nothing(tar, expected, tmp_path, monkeypatch, leaves_nothing, owner, name):
+    """Nor does the next run, which is not interrupted: no process, thread or descriptor."""
+
     def interrupt(self, *_):
         monkeypatch.undo()
         raise KeyboardInterrupt
@@ -112,6 +112,7 @@ def test_a_run_that_is_interrupted_and_one_that_is_not_leave_no_process_thread_o
 
 
 def test_a_dead_worker_costs_no_byte(tar, expected, tmp_path, workers_that, leaves_nothing, capfd):
+    """One that dies once."""
     action = DIES_ONCE.format(flag=str(tmp_path / "flag"))
     workers_that(WITH_SA_6.format(action=action))
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
@@ -123,6 +124,7 @@ def test_a_dead_worker_costs_no_byte(tar, expected, tmp_path, workers_that, leav
 
 
 def test_a_sample_that_kills_its_workers_is_rejected(tar, tmp_path, workers_that, leaves_nothing):
+    """The rest is packed."""
     workers_that(WITH_SA_6.format(action=DIES.format(name="SIGSEGV")))
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert (result.complete, result.images, result.rejects) == (True, 11, 1)
@@ -132,9 +134,7 @@ def test_a_sample_that_kills_its_workers_is_rejected(tar, tmp_path, workers_that
     assert sa1bpack.verify(tmp_path / "pack").ok
 
 
-def test_workers_out_of_memory_end_the_run_and_cost_no_sample(
-    tar, expected, tmp_path, workers_that
-):
+def test_workers_out_of_memory_end_the_run_and_cost_nothing(tar, expected, tmp_path, workers_that):
     workers_that(WITH_SA_6.format(action=DIES.format(name="SIGKILL")))
     root = tmp_path / "pack"
     command = ("pack", tar, "--output", root, "--workers", 2, *SMALL_FLAGS)
@@ -174,6 +174,7 @@ def test_an_error_of_writing_ends_the_run_before_its_shard(tmp_path, monkeypatch
 
 
 def test_a_lack_of_memory_is_not_the_samples_fault(tar, tmp_path, workers_that, leaves_nothing):
+    """In a worker it ends the run."""
     workers_that(WITH_SA_6.format(action='raise MemoryError("no memory for sa_6.jpg")'))
     with pytest.raises(MemoryError, match="sa_6"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)

@@ -42,9 +42,8 @@ def digests(data):
     inflate_bytes=st.integers(1, 300),
     step=st.integers(1, 600),
 )
-def test_chunk_and_output_sizes_do_not_change_the_bytes(
-    tmp_path_factory, payloads, padding, read_bytes, inflate_bytes, step
-):
+def test_sizes_change_no_byte(tmp_path_factory, payloads, padding, read_bytes, inflate_bytes, step):
+    """Those of chunks, of output and of reads."""
     data = b"".join(gzip.compress(payload) + bytes(padding) for payload in payloads)
     path = tmp_path_factory.mktemp("inflate") / "file"
     path.write_bytes(data)

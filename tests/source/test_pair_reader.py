@@ -62,6 +62,7 @@ def expected_pairs(members):
     packed=st.booleans(),
 )
 def test_order_and_memory_change_no_pair(tmp_path_factory, make_tar, count, seed, memory, packed):
+    """Members in random order, and any memory of the spool."""
     members = members_of(count, seed=seed)
     data = make_tar([("./README", b""), *members])
     path = tmp_path_factory.mktemp("pairs") / "sa_000000.tar"

@@ -98,17 +98,12 @@ def test_a_part_that_does_not_fit_is_refused_before_it_is_mapped(pack, side, kin
     assert {problem.shard for problem in report.problems} == {shard.part}
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_a_flipped_bit_is_found_and_its_sample_named(pack, side, quick):
+def test_a_flipped_bit_is_found_and_its_sample_named(pack, side):
     row = 24  # bytes; samples have 2, 0, 5 and 1 masks
     flip(side / first_part(pack).part / "values" / "c.0.0.0", 3 * row)
-    report = verify(pack, quick=quick)
-    texts = [str(problem) for problem in report.problems]
-    if quick:
-        assert texts == []
-    else:
-        assert len(texts) == 2 and "checksum of sample 2 is" in texts[0]
-        assert script_finds(pack)[0] == 1
+    texts = [str(problem) for problem in verify(pack).problems]
+    assert len(texts) == 2 and "checksum of sample 2 is" in texts[0]
+    assert verify(pack, quick=True).problems == () and script_finds(pack)[0] == 1
     part = open_part(side, SPEC, first_part(pack))
     assert part.read(0, 0, 2).shape == (2, 3, 2)
     with pytest.raises(FormatError, match=r"checksum of sample 2 is .* was written"):
