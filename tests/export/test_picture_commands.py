@@ -76,9 +76,8 @@ def test_show_finds_a_flipped_pixel_only_in_samples_that_it_shows(
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(own_pack), "--samples", "11"]) == 1  # into report.html
     assert capsys.readouterr().out.endswith("11 images, no problem found, 1 part NOT READ\n")
-    assert (
-        "1 part of the pack could not be read" in Page((tmp_path / "report.html").read_text()).text
-    )
+    page = Page((tmp_path / "report.html").read_text())
+    assert "1 part of the pack could not be read" in page.text
 
 
 def test_what_may_not_be_read_is_not_called_damaged(own_pack, tmp_path, capsys):

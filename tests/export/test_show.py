@@ -79,10 +79,9 @@ def test_every_layout_yields_nearly_the_same_picture(tmp_path, options):
     pictures = []
     for name, more in (("a", {}), ("b", options)):
         (tmp_path / name).mkdir()
-        sa1bpack.pack(
-            tar, tmp_path / name / "pack", workers=1, **{**SMALL, "mask_size": 64}, **more
-        )
-        ds = sa1bpack.open(tmp_path / name / "pack")
+        root = tmp_path / name / "pack"
+        sa1bpack.pack(tar, root, workers=1, **{**SMALL, "mask_size": 64}, **more)
+        ds = sa1bpack.open(root)
         pictures.append(sa1bpack.show(ds, rows=range(4)))
     one, other = (np.asarray(picture).astype(int)[70:] for picture in pictures)
     assert one.shape == other.shape

@@ -258,16 +258,10 @@ def test_spatial_features_rotate_with_the_images(with_features):  # noqa: F811
             assert np.array_equal(done["teacher"][k].any(0).numpy(), shown)
             inner = shown & (x > 1) & (x < cells - 1) & (y > 1) & (y < cells - 1)
             assert inner.sum() > 100
+            how = Image.Transform.AFFINE, to_cells.flatten().tolist(), Image.Resampling.BILINEAR
             for rows, found in zip(batch["teacher"][k], done["teacher"][k], strict=True):
                 plane = Image.fromarray(rows.float().numpy())
-                expected = np.asarray(
-                    plane.transform(
-                        (cells, cells),
-                        Image.Transform.AFFINE,
-                        to_cells.flatten().tolist(),
-                        Image.Resampling.BILINEAR,
-                    )
-                )
+                expected = np.asarray(plane.transform((cells, cells), *how))
                 np.testing.assert_allclose(
                     found.float().numpy()[inner], expected[inner], atol=0.1, rtol=2e-3
                 )

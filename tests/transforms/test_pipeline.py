@@ -9,6 +9,7 @@ from made_batches import (
     FEW_STEPS,
     LAYOUT,
     RECTANGLES,
+    STEPS,
     dataset,
     moved,
     ragged,
@@ -105,12 +106,7 @@ def test_without_steps_pixels_and_masks_are_those_of_the_batch():
 
 
 def test_all_layouts_of_a_batch_have_the_same_result(device):
-    steps = [
-        T.RandomResizedCrop((0.3, 1.0)),
-        T.RandomHorizontalFlip(),
-        T.ColorJitter(0.2, 0.2, 0.2, 0.1),
-        T.Mixup(),
-    ]
+    steps = [T.RandomResizedCrop((0.3, 1.0)), *STEPS["colors"]]
     pipeline = T.Pipeline(dataset(LAYOUT), steps, size=(64, 80), mask_size=(16, 20))
     done = {
         layout: pipeline(moved(ragged(layout), device), 1)
@@ -186,13 +182,7 @@ def test_a_mask_with_less_than_the_minimum_area_is_not_valid():
 
 @pytest.mark.parametrize("layout", ["padded", "concat_bits"])
 def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
-    steps = [
-        T.RandomHorizontalFlip(),
-        T.ScaleJitter(),
-        T.ColorJitter(0.1, 0.1, 0.1, 0.1),
-        T.Mixup(),
-    ]
-    pipeline = T.Pipeline(dataset(LAYOUT), steps)
+    pipeline = T.Pipeline(dataset(LAYOUT), STEPS["colors"])
     expected = pipeline(moved(ragged(layout), device), 0)
     offsets = {"mask_offsets": torch.zeros(1, dtype=torch.int64)} if "concat" in layout else {}
     batch = {key: value[:0] for key, value in ragged(layout).items()} | offsets

@@ -171,12 +171,8 @@ def test_the_interior_click_is_the_one_of_a_distance_transform(made_by, shape):
     ids = torch.arange(masks[..., 0, 0].numel()).view(shape[:-2])
     points, labels = correction_clicks(predicted, masks, ids, where="interior", **KEY)
     assert points.shape == (*shape[:-2], 1, 2) and labels.shape == (*shape[:-2], 1)
-    cases = zip(
-        predicted.reshape(-1, *shape[-2:]).numpy(),
-        masks.reshape(-1, *shape[-2:]).numpy(),
-        strict=True,
-    )
-    expected = [expected_interior(*case) for case in cases]
+    cells = (array.reshape(-1, *shape[-2:]).numpy() for array in (predicted, masks))
+    expected = [expected_interior(*case) for case in zip(*cells, strict=True)]
     assert points.reshape(-1, 2).tolist() == [point for point, _ in expected]
     assert labels.flatten().tolist() == [label for _, label in expected]
 

@@ -61,14 +61,10 @@ def test_rotating_maps_draw_the_cells_of_draw_window(any_way, monkeypatch, sampl
 
 def test_masks_without_runs_are_padding(any_way):
     """Samples with three rows each, of which 2, 0 and 1 are masks."""
-    ends, offset = flat_runs([[3, 9, 30], [0, 30], [], [], [], [], [10, 30], [], []])
-    runs = RunBatch(
-        torch.from_numpy(ends),
-        torch.from_numpy(offset),
-        torch.tensor([0, 3, 6, 9]),
-        torch.tensor([[5, 6], [7, 7], [6, 5]]),
-        torch.from_numpy(offset),
-    ).to(any_way)
+    rows = [[3, 9, 30], [0, 30], [], [], [], [], [10, 30], [], []]
+    ends, offset = map(torch.from_numpy, flat_runs(rows))
+    sizes = torch.tensor([[5, 6], [7, 7], [6, 5]])
+    runs = RunBatch(ends, offset, torch.tensor([0, 3, 6, 9]), sizes, offset).to(any_way)
     maps = torch.from_numpy(np.stack([window_map(0, 0, 6, 6, (6, 6))] * 3))
     for sampling in SAMPLINGS:
         found = draw_runs(runs, maps, (6, 6), sampling)
