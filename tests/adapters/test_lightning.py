@@ -71,11 +71,11 @@ def test_every_epoch_trains_on_one_part_of_the_split_and_validates_on_the_other(
     train, val = sa1bpack.open(photos.root).split(val_fraction=0.15, seed=2)
     parts = [part.column("image_id").tolist() for part in (train, val)]
     assert [len(part) for part in parts] == [4, 1]
-    orders = []
-    for epoch in range(EPOCHS):
-        seen = [image for of, images in complete.seen if of == epoch for image in images]
-        assert sorted(seen) == sorted(parts[0])
-        orders.append(seen)
+    orders = [
+        [image for of, images in complete.seen if of == epoch for image in images]
+        for epoch in range(EPOCHS)
+    ]
+    assert [sorted(seen) for seen in orders] == [sorted(parts[0])] * EPOCHS
     assert orders[0] != orders[1] or orders[1] != orders[2]
     assert complete.validated == [parts[1]] * (EPOCHS + 1)  # once more, before training
 
@@ -148,9 +148,8 @@ def test_a_split_without_images_in_a_part_is_refused_and_val_0_validates_nothing
 def test_a_trainer_that_asks_again_gets_the_same_training_loader(photos):
     data = made(photos)
     data.setup("fit")
-    assert data.train_dataloader() is data.train_dataloader()
-    assert data.train_dataloader().batches.order.seed == 1
     loader = data.train_dataloader()
+    assert data.train_dataloader() is loader and loader.batches.order.seed == 1
     data.teardown("fit")
     with pytest.raises(sa1bpack.LoaderError, match="closed"):
         next(iter(loader))

@@ -95,7 +95,6 @@ def test_nothing_is_left_of_a_process_that_is_killed_before_a_file_has_its_name(
     pack, tmp_path, driven, monkeypatch, kept
 ):
     driven(pack)
-
     replace = Path.replace
 
     def die(path: Path, target):
