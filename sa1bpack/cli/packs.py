@@ -273,9 +273,7 @@ def verify(
     for pack in packs:
         named += [pack_url("pack", pack)] if is_pack_url(pack) else paths_of("pack", pack)
     if job.on_ray() and (urls := list(filter(is_pack_url, named))):
-        raise OptionError(
-            f"--engine ray checks folders that all nodes share, not {urls[0]}: use --part K/N"
-        )
+        raise OptionError(f"--engine ray checks shared folders, not {urls[0]}: use --part K/N")
     codes = []
     for pack in named:
         report = _report(pack, quick, io, job)

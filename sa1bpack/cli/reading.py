@@ -160,9 +160,8 @@ def report(
     from sa1bpack.cli.packs import advice
 
     with byte_bar() as advance:
-        result = sa1bpack.report(
-            packs, output, verify=verify, samples=samples, seed=seed, progress=advance
-        )
+        more = {"verify": verify, "samples": samples, "seed": seed, "progress": advance}
+        result = sa1bpack.report(packs, output, **more)
     found = result.verification.problems
     for line in (
         *found,

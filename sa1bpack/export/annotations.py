@@ -144,8 +144,7 @@ def _chosen(
     ds = open_pack(paths, duplicates="all" if alone else "error")
     if not ds.layout.runs:
         raise OptionError(
-            f"{ds.pack.name} was packed without the exact masks, which cannot be recovered from "
-            "the bits of a grid; pack again with --masks bits+runs"
+            f"{ds.pack.name} was packed without the exact masks; pack again with --masks bits+runs"
         )
     rows = ds.rows_at(np.arange(len(ds)))
     if sources or shards or ids:
@@ -393,15 +392,13 @@ def export_coco(
         _count_shard(result, shard, own)
     if (double := _first_double(np.concatenate(found))) is not None:
         raise OptionError(
-            f"image id {double} occurs twice, and COCO's tools would lose all but one; export the "
-            "sources one by one (--source)"
+            f"image id {double} occurs twice: COCO's tools lose one; export one --source at a time"
         )
     double = _first_double(np.concatenate(ids))
     if not renumber and (double is not None or not np.concatenate(ids).all()):
         what = "0" if double is None else f"{double}, which occurs twice"
         raise OptionError(
-            f"an annotation has the id {what}: COCO's tools would lose it; renumber them with "
-            "--renumber (renumber=True)"
+            f"an annotation has the id {what}: COCO's tools lose it; use --renumber (renumber=True)"
         )
     result.unchanged = int(result.path.exists())
     result.files = 1 - result.unchanged
@@ -493,6 +490,4 @@ def _writing(path: Path, durably: bool = False) -> Iterator[Callable[[bytes], ob
 def _require_same(path: Path, same: bool) -> None:
     """Raise OutputRefused unless an existing file holds what is written."""
     if not same:
-        raise OutputRefused(
-            f"{path}: exists already with other contents; remove it, or export to another place"
-        )
+        raise OutputRefused(f"{path}: has other contents; remove it, or export to another place")

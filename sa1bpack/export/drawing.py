@@ -144,9 +144,8 @@ def _with_boxes_and_points(
             colour = (*colours[place].tolist(), opacity)
             draw.rectangle(edges[mask].astype(int).tolist(), outline=colour)
     radius = 1 + line
-    points = np.clip(
-        subject.sample["point_coords"][order] * scale, -99, limit + 99
-    )  # far ones are not visible
+    # Far ones are not visible.
+    points = np.clip(subject.sample["point_coords"][order] * scale, -99, limit + 99)
     for x, y in points[np.isfinite(points).all(1)].tolist():
         draw.ellipse(
             (x - radius, y - radius, x + radius, y + radius), fill=_POINT, outline=_POINT_RIM

@@ -141,9 +141,7 @@ def draw_samples(
     seed = whole_number("seed", seed, 0, MAX_WORD)
     if isinstance(pack, Mapping):
         if image_ids is not None or large:
-            raise OptionError(
-                "image_ids and large are for packs: of a batch, choose samples or rows"
-            )
+            raise OptionError("image_ids and large are for packs: of a batch, give samples or rows")
         count = image_count(pack)
         subjects = subjects_of(pack, _rows(count, samples, rows))
         name = ", ".join(
@@ -154,8 +152,7 @@ def draw_samples(
         name = str(source.path)
         if samples is None or seed:
             raise OptionError(
-                f"image_ids, rows and seed are for packs: of {name} the first samples are shown; "
-                "for others, look at those of sa1bpack.TarDataset"
+                f"image_ids, rows and seed are for packs: of {name} the first samples are shown"
             )
         _require_one(samples, large)
         subjects = first_subjects(source, samples, rule or {})
@@ -188,8 +185,7 @@ def _dataset_of(pack: Any, rule: Mapping[str, Any]) -> Dataset:
     """The dataset to show. Raises OptionError for one without images, and as `open` does."""
     if isinstance(pack, TarDataset):
         raise OptionError(
-            f"pack is {pack!r}, of which no pictures are made: pass the path of a tar, whose first "
-            "samples are shown"
+            f"pack is {pack!r}, of which no pictures are made: pass the path of a tar"
         )
     opened = isinstance(pack, Dataset) or torch_subset(pack)[1]
     dataset = as_dataset(pack) if opened else open_pack(pack, **rule)

@@ -118,8 +118,7 @@ def image_count(batch: Batch) -> int:
     if "images" not in batch:
         found = f"has {', '.join(map(str, batch))}, but no images" if batch else "is an empty dict"
         raise OptionError(
-            f"the batch {found}: pass a batch as Loader, DataLoader, Collate or Pipeline makes it; "
-            "samples of a dataset are drawn by sa1bpack.show(ds, rows=[0])"
+            f"the batch {found}: pass a batch of a Loader, or sa1bpack.show(ds, rows=[0])"
         )
     if not (count := len(batch["images"])):
         raise OptionError("the batch has no samples to show")
@@ -180,15 +179,11 @@ def _pixels(batch: Batch, row: int) -> np.ndarray:
     if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
         return image
     if image.ndim != 3 or image.shape[0] != 3:
-        raise OptionError(
-            f"images are {image.dtype} {('B', *image.shape)}: pass a batch as Loader, DataLoader, "
-            "Collate or Pipeline makes it"
-        )
+        raise OptionError(f"images are {image.dtype} {('B', *image.shape)}: pass a Loader's batch")
     missing = [name for name in ("pixel_mean", "pixel_std") if name not in batch]
     if missing:
         raise OptionError(
-            f"the images are normalised, but the batch has no {' and no '.join(missing)}: pass the "
-            "batch as Pipeline returned it"
+            f"images are normalised, but without {' and '.join(missing)}: pass a Pipeline's batch"
         )
     mean, std = (_array(batch[name]).reshape(3, 1, 1) for name in ("pixel_mean", "pixel_std"))
     return np.rint(np.clip(image * std + mean, 0, 255)).astype(np.uint8).transpose(1, 2, 0)

@@ -193,10 +193,8 @@ def sources_in_pack(root: Path) -> list[str] | None:
 
 def sources_of(manifest: Manifest, folders: Iterable[str]) -> list[str]:
     """Names of the sources of all shards that are listed, or have these folders, sorted."""
-    places = (_place_of(name) for name in folders)
-    return sorted(
-        {entry.source for entry in manifest.shards} | {place[0] for place in places if place}
-    )
+    there = {place[0] for place in map(_place_of, folders) if place}
+    return sorted({entry.source for entry in manifest.shards} | there)
 
 
 def _listed(root: Path) -> dict[str, str]:
@@ -269,8 +267,7 @@ def _manifest_of_shards(root: Path) -> Manifest:
     if len(recorded) != 1 or recorded == {canonical_json(None)}:
         found = "different options" if len(recorded) > 1 else "no options"
         raise FormatError(
-            f"{root / MANIFEST_NAME}: lost, and its shards record {found}; restore {MANIFEST_NAME} "
-            "from a copy, or pack again into another folder"
+            f"{root / MANIFEST_NAME}: lost, and its shards record {found}; restore a copy of it"
         )
     options = shards[0].attributes["options"]
     return make_manifest(

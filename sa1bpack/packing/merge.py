@@ -125,8 +125,7 @@ def merge(
         one, other = root.resolve(), pack.resolve()
         if one.is_relative_to(other) or other.is_relative_to(one):
             raise OptionError(
-                f"output is {str(output)!r}: it is, holds or lies in the pack {pack}; choose a "
-                "folder elsewhere"
+                f"output is {str(output)!r}: it is, holds or is in the pack {pack}; choose another"
             )
     check_can_be_folder(root, "give a new folder, or that of a pack")
     refuse_in_pack("output", root)
@@ -157,9 +156,8 @@ def merge(
         for part, final in parts.items():
             interrupts.check()
             # A name that tells it from those at which `derive` is working.
-            placing.publish(
-                part, files.temporary_beside(final.with_name(_WORKING + final.name)), final
-            )
+            working = files.temporary_beside(final.with_name(_WORKING + final.name))
+            placing.publish(part, working, final)
         interrupts.check()
         state.sources.update(plan.sources)
         manifest = state.publish(complete=plan.complete)
@@ -243,8 +241,7 @@ class _Plan:
                 if difference := first_difference(spec, read_side_manifest(folder)):
                     raise OutputRefused(
                         f"{folders[0]} and {folder} are different features, {difference}: make one "
-                        "of them again like the other, or move its folder out of the pack (it can "
-                        "still be read by its path), and merge again"
+                        "of them again like the other, or move its folder out of the pack"
                     )
 
     def _take(self, pack: Path, manifest: Manifest) -> None:
@@ -263,16 +260,14 @@ class _Plan:
                 one, other = found.get(key), record.get(key)
                 if one != other and not (key in DIGEST_NAMES and None in (one, other)):
                     raise OutputRefused(
-                        f"{pack / MANIFEST_NAME}: the source {record['name']} is another file than "
-                        f"that of an earlier pack: {key} is {brief(other)}, not {brief(one)}; "
-                        "leave one of the packs out"
+                        f"{pack / MANIFEST_NAME}: the source {record['name']} is another file: its "
+                        f"{key} is {brief(other)}, not {brief(one)}; leave one of the packs out"
                     )
 
     def missing(self, state: PackState) -> list[_Taken]:
         """The shards that are not there yet. Raises OutputRefused if others are."""
-        others = [
-            f"the source {name}" for name in sorted(state.sources.keys() - self.sources.keys())
-        ]
+        unknown = sorted(state.sources.keys() - self.sources.keys())
+        others = [f"the source {name}" for name in unknown]
         for key, shard in state.shards.items():
             digest = files.file_digest(state.shards_dir / shard.entry.name / files.CHECKSUMS_NAME)
             if key not in self.shards or self.shards[key].digest != digest:
@@ -360,10 +355,7 @@ class Placing:
                 checksums = working / files.CHECKSUMS_NAME
                 listed = {files.CHECKSUMS_NAME, *files.read_checksums(checksums)}
                 if files.file_digest(checksums) != digest or found != listed:
-                    raise FormatError(
-                        f"{source}: it changed while it was merged, or has other files than its "
-                        "checksums list; `sa1bpack verify` names them"
-                    )
+                    raise FormatError(f"{source}: it changed or has other files; `sa1bpack verify`")
             working.rename(final)
         except BaseException:
             shutil.rmtree(working, ignore_errors=True)

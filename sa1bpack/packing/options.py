@@ -265,8 +265,7 @@ def recorded_options(recorded: dict, root: Path) -> PackOptions:
         return PackOptions.from_json(msgspec.convert(recorded, dict[str, Any]))
     except (OptionError, msgspec.ValidationError) as error:
         raise FormatError(
-            f"{root}: the recorded options cannot be used: {error}. Repair it with the version "
-            "of sa1bpack that packed it"
+            f"{root}: unusable options: {error}. Repair it with the sa1bpack that packed it"
         ) from None
 
 
@@ -331,8 +330,7 @@ def checked_request(
             if source.kind != "folder":
                 if source.path.name not in known:
                     raise SourceError(
-                        f"{request.md5sums} has no sum for {source.path.name}; complete the list, "
-                        "or pack without it"
+                        f"{request.md5sums} lacks {source.path.name}; complete it, or pack without"
                     )
                 sums[source.name] = known[source.path.name]
     return replace(request, sources=found, sums=sums)

@@ -92,8 +92,7 @@ def published_shard(folder: Path, root: Path, layout: Layout | None = None) -> P
         shard = read_shard(folder, layout)
         if folder.name != (name := shard_name(shard.entry.source, shard.entry.part)):
             raise FormatError(
-                f"{folder}: it holds part {shard.entry.part} of {shard.entry.source}, whose name "
-                f"is {name}"
+                f"{folder}: it holds part {shard.entry.part} of {shard.entry.source}, named {name}"
             )
     except FormatError as error:
         raise FormatError(

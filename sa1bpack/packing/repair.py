@@ -183,13 +183,12 @@ def repair(
         unfinished = Unfinished.read(root)
         if share is not None and unfinished != Unfinished():
             raise FormatError(
-                f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it; "
-                f"{_first(root)}"
+                f"{root / MANIFEST_NAME}: an earlier repair did not finish it; first {_whole(root)}"
             )
         with byte_bar(progress) as advance:
             damage = Damage(root, unfinished, frozenset(shards), advance, quick, share or ALL)
         if share is not None and damage.lost:
-            raise FormatError(f"{damage.problems[0].what}; {_first(root)}")
+            raise FormatError(f"{damage.problems[0].what}; first {_whole(root)}")
         run = _Repair(damage, found, workers, progress, share)
         if dry_run:
             run.result.repaired = [name for parts in run.wanted.values() for name in parts.values()]
@@ -204,8 +203,8 @@ def repair(
     return run.result
 
 
-def _first(root: Path) -> str:
-    return f"no part can: first sa1bpack repair {quote(str(root))} TARS --quick"
+def _whole(root: Path) -> str:
+    return f"sa1bpack repair {quote(str(root))} TARS --quick"
 
 
 class _Rebuilding(PackState):
@@ -291,10 +290,8 @@ class _Repair:
             else:
                 self.wanted.setdefault(source, {})[part] = name
         if share is not None and damage.own_files:
-            self.result.left[OWN_FILES] = (
-                "no part rewrites them; once all parts have ended: sa1bpack repair "
-                f"{quote(str(self._root))} TARS --quick"
-            )
+            call = _whole(self._root)
+            self.result.left[OWN_FILES] = f"no part rewrites them; once all have ended: {call}"
 
     def _obstacle(self, name: str, source: str, unreadable: dict[str, SourceError]) -> str | None:
         """Why a damaged shard cannot be rebuilt, as far as is known before its source is read."""
@@ -310,10 +307,7 @@ class _Repair:
             return str(unreadable[source])
         nbytes = self._records[source]["nbytes"] if source in self._records else given.nbytes
         if nbytes != given.nbytes:
-            return (
-                f"{given.path} has {given.nbytes} bytes, but the pack was made from one of "
-                f"{nbytes}; restore the original file"
-            )
+            return f"{given.path} has {given.nbytes} bytes, not {nbytes}; restore the original file"
         return None
 
     def mend(self, lock: int, held: ExitStack) -> None:
@@ -446,9 +440,7 @@ class _Repair:
                 state.add_shard(read_shard(folder, damage.options.layout))
             except (FormatError, OSError) as error:
                 if not damage.lost:
-                    raise FormatError(
-                        f"cannot be rewritten as long as {name} is damaged: {error}"
-                    ) from error
+                    raise FormatError(f"cannot be rewritten: {name} is damaged: {error}") from error
 
     def _rewrite_lost_manifest(self, state: PackState) -> None:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
@@ -462,10 +454,7 @@ class _Repair:
         if not self.result.complete:
             state.publish(complete=False)
         for name in sorted(known - state.sources.keys() - spoilt - packed.failed.keys()):
-            self._note(
-                f"the lost manifest's record of {name} is missing: pack again, with all tars, to "
-                "restore it from them; nothing is decoded again"
-            )
+            self._note(f"the lost manifest's record of {name} is missing: pack again with all tars")
 
     def _note(self, text: str) -> None:
         self.result.notes.append(text)

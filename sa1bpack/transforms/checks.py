@@ -43,9 +43,7 @@ def as_range(
     given = as_numbers(value)
     if len(given) != 2 or not low <= given[0] <= given[1] <= high:
         alone = "" if around is None else f"a number from 0 to {most:g}, or "
-        raise OptionError(
-            f"{name} is {value!r}: choose {alone}a range (low, high) of {low:g} to {high:g}"
-        )
+        raise OptionError(f"{name} is {value!r}: choose {alone}(low, high) of {low:g} to {high:g}")
     return given
 
 
@@ -100,17 +98,14 @@ def check_relations(names: Collection[str], features: Iterable[Any]) -> None:
     """Raise OptionError for a relation with the name of one of the features of the dataset."""
     if taken := sorted(set(names) & {feature.name for feature in features}):
         raise OptionError(
-            f"relations include {taken[0]!r}, but the dataset has a feature of that name: leave "
-            "one of them out"
+            f"relations has {taken[0]!r}, also a feature of the dataset: leave one out"
         )
 
 
 def check_made(batch: Mapping, needed: Collection[str]) -> None:
     """Raise OptionError unless a batch has keys that a pipeline's has."""
     if missing := sorted(set(needed) - batch.keys()):
-        raise OptionError(
-            f"the batch has no {', '.join(missing)}: give what a Pipeline made of a Loader's batch"
-        )
+        raise OptionError(f"the batch has no {', '.join(missing)}: give what a Pipeline made")
 
 
 def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]) -> None:
@@ -127,10 +122,7 @@ def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]
         raise OptionError(f"the batch {found}, without {' and '.join(missing)}: {_REMEDY}")
     for key in {*needed, *of_masks} & batch.keys():
         if not isinstance(batch[key], torch.Tensor):
-            raise OptionError(
-                f"{key} is a {_kind(batch[key])}: a pipeline needs torch tensors; "
-                "torch.from_numpy converts an array"
-            )
+            raise OptionError(f"{key} is a {_kind(batch[key])}: pass a tensor (torch.from_numpy)")
 
 
 def check_arrays(
@@ -179,13 +171,11 @@ def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
         name, found = "epoch", epoch
     if found is None and needed:
         raise OptionError(
-            "the pipeline has random steps, max_valid, or sizes by epoch, and the batch has no "
-            "'epoch': call it as pipeline(batch, epoch=...)"
+            "the batch has no 'epoch', but steps or sizes need it: pipeline(batch, epoch=...)"
         )
     if epoch not in (None, found):
         raise OptionError(
-            f"epoch is {epoch}, but the batch is from epoch {found}: call pipeline(batch), which "
-            "takes the epoch from the batch"
+            f"epoch is {epoch}, but the batch is from epoch {found}: call pipeline(batch) alone"
         )
     return None if found is None else whole_number(name, found, 0, MAX_WORD)
 
@@ -199,8 +189,7 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
     image does not fit the dataset's canvas by its fit."""
     if sizes.shape != (samples, 4):
         raise OptionError(
-            f"sizes are {tuple(sizes.shape)} for {samples} images: pass source height and width, "
-            f"stored height and width per image, {(samples, 4)}"
+            f"sizes are {tuple(sizes.shape)} for {samples} images: pass {(samples, 4)}"
         )
     if sizes.device.type != "cpu":
         return
@@ -208,9 +197,8 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
     wrong = (stored != side) if fit == "squash" else (stored > side)
     for sample in ((sizes < 1).any(1) | wrong.any(1)).nonzero()[:1, 0].tolist():
         raise OptionError(
-            f"sizes of sample {sample} of the batch are {sizes[sample].tolist()} (source height "
-            f"and width, stored height and width): this pipeline's dataset has fit {fit!r} and "
-            f"sides of {side if fit == 'squash' else f'1 to {side}'}; pass batches of that dataset"
+            f"sizes of sample {sample} of the batch are {sizes[sample].tolist()}, but its dataset "
+            f"has fit {fit!r}, and sides of {side if fit == 'squash' else f'1 to {side}'}"
         )
 
 
@@ -231,6 +219,5 @@ def check_runs(runs: Any, small: Mapping[str, torch.Tensor], shape: tuple[int, .
     if not fits:
         raise OptionError(
             f"the runs have {runs.masks} masks of {len(found)} samples, but the batch has {rows} "
-            f"rows of masks of {len(counts)}{each}: a transform that drops masks must drop their "
-            "runs as well"
+            f"rows of {len(counts)}{each}: a transform that drops masks must drop their runs, too"
         )

@@ -217,9 +217,7 @@ class Frame:
         window = self.window
         if isinstance(maps, AffineMaps):
             if window is not None:
-                raise OptionError(
-                    "two steps rotate or shear: only one may, such as RandomAffine, which does both"
-                )
+                raise OptionError("two steps rotate or shear: only one may; RandomAffine does both")
             ends = self.maps.apply(torch.zeros_like(self.extent)), self.maps.apply(self.extent)
             window = torch.cat([torch.minimum(*ends), torch.maximum(*ends)], 1)
         return Frame(self.maps.after(maps), extent, self.canvas, window)
@@ -536,10 +534,8 @@ class RandomResizedCrop(GeometricStep):
         first = fits.byte().argmax(1)
         found = tried[torch.arange(len(tried), device=tried.device), first]
         width, height = extent.unbind(1)
-        largest = torch.stack(
-            [torch.minimum(width, height * high), torch.minimum(height, width / low)], 1
-        )
-        return torch.where(fits.any(1, keepdim=True), found, largest)
+        largest = torch.minimum(width, height * high), torch.minimum(height, width / low)
+        return torch.where(fits.any(1, keepdim=True), found, torch.stack(largest, 1))
 
 
 @checks_options
@@ -568,9 +564,8 @@ class CenterCrop(GeometricStep):
         """The frame of the middle."""
         scale = (frame.extent / frame.sides).amin(1, keepdim=True) * self.fraction
         offset = (frame.extent - scale * frame.sides) / 2
-        return frame.step(
-            AxisMaps(scale.expand(-1, 2), offset), frame.sides.expand_as(frame.extent)
-        )
+        whole = frame.sides.expand_as(frame.extent)
+        return frame.step(AxisMaps(scale.expand(-1, 2), offset), whole)
 
 
 @checks_options

@@ -37,9 +37,8 @@ def chunk_bytes(device: torch.device) -> int:
         return CHUNK_BYTES
     free, _ = torch.cuda.mem_get_info(device)
     # What torch has taken from the device and does not use is free as well.
-    return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // (
-        CHUNK_SHARE
-    )
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (free + unused) // CHUNK_SHARE
 
 
 LEAST = 1 << 20  # bytes; the C library itself keeps smaller blocks for the next use

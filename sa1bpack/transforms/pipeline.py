@@ -168,9 +168,7 @@ class Pipeline:
         self._schedules, self._in_proportion = checks.size_schedules(*given), mask_size is None
         self.canvas, self.grid = (each.at(0, 0) for each in self._schedules)  # of the beginning
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise OptionError(
-                f"dtype is {dtype!r}: choose a floating-point type, such as torch.bfloat16"
-            )
+            raise OptionError(f"dtype is {dtype!r}: choose a floating type, such as torch.half")
         self.dtype, self._normal = dtype, Table(_checked_normal(mean, std))
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.max_cover = number("max_cover", max_cover, 0, 1)
@@ -232,8 +230,7 @@ class Pipeline:
         step = batch.get("global_step")
         if "step" in changing and step is None:
             raise OptionError(
-                "the sizes of the pipeline change by step, but the batch has no 'global_step': "
-                "take it from Loader or make_dataloader, or choose sizes by epoch"
+                "sizes change by step, but the batch has no 'global_step': take it from a Loader"
             )
         sizes = (each.at(epoch, step) for each in self._schedules)
         with full_precision(batch["images"].device):
@@ -364,7 +361,6 @@ def _checked_normal(mean: Any, std: Any) -> np.ndarray:
     if not fits or (0 < max(means) < 1 and max(stds) < 1):
         raise OptionError(
             f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0, of "
-            "colours from 0 to 255; those of torchvision, of colours from 0 to 1, are 255 times as "
-            "much"
+            "colours from 0 to 255, 255 times those of torchvision"
         )
     return np.array([means, stds], np.float32)

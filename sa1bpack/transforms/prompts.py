@@ -175,9 +175,8 @@ class Prompts:
             cells, found = cells[:, None].expand(-1, self.points, -1), depth > 0
         else:
             ids, key = batch["annotation_ids"].reshape(-1), prompt_draw("points", draw)
-            cells, found = uniform_cells(
-                masks, uniform(self.seed, batch["epoch"], ids, key, self.points)
-            )
+            drawn = uniform(self.seed, batch["epoch"], ids, key, self.points)
+            cells, found = uniform_cells(masks, drawn)
         points = cell_points(cells, found, grid, size)
         if self.where == "stored":
             stored = batch["point_coords"].reshape(-1, 2)

@@ -135,7 +135,7 @@ def test_sources_and_lists_that_cannot_be_used_are_2_and_write_nothing(
         ((tar, twin), "both called 'sa_000000'"),
         ((tar, "--md5sums", tmp_path / "none"), "cannot be read: No such file or directory\n"),
         ((tar, "--md5sums", tmp_path / "text"), "not in md5sum's format"),
-        ((tar, "--md5sums", tmp_path / "sums"), "has no sum for sa_000000.tar"),
+        ((tar, "--md5sums", tmp_path / "sums"), "lacks sa_000000.tar"),
     ):
         code, out, error = command("pack", *arguments, "--output", root, *SMALL_FLAGS)
         assert (code, out) == (2, "") and word in error and "repeat" not in error

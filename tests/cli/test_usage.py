@@ -133,7 +133,7 @@ def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar
             "--min-iou: 'high' is not a number, nor 'none';",
         ),
         (("export", packed, "-o", tmp_path / "x", "--shard", "b"), "no shard 'b': "),
-        (("merge", packed, "-o", packed / "m"), "choose a folder elsewhere"),
+        (("merge", packed, "-o", packed / "m"), "choose another"),
         (
             ("show", "-o", tmp_path / "a.png", "--image-id", 5, 6, packed),
             f"argument --image-id: '{packed}' is not a whole number; if it is an argument of its "

@@ -122,7 +122,7 @@ def test_a_file_with_other_contents_is_never_overwritten(pack, tmp_path):
     path = tmp_path / "out" / "sa_000000" / "sa_3.json"
     path.parent.mkdir(parents=True)
     path.write_text("mine")
-    with pytest.raises(OutputRefused, match=r"sa_3\.json: exists already"):
+    with pytest.raises(OutputRefused, match=r"sa_3\.json: has other contents"):
         sa1bpack.export_sa1b(pack, tmp_path / "out")
     assert path.read_text() == "mine"
 
@@ -339,7 +339,7 @@ def test_an_existing_file_is_kept_if_equal_and_refused_otherwise(pack, tmp_path)
     assert path.stat().st_mtime_ns == state.st_mtime_ns
     for other in (data[:-1], data + b" ", data.replace(b"object", b"thing!", 1), b"mine"):
         path.write_bytes(other)
-        with pytest.raises(OutputRefused, match="exists already"):
+        with pytest.raises(OutputRefused, match="has other contents"):
             sa1bpack.export_coco(pack, path)
         assert path.read_bytes() == other
     assert [found.name for found in tmp_path.iterdir()] == ["coco.json"]

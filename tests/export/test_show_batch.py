@@ -126,7 +126,7 @@ def test_the_picture_has_a_tile_for_each_sample():
     [
         (lambda batch: batch.pop("images"), {}, "but no images: pass a batch"),
         (lambda batch: batch.clear(), {}, "the batch is an empty dict: pass a batch"),
-        (lambda batch: batch.pop("pixel_mean"), {}, "normalised, but the batch has no pixel_mean"),
+        (lambda batch: batch.pop("pixel_mean"), {}, "normalised, but without pixel_mean"),
         (lambda batch: batch.update(images=batch["images"][:, 0]), {}, "images are float32"),
         (lambda batch: batch.update(images=batch["images"][:0]), {}, "no samples to show"),
         (lambda batch: None, {"image_ids": [1]}, "image_ids and large are for packs"),

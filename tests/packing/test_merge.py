@@ -210,7 +210,7 @@ def test_no_pack_is_made_within_another(copied, tmp_path):
     """Every check of the outer one would report its files as foreign."""
     [a, b] = copied("ab")
     for out in (a, a.parent):
-        with pytest.raises(OptionError, match="it is, holds or lies in the pack"):
+        with pytest.raises(OptionError, match="it is, holds or is in the pack"):
             sa1bpack.merge([a], out)
     before = contents(b)
     (tmp_path / "link").symlink_to(b)

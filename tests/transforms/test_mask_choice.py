@@ -97,7 +97,7 @@ def test_at_most_so_many_masks_of_an_image_are_valid_the_same_in_every_batch(any
     without = {key: value for key, value in batch.items() if key != "annotation_ids"}
     with pytest.raises(OptionError, match="without annotation_ids"):
         pipeline(without, 0)
-    with pytest.raises(OptionError, match=r"call it as pipeline\(batch, epoch=...\)"):
+    with pytest.raises(OptionError, match=r"need it: pipeline\(batch, epoch=...\)"):
         pipeline(batch)
 
 

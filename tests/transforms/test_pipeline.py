@@ -291,7 +291,7 @@ def test_a_list_is_a_size_per_epoch_a_tuple_is_height_and_width(batch):
 
 
 def test_a_batch_without_the_epoch_or_step_that_sizes_need_is_refused(batch):
-    with pytest.raises(OptionError, match="sizes by epoch, and the batch has no 'epoch'"):
+    with pytest.raises(OptionError, match="the batch has no 'epoch', but steps or sizes"):
         T.Pipeline(DS, size=[48, 96])(batch)
     by_step = T.Pipeline(DS, size=Steps(48, {3: 96}, by="step"))
     with pytest.raises(OptionError, match="change by step, but the batch has no 'global_step'"):

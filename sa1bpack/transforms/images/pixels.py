@@ -86,7 +86,6 @@ def normalize(
 
     Returns float32 (B, 3, H, W).
     """
-    if images.dtype == torch.uint8:
-        images = images.float()
+    images = images.float()
     images.sub_(mean.view(3, 1, 1)).div_(std.view(3, 1, 1))
     return images.masked_fill_(~inside, 0)

@@ -96,11 +96,8 @@ class MaskMaker:
             to_source = geometry.source_to_grid(sizes, self.cells, self.fit).inverse()
             maps = to_source.after(scaling(self.cells / sides))
         else:
-            maps = (
-                geometry.stored_to_source(sizes)
-                .after(frame.maps)
-                .after(scaling(frame.sides / sides))
-            )
+            to_canvas = scaling(frame.sides / sides)
+            maps = geometry.stored_to_source(sizes).after(frame.maps).after(to_canvas)
         if masks is not None:
             maps = geometry.source_to_grid(sizes, self.cells, self.fit).after(maps)
             return self._made(Taking(owner, len(sizes), grid, maps, frame, masks), device)

@@ -88,9 +88,7 @@ class Relate:
     def __post_init__(self):
         given = (self.names,) if isinstance(self.names, str) else self.names
         if not isinstance(given, Iterable):
-            raise OptionError(
-                f"relations is {given!r}: give names of {', '.join(RELATIONS)}, or a Relate"
-            )
+            raise OptionError(f"relations is {given!r}: choose {', '.join(RELATIONS)}, or a Relate")
         names = tuple(dict.fromkeys(choice("relation", name, RELATIONS) for name in given))
         share, neighbors = single.check_rule(self.share, self.neighbors)
         vars(self).update(names=names, share=share, neighbors=neighbors)
@@ -149,8 +147,7 @@ class Relate:
         """
         if "mask_counts" not in batch or not {"masks", "runs"} & batch.keys():
             raise OptionError(
-                f"the batch has the keys {sorted(batch)}: relations need mask_counts, and masks or "
-                "runs"
+                f"the batch has {sorted(batch)}: relations need mask_counts, and masks or runs"
             )
         counts, padded = batch["mask_counts"], "mask_offsets" not in batch
         if "runs" in batch:
@@ -159,8 +156,7 @@ class Relate:
             runs = batch["runs"]
             if runs.run_ends.device.type != "cpu":
                 raise OptionError(
-                    "the batch has runs on a device: use Pipeline(relations=...), which relates "
-                    "the masks that it draws, or open the pack with a mask_size"
+                    "the batch has runs on a device: use Pipeline(relations=...), or a mask_size"
                 )
             most = fullest(counts) if most is None else most
             leading = (len(counts), most) if padded else (runs.masks,)
@@ -169,9 +165,7 @@ class Relate:
             return self._compiled(single.relate_runs, samples, leading, most)
         masks = batch["masks"]
         if masks.dtype not in (torch.bool, torch.uint8) or masks.dim() != 3 + padded:
-            raise OptionError(
-                f"masks are {masks.dtype} {tuple(masks.shape)}: relations need bool or bits"
-            )
+            raise OptionError(f"masks are {masks.dtype} {tuple(masks.shape)}: give bool or bits")
         return self.of_masks(masks, counts, padded, most)
 
     def of_masks(

@@ -36,7 +36,7 @@ def test_a_manifest_lost_with_the_tars_leaves_a_pack_to_complete(root, tars, exp
     (root / "manifest.json").unlink()
     result = sa1bpack.repair(root, workers=1)
     assert result.ok and not result.complete
-    assert "pack again, with all tars" in result.notes[0]
+    assert "pack again with all tars" in result.notes[0]
     assert sa1bpack.verify(root).ok and not manifest_of(root)["complete"]
     assert len(sa1bpack.open(root)) == 20
     assert sa1bpack.pack(tars, root, workers=1, **SMALL).new_images == 0

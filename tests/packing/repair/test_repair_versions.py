@@ -39,7 +39,7 @@ def test_other_versions_replace_no_shard_if_a_pack_cannot_be_published(root, tar
     before = contents(root)
     result = sa1bpack.repair(root, tars[0], workers=1)
     assert result.repaired == [] and FIRST in result.left
-    assert "as long as sa_000001-000 is damaged" in result.left[FIRST]
+    assert "cannot be rewritten: sa_000001-000 is damaged" in result.left[FIRST]
     assert contents(root) == before
 
 
