@@ -201,7 +201,7 @@ def test_what_a_tar_cannot_be_asked_is_refused(tar, pack, tmp_path, capsys):
     out = str(tmp_path / "sheet.png")
     for flags in (["--row", "1"], ["--image-id", "1"], ["--seed", "1"]):
         assert main(["show", str(tar), "-o", out, *flags]) == 2
-        assert "TarDataset" in capsys.readouterr().err
+        assert "are for packs" in capsys.readouterr().err
     assert main(["show", str(tar.parent / "pack"), str(tar), "-o", out]) == 2
     assert f"{tar}: not a pack, but a file" in capsys.readouterr().err
     with pytest.raises(OptionError, match="a large picture shows 1 image, not 3"):

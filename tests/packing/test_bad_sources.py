@@ -101,7 +101,7 @@ def test_a_name_that_no_shard_can_have_is_refused_before_any_work(tmp_path, root
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{'0' * 32}  sa_2.tar\n", "no sum for sa_1.tar"),
+        (f"{'0' * 32}  sa_2.tar\n", "lacks sa_1.tar"),
         ("sa_1.tar\n", "line 1"),
         (f"# sums\n\n{'0' * 31}  sa_1.tar\n", "line 3"),
         (f"{'0' * 32}  sa_1.tar\n{'1' * 32}  sa_1.tar\n", "second, different sum"),
