@@ -93,11 +93,11 @@ class ReaderThreads:
             return
         while (work := self._queue.next()) is not None:
             batch, part = work
-            self._doing[name] = ("planning a batch", time.monotonic())
+            what = "planning a batch" if part is None else batch.copy
+            self._doing[name] = (what, time.monotonic())
             if part is None:
                 self._begin_batch(batch, name)
             else:
-                self._doing[name] = (batch.copy, time.monotonic())
                 begin, reads = self._counts.clock(), []
                 try:
                     if not self._queue.closed:
@@ -108,7 +108,7 @@ class ReaderThreads:
                 if self._queue.done(batch):
                     self._finish(batch, reader)
             self._doing.pop(name, None)
-            del work, batch  # while this thread waits, nothing keeps their shards open
+            del work, batch, what  # while this thread waits, nothing keeps their shards open
         self._pool.scratch.append(reader.close())
 
     def _begin_batch(self, batch: QueuedBatch, name: str) -> None:

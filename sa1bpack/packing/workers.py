@@ -291,9 +291,8 @@ class Workers:
                     self._run.progress.note(f"{text}; another one replaces it")
                     if deaths == MAX_DEATHS:
                         text = f"{deaths} workers ended while they decoded it; the last one {how}"
-                        if (
-                            killed
-                        ):  # from outside: the sample is not at fault, and must not be missing
+                        # From outside: the sample is not at fault, and must not be missing.
+                        if killed:
                             raise MemoryError(f"{job.source.path}: {name}: {text}") from None
                         self._resolve(held.popleft(), Reject(name, "worker-died", text))
                         deaths = 0
