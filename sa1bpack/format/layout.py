@@ -141,6 +141,9 @@ class Layout:
                 "half its size: choose an even number, or the fit native"
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # without the arrays, which follow from it
+
     @property
     def flat(self) -> bool:
         """Whether images are stored in sequence, each of its own size (fit "native")."""
