@@ -27,13 +27,14 @@ def batch(ds):
 
 def test_the_repr_of_a_dataset_says_how_much_there_is_and_in_which_form(ds, packed):  # noqa: F811
     masks = ds.column("mask_count")
-    form = "pad 24 rgb, masks 16 area, stored coordinates"
+    form = "24 × 24 rgb, masks 16 bits, boxes in image pixels"
     count = f"{len(ds)} samples, {masks.sum()} masks"
     assert repr(ds) == f"<Dataset {packed.root}: {count}, {form}>"
     count = f"2 of {len(ds)} samples, {masks[:2].sum()} masks"
     assert repr(ds[:2]) == f"<Dataset {packed.root}: {count}, {form}>"
-    other = ds.with_options(mask_format="runs", mask_sampling="center", coordinates="source")
-    assert ", runs 16 center, source coordinates>" in repr(other)
+    other = ds.with_options(mask_format="bool", mask_size=32, coordinates="source")
+    assert "masks 32 bool, boxes in source pixels" in repr(other)
+    assert "masks as runs" in repr(ds.with_options(mask_format="runs"))
 
 
 def test_masks_that_would_have_to_be_read_are_not_counted_for_a_repr(ds):

@@ -457,11 +457,15 @@ class Dataset(MapStyle, Pictured):
         row, pack = self._row(index), self.pack
         number, local, first, stop = pack.locate(row)
         shard, entry = pack[number], pack.manifest.shards[number]
-        name = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[local, 0]
+        stored = shard["file_name"].view(f"S{FILE_NAME_BYTES}")[local, 0]
+        try:
+            name = stored.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{shard.folder / 'file_name'}: row {local}: {error}") from None
         return SampleInfo(
             row,
             pack.image_id(row),
-            name.decode(errors="replace"),
+            name,
             entry.source,
             pack.places[number][0].root,
             entry.name,
@@ -551,7 +555,7 @@ class Dataset(MapStyle, Pictured):
         state = "" if self.manifest.complete else ", pack not complete"
         return (
             f"<Dataset {self.pack.name}: {part}{counted(whole, 'sample')}{count}, "
-            f"{self.spec_text}{state}>"
+            f"{self.spec.summary()}{state}>"
         )
 
     def __reduce__(self):

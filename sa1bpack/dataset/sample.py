@@ -230,6 +230,21 @@ class SampleSpec:
         masks = MaskSpec.of(layout, sampling, options)
         return cls(image_spec(layout, options.pixels), masks, options.coordinates, features)
 
+    @property
+    def _features(self) -> str:
+        return "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
+
+    def summary(self) -> str:
+        """The form in the words of a repr: "1024 × 1024 rgb, masks 256 bits, boxes in image
+        pixels"."""
+        side, masks = self.image.side, self.masks
+        kind = f"{masks.size} {'bool' if masks.as_bool else 'bits'}"
+        return (
+            f"{'up to ' if self.image.flat else ''}{side} × {side} {self.image.pixels}, masks "
+            f"{'as runs' if masks.source == 'runs' else kind}, boxes in "
+            f"{'image' if self.coordinates == 'stored' else 'source'} pixels{self._features}"
+        )
+
     def as_text(self) -> str:
         """One line, such as "pad 1024 rgb, masks 256 area, stored coordinates".
 
@@ -238,10 +253,9 @@ class SampleSpec:
         """
         fit = "squash" if self.masks.fit == "squash" else "pad"
         kind = "runs" if self.masks.source == "runs" else "masks"
-        features = "".join(f", {feature.name} {feature.to_text()}" for feature in self.features)
         return (
             f"{fit} {self.image.side} {self.image.pixels}, {kind} {self.masks.size} "
-            f"{self.masks.sampling}, {self.coordinates} coordinates{features}"
+            f"{self.masks.sampling}, {self.coordinates} coordinates{self._features}"
         )
 
 

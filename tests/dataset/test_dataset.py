@@ -201,8 +201,8 @@ def test_conditions_must_return_bools(ds):
 def test_coordinates_are_those_of_the_stored_image_unless_source_ones_are_asked_for(packed):
     """x by width, y by height; the source's far corner is the stored one's; areas stay."""
     ds = open_pack(packed.root)
-    assert "stored coordinates" in repr(ds)
-    assert "source coordinates" in repr(open_pack(packed.root, coordinates="source"))
+    assert "boxes in image pixels" in repr(ds)
+    assert "boxes in source pixels" in repr(open_pack(packed.root, coordinates="source"))
     for found, expected in zip(ds, packed.samples, strict=True):
         height, width, stored_height, stored_width = expected["size"].tolist()
         sx, sy = stored_width / width, stored_height / height
