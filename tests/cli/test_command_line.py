@@ -3,20 +3,16 @@
 import json
 import subprocess
 from collections import namedtuple
+from contextlib import closing
 from dataclasses import fields
 
 import pytest
-from commands import COMMAND, SMALL_FLAGS
+from commands import COMMAND, SMALL_FLAGS, pack_command
 from small_tars import SMALL, contents, members, rejects_of, write_tar
 
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.wording import size_text
-
-
-def pack_command(tar, root, *more):
-    return ("pack", tar, "--output", root, "--workers", 1, *SMALL_FLAGS, *more)
-
 
 CHOSEN = {
     "image_size": 32, "fit": "squash", "resample": "exact", "mask_size": 8,
@@ -50,7 +46,7 @@ def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(command, tar, root
 
 def test_a_complete_pack_is_reported_as_such(command, tar, root, tmp_path):
     other = write_tar(tmp_path / "sa_000001.tar", members([50]))
-    pack = ("pack", tar, other, "--output", root, "--workers", 1, *SMALL_FLAGS)
+    pack = pack_command([tar, other], root)
     assert command(*pack)[0] == 0
     code, out, error = command(*pack)
     assert (code, error) == (0, "")
@@ -129,6 +125,7 @@ def test_sources_and_lists_that_cannot_be_used_are_2_and_write_nothing(
     (tmp_path / "text").write_text("hello")
     (tmp_path / "twin").mkdir()
     twin = write_tar(tmp_path / "twin" / tar.name, members([9]))
+    file = tmp_path / "text"
     for arguments, word in (
         ((tmp_path / "none_*.tar",), "none_*.tar: nothing matches"),
         ((tmp_path / "text",), "neither a gzip stream nor a tar"),
@@ -136,45 +133,40 @@ def test_sources_and_lists_that_cannot_be_used_are_2_and_write_nothing(
         ((tar, "--md5sums", tmp_path / "none"), "cannot be read: No such file or directory\n"),
         ((tar, "--md5sums", tmp_path / "text"), "not in md5sum's format"),
         ((tar, "--md5sums", tmp_path / "sums"), "lacks sa_000000.tar"),
+        ((tar, "-o", file), f": {file}: {file} is a file; give a new folder, or that of a"),
+        ((tar, "-o", file / "pack"), f": {file / 'pack'}: {file} is a file; give a new folder"),
     ):
-        code, out, error = command("pack", *arguments, "--output", root, *SMALL_FLAGS)
+        code, out, error = command("pack", "--output", root, *SMALL_FLAGS, *arguments)
         assert (code, out) == (2, "") and word in error and "repeat" not in error
-    assert not root.exists()
+    assert not root.exists() and file.read_text() == "hello"
 
 
-def test_a_foreign_folder_and_another_source_of_the_same_name_are_refused(
-    command, tar, root, tmp_path
-):
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter1.txt").write_text("all my work")
-    code, _, error = command(*pack_command(tar, tmp_path / "thesis"))
-    assert code == 3 and "is not empty and holds no manifest.json" in error
-    assert list(contents(tmp_path / "thesis")) == ["chapter1.txt"]
-    assert command(*pack_command(tar, root))[0] == 0
+def test_what_a_pack_cannot_take_is_3_and_changes_nothing(command, packed, tar, tmp_path):
     (tmp_path / "twin").mkdir()
     twin = write_tar(tmp_path / "twin" / tar.name, members([9]))
-    code, _, error = command(*pack_command(twin, root))
+    before = contents(packed)
+    code, _, error = command(*pack_command(twin, packed))
     assert code == 3 and "the pack holds a source 'sa_000000'" in error
+    others = ("--fit", "squash", "--min-iou", "0.5", "--max-masks", 100)
+    code, _, error = command(*pack_command(tar, packed, *others))
+    assert code == 3 and error.count("the pack has") == 3
+    for said in (
+        "--fit: the pack has 'pad', this run asks for 'squash'",
+        "--min-iou: the pack has none, this run asks for 0.5",
+        "--max-masks: the pack has all, this run asks for 100",
+    ):
+        assert f"\n  {said}\n" in error
+    assert contents(packed) == before
 
 
-def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
-    state = PackState(root, PackOptions(**SMALL))
-    code, _, error = command(*pack_command(tar, root))
+def test_a_folder_in_use_is_refused(command, tar, root):
+    with closing(PackState(root, PackOptions(**SMALL))):
+        code, _, error = command(*pack_command(tar, root))
     assert code == 3 and "another process packs into this folder" in error
-    state.close()
-    assert command(*pack_command(tar, root))[0] == 0
-    before = contents(root)
-    code, _, error = command(*pack_command(tar, root, "--fit", "squash", "--min-iou", "0.5"))
-    assert code == 3
-    assert "\n  --fit: the pack has 'pad', this run asks for 'squash'\n" in error
-    assert "\n  --min-iou: the pack has none, this run asks for 0.5\n" in error
-    assert contents(root) == before
-    error = command(*pack_command(tar, root, "--max-masks", 100))[2]
-    assert "\n  --max-masks: the pack has all, this run asks for 100\n" in error
 
 
 @pytest.mark.parametrize(
-    "text", ['{"format": "sa1bpack", "version": [2, 0]}', '{"a":1', "[]"], ids=str
+    "text", ['{"format": "sa1bpack", "version": [2, 0]}', '{"a":1', "[]", ""], ids=str
 )
 def test_a_pack_that_cannot_be_added_to_is_refused_and_unchanged(command, packed, tar, text):
     (packed / "manifest.json").write_text(text)
@@ -182,15 +174,6 @@ def test_a_pack_that_cannot_be_added_to_is_refused_and_unchanged(command, packed
     code, out, error = command(*pack_command(tar, packed))
     assert (code, out) == (3, "") and f"{packed / 'manifest.json'}: " in error
     assert contents(packed) == before
-
-
-def test_a_file_in_place_of_the_output_folder_is_wrong_usage(command, tar, tmp_path):
-    (tmp_path / "file").write_text("precious")
-    for out in (tmp_path / "file", tmp_path / "file" / "pack"):
-        code, _, error = command(*pack_command(tar, out))
-        what = f"sa1bpack: {out}: {tmp_path / 'file'} is a file; give a new folder, or that of a"
-        assert code == 2 and error.startswith(what)
-    assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_a_dry_run_writes_nothing_and_says_whether_it_fits(command, tar, root, monkeypatch):

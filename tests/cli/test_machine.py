@@ -1,8 +1,6 @@
-"""Commands about this machine, `info` and `bench`, and commands where PIL is missing."""
+"""Commands about this machine: `info` and `bench`."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -57,34 +55,3 @@ def test_bench_prints_ceilings_and_loaders_also_as_json(command, packed, made_up
     assert next(iter(found)) == "pack"
     assert found["batch_size"] == 2 and found["ceilings"]["disk"] is None
     assert found["lines"]["DataLoader, 0 workers"]["warm"]["samples_per_second"] == 100
-
-
-WITHOUT_PIL = """
-import sys
-sys.modules["PIL"] = None  # import PIL then raises ModuleNotFoundError
-from sa1bpack.cli.main import main
-sys.exit(main())
-"""
-
-
-def without_pil(*arguments) -> tuple[int, str, str]:
-    """Run a command where PIL cannot be imported: (exit code, stdout, stderr)."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PIL, *map(str, arguments)], capture_output=True, text=True
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_commands_that_draw_nothing_work_without_pil_and_others_name_the_remedy(packed, tmp_path):
-    for arguments in (
-        ("info", packed), ("verify", packed), ("export", packed, "-o", tmp_path / "json"),
-    ):  # fmt: skip
-        code, out, error = without_pil(*arguments)
-        assert (code, error) == (0, "") and out, arguments
-    assert len(list((tmp_path / "json").rglob("*.json"))) == 6
-    assert "neither pillow-simd nor Pillow is installed" in without_pil("info")[1]
-    code, text, error = without_pil("show", packed, "-o", tmp_path / "a.png")
-    assert (code, text) == (4, "") and not (tmp_path / "a.png").exists()
-    assert error.startswith("sa1bpack: neither pillow-simd nor Pillow can be imported (")
-    assert "`make setup`" in error and "`pip install 'pillow>=11.3'`" in error
-    assert "Traceback" not in error

@@ -58,11 +58,6 @@ def test_what_is_no_part_is_wrong_usage(part, root, text):
     assert code == USAGE and "exclude one another" in error and not root.exists()
 
 
-def test_finalize_of_what_is_no_pack(command, tmp_path):
-    assert command("finalize", tmp_path / "absent")[0] == USAGE
-    assert command("finalize", tmp_path)[0] == USAGE
-
-
 def test_finalize_of_a_damaged_note_names_the_file_and_the_remedy(command, part, root):
     assert part("1/2")[0] == OK
     (note,) = (root / ".parts").glob("source-*.json")

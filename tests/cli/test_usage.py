@@ -91,8 +91,6 @@ URL = "s3://bucket/pack"
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("pack", "{tar}", "-o", URL, "--dry-run"),
-        ("pack", "{tar}", "-o", "out", "--md5sums", URL),
         ("info", URL), ("repair", URL), ("export", URL, "-o", "json"),
         ("export", "{pack}", "-o", URL), ("show", URL, "-o", "a.png"),
         ("show", "{pack}", "-o", URL),
@@ -101,11 +99,11 @@ URL = "s3://bucket/pack"
     ids=" ".join,
 )  # fmt: skip
 def test_a_url_is_refused_by_name_and_nothing_is_created(
-    command, tar, packed, tmp_path, monkeypatch, arguments
+    command, packed, tmp_path, monkeypatch, arguments
 ):
     monkeypatch.chdir(tmp_path)
     before = contents(tmp_path)
-    code, out, error = command(*(text.format(tar=tar, pack=packed) for text in arguments))
+    code, out, error = command(*(text.format(pack=packed) for text in arguments))
     assert (code, out) == (2, "")
     assert f"'{URL}': s3 URLs are not supported; give a path of this machine" in error
     assert contents(tmp_path) == before
@@ -116,7 +114,16 @@ def test_a_command_is_needed_and_without_one_the_help_is_shown(command):
 
 
 def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar, tmp_path):
+    before = contents(tmp_path)
     for arguments, said in (
+        (("repair", packed, "none.tar"), "none.tar: no such file"),
+        (("repair", packed, "--workers", "0"), "--workers is 0"),
+        (("show", packed, "-o", "x.gif"), "x.gif: name it *.png or *.jpg or *.jpeg"),
+        (("show", packed, "-o", tmp_path / "a.png", "--image-id", 77), "no image_id 77 among"),
+        (("show", packed, "-o", packed / "x.png"), f"--output is '{packed}/x.png', in the pack "),
+        (("report", packed, "-o", tmp_path / "a.html", "--samples", 999), "from 1 to 400"),
+        (("export", packed, "-o", packed / "json"), f"'{packed}/json', in the pack {packed}, "),
+        (("export", packed, "-o", tmp_path / "x", "--renumber"), "--renumber"),
         (("show", packed, "-o", tmp_path / "a.png", "--row", -1), "--row is -1: choose"),
         (
             ("export", packed, "-o", tmp_path / "x", "--image-id", 2**70),
@@ -143,6 +150,7 @@ def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar
         code, out, error = command(*arguments)
         assert (code, out, error.count("\n")) == (2, "", 1), (arguments, error)
         assert said in error
+    assert contents(tmp_path) == before
 
 
 def test_a_list_of_ids_that_is_something_else_is_not_read_to_its_end(command, packed, tmp_path):

@@ -67,7 +67,7 @@ def test_what_may_not_be_read_is_neither_called_damaged_nor_repaired(command, ro
 @pytest.mark.parametrize(
     "arguments",
     [("verify",), ("info",), ("repair",), ("show", "-o", "x.png"), ("report", "-o", "x.html"),
-     ("export", "-o", "json")],
+     ("export", "-o", "json"), ("finalize",)],
     ids=lambda arguments: arguments[0],
 )  # fmt: skip
 def test_every_command_tells_a_mistyped_path_from_damage(
@@ -85,10 +85,12 @@ def test_every_command_tells_a_mistyped_path_from_damage(
     ):
         code, out, error = command(name, path, *more)
         assert (code, out) == (2, "") and error.startswith(f"sa1bpack: {said}"), (path, error)
+    assert not list((tmp_path / "empty").iterdir())
     (root / "manifest.json").unlink()
-    if name != "repair":
+    if name not in ("repair", "finalize"):
         code, _, error = command(name, "my pack", *more)
         assert code == 1 and error.startswith("sa1bpack: my pack/manifest.json: missing; ")
+        assert "sa1bpack repair" in error
 
 
 def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, made, root, tmp_path):

@@ -1,7 +1,6 @@
 """`sa1bpack show` and `sa1bpack report` as commands."""
 
 import numpy as np
-import pytest
 from edited_packs import flip
 from pages import Page
 from PIL import Image
@@ -95,20 +94,3 @@ def test_what_may_not_be_read_is_not_called_damaged(own_pack, tmp_path, capsys):
     assert "Not all could be read: 1 problem." in page.text and "Damaged" not in page.text
     assert shown.err.endswith(f"{hidden}: cannot be read: Permission denied\n")
     assert shown.out.endswith("1 NOT DRAWN\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["show", "PACK", "-o", "x.gif"], "x.gif: name it *.png or *.jpg or *.jpeg"),
-        (["show", "PACK", "-o", "x.png", "--image-id", "77"], "no image_id 77 among"),
-        (["show", "PACK", "-o", "PACK/x.png"], "--output is 'PACK/x.png', in the pack PACK, "),
-        (["report", "PACK", "-o", "x.html", "--samples", "999"], "from 1 to 400"),
-    ],
-)
-def test_wrong_usage_is_refused(small_pack, tmp_path, monkeypatch, capsys, arguments, said):
-    monkeypatch.chdir(tmp_path)
-    arguments = [word.replace("PACK", str(small_pack)) for word in arguments]
-    assert main(arguments) == 2
-    assert said.replace("PACK", str(small_pack)) in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

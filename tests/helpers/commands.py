@@ -26,6 +26,12 @@ def flags_of(options: dict) -> tuple[str, ...]:
 SMALL_FLAGS = flags_of(SMALL)
 
 
+def pack_command(source, root: Path, *more, workers: int = 1) -> tuple:
+    """Words that make a small pack of a source, or of a list of them."""
+    sources = source if isinstance(source, list) else [source]
+    return ("pack", *sources, "--output", root, "--workers", workers, *SMALL_FLAGS, *more)
+
+
 def python(*arguments, quiet: bool = True, **options) -> str:
     """What Python prints with these arguments; it must succeed, and if `quiet` without warnings."""
     command = [sys.executable, *map(str, arguments)]

@@ -8,14 +8,6 @@ from small_tars import SMALL, contents, members, write_tar
 from system import without_privileges
 
 import sa1bpack
-from sa1bpack.errors import NotAPack, SourceError
-
-
-def test_a_sound_pack_is_left_alone_and_reported_sound(root, tars, expected):
-    result = sa1bpack.repair(root, tars, workers=1)
-    assert result.ok and result.complete
-    assert (result.problems, result.repaired, result.rewritten) == ((), [], False)
-    assert contents(root) == expected
 
 
 def test_what_lacks_its_tar_is_left_as_it_was_and_named(root, tars, expected):
@@ -97,15 +89,6 @@ def test_files_that_are_not_the_packs_are_listed_and_never_touched(root, tars, e
     result = sa1bpack.repair(root, tars, workers=1)
     assert result.repaired == [FIRST] and len(result.extra) == 3
     assert contents(root).items() >= expected.items()
-
-
-def test_a_folder_without_a_pack_and_sources_that_do_not_exist_are_refused(root, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(NotAPack, match="not a pack"):
-        sa1bpack.repair(tmp_path)
-    with pytest.raises(SourceError, match="no such file"):
-        sa1bpack.repair(root, tmp_path / "none.tar")
-    assert not (tmp_path / ".lock").exists()
 
 
 # Damage that stays, beside damage that goes

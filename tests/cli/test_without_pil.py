@@ -1,0 +1,61 @@
+"""Without PIL, which no requirement can name, what needs it names the remedy; the rest works."""
+
+import pytest
+from commands import run
+
+import sa1bpack
+
+REMEDY = "run `make setup` in a clone"
+
+
+@pytest.fixture
+def hiding(tmp_path):
+    """A folder for PYTHONPATH that hides PIL, as if it had never been installed."""
+    hidden = "import sys\nsys.modules['PIL'] = None  # import PIL then raises ModuleNotFoundError\n"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pack TAR -o OUT",
+        "pack TAR -o OUT --dry-run",
+        "show PACK -o OUT.png",
+    ],
+)
+def test_what_decodes_or_draws_names_the_remedy_and_creates_nothing(tar, packed, hiding, words):
+    before = sorted(hiding.iterdir())
+    for name, path in {"TAR": tar, "PACK": packed, "OUT": hiding / "out"}.items():
+        words = words.replace(name, str(path))
+    code, said, error = run(*words.split(), path=hiding)
+    assert (code, said) == (4, "")
+    assert error.startswith("sa1bpack: neither pillow-simd nor Pillow can be imported (")
+    assert REMEDY in error and "`pip install 'pillow>=11.3'`" in error
+    assert "Traceback" not in error and error.count("\n") == 1
+    assert sorted(hiding.iterdir()) == before
+
+
+def test_what_neither_decodes_nor_draws_works(tar, packed, hiding):
+    (packed / "rejects.jsonl").write_text("x")
+    out = hiding / "json"
+    for words in (("repair", tar), ("info",), ("verify",), ("export", "-o", out)):
+        code, said, error = run(words[0], packed, *words[1:], path=hiding)
+        assert (code, error) == (0, "") and said, words
+    assert len(list(out.rglob("*.json"))) == 6
+    assert "neither pillow-simd nor Pillow is installed" in run("info", path=hiding)[1]
+    next(packed.glob("shards/sa_*/bbox/c.0.0")).write_bytes(b"")
+    code, _, error = run("repair", packed, tar, "--workers", 1, path=hiding)
+    assert code == 4 and REMEDY in error and "Traceback" not in error
+    assert sa1bpack.repair(packed, tar, workers=1).ok
+
+
+def test_a_pil_that_leaks_the_pixels_it_shares_is_refused_with_the_version_needed(
+    tar, root, tmp_path
+):
+    old = "import PIL\nfrom PIL import Image\nPIL.__version__ = '11.2.1'\n"
+    (tmp_path / "sitecustomize.py").write_text(old)
+    code, said, error = run("pack", tar, "--output", root, "--workers", 1, path=tmp_path)
+    assert (code, said) == (4, "")
+    assert error.startswith("sa1bpack: the PIL in force is 11.2.1, and sa1bpack needs Pillow 11.3")
+    assert "Traceback" not in error and not root.exists()
