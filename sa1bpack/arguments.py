@@ -102,7 +102,8 @@ def number(
 def numbers_of(name: str, value: Any, count: int, each: str, low: float = -inf) -> np.ndarray:
     """Return an array of numbers (count,), one per `each`: "sample" or "mask".
 
-    Raises OptionError unless all of them are finite and at least `low`.
+    Raises OptionError for another shape or a type that is no number, and unless all of them are
+    finite and at least `low`.
     """
     found = np.asarray(value)
     if found.shape != (count,) or found.dtype.kind not in "biuf":
@@ -250,7 +251,7 @@ def paths_of(name: str, value: Any) -> list[Path]:
 
 
 def listed(value: Any) -> list[Any]:
-    """What an iterable yields, as a list; a path, a URL and anything else alone."""
+    """What an iterable yields, as a list; a path, a URL or anything else as a list of one."""
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
     return list(value) if several else [value]
 
@@ -299,7 +300,7 @@ def keywords_of(keywords: type, *sources: Callable, **defaults: Any) -> None:
     _DEFAULTS[keywords] = {name: found[name] for name in keywords.__annotations__}
 
 
-# Calls, and options of theirs that people look for in another call. Tests hold them against it.
+# Call → its options that people look for in another call. A test compares them with signatures.
 PLACES = {
     "Loader": "max_masks mask_select pad_to_max shuffle order bucket_by relations batch_size "
     "threads device io prefetch drop_last pad_last seed timeout max_dropped",

@@ -23,7 +23,7 @@ class Pictured:
     def _repr_html_(self) -> str | None:
         try:
             return import_module(PICTURES).html_of(self)
-        except Exception as error:  # of a glance: without PIL, or for what cannot be read
+        except Exception as error:  # PIL is missing, or a sample cannot be read: text will do
             _log.debug("no picture: %s", error)
             return None
 

@@ -25,7 +25,7 @@ _recorded: list[int] = []
 
 
 def record(number: int) -> None:
-    """A handler is about to raise for a signal. The exception must end the program."""
+    """Record a signal for which a handler is about to raise: the exception must end the program."""
     _recorded.append(number)
 
 

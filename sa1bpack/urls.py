@@ -29,12 +29,12 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 
 @dataclass
 class Counts:
-    """The amount that this process read from one place.
+    """What this process has read from one place.
 
     hits      shards, and parts of features, that were on this machine when they were opened
     misses    those that were fetched
-    requests  made
-    nbytes    bytes that came
+    requests  requests that were made
+    nbytes    bytes that were fetched
     """
 
     hits: int = 0
@@ -96,7 +96,7 @@ class ShardSource(Protocol):
         """One of the pack's own features, None if it has none of that name; or one at a URL."""
 
     def counts(self) -> Counts:
-        """The amount that this process has read so far of what has this URL."""
+        """What this process has read from this URL so far."""
 
 
 class Stream(Protocol):
@@ -196,7 +196,7 @@ def folder_url(name: str, text: str) -> str:
 def _host_and_path(name: str, text: str) -> tuple[str, str]:
     """Host, or bucket, and path, or key, of a URL.
 
-    Raises OptionError for one without a host, and with a user, who may have a password.
+    Raises OptionError for one without a host, or with a user, who may have a password.
     """
     scheme, _, rest = text.partition("://")
     host, _, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
@@ -207,7 +207,7 @@ def _host_and_path(name: str, text: str) -> tuple[str, str]:
             "(credentials of object stores are found as the tools of the cloud find them)"
         )
     try:
-        urlsplit(text).port  # noqa: B018 - raises for a port that is none
+        urlsplit(text).port  # noqa: B018 - raises for what is not a port
     except ValueError:
         host = ""
     if not host:

@@ -6,7 +6,7 @@ The path of one sample, and the modules that it passes::
     source_packer              which pairs need work, and which shard each belongs to
     sample.make_sample         pair → the rows of one sample
     source_packer              samples in the order of the tar
-                               its threads: rows → files (format.ShardWriter), publication
+                               its threads: rows → files (format.shard_writer), publication
     pack_state                 what the pack holds, manifest and index
 
 `run.pack` ties them together. `workers` has the processes that make samples, where there is more

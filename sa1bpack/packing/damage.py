@@ -58,7 +58,7 @@ class Unfinished(msgspec.Struct, frozen=True):
             return cls()
 
     def write(self, root: Path) -> None:
-        """Leave the note, durably; of an empty one, remove what is there."""
+        """Write the note durably; an empty one removes the file."""
         path = note_path(root)
         if self != Unfinished():
             files.replace_file(path, msgspec.json.encode(self))

@@ -37,7 +37,7 @@ PRESETS = {
     "compact": {"fit": "native", "pixels": "yuv420", "masks": "runs"},
 }
 
-# Name of an option in a manifest, where it is another → its name.
+# Name of an option in a manifest, where that differs → its name here.
 _OPTION_OF = {"select": "mask_select"}
 
 # A tar of 11,186 images makes two shards, or one with the fit "native", whose images are smaller

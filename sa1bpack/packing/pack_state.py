@@ -13,7 +13,7 @@ what needs the folder for itself (`pack`, `repair`, `merge`, `finalize`). What t
 
     plan-<digest>.json     the sources of a job, and how many parts it has
     source-<name>.json     a SourceNote
-    lock                   held for a moment, while a part changes what is of the whole pack
+    lock                   held for a moment, while a part changes what belongs to the whole pack
 """
 
 import fcntl
@@ -62,7 +62,7 @@ from sa1bpack.wording import printable
 LOCK_NAME = ".lock"
 _NAMED = 5  # sources in one line
 NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
-_AFTER_SHARDS = 1 << 62  # in place of a part, of what is of a whole source
+_AFTER_SHARDS = 1 << 62  # as a part: sorts the record of a source after those of its shards
 _NOTE_PREFIX = "source-"
 _Kind = TypeVar("_Kind")
 _PARTS_LOCK = "lock"
@@ -283,7 +283,7 @@ class PackState:
         return lines
 
     def fail(self, failed: dict[str, SourceError]) -> None:
-        """These sources were given up: name → why. The next run tries them again."""
+        """Note which sources were given up: name → why. The next run tries them again."""
 
     def findings(self) -> list[str]:
         """Lines for the user about what is published: duplicates, and sources without any pair."""
@@ -356,8 +356,10 @@ class PackState:
 
 
 class PartState(PackState):
-    """What a pack's folder holds of the sources of one part. It never writes index and manifest,
-    except the first, empty one.
+    """What a pack's folder holds of the sources of one part.
+
+    It never writes the index. Of the manifest, it writes a first, empty one, and into that of a
+    complete pack, that it is not complete any more.
 
     Shards are built in a working folder, and moved to their names when they are complete. If
     another process has published the same shard meanwhile, that one stays.
@@ -464,7 +466,7 @@ class PartState(PackState):
         return removed
 
     def findings(self) -> list[str]:
-        """Nothing: they are of the whole pack, and reported by `finalize`."""
+        """No lines: findings concern the whole pack, and `finalize` reports them."""
         return []
 
     def fail(self, failed: dict[str, SourceError]) -> None:

@@ -101,7 +101,7 @@ class Progress:
         raise TooManyRejects("\n".join(lines))
 
     def done(self, source: Source, outcome: Outcome, bytes_read: int) -> None:
-        """One pair has its outcome."""
+        """Count a pair with its outcome. Raises TooManyRejects as `reject` does."""
         if isinstance(outcome, Reject):
             self.reject(source, outcome)
         self.advance(source, bytes_read, images=isinstance(outcome, Packed))
@@ -125,7 +125,7 @@ class Progress:
         return time.perf_counter() - self._started
 
     def advance(self, source: Source, bytes_read: int, images: int = 0) -> None:
-        """So many bytes of a source are read, and so many more images decoded."""
+        """Note the bytes of a source that were read so far, and images decoded since."""
         with self._lock:
             self.images += images
             before = self.read.get(source.name, 0)

@@ -1,4 +1,4 @@
-"""The packer's records: of a shard, and of a source in the manifest; and what has them, read.
+"""The packer's records, of a shard and of a source in the manifest; what holds them is read here.
 
 Readers of the format do not depend on them.
 """

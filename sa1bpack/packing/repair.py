@@ -154,10 +154,10 @@ def repair(
 
     Raises OptionError, SourceError (no source found under a name), OutputLocked while another
     process packs into the folder, NotAPack if it is not a pack, FormatError if its manifest is lost
-    and no shard records the options, VersionError for a pack of another version (also a newer minor
-    one, whose additions would be lost), PackError (a worker that cannot start), MissingPackage if a
-    shard must be rebuilt without PIL, and OSError if the disk fails, or if one of the pack's own
-    files may not be read.
+    and no shard records the options (with `part`, if the manifest is lost at all), VersionError for
+    a pack of another version (also a newer minor one, whose additions would be lost), PackError (a
+    worker that cannot start), MissingPackage if a shard must be rebuilt without PIL, and OSError if
+    the disk fails, or if one of the pack's own files may not be read.
 
     Examples:
         >>> sa1bpack.repair("packed", "tests/samples/sa_000000.tar", workers=1, progress=False).ok
@@ -269,7 +269,8 @@ class _Repair:
         show_progress: bool | None,
         share: Share | None,
     ):
-        """Choose what to rebuild; what cannot be is in `result.left`. Needed URLs are asked."""
+        """Choose what to rebuild; what cannot be is in `result.left`. Of URLs, only those of the
+        sources that are needed are asked."""
         self._root = damage.root
         self._damage = damage
         self._workers = workers

@@ -187,9 +187,10 @@ def pack(
     A source that cannot be read is given up and named in the result's `failed`; the others are
     packed. Raises OptionError, SourceError (nothing found, or no sum in the list), PackError
     (OutputRefused if the disk has no room, OutputLocked, OptionsDiffer, TooManyRejects, a worker
-    that cannot start), FormatError for a damaged pack in `output`, MissingPackage without PIL, and
-    OSError if the disk fails. After any of them, what was published stays, and nothing unfinished
-    has a final name.
+    that cannot start), FormatError for a damaged pack in `output`, MissingPackage without PIL, or
+    without the packages for an object store, StoreError if that of `output` fails, and OSError if
+    the disk fails. After any of them, what was published stays, and nothing unfinished has a final
+    name.
 
     Examples:
         >>> result = sa1bpack.pack("tests/samples/sa_000000.tar", "packed", workers=1)
@@ -254,8 +255,8 @@ def pack_part(
         PackOptions, as in `pack`. The disk must have room for what is left of the whole job; the
         part ends when more members of its own sources than `max_rejects` are rejected.
 
-    The result's totals are those of the sources of the part; one
-    that cannot be read is named in `failed`, and recorded for `finalize`.
+    The result's totals are those of the sources of the part; one that cannot be read is named in
+    `failed`, and recorded for `finalize`.
 
     Raises what `pack` raises; OutputLocked only while another command than a part works there.
 

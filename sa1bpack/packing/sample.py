@@ -40,8 +40,8 @@ class Packed:
     """The rows of one sample.
 
     rows
-        Array name → `finished_rows`. `image` and `mask_bits` are views of the buffers given, valid
-        until these are used for another sample.
+        Array name → its rows, as `finished_rows` returns them. `image` and `mask_bits` are views
+        of the buffers given, valid until these are used for another sample.
     extent
         What the sample adds to its shard.
     unknown_keys
@@ -181,7 +181,7 @@ def require_decoder() -> None:
 
 @interrupts_held()
 def warm_up(options: PackOptions) -> None:
-    """Make a tiny sample, so that every kernel is compiled, or loaded from numba's cache.
+    """Make a tiny sample, so that every kernel is compiled, or loaded from its file (`kernels`).
 
     Done once by the parent before its workers start, it spares them all compiling the same. Raises
     MissingPackage as `require_decoder` does.

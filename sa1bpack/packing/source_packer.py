@@ -313,7 +313,10 @@ class SourcePacker:
         self._pairs += 1
 
     def _end_part(self) -> None:
-        """All pairs of the part were read."""
+        """Close the part that was read, all of whose pairs are known now.
+
+        Raises SourceError if it is published, and was packed from other pairs.
+        """
         found = self._pairs, self._digest.hexdigest()
         if self._builder is not None:
             self._builder.found = found

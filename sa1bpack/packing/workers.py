@@ -86,7 +86,7 @@ class SharedSlots:
     """
 
     def __init__(self, count: int, options: PackOptions, descriptor: int | None = None):
-        """Make the slots, or map the one that another process made (`descriptor`)."""
+        """Make the slots, or map those that another process made: the file at `descriptor`."""
         self.count = count
         self._options, self._layout = options, options.layout
         self._slot_bytes = PAIR_BYTES + self._most_row_bytes(MAX_JSON_BYTES)
