@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from batches import OF_LOADERS, same_samples
+from batches import OF_LOADERS, flattened, same_samples
 from cases import Case, draw_reading, drawn_opening, opened_dataset
 from expected import expected_batch, expected_input, kept_masks
 from packs import Packs
@@ -254,13 +254,6 @@ def value_at(option: Any, epoch: int, step: int) -> Any:
 def weighing(weights: dict[int, float]) -> Any:
     """Weights by annotation id as a function of columns."""
     return lambda columns: np.array([weights[i] for i in columns["annotation_id"].tolist()])
-
-
-def flattened(batch: dict) -> dict:
-    """A batch with the tensors of its runs as `runs.NAME`."""
-    found = dict(batch)
-    runs = found.pop("runs", None)
-    return found if runs is None else found | {f"runs.{k}": v for k, v in vars(runs).items()}
 
 
 def same_arrays(batch: dict, expected: dict, others: Any) -> None:

@@ -1,6 +1,7 @@
 """Samples and batches compared, and the threads that read batches."""
 
 import threading
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -16,10 +17,19 @@ OF_LOADERS = {"batch_idx", "epoch", "global_step", "spec"}
 
 
 def tensors_of(batch: dict) -> dict[str, torch.Tensor]:
-    """The tensors of a batch, which must have nothing else but what loaders add."""
-    tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
-    assert set(batch) - set(tensors) == OF_LOADERS, set(batch) - set(tensors)
+    """The tensors of a batch, those of its runs as `runs.NAME`; it must have nothing else but what
+    loaders add."""
+    found = flattened(batch)
+    tensors = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
+    assert found.keys() - tensors.keys() <= OF_LOADERS, found.keys() - tensors.keys()
     return tensors
+
+
+def flattened(batch: dict) -> dict:
+    """A batch with the tensors of its runs as `runs.NAME`."""
+    found = dict(batch)
+    runs = found.pop("runs", None)
+    return found if runs is None else found | {f"runs.{k}": v for k, v in vars(runs).items()}
 
 
 def rows_of(batches) -> list[list[int]]:
@@ -33,14 +43,22 @@ def clone(batch: dict) -> dict[str, torch.Tensor]:
 
 
 def same(batch: dict, expected: dict) -> None:
-    """Assert that two batches have the same tensors: keys, types, shapes and values."""
-    found = tensors_of(batch) if set(batch) >= OF_LOADERS else batch
-    expected = tensors_of(expected) if set(expected) >= OF_LOADERS else expected
-    assert set(found) == set(expected)
-    for key, tensor in expected.items():
+    """Assert that two batches have the same tensors: keys, types, shapes and values; and where both
+    have it, the same of what loaders add."""
+    for key in OF_LOADERS & batch.keys() & expected.keys():
+        assert batch[key] == expected[key], key
+    found, wanted = tensors_of(batch), tensors_of(expected)
+    assert found.keys() == wanted.keys()
+    for key, tensor in wanted.items():
         assert found[key].dtype == tensor.dtype, key
         assert found[key].shape == tensor.shape, key
         assert torch.equal(found[key].cpu(), tensor.cpu()), key
+
+
+def same_batches(batches: Iterable[dict], expected: Iterable[dict]) -> int:
+    """Assert that two sequences of batches are the same; returns how many there are."""
+    pairs = [same(*pair) for pair in zip(batches, expected, strict=True)]
+    return len(pairs)
 
 
 def same_samples(one: dict, other: dict) -> bool:

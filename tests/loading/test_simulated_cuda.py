@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
-import torch
+from batches import same
 from simulated_cuda import SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled, simulate
 
@@ -121,9 +121,7 @@ def test_the_same_code_lends_the_buffers_of_a_cpu(ds, monkeypatch, seed):
     collate, held, rows = Collate("padded"), [], []
 
     def check(batch) -> None:
-        expected = collate([ds[row] for row in batch["indices"].tolist()])
-        for key, tensor in expected.items():
-            assert torch.equal(batch[key], tensor), key
+        same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
 
     def train() -> None:
         with Loader(

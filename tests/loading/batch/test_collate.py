@@ -1,16 +1,19 @@
-"""Batches of Collate: given buffers, transforms, unreadable samples, and random choices."""
+"""Batches of Collate: what transforms may make of samples, unreadable samples, and what is refused
+before it becomes a wrong batch."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from batches import same
+from torch.utils.data import Subset
 
 from sa1bpack.adapters.collate import Collate
+from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
-from sa1bpack.loading.batch.put import unpack_into
 from sa1bpack.loading.batch.spec import LAYOUTS
+from sa1bpack.loading.loader import Loader
+from sa1bpack.transforms import Pipeline
 
 
 def test_keys_that_a_transform_removes_or_adds_show_in_the_batch(packed):
@@ -30,30 +33,49 @@ def test_keys_that_a_transform_removes_or_adds_show_in_the_batch(packed):
     assert batch["mask_counts"].tolist() == [1, 0] and batch["masks"].shape == (2, 1, 16, 16)
 
 
-def changed(key, value):
-    """A transform that changes one key of sample 2."""
+def changed(key, change, row=None):
+    """A transform that changes one key of a sample, or of all samples."""
 
     def transform(sample):
-        return sample | {key: value(sample)} if sample["index"] == 2 else sample
+        here = row in (None, sample["index"])
+        return sample | {key: change(sample.get(key))} if here else sample
 
     return transform
 
 
 @pytest.mark.parametrize(
-    ("transform", "fault"),
+    ("key", "change", "fault"),
     [
-        (changed("image", lambda s: s["image"][:5]), r"sa_4994.jpg.*image is uint8 \(5, 24, 3"),
-        (changed("areas", lambda s: s["areas"][:1]), "sa_4994.jpg.*different lengths.*'areas': 1"),
-        (changed("extra", lambda s: 1), "sa_4994.jpg.*keys"),
-        (changed("bboxes", lambda s: s["bboxes"][:, :2]), r"bboxes is float64 \(2,\), but"),
-        (changed("masks", lambda s: s["masks"].astype(np.float32)), "masks.*float32"),
+        ("image", lambda a: a[:5], r"sa_4994.jpg.*image is uint8 \(5, 24, 3"),
+        ("areas", lambda a: a[:1], "sa_4994.jpg.*different lengths.*'areas': 1"),
+        ("extra", lambda _: 1, "sa_4994.jpg.*keys"),
+        ("bboxes", lambda a: a[:, :2], r"bboxes is float64 \(2,\), but"),
+        ("masks", lambda a: a.astype(np.float32), "masks.*float32"),
     ],
 )  # fmt: skip
-def test_samples_that_do_not_go_together_are_an_error_with_the_name(packed, transform, fault):
+def test_samples_that_do_not_go_together_are_an_error_with_the_name(ds, key, change, fault):
     """Numpy would stretch an array of length one over the place of many."""
-    ds = open_pack(packed.root, transform=transform)
+    samples = ds.with_options(transform=changed(key, change, 2)).__getitems__([0, 2])
     with pytest.raises(OptionError, match=fault):
-        Collate()(ds.__getitems__([0, 2]))
+        Collate()(samples)
+
+
+@pytest.mark.parametrize(("key", "change", "fault"), [
+    ("image", lambda a: (a / 255).astype(np.float32), ""),
+    ("image", lambda a: a.astype(np.int64), ""),
+    ("areas", lambda a: a / 2, "areas is float64 .*areas .* int64"),
+    ("annotation_ids", lambda a: a.astype(str), "annotation_ids is <U"),
+    ("bboxes", lambda a: a.astype(complex), "bboxes is complex128 .* float32"),
+    ("index", float, "index is float64 .*indices .* int64"),
+])  # fmt: skip
+@pytest.mark.parametrize("rows", [[0, 2], [2, 0]])
+def test_types_that_a_batch_would_change_are_an_error_with_the_name(ds, key, change, fault, rows):
+    """Floats from 0 to 1 in a batch of bytes would be zeros."""
+    samples = ds.with_options(transform=changed(key, change, 2)).__getitems__(rows)
+    first, second = (sample["image"].dtype for sample in samples)
+    fault = fault or f"image is {second} .*images .* {first}"
+    with pytest.raises(OptionError, match=rf"sa_\d+.jpg .*{fault}"):
+        Collate()(samples)
 
 
 @pytest.fixture
@@ -74,9 +96,7 @@ def test_dropped_samples_are_counted_named_and_not_replaced(unread, ds):
     batch = collate(unread.__getitems__([3, 4, 7, 6]))
     assert batch.pop("dropped").tolist() == [4, 6]
     expected = Collate()(ds.__getitems__([3, 7]))
-    assert batch.keys() == expected.keys() and all(
-        torch.equal(batch[key], expected[key]) for key in expected
-    )
+    same(batch, expected)
     assert [error.image_id for error in collate.dropped] == [4988, 4982]
     assert collate(unread.__getitems__([1]))["dropped"].shape == (0,)
     assert len(collate.dropped) == 2
@@ -114,19 +134,88 @@ def test_options_that_cannot_be_used_are_refused(wrong):
         Collate(**wrong)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    count=st.integers(0, 4),
-    rows=st.integers(1, 9),
-    width=st.integers(1, 5),
-    seed=st.integers(0, 99),
-)
-def test_unpacking_into_a_buffer_is_numpys_unpacking(count, rows, width, seed):
-    """All bytes, any rows, in any order."""
-    rng = np.random.default_rng(seed)
-    bits = rng.integers(0, 256, (5, rows, width), dtype=np.uint8)
-    picked = rng.integers(0, 5, count)
-    complete = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
-    out = np.empty((count, rows, 8 * width), bool)
-    unpack_into(bits, out, picked)
-    np.testing.assert_array_equal(out, complete[picked])
+def as_bytes(masks):
+    return np.asarray(masks).astype(np.uint8)
+
+
+@pytest.mark.parametrize("layout", ["padded", "concat_bits"])
+@pytest.mark.parametrize("hook", [as_bytes, lambda masks: as_bytes(masks)[:, 2:10, :12]])
+def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, layout, hook):
+    ds = open_pack(packed.root, mask_format="bool", transform=changed("masks", hook))
+    with pytest.raises(OptionError, match=r"the masks of a sample are uint8 .* as bool"):
+        next(iter(make_dataloader(ds, 4, mask_layout=layout, num_workers=0)))
+    square = ds.with_options(transform=changed("masks", as_bytes))
+    with pytest.raises(OptionError, match=r"the masks of a sample are uint8"):
+        Collate(layout)(square.__getitems__([0, 2]))
+
+
+def test_masks_of_an_odd_width_cannot_become_bits(packed):
+    ds = open_pack(
+        packed.root, mask_format="bool", transform=changed("masks", lambda a: a[:, :, :9])
+    )
+    with pytest.raises(OptionError, match=r"bool \(2, 16, 9\): .* a multiple of 8"):
+        Collate("concat_bits")([ds[0]])
+    assert Collate("concat")([ds[0]])["masks"].shape == (2, 16, 9)
+
+
+@pytest.mark.parametrize("make", [Loader, make_dataloader])
+def test_bits_of_a_dataset_of_runs_are_refused_when_the_loader_is_made(ds, make):
+    with pytest.raises(OptionError, match="the dataset yields their runs"):
+        make(ds.with_options(mask_format="runs"), 4, mask_layout="padded_bits")
+
+
+def test_runs_of_fewer_masks_than_the_rest_are_an_error_with_the_name(ds):
+    samples = []
+    for row in (0, 2):  # the made pack's runs are random, so they are put in here
+        sample = ds[row]
+        del sample["masks"]
+        count = len(sample["areas"]) - (row == 2)
+        ends, offset = np.full(count, 150 * 225, np.int32), np.arange(count + 1)
+        samples.append(sample | {"run_ends": ends, "run_offset": offset})
+    with pytest.raises(OptionError, match=r"sa_4994.jpg.*different lengths.*'run_offset .*': 4"):
+        Collate()(samples)
+
+
+def test_a_batch_has_the_spec_of_its_samples_where_collate_knows_it(ds):
+    stored, ds = ds.with_options(coordinates="stored"), ds.with_options(coordinates="source")
+    samples = [stored[0], stored[3]]
+    batch = Collate(sample_spec=stored.spec)(samples)
+    assert batch["spec"] == stored.spec_text and "stored coordinates" in batch["spec"]
+    assert batch.keys() - Collate()(samples).keys() == {"spec"}
+    with pytest.raises(OptionError, match="create the pipeline with the dataset that the batches"):
+        Pipeline(ds)(batch)
+    for described in (stored, Subset(stored, [3]), Subset(Subset(stored, [0, 3]), [1])):
+        assert "boxes_xyxy" in Pipeline(described)(batch)
+
+
+def test_anything_but_a_list_of_samples_is_refused(ds):
+    for wrong in (ds[0], None, 3):
+        with pytest.raises(OptionError, match=r"a list of samples, .* pass \[sample\]"):
+            Collate()(wrong)
+    with pytest.raises(OptionError, match="sample_spec is 3: pass the `spec` of a dataset"):
+        Collate(sample_spec=3)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (-4, 4), (4, 6)])
+def test_planes_that_are_not_of_their_size_are_refused(layout_packs, size):
+    """Their pixels are copied by address."""
+    spec = open_pack(layout_packs("native", "yuv420"), pixels="stored").spec
+    image = np.zeros(4 * 4 + 2 * 2 * 2, np.uint8)
+    sample = {"image": image, "image_id": 1, "size": np.array([8, 8, *size], np.int32)}
+    with pytest.raises(OptionError, match="does not fit a canvas"):
+        Collate(sample_spec=spec)([sample])
+
+
+def test_bits_that_a_hook_cut_are_still_bits(packed):
+    ds = open_pack(packed.root, transform=changed("masks", lambda bits: bits[:, 4:12, :1]))
+    batch = next(iter(make_dataloader(ds, 4, num_workers=0)))
+    complete = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
+    assert torch.equal(batch["masks"], complete[:, :, 4:12, :8])
+
+
+def test_numbers_that_a_batch_can_hold_may_be_of_any_type(ds):
+    def transform(sample):
+        return sample | {"bboxes": sample["bboxes"].astype(np.int16), "index": np.int8(3)}
+
+    batch = Collate()(ds.with_options(transform=transform).__getitems__([0, 2]))
+    assert batch["bboxes"].dtype == torch.float32 and batch["indices"].tolist() == [3, 3]

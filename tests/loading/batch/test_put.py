@@ -1,6 +1,7 @@
-"""Stored images on their canvas: every pixel, zero elsewhere, and nothing else read or written.
+"""Bytes put into a batch: images on their canvas, masks unpacked, and copies past the caches. Every
+byte is right, and nothing else is read or written.
 
-The image's bytes end, or begin, at a page that cannot be touched: reading beyond them ends pytest.
+An image's bytes end, or begin, at a page that cannot be touched: reading beyond them ends pytest.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.dataset.sample import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
-from sa1bpack.loading.batch.put import put_image
+from sa1bpack.loading.batch.put import LEAST, put_image, stream_copy, unpack_into
 from sa1bpack.pixels.yuv420 import half, yuv420_to_rgb
 
 AROUND = 96  # bytes of the target's memory on either side of the canvas
@@ -82,3 +83,35 @@ def test_planes_to_rgb(guard, canvas, shape, extra, seed):
     planes = y[:height, :width], cb[: chroma[0], : chroma[1]], cr[: chroma[0], : chroma[1]]
     expected = yuv420_to_rgb(*map(np.ascontiguousarray, planes))
     np.testing.assert_array_equal(found.reshape(side, side, 3), padded(expected, side, side))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    count=st.integers(0, 4),
+    rows=st.integers(1, 9),
+    width=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_unpacking_into_a_buffer_is_numpys_unpacking(count, rows, width, seed):
+    """All bytes, any rows, in any order."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 256, (5, rows, width), dtype=np.uint8)
+    picked = rng.integers(0, 5, count)
+    complete = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
+    out = np.empty((count, rows, 8 * width), bool)
+    unpack_into(bits, out, picked)
+    np.testing.assert_array_equal(out, complete[picked])
+
+
+# Of them those around the switch from a plain copy.
+COUNTS = st.sampled_from([LEAST - 1, LEAST, LEAST + 63, LEAST + 64]) | st.integers(0, 3 * LEAST)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 130), st.integers(0, 130), COUNTS)
+def test_the_copy_is_exact_and_stays_within_its_bounds(ahead, skipped, count):
+    source = np.random.default_rng(count).integers(1, 256, count + 131, dtype=np.uint8)
+    target = np.zeros(count + 300, np.uint8)
+    stream_copy(target.ctypes.data + ahead, source.ctypes.data + skipped, count)
+    assert np.array_equal(target[ahead : ahead + count], source[skipped : skipped + count])
+    assert not target[:ahead].any() and not target[ahead + count :].any()
