@@ -128,7 +128,7 @@ class Dataset(MapStyle, Pictured):
                               bool (m, Sm, Sm)     with mask_format="bool", a new array
     run_ends, run_offset      int32 (r,),          with mask_format="runs": ends of runs in source
                               int64 (m + 1,)       pixels, by columns, and where each mask's begin
-    bboxes                    float64 (m, 4)       x, y, w, h; w = xmax - xmin, h = ymax - ymin,
+    bboxes                    float64 (m, 4)       x, y, w, h; w = xmax - xmin, h = ymax - ymin
     point_coords              float64 (m, 2)       x, y
     crop_boxes                float64 (m, 4)       x, y, w, h
     areas                     int64 (m,)           source pixels
@@ -198,7 +198,7 @@ class Dataset(MapStyle, Pictured):
 
         Raises IndexError as lists do, TypeError for anything else, a single bool included,
         ReadError naming the sample if it cannot be read, ResourceShortage if the system refuses a
-        memory map or an open file.
+        memory map or an open file, StoreError if an object store cannot deliver the shard.
         """
         try:
             row = self._row(index)
@@ -213,9 +213,10 @@ class Dataset(MapStyle, Pictured):
         return Dataset(self.pack, rows, self.options)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """The samples at several indices: what torch's DataLoader calls for a batch.
+        """The samples at several indices, as a list: torch's DataLoader calls it for a batch.
 
-        Shards that are not open yet are opened at the same time.
+        Shards that are not open yet are opened at the same time. With `on_error="return"`, the
+        ReadError of a sample takes its place. Raises as `ds[index]` does.
         """
         rows = [self._row(index) for index in indices]
         self.pack.open_many(self.pack.locate(row)[0] for row in rows)
@@ -243,7 +244,7 @@ class Dataset(MapStyle, Pictured):
             ) from None
 
     def by_id(self, image_id: int) -> Any:
-        """The sample with that image id. Raises as `index_of` does."""
+        """The sample with that image id. Raises as `index_of` and `ds[index]` do."""
         return self[self.index_of(image_id)]
 
     def index_of(self, image_ids: Any) -> Any:
@@ -344,9 +345,9 @@ class Dataset(MapStyle, Pictured):
 
         An earlier selection is replaced atomically. Options such as `mask_format` are not kept.
 
-        Raises OutputRefused if the path is something else, OptionError if it is in a pack or if the
-        ids do not tell the samples apart (see `duplicates` of `sa1bpack.open`), OSError if the file
-        cannot be written.
+        Raises OutputRefused if the path is something else, OptionError if it is in a pack, if the
+        ids do not tell the samples apart (see `duplicates` of `sa1bpack.open`) or if the path of
+        the pack is not UTF-8, OSError if the file cannot be written.
         """
         select.save_rows(self.pack, self._rows, local_path("path", path))
 
@@ -363,7 +364,8 @@ class Dataset(MapStyle, Pictured):
         """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
 
         `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for
-        a value that is not one of the choices, and for an unknown name.
+        a value that is not one of the choices, for an unknown name, and for features that do not
+        fit; NotAPack, FormatError and OSError for features that cannot be read.
         """
         found = dataclasses.replace(self.options, **options)
         changed = found.features != self.options.features

@@ -46,7 +46,8 @@ class Feature:
     def open(self, number: int, leases: list[Lease]) -> SidePart:
         """The part for a shard, by its number; what keeps it in place is added to the leases.
 
-        Raises FormatError if it is missing or damaged, OSError.
+        Raises FormatError if it is missing or damaged, OSError, and what bringing it raises, see
+        `urls.SideSource`.
         """
         shard, folder = self.shards[number], self.folders[number]
         if folder is None:

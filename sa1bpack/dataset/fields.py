@@ -1,9 +1,9 @@
 """The fields of a sample, each defined once: its names in shard, sample and batch, and its type.
 
-Samples, metadata columns, batches, the Loader's buffers and blank samples are derived from these
-two tables, and tests hold the tables in the documentation against them. A new number per mask
-(float64, or int64) is one line here, next to its array in `sa1bpack.format.layout`. A quantity of
-another kind also needs its copy in `sa1bpack.loading.batch.load_samples` or `loading.batch_copy`.
+Samples, metadata columns, batches and the Loader's buffers are derived from these two tables, and
+tests compare the tables in the documentation with them. A new number per mask (float64, or int64)
+is one line here, next to its array in `sa1bpack.format.layout`. A quantity of another kind also
+needs its copy in `sa1bpack.loading.batch.load_samples` or `loading.batch_copy`.
 """
 
 from typing import NamedTuple

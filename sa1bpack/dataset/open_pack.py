@@ -43,8 +43,9 @@ def open(
     Args:
         path: folder of the pack; `~` is expanded. Several packs are a list of folders, or a glob
             pattern such as "/data/packs/*"; or the file that `Dataset.save_selection` wrote, which
-            is opened with its packs. See docs/training.md. Or a URL, "s3://bucket/pack", "gs://bucket/pack",
-            or "file:///mnt/nfs/pack" for a slow file system: with `cache_dir`, see docs/cloud.md.
+            is opened with its packs, see docs/training.md. Or a URL, "s3://bucket/pack",
+            "gs://bucket/pack", or "file:///mnt/nfs/pack" for a slow file system: with `cache_dir`,
+            see docs/cloud.md.
         duplicates: what becomes of image ids that occur more than once, in one pack or in several.
             "error" raises OptionError. "first" keeps one sample per id, that of the pack that is
             first in the list; of several in one pack, the first. The log and `Dataset.left_out` say
@@ -87,7 +88,7 @@ def open(
     - `min_area`, `max_area_frac`, `min_iou`, `min_stability`: samples have only masks of at least
       `min_area` source pixels, which cover at most the fraction `max_area_frac` of the image, with
       a predicted IoU of at least `min_iou` and a stability score of at least `min_stability`; see
-      `masks.MaskRule`.
+      docs/training.md.
 
     Thresholds are those of `sa1bpack pack`, by the numbers of the annotation: inclusive, and NaN
     passes none. Samples, batches, columns and `max_masks` count the masks that are left. A sample

@@ -122,7 +122,7 @@ class PackFolder:
         and mask offsets are those of the index.
 
         Raises FormatError naming the file and what is wrong with it, OSError if one cannot be
-        opened.
+        opened, StoreError if it cannot be brought here.
         """
         entry, layout, leases = self.manifest.shards[number], self.layout, []
         if self.source is not None:
@@ -267,7 +267,7 @@ class Pack:
 
         Raises IndexError if there is none, FormatError naming the file and what is wrong with it,
         OSError if a file cannot be opened, ResourceShortage if the system refuses a map or a file
-        for lack of resources.
+        for lack of resources, StoreError if the shard cannot be brought here.
         """
         key = self._owner, number
         return CACHE.get(key) or CACHE.open(key, partial(self._opened, number))
@@ -285,11 +285,11 @@ class Pack:
     ) -> tuple[dict[int, OpenShard], dict[int, Exception]]:
         """Several shards by number, and the error of each that cannot be opened.
 
-        Those that are not open yet are opened at the same time, by at most MAX_OPENERS threads.
-        None of them opens anything after the call. Call it with no lock held.
+        Those that are not open yet are opened at the same time, by at most MAX_OPENERS threads,
+        which have ended when the call returns. Call it with no lock held.
 
-        An error is a FormatError or an OSError. Raises ResourceShortage, which is not the fault of
-        a shard, and IndexError for a number that does not exist.
+        An error is a FormatError or an OSError. Raises ResourceShortage and StoreError, which are
+        not the fault of a shard, and IndexError for a number that does not exist.
         """
         found = {number: CACHE.get((self._owner, number)) for number in numbers}
         todo = [number for number, opened in found.items() if opened is None]
@@ -366,7 +366,7 @@ class Pack:
         return isinstance(rows, range) and rows == range(self.manifest.samples)
 
     def _of_index(self, name: str, rows: np.ndarray, after: int = 0) -> np.ndarray:
-        """int64 (n,): what an array of the index has for int64 (n,) rows, or so many after each."""
+        """int64 (n,): an array of the index at int64 (n,) rows, or `after` places behind each."""
         if len(self.folders) == 1:
             return getattr(self.folders[0].index, name)[rows + after]
         numbers, found = self.shard_numbers(rows), np.empty(len(rows), np.int64)
@@ -435,8 +435,8 @@ class Pack:
     def _repeated(self) -> tuple[np.ndarray, ...]:
         """See `format.index.repeated_rows`: before means in a pack that was given earlier.
 
-        Nothing is sorted where the indexes of the packs prove that there is no such row: each of
-        its pack, and their ranges are apart.
+        Nothing is sorted where the indexes of the packs prove that there is no such row: each
+        proves it of its own pack, and the ranges of their ids do not overlap.
         """
         folders = [folder for folder in self.folders if folder.manifest.samples]
         distinct = [partial(has_distinct_ids, each.root, each.manifest) for each in folders]

@@ -182,7 +182,7 @@ class IdLookup:
 
         wanted  int64 (k,), in any order
 
-        Raises FormatError if the order that was read is none.
+        Raises FormatError if the order that was read has a row that does not exist.
         """
         count = len(self.ids)
         if not count or not len(wanted):

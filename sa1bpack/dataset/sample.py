@@ -56,7 +56,7 @@ class SampleKeywords(ThresholdKeywords, total=False):
 
 
 class ChangedKeywords(SampleKeywords, total=False):
-    """Those that `Dataset.with_options` changes."""
+    """The same, as `Dataset.with_options` takes them: what is absent stays as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +263,8 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     """One sample of a pack: a dict as `Dataset` describes it, or what `transform` returned for it.
 
     Raises ReadError with the sample's name if it cannot be read, ResourceShortage if the system
-    refuses a map or a file. An exception of the transform passes with a note that names the sample.
+    refuses a map or a file, StoreError if the shard cannot be brought here. An exception of the
+    transform passes with a note that names the sample.
     """
     number, local, first, stop = pack.locate(row)
     try:

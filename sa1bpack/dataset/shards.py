@@ -50,7 +50,7 @@ class OpenShard:
     mappings  memory maps that the shard has once all its arrays are in use
     features  parts of the features of the dataset, each found to be that of this shard
     leases    what keeps files in place that were brought here, see `urls.ShardSource`
-    used      grows with every use of the cache
+    used      the number of its latest use; the cache counts the uses of all shards together
     """
 
     used = 0

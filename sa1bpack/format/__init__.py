@@ -7,7 +7,7 @@ memory-mapped as they are.
     layout          the arrays of a shard: types, shapes, order; the bytes of an image; the checksum
                     of a sample
     arrays          chunk-file arithmetic and the metadata that describes it; both checked
-    shard_writer    checked samples into a working folder, published by one rename; its files are
+    shard_writer    rows of samples into a working folder, published by one rename; its files are
                     written once, past the page cache, and hashed meanwhile
     shard_reader    memory maps of a shard, and copies of rows compared with checksums
     manifest        what a pack holds, and how much of it is published

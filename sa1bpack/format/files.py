@@ -145,7 +145,7 @@ def make_folder(folder: Path) -> None:
 
 
 def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """The descriptor of a file that is locked until it is closed or the process ends, however.
+    """The descriptor of a file, locked until it is closed or the process ends, however it ends.
 
     lock, flags  as in `fcntl.flock` and `os.open`
 

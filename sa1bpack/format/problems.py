@@ -13,7 +13,8 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format.files import CHECKSUMS_NAME, REMEDY, file_digest
 from sa1bpack.format.manifest import MANIFEST_NAME
 
-# Called with what is done and what is to do; False, which other calls take for "no bar", is none.
+# Called with what is done and what there is to do. False, with which other calls show no bar, is
+# accepted as well, and nothing is called.
 Progress = Callable[[int, int], None] | Literal[False]
 
 
@@ -102,8 +103,8 @@ def reason_of(error: FormatError | OSError) -> str:
 class PackFiles:
     """The files of a pack, or of a feature, that is checked: here, those of a folder.
 
-    root   the folder; it has every file with its length, and those that are not read by `stream`
-           and `digest`, nor below a shard that has not been brought, with their bytes
+    root   the folder. Every file is there with its length. Its bytes are there as well, unless
+           `stream` and `digest` read them elsewhere, or the shard has not been brought yet
     tries  how often a shard is checked at most, as long as something is wrong with it
     """
 
@@ -134,7 +135,7 @@ class PackFiles:
         """Called before the files of a shard are looked at, again for each try."""
 
     def leave(self, shard: str) -> None:
-        """Called when of the shard only `image_id`, `mask_offset` and metadata are needed still."""
+        """Called when only `image_id`, `mask_offset` and metadata of the shard are still needed."""
 
 
 class Check:

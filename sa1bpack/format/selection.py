@@ -65,7 +65,8 @@ def write_selection(
     image_ids  int64 (n,), in the order of the samples
     packs      folders, or URLs, in the order in which they were opened
 
-    The same ids, packs and places have the same bytes, with the same release of zlib-ng.
+    The same ids, packs and places have the same bytes, with the same release of zlib-ng. Raises
+    OptionError for a folder whose path is not UTF-8, OSError if the file cannot be written.
     """
     ids = np.ascontiguousarray(image_ids, "<i8")
     here = path.absolute().parent.resolve()

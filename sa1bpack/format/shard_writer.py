@@ -1,4 +1,4 @@
-"""Writing a shard: a process checks the rows of samples, appends them and publishes the shard.
+"""Writing a shard: the rows of samples are completed and appended, then the shard is published.
 
 The working folder has a temporary name beside the final one. It is renamed after every byte in it
 was flushed, so whatever has a final name is complete.
@@ -178,10 +178,10 @@ def complete_group(
 ) -> int:
     """Finish all files, write metadata and checksums, and flush everything.
 
-    attributes, rows  as in `group_metadata`
-    appended          the file of each array, which is closed; that of an array without rows is
-                      removed
-    listed            whether the folder has a checksum file of its own
+    attributes  as in `group_metadata`
+    appended    the file of each array, which is closed; that of an array without rows is removed
+    rows        number of rows of each array
+    listed      whether the folder has a checksum file of its own
 
     Returns the bytes of all chunk files.
     """
@@ -246,7 +246,7 @@ def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
 
 
 def sample_extent(layout: Layout, sample: Sample) -> Extent:
-    """The extent of one sample, or of its checked rows, along each axis of a shard."""
+    """The extent of one sample, or of its `finished_rows`, along each axis of a shard."""
     return Extent(
         samples=1,
         masks=len(sample["annotation_id"]),

@@ -149,9 +149,9 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
     If a key occurs twice, the last value counts, as in Python's json.
 
     Raises AnnotationError, naming the annotation, the field and the value, if there are more than
-    MAX_ANNOTATIONS masks (code `too-many-masks`), if the bytes are not
-    JSON (NaN and Infinity are not), a field is missing or has the wrong type, a number does not fit
-    its array, `size` is not [height, width], `area` is negative or not a whole number,
+    MAX_ANNOTATIONS masks (code `too-many-masks`), if the bytes are not JSON (NaN and Infinity are
+    not), a field is missing or has the wrong type, a number does not fit its array, the image has
+    2^31 pixels or more, `size` is not [height, width], `area` is negative or not a whole number,
     `point_coords` does not have exactly one point, or `counts` is not an ASCII string. The mask
     kernels check whether `counts` is a valid run-length string.
     """

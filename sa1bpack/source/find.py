@@ -283,7 +283,7 @@ def _pack_order(name: str) -> tuple:
 
 
 def _lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
-    """The lines of a list and where each is, but for empty ones and those that begin with #.
+    """Place and text of each line of a list, without empty ones and those that begin with #.
 
     Raises SourceError if the list cannot be read, or has more than `MAX_LIST_BYTES`.
     """
@@ -338,7 +338,8 @@ def read_md5sums(path: Path) -> dict[str, str]:
     """Read a list in md5sum's format: file name (without folders) → 32 lower-case hex digits.
 
     Empty lines and lines that start with # are skipped. Raises SourceError for a line in any other
-    format, for a name with two different sums, and for a list of more than `MAX_LIST_BYTES`.
+    format, for a name with two different sums, and for a list that cannot be read or has more than
+    `MAX_LIST_BYTES`.
     """
     sums: dict[str, str] = {}
     for where, line in _lines(path, "md5 sums"):

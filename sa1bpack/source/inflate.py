@@ -33,7 +33,7 @@ OnWait = Callable[[str], object] | None
 
 
 def remedy(path: object) -> str:
-    """The remedy for a tar whose bytes are wrong: a file, or at an Address."""
+    """The remedy for a tar whose bytes are wrong, by its path or Address."""
     if isinstance(path, Address):
         return (
             "repeat the command; if it fails again, compare the md5 there with the published list"
@@ -140,7 +140,7 @@ class ByteStream:
 
     @property
     def nbytes(self) -> int:
-        """Size of the file, of this machine."""
+        """Size in bytes of a file of this machine."""
         return os.fstat(self._file.fileno()).st_size
 
     def digests(self) -> tuple[str, str | None]:

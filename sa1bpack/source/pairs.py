@@ -213,9 +213,10 @@ class PairReader(AbstractContextManager):
                 ...
 
     Memory: the current pair (a member twice while it is assembled), `spool_memory` bytes of waiting
-    halves, 14 MB of read-ahead, and about 200 bytes per name. Disk: see Spool; if more than
-    `MAX_WAITING` times the size of the source waits, the source is SourceCorrupt. A member larger
-    than its limit is never read into memory.
+    halves, what is read ahead (8 MiB that wait for an md5, 32 MiB of a tar in an object store), and
+    about 200 bytes per name. Disk: see Spool; if more than `MAX_WAITING` times the size of the
+    source waits, the source is SourceCorrupt. A member larger than its limit is never read into
+    memory.
 
     A pair is rejected once, not twice: the other half of a rejected member is dropped silently. Of
     two members with the same stem and kind, in whatever folders, the first counts.

@@ -209,8 +209,8 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
 
     Any number of processes may do so at once: the first one wins. Returns the manifest that the
     folder has. Raises OutputRefused if that is of another array or was made with something else
-    (MADE_WITH), or if the folder is something else; NotAPack, FormatError and
-    OSError as `read_side_manifest`.
+    (MADE_WITH), or if the folder is not a feature; FormatError and OSError as `read_side_manifest`
+    does.
     """
     files.make_folder(folder.parent)
     if not folder.exists():
@@ -261,10 +261,10 @@ def is_unused(folder: Path) -> bool:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove a feature unless it is in use, see `is_unused`, also if it is from now on.
+    """Remove a feature unless it is in use, see `is_unused`, or comes into use meanwhile.
 
-    It is out of the way before it is looked into, and a `PartWriter` looks at the manifest after it
-    has put its working folder there: one of the two notices the other.
+    It is renamed before it is looked into, and a `PartWriter` reads the manifest after it has made
+    its lock file there: one of the two notices the other.
     """
     aside = files.temporary_beside(folder)
     folder.rename(aside)
