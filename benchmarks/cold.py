@@ -18,10 +18,10 @@ pack's pages are dropped, and it is an error if more than 1 % remain. All lines 
     cached MB    bytes of the pack that are in the page cache afterwards
 
 The ceiling reads the same images (and bits, if stored) in random order with O_DIRECT into aligned
-buffers, and does nothing else: by preadv in several numbers of threads, and by Linux AIO with
-several samples in flight per thread. A few buffers stay in the processor's cache, as batches
-cannot. The Loader has its defaults, except that masks stay bits or runs, as stored; with `--io
-direct` also in a second epoch, which reads all images and masks from the disk again. `--peers` adds
+buffers, and does nothing else: by Linux AIO in several numbers of threads, each with one sample or
+several in flight at a time. A few buffers stay in the processor's cache, as batches cannot. The
+Loader has its defaults, except that masks stay bits or runs, as stored; with `--io direct` also in
+a second epoch, which reads all images and masks from the disk again. `--peers` adds
 other loaders on the samples of the default pack, in their own formats, each with the setting that
 reads them fastest from the disk (see cold_peers.py); for them opening does not count, and what they
 read is compared with the pack. They need as many bytes in DIR as five such packs. The last table is
@@ -63,7 +63,7 @@ class Line(NamedTuple):
     io      option of the Loader; None: not given
     direct  of bytes: with O_DIRECT
     threads of bytes
-    at_once samples of bytes that a thread asks for at once, with Linux AIO; 1: with `preadv`
+    at_once samples of bytes that a thread asks for at once
     again   of the Loader: the second epoch, in which the small arrays are in the page cache
     """
 
@@ -77,10 +77,9 @@ class Line(NamedTuple):
 
     def __str__(self) -> str:
         if self.reader is None:
-            if self.at_once > 1:
-                return f"O_DIRECT AIO, {self.threads} threads, {self.at_once} samples at once"
-            way = "O_DIRECT preadv" if self.direct else "buffered preadv"
-            return f"{way}, {self.threads} threads"
+            way = "O_DIRECT" if self.direct else "buffered"
+            at_once = f", {self.at_once} samples at once" if self.at_once > 1 else ""
+            return f"{way} AIO, {self.threads} threads{at_once}"
         io = "" if self.io is None else f", io={self.io}"
         return f"Loader, {self.reader}, {self.order}{io}{', second epoch' * self.again}"
 
@@ -149,7 +148,7 @@ def _read_batches(kind: str, line: Line, pack: Path, batch: int, seed: int) -> R
 
 
 def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
-    """Read all samples in random order with `preadv` or Linux AIO, and nothing else."""
+    """Read all samples in random order with Linux AIO, and nothing else."""
     order = np.random.default_rng(seed).permutation(len(samples)).tolist()
     shuffled = [samples[index] for index in order]
     found = read_spans(shuffled, line.threads, direct=line.direct, at_once=line.at_once)

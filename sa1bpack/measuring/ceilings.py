@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.disk.aio import REQUEST_COLUMNS, Context
+from sa1bpack.disk.aio import ADDRESS, COUNT, Context
 from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.loading.batch.put import stream_copy
 from sa1bpack.loading.devices import CUDA, device_here, open_device
@@ -90,11 +90,11 @@ def read_spans(
     at_once: int = _AT_ONCE,
     seconds: float | None = None,
 ) -> Reading:
-    """Read samples in this order into reused buffers, and do nothing else with them.
+    """Read samples in this order into reused buffers by Linux AIO, and do nothing else with them.
 
     threads  that read
     direct   with O_DIRECT, past the page cache
-    at_once  samples that a thread requests together with Linux AIO; 1: one by one with `preadv`
+    at_once  samples that a thread requests together
     seconds  begin nothing more after this time; None: read all
 
     Raises OSError, also for a file that ends before a sample does.
@@ -106,15 +106,12 @@ def read_spans(
         for path in {path for sample in samples for path, _, _ in sample}:
             files[path] = os.open(path, flags)
             opened.callback(os.close, files[path])
+        # The requests of each sample; the thread that takes it adds the addresses.
         jobs = [
-            [
-                (files[path], low // block * block, -(-(low + count) // block) * block, low + count)
-                for path, low, count in sample
-            ]
+            np.array([_request(files[path], low, count, block) for path, low, count in sample])
             for sample in samples
         ]
-        sizes = [sum(stop - start for _, start, stop, _ in job) for job in jobs]
-        most = max(stop - start for job in jobs for _, start, stop, _ in job)
+        most = max(int(requests[:, COUNT].max()) for requests in jobs)
         # Every span has a place of its own: a thread's requests are in flight together.
         place = -(-most // BLOCK) * BLOCK
         # At least one huge page, so that it consists of them as buffers of a Loader do.
@@ -122,45 +119,31 @@ def read_spans(
         memory = [aligned(nbytes) for _ in range(threads)]
         for buffer in memory:
             buffer[:] = 0  # no page is touched for the first time later
-        contexts = []
-        if at_once > 1:
-            contexts = [opened.enter_context(closing(Context())) for _ in range(threads)]
-            contexts[0].read(np.empty((0, REQUEST_COLUMNS), np.int64))  # compiles it
-        waiting, done = iter(zip(jobs, sizes, strict=True)), []
+        contexts = [opened.enter_context(closing(Context())) for _ in range(threads)]
+        contexts[0].read(jobs[0][:0])  # compiles it
+        waiting, done = iter(jobs), []
         limit = np.inf if seconds is None else time.perf_counter() + seconds
 
         def read(number: int) -> None:
-            area = memory[number]
+            address = memory[number].ctypes.data
             # A step of an iterator that threads share holds the GIL.
             while time.perf_counter() <= limit and (some := list(islice(waiting, at_once))):
-                spans = [span for job, _ in some for span in job]
-                if contexts:
-                    _request(contexts[number], spans, area.ctypes.data, place)
-                else:
-                    _read_one_by_one(spans, memoryview(area), place)
-                done.extend(size for _, size in some)
+                requests = np.concatenate(some)
+                requests[:, ADDRESS] = address + place * np.arange(len(requests))
+                if (status := contexts[number].read(requests)).any():
+                    raise OSError(f"status {status.tolist()} of {requests.tolist()}")
+                done.extend(some)
 
         cpu = time.process_time()
         taken, _ = _in_threads(threads, read)
-        return Reading(taken, time.process_time() - cpu, len(done), sum(done))
+        nbytes = sum(int(requests[:, COUNT].sum()) for requests in done)
+        return Reading(taken, time.process_time() - cpu, len(done), nbytes)
 
 
-def _read_one_by_one(spans: list[tuple[int, ...]], area: memoryview, place: int) -> None:
-    """Read spans (file, start, stop, end of what is needed) to places of an area."""
-    for number, (file, start, stop, needed) in enumerate(spans):
-        got = os.preadv(file, [area[number * place :][: stop - start]], start)
-        if start + got < needed:
-            raise OSError(f"{got} bytes at {start}, expected {stop - start}")
-
-
-def _request(context: Context, spans: list[tuple[int, ...]], address: int, place: int) -> None:
-    """The same by one request for all of them."""
-    requests = [
-        (file, start, stop - start, address + number * place, needed - start)
-        for number, (file, start, stop, needed) in enumerate(spans)
-    ]
-    if (status := context.read(np.array(requests, np.int64))).any():
-        raise OSError(f"status {status.tolist()} of {requests}")
+def _request(file: int, low: int, count: int, block: int) -> tuple[int, ...]:
+    """A request for whole blocks around a span, without an address yet."""
+    before = low % block
+    return file, low - before, -(-(before + count) // block) * block, 0, before + count
 
 
 def large_spans(ds: Dataset, indices: np.ndarray) -> Spans:

@@ -13,7 +13,7 @@ def test_every_line_of_a_pack_is_reported(figures_of, tmp_path, sample_tar, comp
     options = ["--layout", "native", "--samples", "6", "--rounds", "1", "--batch", "4"]
     found, out = figures_of("cold", tmp_path, sample_tar, "--folder", tmp_path / "packs", *options)
     lines = [line["line"] for line in found["lines"]]
-    assert len(lines) == len(set(lines)) == 14  # ten of bytes, and four Loaders
+    assert len(lines) == len(set(lines)) == 12  # eight of bytes, and four Loaders
     for line in found["lines"]:
         assert line["speed"][0] > 0
         assert not line["line"].startswith("O_DIRECT") or line["cached_mb"][0] < 1

@@ -85,11 +85,11 @@ def figures(figures_of, tmp_path_factory, sample_tar, complete_runs) -> dict:
 
 def test_the_benchmark_reports_every_line_with_every_delay(figures):
     lines = {(line["line"], line["delay_ms"]): line for line in figures["lines"]}
-    assert len(lines) == 18  # preadv by three numbers of threads in two ways, and three Loaders
+    assert len(lines) == 18  # bytes by three numbers of threads in two ways, and three Loaders
     for (_, delay_ms), line in lines.items():
         assert line["reads"][0] >= 2 and line["speed"][0] > 0
         assert line["took_ms"][0] >= delay_ms
-    direct = lines["O_DIRECT preadv, 1 threads", DELAY_MS]
+    direct = lines["O_DIRECT AIO, 1 threads", DELAY_MS]
     assert 4 <= direct["reads"][0] <= 8  # image and bits, in requests of up to 1 MB
     assert all(len(one["chain"]) == len(one["reads"]) for one in figures["single"])
 
