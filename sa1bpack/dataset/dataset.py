@@ -71,7 +71,41 @@ class MapStyle:
 
     `isinstance` asks an object for its `__class__` if its type is no subclass. That is the type
     itself here as long as torch is not loaded, and then a subclass of it and of torch's Dataset.
+
+    Subclasses have `options`, `_rows` and `_sample`, which returns the sample of one of these rows.
     """
+
+    options: SampleOptions
+    _rows: Rows
+    _sample: Callable[[int], Any]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def _samples(self, rows: Iterable[int]) -> list[Any]:
+        """The samples of rows, or by the options, the error of one that cannot be read."""
+        found = []
+        for row in rows:
+            try:
+                found.append(self._sample(row))
+            except ReadError as error:
+                if self.options.on_error == "raise":
+                    raise
+                found.append(error)
+        return found
+
+    def _row(self, index: Any) -> int:
+        """The row at an index. Raises TypeError for what is no integer, IndexError."""
+        position = as_position(index)
+        try:
+            return int(self._rows[position])
+        except IndexError:
+            raise IndexError(
+                f"index {position} is out of range for a dataset of {len(self)} samples"
+            ) from None
 
     @property
     def __class__(self) -> type[Any]:
@@ -190,9 +224,6 @@ class Dataset(MapStyle, Pictured):
 
     # ------------------------------------------------------------------------------------- samples
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def __getitem__(self, index: Any) -> Any:
         """A sample for an integer; a dataset for a slice, an index array or a bool array.
 
@@ -220,28 +251,10 @@ class Dataset(MapStyle, Pictured):
         """
         rows = [self._row(index) for index in indices]
         self.pack.open_many(self.pack.locate(row)[0] for row in rows)
-        found = []
-        for row in rows:
-            try:
-                found.append(read_sample(self.pack, row, self.options, self.spec))
-            except ReadError as error:
-                if self.options.on_error == "raise":
-                    raise
-                found.append(error)
-        return found
+        return self._samples(rows)
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
-
-    def _row(self, index: Any) -> int:
-        """The row at an index. Raises TypeError for what is no integer, IndexError."""
-        position = as_position(index)
-        try:
-            return int(self._rows[position])
-        except IndexError:
-            raise IndexError(
-                f"index {position} is out of range for a dataset of {len(self)} samples"
-            ) from None
+    def _sample(self, row: int) -> Any:
+        return read_sample(self.pack, row, self.options, self.spec)
 
     def by_id(self, image_id: int) -> Any:
         """The sample with that image id. Raises as `index_of` and `ds[index]` do."""

@@ -4,7 +4,7 @@ import copy
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -24,7 +24,7 @@ from sa1bpack.arguments import (
 )
 from sa1bpack.dataset.dataset import MapStyle
 from sa1bpack.dataset.rows import Rows as RowNumbers
-from sa1bpack.dataset.rows import as_position, take
+from sa1bpack.dataset.rows import take
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, UnknownName
 from sa1bpack.format.files import temporary_beside
@@ -258,9 +258,6 @@ class TarDataset(MapStyle):
 
     # ------------------------------------------------------------------------------------- samples
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def __getitem__(self, index: Any) -> Any:
         """A sample for an integer; a dataset for a slice, an index array or a bool array.
 
@@ -268,29 +265,19 @@ class TarDataset(MapStyle):
         reason if the pair cannot be used, SourceError if the tar cannot be read.
         """
         try:
-            position = as_position(index)
+            row = self._row(index)
         except TypeError:
             part = copy.copy(self)
             part._rows = take(self._rows, index)
             return part
-        row = self._row(position)
-        return self._decoder.sample(self._decoded(row), row)
+        return self._sample(row)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch."""
-        rows = [self._row(as_position(index)) for index in indices]
-        found = []
-        for row in rows:
-            try:
-                found.append(self._decoder.sample(self._decoded(row), row))
-            except ReadError as error:
-                if self.options.on_error == "raise":
-                    raise
-                found.append(error)
-        return found
+        return self._samples([self._row(index) for index in indices])
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
+    def _sample(self, row: int) -> Any:
+        return self._decoder.sample(self._decoded(row), row)
 
     def by_id(self, image_id: int) -> Any:
         """The sample with that image id. Raises as `index_of` and `ds[index]` do."""
@@ -313,12 +300,6 @@ class TarDataset(MapStyle):
         if (found := self.metadata(int(places[0]))).image_id != image_id:
             raise UnknownName(f"{found.path}: the record of {name} has image_id {found.image_id}")
         return int(places[0])
-
-    def _row(self, position: int) -> int:
-        try:
-            return int(self._rows[position])
-        except IndexError:
-            raise IndexError(f"index {position} is out of range for {len(self)} samples") from None
 
     def _decoded(self, row: int) -> Rows:
         """The rows of a sample, from a cache or from its pair."""
@@ -360,7 +341,7 @@ class TarDataset(MapStyle):
         Raises IndexError as `ds[index]` does, ReadError if the record cannot be used, SourceError
         if the tar cannot be read.
         """
-        row = self._row(as_position(index))
+        row = self._row(index)
         number, local = self._locate(row)
         tar = self._indices[number]
         json, size = tar.read(local, "json"), int(tar.pairs["jpeg_bytes"][local])

@@ -120,7 +120,7 @@ def test_several_tars_are_one_dataset_and_parts_of_it_are_datasets(tmp_path):
     assert len(ds[1:3]) == 2 and len(ds[np.arange(6) % 2 == 0]) == 3
     assert (ds.metadata(4).source, ds.metadata(4).row) == ("sa_000001", 1)
     for wrong in (6, -7):
-        with pytest.raises(IndexError, match="out of range for 6 samples"):
+        with pytest.raises(IndexError, match="out of range for a dataset of 6 samples"):
             ds[wrong]
 
 
