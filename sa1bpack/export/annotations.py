@@ -427,11 +427,10 @@ def _first_double(ids: np.ndarray) -> int | None:
 
 
 def _write_list(write: Callable[[bytes], object], items: Iterator[dict]) -> None:
-    separator = b"["
-    for item in items:
-        write(separator + json.dumps(item).encode())
-        separator = b",\n"
-    write(b"[]" if separator == b"[" else b"]")
+    write(b"[")
+    for number, item in enumerate(items):
+        write((",\n" * (number > 0) + json.dumps(item)).encode())
+    write(b"]")
 
 
 def _samples(

@@ -6,7 +6,7 @@ Several packs are summed up as `sa1bpack.open` has them as one dataset.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from sa1bpack.arguments import checks_options, paths_of
 from sa1bpack.dataset.pack import Pack, check_same_layout, open_folders
@@ -70,6 +70,14 @@ def text_of(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return brief(value) if isinstance(value, (list, dict)) else str(value)
+
+
+def template(name: str, filters: dict[str, Callable] | None = None, **options: Any) -> Template:
+    """A template of this package, with more filters, and options of jinja2's Environment."""
+    loader = PackageLoader("sa1bpack.export")
+    found = Environment(loader=loader, undefined=StrictUndefined, **options)
+    found.filters |= {"counted": counted, "size": size_text, "shown": text_of, **(filters or {})}
+    return found.get_template(name)
 
 
 def _checked(found: Any, schema: Any, where: str) -> Any:
@@ -198,16 +206,9 @@ class PackInfo(Stored):
 
     def as_text(self) -> str:
         """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
-        templates = Environment(
-            loader=PackageLoader("sa1bpack.export"),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        templates.filters |= {"counted": counted, "size": size_text, "shown": text_of}
         counts, edges = map(np.ndarray.tolist, self.histogram())
         names = [bin_text(*edge, whole=True) for edge in pairwise(edges)]
-        text = templates.get_template("info.txt").render(
+        text = template("info.txt", trim_blocks=True, lstrip_blocks=True).render(
             held=self,
             identity=identity_text(self.manifest.sources),
             bins=[*zip(names, counts, strict=True)],

@@ -22,23 +22,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.export.drawing import drawn, fitted, mask_text, shape_text
-from sa1bpack.export.info import Stored, bin_text, histogram, read_info, text_of
+from sa1bpack.export.info import Stored, bin_text, histogram, read_info, template
 from sa1bpack.export.output import check_output
-from sa1bpack.export.show import checked_count, random_indices
+from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices
 from sa1bpack.export.subject import Unreadable, read_subject
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.manifest import REJECTS_NAME, Manifest, read_manifest
 from sa1bpack.format.problems import Problem, Progress, joined, reason_of
 from sa1bpack.format.verify import verify as verify_pack
 from sa1bpack.packing.progress import read_runs
-from sa1bpack.wording import counted, printable, size_text
+from sa1bpack.wording import counted, printable
 
 MAX_IMAGES = 20_000
 MAX_SHARDS = 64
@@ -184,7 +183,6 @@ def _bars(names: list[str], counts: list[int]) -> list[Bar]:
 
 _log = logging.getLogger("sa1bpack")
 
-DEFAULT_SAMPLES = 12
 _TILE = (450, 600)  # largest height and width of a picture, in pixels
 _QUALITY = 82  # of its JPEG
 _SHOWN_REJECTS = 20
@@ -355,24 +353,28 @@ def report(
     checked = verification(roots, verify, seed, progress)
     seen = Survey() if dataset is None else survey(dataset, seed)
     runs = (run for root in roots for run in read_runs(root))
-    text = (
-        _templates()
-        .get_template("report.html")
-        .render(
-            held=held,
-            manifest=manifest,
-            layout=asdict(manifest.layout),
-            seen=seen,
-            checked=checked,
-            runs=sorted(runs, key=attrgetter("finished")),
-            rejects=[reject for root in roots for reject in _first_rejects(root)][:_SHOWN_REJECTS],
-            reasons=[(reason, f"{count:,}") for reason, count in held.reasons.items()],
-            pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
-            seed=seed,
-            version=version("sa1bpack"),
-            features=[f"{name}: {text}" for name, text in held.features.items()],
-            charts=charts(manifest, held.mask_counts, seen),
-        )
+    page = template(
+        "report.html",
+        {"duration": _duration, "moment": _moment},
+        autoescape=True,  # only templates are markup
+        # What macros and blocks return is markup; all else is text.
+        finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
+        keep_trailing_newline=True,
+    )
+    text = page.render(
+        held=held,
+        manifest=manifest,
+        layout=asdict(manifest.layout),
+        seen=seen,
+        checked=checked,
+        runs=sorted(runs, key=attrgetter("finished")),
+        rejects=[reject for root in roots for reject in _first_rejects(root)][:_SHOWN_REJECTS],
+        reasons=[(reason, f"{count:,}") for reason, count in held.reasons.items()],
+        pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
+        seed=seed,
+        version=version("sa1bpack"),
+        features=[f"{name}: {text}" for name, text in held.features.items()],
+        charts=charts(manifest, held.mask_counts, seen),
     )
     replace_file(path, text.encode())
     return ReportResult(
@@ -427,24 +429,6 @@ def _pictures(
             }
         )
     return pictures
-
-
-# ----------------------------------------------------------------------------- the page
-
-
-def _templates() -> Environment:
-    """The templates of the page. All text is escaped: only they are markup."""
-    templates = Environment(
-        loader=PackageLoader("sa1bpack.export"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        # What macros and blocks return is markup; all else is text.
-        finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
-        keep_trailing_newline=True,
-    )
-    templates.filters |= {"counted": counted, "duration": _duration, "shown": text_of}
-    templates.filters |= {"moment": _moment, "size": size_text}
-    return templates
 
 
 def _moment(moment: datetime) -> str:

@@ -154,7 +154,6 @@ def _subject(batch: Batch, row: int) -> Subject:
     boxes, points = _boxes_and_points(batch, row, part, count)
     valid = _array(batch["valid"][part]) if "valid" in batch else np.ones(count, bool)
     sample = {
-        "index": row,
         "image_id": int(_array(batch["image_ids"])[row]) if "image_ids" in batch else -1,
         "file_name": f"{row} of the batch",
         "image": rgb,
@@ -163,8 +162,6 @@ def _subject(batch: Batch, row: int) -> Subject:
         "bboxes": np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[valid],
         "point_coords": points[valid],
         "areas": np.bitwise_count(bits).sum((1, 2), dtype=np.int64)[valid],
-        "predicted_ious": np.zeros(valid.sum()),
-        "stability_scores": np.zeros(valid.sum()),
     }
     return Subject(sample, count, fit="squash")  # the grid of the masks covers the canvas
 
