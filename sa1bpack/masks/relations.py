@@ -429,26 +429,14 @@ def _foreground(run_ends, run_offset, height, stretches, offset, boxes):
 
 
 @njit
-def _first_after(stretches, low, high, position):
-    """The first stretch of low..high that ends after a position."""
-    while low < high:
-        middle = (low + high) >> 1
-        if stretches[middle, 1] > position:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-@njit
 def _common(stretches, i, i_end, others, j, j_end, shift):
     """Count the common positions of stretches i..i_end and of others j..j_end, moved by `shift`."""
     total = np.int64(0)
     if i == i_end or j == j_end:
         return total
     first = max(stretches[i, 0], others[j, 0] + shift)
-    i = _first_after(stretches, i, i_end, first)
-    j = _first_after(others, j, j_end, first - shift)
+    i += np.searchsorted(stretches[i:i_end, 1], first, "right")
+    j += np.searchsorted(others[j:j_end, 1], first - shift, "right")
     while i < i_end and j < j_end:
         a, b = stretches[i, 1], others[j, 1] + shift
         total += max(min(a, b) - max(stretches[i, 0], others[j, 0] + shift), 0)

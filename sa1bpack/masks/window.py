@@ -125,19 +125,6 @@ def _steps_within(start, step, low, high, first, last):
 
 
 @njit
-def _run_at(ends, position):
-    """Return the first k with ends[k] > position."""
-    low, high = 0, len(ends) - 1
-    while low < high:
-        middle = (low + high) >> 1
-        if ends[middle] > position:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-@njit
 def _count_column(ends, height, box, at, step, level, hits):
     """Count the foreground points of one column of sample points into the cells of `hits`.
 
@@ -158,7 +145,7 @@ def _count_column(ends, height, box, at, step, level, hits):
     for r in range(first, last):
         position = ((x + x_step * r) >> FRACTION) * height + ((y + y_step * r) >> FRACTION)
         if not begin <= position < end:
-            k = _run_at(ends, position)
+            k = np.searchsorted(ends, position, "right")
             begin, end = np.int64(ends[k - 1]) if k else np.int64(0), np.int64(ends[k])
             inside = k & 1
         hits[r >> level] += inside
