@@ -48,7 +48,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable
 
 
 class CudaRuntime:
-    """CUDA, by torch: the calls that loading makes, and no others.
+    """CUDA, by torch: the calls that loading and measuring make, and no others.
 
     Devices are given by their index; "current" is a property of each thread.
 
@@ -61,7 +61,8 @@ class CudaRuntime:
     """
 
     def count(self) -> int:
-        """The number of devices. Where NVML answers, forked children can still use CUDA."""
+        """The number of devices. torch asks NVML, where there is one, and then this does not begin
+        to use CUDA: children that are forked later can still do so."""
         return torch.cuda.device_count()
 
     def used_before_fork(self) -> bool:
@@ -107,12 +108,14 @@ class CudaRuntime:
             raise RuntimeError(f"CUDA error: {cudart.cudaGetErrorString(code)}")
 
     def unpin(self, address: int) -> None:
-        """End that; nothing may copy out of the memory. A device that failed leaves it pinned."""
+        """Unpin memory by its address, when nothing copies out of it any more. Of a device that
+        has failed, it stays pinned."""
         torch.cuda.cudart().cudaHostUnregister(address)
 
     def empty(self, nbytes: int, index: int) -> torch.Tensor:
-        """Memory of a device, uint8 (nbytes,): used again in the order of the stream that is
-        current there. Raises torch.cuda.OutOfMemoryError."""
+        """Memory of a device, uint8 (nbytes,), not initialised, for the stream that is current
+        there: once the tensor is gone, torch uses the memory again for later work of that stream,
+        which runs after all earlier work of it. Raises torch.cuda.OutOfMemoryError."""
         return torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", index))
 
     def stream(self, index: int) -> Any:
@@ -164,8 +167,8 @@ class CudaRuntime:
         return torch.cuda.get_device_name(found) if found.type == "cuda" else "cpu"
 
     def keep(self, data: torch.Tensor, stream: Any) -> None:
-        """Do not use the memory of a tensor again before a stream is done with what is queued on it
-        when the last reference goes."""
+        """Let torch use the memory of a tensor again only after a stream has done all that is
+        queued on it when the last reference to the tensor goes."""
         data.record_stream(stream)
 
 
@@ -242,7 +245,7 @@ def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
 
 def float_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> list[tuple[int, int]]:
     """Of each feature that is stored with scales: bytes of a batch's floats, which `finish` makes,
-    and of its scales. On a CPU, float32 takes twice as many as the floats for a moment.
+    and of its scales. A CPU multiplies in float32, which takes twice the floats for a moment.
     """
     of_axis = {"sample": samples, "mask": samples * capacity if spec.layout.padded else total}
     found = []
@@ -374,7 +377,9 @@ class Cuda:
             self.send(batch)
 
     def send(self, batch: QueuedBatch) -> None:
-        """A single copy of all bytes has begun; the buffer's event is recorded after it."""
+        """Begin a single copy of all bytes, after which the buffer's event is recorded.
+
+        Raises torch.cuda.OutOfMemoryError."""
         copy, buffer = batch.copy, batch.buffer
         with self._lock, CUDA.queuing_on(self.stream):
             data = CUDA.empty(copy.nbytes, self._index)
@@ -451,7 +456,7 @@ def open_device(name: str | torch.device) -> torch.device:
     return device
 
 
-# By index: kept, because memory that was sent from one stream is used again by that stream.
+# By index. Kept with their streams: memory that was allocated for a stream is used again by it.
 begun: dict[int, Cuda] = {}
 
 

@@ -68,7 +68,7 @@ class BatchReader:
     def _set_up(
         self, ds: Dataset, batch_size: WholeNumbers | None, options: ReadingOptions
     ) -> None:
-        """Begin an object. Raises OptionError for options that do not fit the dataset."""
+        """Set what both loaders have. Raises OptionError for options that do not fit `ds`."""
         self.batches = options.batches(ds, batch_size)
         order = self.batches.order
         if ds.pack.sources:
@@ -278,7 +278,7 @@ class Iteration:
             )
 
     def _end(self, why: str) -> None:
-        """Keep only the reason. Ends the epoch, unless a later iteration is running."""
+        """End this epoch, and keep only the reason; a later iteration is not affected."""
         if self._run is not None:
             self.counts.end()
             self._reader.batches.end(self._place)

@@ -67,7 +67,7 @@ _log = logging.getLogger("sa1bpack")
 
 @checks_options(**_OTHER_NAMES)
 class Loader(BatchReader):
-    """Batches of a dataset as dicts of tensors, equal to those that `Collate` makes.
+    """Batches of a dataset as dicts of tensors, equal to those of `Collate`, which lists the keys.
 
     ::
 

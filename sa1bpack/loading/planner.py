@@ -219,8 +219,8 @@ class Planner:
     def prepare(self) -> None:
         """Compile the kernels of this planner's copies or load them, and begin to read the index.
 
-        The first time ever, compiling takes many seconds, which are not those of a slow disk. The
-        index has 24 bytes per sample, of which a shuffled epoch needs some on every page.
+        The first time ever, compiling takes many seconds, which are not those of a slow disk. Image
+        ids and mask offsets take 16 bytes per sample; a shuffled epoch needs some of every page.
         """
         for folder in self.ds.pack.folders:
             for array in (folder.index.image_id, folder.index.mask_offset):

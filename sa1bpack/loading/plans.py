@@ -31,7 +31,8 @@ class LoadingPlan:
                   progress or ready in workers, one that is being pinned, and the consumer's. Each
                   further batch that the consumer keeps takes `batch_bytes` more
     host_bytes    bytes of all of them. Memory that is not pinned is committed only as it is used
-    pinned_bytes  the part of host_bytes that is pinned, rounded up to powers of two, as torch does
+    pinned_bytes  the part of host_bytes that is pinned: all buffers of a Loader for a device; of a
+                  DataLoader, two batches, whose tensors torch rounds up to powers of two
     shared_bytes  the part of host_bytes in shared memory (/dev/shm), through which workers send
     device_bytes  at most this much on the device while the consumer keeps at most one batch: the
                   batches as sent, the arrays made there of two of them (unpacked masks, RGB from

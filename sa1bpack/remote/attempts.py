@@ -33,9 +33,9 @@ class Attempts:
     def failed(
         self, kind: type[Exception], why: str, position: int = 0, asked: float = 0.0
     ) -> float:
-        """Count a failure; returns the seconds to wait.
+        """Count a failure; returns the seconds to wait, or raises an error after the last attempt.
 
-        kind      of the error that is raised after the last one
+        kind      class of that error
         position  bytes that were read before it
         asked     seconds that the server asks to wait
         """

@@ -354,7 +354,7 @@ class StoreFile:
     def read(self, count: int) -> bytes:
         """At most `count` more bytes, b"" at the end.
 
-        Raises SourceError if the file cannot be read, or changes, and then again.
+        Raises SourceError if the file cannot be read, or changes; so does every later call then.
         """
         try:
             if not self._chunk:

@@ -249,7 +249,7 @@ class Cache:
     def make_room(self, nbytes: int) -> int:
         """Remove so many bytes, those used least recently first, as far as they are not in use.
 
-        Returns how many were removed.
+        Returns how many bytes were removed.
         """
         freed = 0
         for release in (False, True):

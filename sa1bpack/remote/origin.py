@@ -101,7 +101,7 @@ class Origin:
         return _readers(os.getpid()).submit(self.read_range, path, first, stop)
 
     def result(self, future: Future) -> Any:
-        """What was begun returns."""
+        """The result of what `begin` has begun; raises what that raised."""
         return future.result()
 
     def folders(self, path: str) -> list[str]:

@@ -1,5 +1,5 @@
 """What the core calls for a URL, see `urls.scheme_of`: packs and features that are read through a
-cache, packs that are checked, and the files that a pattern stands for.
+cache, packs that are checked or uploaded, tars as streams, and the files that a pattern stands for.
 
 A pack is a folder of the cache with its manifest, its index, and links to those of its shards that
 are here: an ordinary pack once all are. It is named after the digests of manifest and checksums, so
@@ -102,11 +102,16 @@ class _Brought:
         self._origin, self._cache, self._name, self._lease = origin, cache, name, lease
 
     def counts(self) -> Counts:
-        """What this process has read so far of what has this URL."""
+        """What this process has read from this URL so far."""
         return self._origin.counts
 
     def _bring(self, path: str, name: str, digest: str, arrays, link: str) -> Lock:
-        """A shard or a part, in use; see `fetch.fetch_group`."""
+        """A shard or a part, in use, with a link to it; fetched by `fetch_group` if need be.
+
+        path, digest, arrays  as in `fetch_group`
+        name                  of its folder in the cache, without the digest
+        link                  path of the link in this folder
+        """
         name = f"shards/{name}-{digest}"
         if (lease := self._cache.lease(name)) is not None:
             self._origin.count(Counts(hits=1))
@@ -313,14 +318,19 @@ def verify(
 
 
 class _Mirror(PackFiles):
-    """The files of a pack in an object store: see the docstring of the module."""
+    """The files of a pack in an object store, in a temporary folder.
+
+    Small files are fetched. Large ones are holes of their length there, and are read from the
+    store as streams, each once.
+    """
 
     tries = 2  # the bytes may have been changed on the way
 
     def __init__(self, root: Path, url: str):
         """Fetch everything but the shards, of which only the checksum files.
 
-        Raises NotAPack if there is no manifest, StoreError, OptionError, MissingPackage.
+        Raises NotAPack if there is no manifest, FormatError for an object that cannot be a file,
+        StoreError, OptionError, MissingPackage.
         """
         super().__init__(root, "cached")
         origin = Bucket(url)
@@ -373,7 +383,7 @@ class _Mirror(PackFiles):
         return parts[1] if parts[0] == SHARDS_NAME and len(parts) > 2 else None
 
     def _fetch(self, paths) -> None:
-        """Bring files, all at once: those that are streamed as holes."""
+        """Fetch files, several at once; make holes of those that are streamed."""
         wanted: dict[str, tuple[int | None, str | None]] = {}
         for path in paths:
             name = path.rpartition("/")[2]
@@ -391,7 +401,7 @@ def _make_hole(path: Path, nbytes: int) -> None:
 
 
 class _ObjectStream:
-    """Bytes of one file on its way, see FileStream. Raises StoreError."""
+    """The bytes of one object, read once from its start, as by FileStream. Raises StoreError."""
 
     def __init__(self, pieces: Pieces):
         self._pieces, self.close, self._data = pieces, pieces.close, bytearray()

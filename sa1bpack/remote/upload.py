@@ -151,7 +151,7 @@ class UploadedState(PackState):
         self._uploads.append(self._pool.submit(self._upload_shard, name))
 
     def _settle(self, waiting: int = 0) -> None:
-        """Wait until no more uploads wait. Raises what one of them raised."""
+        """Wait until at most `waiting` uploads are left. Raises what one of them raised."""
         while self._uploads and (len(self._uploads) > waiting or self._uploads[0].done()):
             result_of(self._uploads[0], float("inf"))
             self._uploads.popleft()

@@ -13,6 +13,7 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
     prompts     a prompt for each mask of what a pipeline made, and clicks that correct a prediction
     triton/     images and masks on CUDA
     backends    what makes images and masks on a device; threads for compiled kernels
+    batch       batches and samples as torch's trees, and as data that is safe to load
     random      random numbers as a function of (seed, epoch, id)
     memory      memory for results on a CPU, used again; constants on every device
 """

@@ -204,7 +204,7 @@ class Frame:
         )
 
     def kept(self, grid: tuple[int, int]) -> torch.Tensor:
-        """int64 (B, 2): how many rows and columns that is."""
+        """int64 (B, 2): how many rows and columns of the grid are `covered`."""
         columns, rows = self.covered(grid)
         return torch.stack([rows.sum(1), columns.sum(1)], 1)
 
@@ -468,7 +468,10 @@ class ScaleJitter(GeometricStep):
     """
 
     def __init__(self, low: float = 0.1, high: float = 2.0):
-        """low, high: the range of the scale, finite. Raises OptionError unless 0 < low <= high."""
+        """low, high: the range of the scale.
+
+        Raises OptionError unless 1e-6 <= low <= high <= 1e6.
+        """
         self.low, self.high = as_range("(low, high)", (low, high), LEAST, 1 / LEAST)
         self.shrinks = max(1.0, 1 / self.low)
 

@@ -93,11 +93,11 @@ class Pipeline:
 
     No mask is dropped, so that all arrays keep their shapes: ignore masks that are not `valid`.
 
-    Everything random depends on (seed, epoch, image_id) and on the position of the step among the
-    steps; the epoch is `batch["epoch"]`. So an image is treated the same in every batch and on
-    every rank, and there is no state to save. This also holds for an image that an order draws
-    more than once per epoch: its place in the batch, which could tell the copies apart, depends on
-    the number of ranks.
+    What a step draws depends on (seed, epoch, image_id) and on the position of the step among the
+    steps, and what `max_valid` draws on (seed, epoch, annotation id); the epoch is
+    `batch["epoch"]`. So an image is treated the same in every batch and on every rank, and there is
+    no state to save. This also holds for an image that an order draws more than once per epoch: its
+    place in the batch, which could tell the copies apart, depends on the number of ranks.
 
     `epoch`, `batch_idx` and `global_step` of a batch are passed through, `spec` is not: it
     describes the stored images. A batch whose `spec` differs from that of `ds` is refused. A batch
@@ -203,7 +203,7 @@ class Pipeline:
         return f"Pipeline([{steps}], {sizes}, {others}, seed={self.seed})"
 
     def __repr__(self) -> str:
-        """The same, and what makes images and masks."""
+        """What `str` shows, and what makes images and masks."""
         on_cpu, on_cuda = (describe_kernels(device) for device in ("cpu", "cuda"))
         return f"{self}, on a CPU: {on_cpu}, on CUDA: {on_cuda}"
 

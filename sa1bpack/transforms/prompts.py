@@ -6,7 +6,7 @@ everywhere in `transforms`; SAM's prompt encoder adds 1/2 itself, so subtract it
 SAM's: 1 for a point in the mask, 0 for one outside, -1 for padding.
 
 Nothing loops over masks or waits for the device. Random points depend on (seed, epoch, id, draw)
-alone. `draw_points` and `jitter_boxes` draw from the exact runs instead, before any step.
+alone. `draw_points` draws from the exact runs instead, before any step.
 """
 
 from collections.abc import Mapping

@@ -113,7 +113,8 @@ class MaskChoice:
     def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
         """The masks of a sample to keep, for any values of the scores.
 
-        sample  has `keys`, (masks, ...), and `image_id` for what is drawn
+        sample  has the key of CHOICES, (masks, ...), and `image_id` for what is drawn; for a
+                function all fields that are numbers
 
         Returns int64 (max_masks,), ascending; None for all, if the sample has no more than that.
         """

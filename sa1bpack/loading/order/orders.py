@@ -346,6 +346,10 @@ class ShuffleOrder(SeededOrder):
     The order of the current epoch is kept: 4 bytes per sample, 45 MB for all of SA-1B, and 135 MB
     briefly while it is computed.
 
+    Args:
+        dataset: the dataset to order.
+        seed: 0 to 2**64 - 1.
+
     Examples:
         >>> order = sa1bpack.ShuffleOrder(sa1bpack.open("packed"), seed=1)
         >>> sorted(order.take(epoch=0, start=0, stop=3).tolist())

@@ -183,7 +183,10 @@ class Mixup(MixStep):
     """
 
     def __init__(self, alpha: float = 0.2):
-        """alpha: of the distribution; small values mix little. Raises OptionError unless > 0."""
+        """alpha: of the distribution; small values mix little.
+
+        Raises OptionError unless it is from 1e-6 to 1e6.
+        """
         super().__init__(alpha)
 
     def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
@@ -220,7 +223,10 @@ class CutMix(MixStep):
     """
 
     def __init__(self, alpha: float = 1.0):
-        """alpha: of the distribution; 1 for any area alike. Raises OptionError unless > 0."""
+        """alpha: of the distribution; 1 for any area alike.
+
+        Raises OptionError unless it is from 1e-6 to 1e6.
+        """
         super().__init__(alpha)
 
     def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
