@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from commands import command  # noqa: F401 - a fixture
 from dying_tasks import ids, ids_but_one, ids_killed_once
 from edited_packs import flip
 from reading_packs import packed  # noqa: F401 - a fixture
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.cli.main import main
 from sa1bpack.errors import ClusterError, FormatError, NotAPack, OptionError
 from sa1bpack.format.problems import joined
 
@@ -161,29 +161,28 @@ def test_a_part_whose_process_is_killed_is_made_again(ray_address, pack, tmp_pat
     assert not list((pack / "side" / "ids").glob(".tmp-*"))
 
 
-def test_the_commands_work_on_a_cluster(ray_address, pack, capsys):
+def test_the_commands_work_on_a_cluster(ray_address, pack, command):  # noqa: F811
     flags = ("--engine", "ray", "--address", ray_address)
-    assert main(["derive", str(pack), "ids", "--fn", "dying_tasks:ids", *flags]) == 0
-    assert capsys.readouterr().out == f"{pack}/side/ids: 4 parts made, 0 present, complete\n"
+    code, out, _ = command("derive", pack, "ids", "--fn", "dying_tasks:ids", *flags)
+    assert (code, out) == (0, f"{pack}/side/ids: 4 parts made, 0 present, complete\n")
     flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
-    assert main(["verify", str(pack), *flags]) == 1
-    on_ray = capsys.readouterr().out
-    assert "DAMAGED: " in on_ray and "sa_000001-000" in on_ray
-    assert main(["verify", str(pack)]) == 1
-    assert capsys.readouterr().out == on_ray
+    code, on_ray, _ = command("verify", pack, *flags)
+    assert code == 1 and "DAMAGED: " in on_ray and "sa_000001-000" in on_ray
+    assert command("verify", pack)[:2] == (1, on_ray)
 
 
 @pytest.mark.parametrize(
-    "command", ["verify PACK", "repair PACK", "derive PACK ids --fn dying_tasks:ids"]
+    "words", ["verify PACK", "repair PACK", "derive PACK ids --fn dying_tasks:ids"]
 )
-def test_a_cluster_does_all_of_the_work_and_an_address_is_that_of_one(pack, capsys, command):
-    arguments = command.replace("PACK", str(pack)).split()
-    assert main([*arguments, "--engine", "ray", "--part", "1/2"]) == 2
-    assert "--engine ray does all of the work: leave out --part" in capsys.readouterr().err
-    assert main(["verify", "s3://bucket/pack", "--engine", "ray"]) == 2
-    assert "not s3://bucket/pack: use --part K/N" in capsys.readouterr().err
-    assert main([*arguments, "--address", "auto"]) == 2
-    assert "--address is that of a Ray cluster: add --engine ray" in capsys.readouterr().err
+def test_a_cluster_does_all_of_the_work_and_an_address_is_that_of_one(pack, command, words):  # noqa: F811
+    words = words.replace("PACK", str(pack))
+    for wrong, said in (
+        (f"{words} --engine ray --part 1/2", "does all of the work: leave out --part"),
+        ("verify s3://bucket/pack --engine ray", "not s3://bucket/pack: use --part K/N"),
+        (f"{words} --address auto", "--address is that of a Ray cluster: add --engine ray"),
+    ):
+        code, _, error = command(*wrong.split())
+        assert code == 2 and said in error
 
 
 @pytest.fixture(scope="module")

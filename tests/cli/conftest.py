@@ -4,11 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import without_note
+from commands import command  # noqa: F401 - a fixture
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.cli.main import main
 
 
 @pytest.fixture(scope="session")
@@ -34,18 +33,3 @@ def root(tmp_path) -> Path:
 def packed(made, tar, root) -> Path:
     """The pack, which a test may change, beside its tar."""
     return Path(shutil.copytree(made / "pack", root))
-
-
-@pytest.fixture
-def command(capsys):
-    """command(*arguments): (exit code, stdout, stderr)."""
-
-    def command(*arguments) -> tuple[int, str, str]:
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as ended:
-            code = ended.code
-        out, error = capsys.readouterr()
-        return code, out, without_note(error)
-
-    return command

@@ -10,7 +10,7 @@ import termios
 from contextlib import suppress
 
 import pytest
-from commands import COMMAND, SMALL_FLAGS, run
+from commands import COMMAND, pack_command, run
 from small_tars import SMALL, members, write_tar
 from verify_script import SCRIPT
 
@@ -43,7 +43,7 @@ def pack(source, root):
 
 def test_a_locale_without_utf8_refuses_a_source_that_needs_it(ascii_locale, tmp_path):
     tar = write_tar(tmp_path / "sä 1.tar", members(range(2)))
-    code, out, error = run("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
+    code, out, error = run(*pack_command(tar, tmp_path / "pack"))
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert REMEDY in error and not (tmp_path / "pack").exists()
 
@@ -62,7 +62,7 @@ def test_a_locale_without_utf8_suffices_where_only_a_folder_needs_it(ascii_local
     (tmp_path / "ä").mkdir()
     tar = write_tar(tmp_path / "ä" / "sa_000000.tar", members(range(2)))
     root = tmp_path / "ä" / "päck"
-    code, out, error = run("pack", tar, "--output", root, "--workers", 1, *SMALL_FLAGS)
+    code, out, error = run(*pack_command(tar, root))
     assert (code, error) == (0, "") and r"\udcc3\udca4/p\udcc3\udca4ck: 2 images" in out
     assert run("verify", root)[0] == 0
     assert sa1bpack.verify(root).ok
@@ -100,8 +100,7 @@ def test_a_terminal_that_does_not_know_its_size_shows_a_bar(tar, tmp_path):
     """With images and bytes per second."""
     mine, its = pty.openpty()
     termios.tcsetwinsize(its, (0, 0))
-    arguments = ("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
-    command = [*COMMAND, *map(str, arguments)]
+    command = [*COMMAND, *map(str, pack_command(tar, tmp_path / "pack"))]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=its) as process:
         os.close(its)
         shown = b""

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from commands import COMMAND, SMALL_FLAGS, run, temporaries
+from commands import COMMAND, pack_command, run, temporaries
 from preloads import MOMENTS, lost_signal, signal_before_import
 from small_tars import SMALL
 
@@ -76,8 +76,7 @@ def test_a_signal_whose_exception_is_lost_ends_the_run_all_the_same(
     code, word = {2: (130, "interrupted"), 15: (143, "terminated")}[sent]
     (tmp_path / "sitecustomize.py").write_text(lost_signal(moment, sent))
     root = tmp_path / "pack"
-    arguments = ("pack", tar, "--output", root, "--workers", workers, *SMALL_FLAGS)
-    found, out, error = run(*arguments, path=tmp_path)
+    found, out, error = run(*pack_command(tar, root, workers=workers), path=tmp_path)
     assert (found, out) == (code, "")
     assert error.startswith(f"sa1bpack: {word}\n")
     assert "Traceback" not in error
@@ -90,8 +89,7 @@ def test_a_signal_that_the_caller_ignores_is_ignored(tar, tmp_path):
     ignoring = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     preload = ignoring + lost_signal("while modules load", signal.SIGINT)
     (tmp_path / "sitecustomize.py").write_text(preload)
-    arguments = ("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
-    assert run(*arguments, path=tmp_path)[0] == 0
+    assert run(*pack_command(tar, tmp_path / "pack"), path=tmp_path)[0] == 0
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("info",)])
@@ -103,8 +101,8 @@ def test_commands_that_need_no_kernels_load_none(tmp_path, arguments):
 
 
 def test_closed_standard_streams_lose_only_the_output(tar, tmp_path):
-    arguments = ("pack", tar, "--output", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
-    command = ["/bin/sh", "-c", '"$@" >&- 2>&- <&-', "sh", *COMMAND, *map(str, arguments)]
+    words = map(str, pack_command(tar, tmp_path / "pack"))
+    command = ["/bin/sh", "-c", '"$@" >&- 2>&- <&-', "sh", *COMMAND, *words]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert sa1bpack.verify(tmp_path / "pack").ok

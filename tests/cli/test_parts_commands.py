@@ -1,7 +1,7 @@
 """`sa1bpack pack --part`, and `sa1bpack finalize`: messages and exit codes."""
 
 import pytest
-from commands import SMALL_FLAGS
+from commands import pack_command
 from small_tars import contents, members, write_tar
 
 OK, FAILED, USAGE, REFUSED = 0, 1, 2, 3
@@ -13,9 +13,7 @@ def part(command, tar, root):
     tars = [tar, write_tar(tar.with_name("sa_000001.tar"), members(range(10, 13)))]
 
     def part(text: str, *more) -> tuple[int, str, str]:
-        return command(
-            "pack", *tars, "--output", root, "--workers", 1, *SMALL_FLAGS, "--part", text, *more
-        )
+        return command(*pack_command(tars, root, "--part", text, *more))
 
     part.tars = tars
     return part
@@ -35,7 +33,7 @@ def test_a_job_of_more_parts_than_tars(command, part, root, tmp_path):
     assert (code, error) == (OK, "")
     assert out.startswith(f"{root}: 9 images, ")
     whole = tmp_path / "whole"
-    assert command("pack", *part.tars, "-o", whole, "--workers", 1, *SMALL_FLAGS)[0] == OK
+    assert command(*pack_command(part.tars, whole))[0] == OK
     assert contents(root) == contents(whole)
 
 

@@ -4,7 +4,7 @@ import errno
 import os
 
 import pytest
-from commands import SMALL_FLAGS
+from commands import pack_command
 from system import without_privileges
 
 RIGHTS = "permission is missing: check owner and mode (ls -ld); use chmod, chown, or another user"
@@ -51,6 +51,6 @@ def test_only_errors_that_may_pass_advise_to_repeat(
     monkeypatch.setattr("sa1bpack.format.files.os.rename", fail)
     monkeypatch.setattr("sa1bpack.format.files.Path.rename", fail)
     (packed / "rejects.jsonl").write_text("x")
-    found, _, error = command("pack", tar, "--output", packed, "--workers", 1, *SMALL_FLAGS)
+    found, _, error = command(*pack_command(tar, packed))
     assert found == 4 and f"\nsa1bpack: {remedy}\n" in error
     assert ("repeat the same command" in error) == repeat

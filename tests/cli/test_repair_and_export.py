@@ -6,11 +6,10 @@ from contextlib import closing
 
 import pytest
 from commands import run
-from edited_packs import flip
-from small_tars import SMALL, contents, members, write_tar
+from edited_packs import flip, unfinished_pack
+from small_tars import SMALL, contents
 
 import sa1bpack
-from sa1bpack.errors import TooManyRejects
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 
@@ -69,11 +68,7 @@ def test_a_pack_that_is_not_complete_says_so(command, root, tar):
 def test_an_export_and_a_report_of_a_pack_that_is_not_complete_say_so(tmp_path):
     """In processes of their own: a dataset reports a pack once per process."""
     root = tmp_path / "pack"
-    bad = members([50]) | {"./sa_50.json": b"{ not json"}
-    found = {"sa_0.tar": members(range(4)), "sa_9.tar": bad}
-    tars = [write_tar(tmp_path / name, own) for name, own in found.items()]
-    with pytest.raises(TooManyRejects):
-        sa1bpack.pack(tars, root, workers=1, max_rejects=0, **SMALL)
+    unfinished_pack(root, range(5))
     for name, written in (("export", "json"), ("report", "a.html")):
         code, out, error = run(name, root, "-o", tmp_path / written)
         assert code == 0 and out.splitlines()[0].endswith(", NOT COMPLETE"), out

@@ -5,7 +5,7 @@ import shlex
 import shutil
 
 import pytest
-from commands import SMALL_FLAGS
+from commands import pack_command
 from small_tars import members, write_tar
 from system import without_privileges
 
@@ -97,8 +97,7 @@ def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, made, ro
     tar = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
     tar.write_bytes(tar.read_bytes()[:-2000])
     partial, empty = tmp_path / "partial", tmp_path / "empty"
-    flags = ("--workers", 1, *SMALL_FLAGS)
-    assert command("pack", tar, "--output", partial, *flags)[0] == 1
+    assert command(*pack_command(tar, partial))[0] == 1
     code, out, _ = command("verify", partial)
     assert code == 5 and out.splitlines()[-2:] == [
         "NOT COMPLETE: repeat the pack command, which names what is missing",
@@ -107,7 +106,7 @@ def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, made, ro
     assert command("verify", partial, "--quick")[0] == 5
     assert command("verify", partial, "--part", "2/2")[0] == 5
     tar = write_tar(tmp_path / "sa_000002.tar", {"sa_9.jpg": b"no image", "sa_9.json": b"{}"})
-    assert command("pack", tar, "--output", empty, *flags)[0] == 1
+    assert command(*pack_command(tar, empty))[0] == 1
     code, out, _ = command("verify", empty)
     assert code == 5 and ": sound, NO IMAGE; 0 images in 0 shards" in out
     # A part without a shard says nothing of the whole.

@@ -17,12 +17,7 @@ def hiding(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        "pack TAR -o OUT",
-        "pack TAR -o OUT --dry-run",
-        "show PACK -o OUT.png",
-    ],
+    "words", ["pack TAR -o OUT", "pack TAR -o OUT --dry-run", "show PACK -o OUT.png"]
 )
 def test_what_decodes_or_draws_names_the_remedy_and_creates_nothing(tar, packed, hiding, words):
     before = sorted(hiding.iterdir())

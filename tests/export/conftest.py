@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import command  # noqa: F401 - a fixture
 from small_tars import SMALL, Members, members, photo, record, write_tar
 
 import sa1bpack

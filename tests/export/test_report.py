@@ -8,14 +8,13 @@ import shutil
 
 import numpy as np
 import pytest
-from edited_packs import flip
+from edited_packs import flip, unfinished_pack
 from pages import Page
 from PIL import Image
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.cli.main import main
-from sa1bpack.errors import FormatError, OptionError, TooManyRejects
+from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.export import report as module
 from sa1bpack.export.show import draw_samples
 
@@ -210,11 +209,7 @@ def test_packs_without_images_or_not_complete_have_a_page(tmp_path):
     assert result.ok and "The pack has no images yet." in page.text and not page.pictures
     assert "No run is recorded." in page.text
 
-    found = members(range(10))
-    found["./sa_9.json"] = b"{ not json"
-    tar = write_tar(tmp_path / "b.tar", found, shuffle=None)
-    with pytest.raises(TooManyRejects):
-        sa1bpack.pack(tar, tmp_path / "part", workers=1, max_rejects=0, **SMALL)
+    unfinished_pack(tmp_path / "part")
     _, page = page_of(tmp_path / "part", tmp_path)
     assert "Not complete." in page.text and "stopped by TooManyRejects" in page.text
 
@@ -260,14 +255,14 @@ COUNTS = {"annotations": 3, "dropped_images": 0, "rejects": 0}
     ],
 )
 def test_records_of_the_wrong_type_are_an_error_with_their_place(
-    own_pack, tmp_path, key, value, named
+    own_pack, tmp_path, command, key, value, named
 ):
     manifest = json.loads((own_pack / "manifest.json").read_text())
     (own_pack / "manifest.json").write_text(json.dumps(manifest | {key: value}))
     for look in (sa1bpack.info, lambda root: page_of(root, tmp_path, samples=1)):
         with pytest.raises(FormatError, match=rf"manifest\.json: {key}: {named}"):
             look(own_pack)
-    assert main(["report", str(own_pack), "-o", str(tmp_path / "report.html")]) == 1
+    assert command("report", own_pack, "-o", tmp_path / "report.html")[0] == 1
 
 
 @pytest.mark.parametrize(

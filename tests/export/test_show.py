@@ -12,7 +12,6 @@ from small_tars import SMALL, members, photo, write_tar
 from torch.utils.data import Subset
 
 import sa1bpack
-from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.export.drawing import columns_of
 from sa1bpack.export.show import INLINE_WIDTH, draw_samples, random_indices
@@ -158,10 +157,10 @@ def pack(tar):
 
 
 @pytest.mark.parametrize("rule", [{}, {"min_area": 300}])
-def test_it_draws_what_a_pack_of_the_tar_has_first(tar, pack, tmp_path, rule, capsys):
+def test_it_draws_what_a_pack_of_the_tar_has_first(tar, pack, tmp_path, rule, command):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in rule.items()]
     out = tmp_path / "sheet.png"
-    assert main(["show", str(tar), "-o", str(out), "--samples", "4", *flags]) == 0
+    assert command("show", tar, "-o", out, "--samples", 4, *flags)[0] == 0
     expected = sa1bpack.show(sa1bpack.open(pack, **rule), rows=range(4))
     with Image.open(out) as picture:
         assert picture.size == expected.size
@@ -186,24 +185,23 @@ def test_an_extracted_folder_is_told_from_a_pack(tmp_path, tmp_path_factory, pac
         sa1bpack.show(tmp_path_factory.mktemp("empty"))
 
 
-def test_what_cannot_be_decoded_is_named_and_the_rest_drawn(tmp_path, capsys):
+def test_what_cannot_be_decoded_is_named_and_the_rest_drawn(tmp_path, command):
     found = members([1, 2, 3])
     found["./sa_2.jpg"] = b"not a JPEG"
     tar = write_tar(tmp_path / "sa_000000.tar", found)
     out = tmp_path / "sheet.png"
-    assert main(["show", str(tar), "-o", str(out)]) == 1
-    said = capsys.readouterr()
-    assert f"id 2: {tar}: sa_2.jpg: " in said.err and "1 NOT DRAWN" in said.out
+    code, said, error = command("show", tar, "-o", out)
+    assert code == 1 and f"id 2: {tar}: sa_2.jpg: " in error and "1 NOT DRAWN" in said
     assert out.exists()
 
 
-def test_what_a_tar_cannot_be_asked_is_refused(tar, pack, tmp_path, capsys):
-    out = str(tmp_path / "sheet.png")
+def test_what_a_tar_cannot_be_asked_is_refused(tar, pack, tmp_path, command):
+    out = tmp_path / "sheet.png"
     for flags in (["--row", "1"], ["--image-id", "1"], ["--seed", "1"]):
-        assert main(["show", str(tar), "-o", out, *flags]) == 2
-        assert "are for packs" in capsys.readouterr().err
-    assert main(["show", str(tar.parent / "pack"), str(tar), "-o", out]) == 2
-    assert f"{tar}: not a pack, but a file" in capsys.readouterr().err
+        code, _, error = command("show", tar, "-o", out, *flags)
+        assert code == 2 and "are for packs" in error
+    code, _, error = command("show", pack, tar, "-o", out)
+    assert code == 2 and f"{tar}: not a pack, but a file" in error
     with pytest.raises(OptionError, match="a large picture shows 1 image, not 3"):
         sa1bpack.show(tar, samples=3, large=True)
     empty = write_tar(tmp_path / "sa_000001.tar", {"./sa_1.jpg": photo(1)})

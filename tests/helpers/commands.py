@@ -1,4 +1,4 @@
-"""The `sa1bpack` command in its own process."""
+"""The `sa1bpack` command, in a process of its own or within this one."""
 
 import itertools
 import os
@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from small_tars import SMALL
+
+from sa1bpack.cli.main import main
 
 # What pip makes of the entry in pyproject.toml.
 COMMAND = (sys.executable, "-c", "import sys; from sa1bpack.__main__ import main; sys.exit(main())")
@@ -106,3 +109,18 @@ def temporaries(root: Path) -> list[str]:
     """The working names below a pack, except the lock and the record of runs, which remain."""
     found = [str(path.relative_to(root)) for path in root.rglob(".*")]
     return [name for name in found if name not in (".lock", ".runs.jsonl")]
+
+
+@pytest.fixture
+def command(capsys) -> Callable[..., tuple[int, str, str]]:
+    """command(*arguments), called within this process: (exit code, stdout, stderr)."""
+
+    def command(*arguments) -> tuple[int, str, str]:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = ended.code
+        out, error = capsys.readouterr()
+        return code, out, without_note(error)
+
+    return command

@@ -1,13 +1,17 @@
 """Packs read and changed by hand: a bit flipped, JSON edited, digests made to fit again."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import xxhash
+from small_tars import SMALL, members, write_tar
 
+import sa1bpack
+from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.files import format_checksums
 from sa1bpack.format.index import publish
 from sa1bpack.format.layout import Layout
@@ -76,15 +80,16 @@ def rewrite_sample(folder: Path, row: int) -> None:
     path.write_bytes(data)
 
 
+def unfinished_pack(root: Path, numbers: Sequence[int] = range(10), name="sa_000000") -> Path:
+    """Pack photos until the last one, which is rejected, ends the run; the tar, beside the pack."""
+    found = members(numbers) | {f"./sa_{numbers[-1]}.json": b"{ not json"}
+    tar = write_tar(root.with_name(f"{name}.tar"), found, shuffle=None)
+    with pytest.raises(TooManyRejects):
+        sa1bpack.pack(tar, root, workers=1, max_rejects=0, **SMALL)
+    return tar
+
+
 def forget_xxh128(root: Path) -> None:
     """Make a pack one of an earlier release, which recorded only the md5 of its sources."""
     edit(root / "manifest.json", lambda found: [each.pop("xxh128") for each in found["sources"]])
     publish(root, read_manifest(root))
-
-
-def files_of(expected: dict[str, bytes], *, shard: str | None) -> list[str]:
-    """Files with bytes in them: of one shard, or of the pack itself."""
-    inside = f"shards/{shard}/" if shard else ""
-    own = [name for name in expected if not name.startswith("shards/sa_")]
-    names = [name for name in expected if name.startswith(inside)] if shard else own
-    return [name for name in names if expected[name]]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import command  # noqa: F401 - a fixture
 from fault_server import web  # noqa: F401 - a fixture
 from s3_server import s3, s3_process  # noqa: F401 - fixtures
 from small_tars import SMALL, as_jpeg, changed, contents, members, pixels_of, write_tar
@@ -73,6 +74,18 @@ def long_pack(long_tars, tmp_path_factory) -> dict[str, bytes]:
     root = tmp_path_factory.mktemp("long") / "pack"
     sa1bpack.pack(long_tars, root, workers=1, **SMALL)
     return contents(root)
+
+
+@pytest.fixture
+def tar(tmp_path) -> Path:
+    """A tar of six photos."""
+    return write_tar(tmp_path / "sa_000000.tar", members(range(6)))
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """The folder of a pack to make."""
+    return tmp_path / "pack"
 
 
 @pytest.fixture

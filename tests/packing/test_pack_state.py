@@ -5,22 +5,13 @@ import shutil
 
 import pytest
 import xxhash
+from edited_packs import unfinished_pack
 from small_tars import SMALL, contents, members, names_of, rejects_of, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OutputRefused, PackError, VersionError
+from sa1bpack.errors import FormatError, OutputRefused, VersionError
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing.options import PackOptions
-
-
-@pytest.fixture
-def tar(tmp_path):
-    return write_tar(tmp_path / "sa_000000.tar", members(range(6)))
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "pack"
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".hidden", "shards/sa_9-000/zarr.json"])
@@ -34,12 +25,8 @@ def test_a_folder_of_something_else_is_refused_untouched(tar, root, name):
 
 
 def test_a_pack_with_a_source_packed_in_part_is_not_complete(root, tmp_path, manifest_of):
-    found = members(range(8))
-    found["./sa_7.json"] = b"{ not json"
-    first = write_tar(tmp_path / "sa_1.tar", found, shuffle=None)
+    first = unfinished_pack(root, range(8))
     second = write_tar(tmp_path / "sa_2.tar", members([8, 9]))
-    with pytest.raises(PackError):
-        sa1bpack.pack(first, root, workers=1, max_rejects=0, **SMALL)
     assert len(manifest_of(root)["shards"]) == 1
     assert sa1bpack.pack(second, root, workers=1, **SMALL).complete
     assert not manifest_of(root)["complete"]

@@ -8,7 +8,6 @@ import pytest
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused
 from sa1bpack.packing.options import PackOptions, Request
 from sa1bpack.packing.pack_state import PackState, PartState, Plan
@@ -16,11 +15,6 @@ from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.run import pack_sources, versions_in_force
 from sa1bpack.packing.source_packer import PackRun
 from sa1bpack.source.find import find_sources
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "pack"
 
 
 @pytest.fixture
@@ -73,7 +67,7 @@ def test_parts_in_any_order_make_the_pack_of_one_run(pack_part, root, undisturbe
     assert sa1bpack.finalize(root).complete and contents(root) == undisturbed
 
 
-def test_readers_name_finalize_until_the_job_is_complete(pack_part, root, capsys, caplog):
+def test_readers_name_finalize_until_the_job_is_complete(pack_part, root, command, caplog):
     remedy = (
         "once all parts of its job have ended, this completes it or lists what is missing: "
         f"sa1bpack finalize {root}"
@@ -86,8 +80,8 @@ def test_readers_name_finalize_until_the_job_is_complete(pack_part, root, capsys
     sa1bpack.open(root)
     assert remedy in caplog.text
     for name, code in (("verify", 5), ("repair", 0)):
-        assert main([name, str(root)]) == code
-        assert f"NOT COMPLETE: {remedy}\n" in capsys.readouterr().out
+        found, out, _ = command(name, root)
+        assert found == code and f"NOT COMPLETE: {remedy}\n" in out
     pack_part((2, 2))
     assert sa1bpack.finalize(root).complete
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL_FLAGS, finish, start, temporaries, wait_until
+from commands import finish, pack_command, start, temporaries, wait_until
 from preloads import after_import
 from small_tars import SMALL, contents
 
@@ -95,10 +95,9 @@ def nodes(tmp_path_factory):
         *(("repair", whom) for whom in ("task", "driver, by Ctrl-C")),
     ],
 )
-def test_what_is_killed_midway_is_completed(nodes, long_tars, long_pack, tmp_path, command, whom):
+def test_what_is_killed_midway_is_completed(nodes, long_tars, long_pack, root, command, whom):
     """A task or a node by the same run, which repeats the task; the driver by the next run."""
-    root = tmp_path / "pack"
-    call = ("pack", *long_tars, "--output", root, "--workers", 1, *SMALL_FLAGS)
+    call = pack_command(long_tars, root)
     if command == "repair":
         call = ("repair", root, *long_tars)
         sa1bpack.pack(long_tars, root, workers=1, **SMALL)

@@ -211,12 +211,11 @@ def test_masks_whose_bits_take_too_much_are_a_reject_before_memory_is_taken(tmp_
     assert "2.15 GB" in line["detail"] and "--max-masks" in line["detail"]
 
 
-def test_one_reject_more_than_allowed_ends_the_run_and_the_next_resumes(tmp_path):
+def test_one_reject_more_than_allowed_ends_the_run_and_the_next_resumes(root, tmp_path):
     found = members(range(20))
     for number in (9, 13, 17):
         found[f"./sa_{number}.json"] = b"{ not json"
     tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
-    root = tmp_path / "pack"
     with pytest.raises(TooManyRejects, match=r"is 2, but 3 members .*\n.*a\.tar: sa_9\.json: "):
         sa1bpack.pack(tar, root, workers=1, max_rejects=2, **SMALL)
     manifest = json.loads((root / "manifest.json").read_text())

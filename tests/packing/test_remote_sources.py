@@ -9,13 +9,13 @@ from collections import namedtuple
 from functools import partial
 
 import pytest
-from commands import SMALL_FLAGS, finish, start, wait_until
+from commands import finish, pack_command, start, wait_until
+from edited_packs import flip
 from fault_server import cut, dropped, flipped, stalled, status, together
 from s3_server import use_s3
 from small_tars import SMALL, contents
 
 import sa1bpack
-from sa1bpack.cli.main import main
 from sa1bpack.errors import OutputRefused, SourceCorrupt, SourceError
 from sa1bpack.remote import bucket as buckets
 
@@ -40,6 +40,12 @@ def links(served, tmp_path):
     return path
 
 
+@pytest.fixture
+def pack(command, root):
+    """pack(*sources and options): (exit code, stdout, stderr) of a command that makes `root`."""
+    return lambda *words, workers=1: command(*pack_command([*words], root, workers=workers))
+
+
 def path_of(name: str) -> str:
     return f"/cdn/m1/{name[7:9]}An9.bin"
 
@@ -53,45 +59,40 @@ def assert_no_secret(*texts: str, root=None) -> None:
         assert not [secret for secret in SECRETS if secret in text]
 
 
-def test_links_make_the_pack_over_a_bad_network(served, links, long_pack, tmp_path, capsys):
+def test_links_make_the_pack_over_a_bad_network(served, links, long_pack, root, pack):
     """The pack is that of the files, and no link is kept or said."""
     rng = random.Random(0)
     for name in TARS:
         size = len(served.files[path_of(name)])
         cuts = [cut(rng.randrange(size)) for _ in range(3)]
         served.faults[path_of(name)] = [status(503), *cuts, dropped, status(429), cut(0)]
-    root = tmp_path / "pack"
-    flags = ["--output", str(root), "--workers", "2", *SMALL_FLAGS]
-    assert main(["pack", "--links", str(links), *flags]) == 0
-    assert contents(root) == long_pack
-    out, error = capsys.readouterr()
+    code, out, error = pack("--links", links, workers=2)
+    assert code == 0 and contents(root) == long_pack
     assert "sa1bpack: sa_000010.tar (from 127.0.0.1): " in error and "asking again" in error
     assert_no_secret(out, error, root=root)
     requests = len(served.requests)
-    assert main(["pack", "--links", str(links), *flags]) == 0
+    code, out, _ = pack("--links", links, workers=2)
+    assert code == 0 and "nothing to do" in out
     assert len(served.requests) == requests  # nothing is asked of what is packed
-    assert "nothing to do" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("by", ["list", "URL"])
-def test_what_is_refused_is_tried_again(served, links, long_tars, long_pack, tmp_path, capsys, by):
+def test_what_is_refused_is_tried_again(served, links, long_tars, long_pack, root, pack, by):
     """It is named, the other tars are packed, and the next run resumes."""
-    root, given, path = tmp_path / "pack", ["--links", str(links)], path_of(TARS[0])
+    given, path = ["--links", links], path_of(TARS[0])
     named = "sa_000010.tar (from 127.0.0.1): the server answers 403"
     if by == "URL":
         served.files |= {f"/t/{tar.name}": tar.read_bytes() for tar in long_tars}
         given = [f"{served.url}/t/{tar.name}?oh=SECRET" for tar in long_tars]
         path, named = f"/t/{TARS[0]}", f"{served.url}/t/sa_000010.tar: the server answers 403"
-    flags = ["--output", str(root), "--workers", "1", *SMALL_FLAGS]
     served.faults[path] = [status(403)]
-    assert main(["pack", *given, *flags]) == 1
-    out, error = capsys.readouterr()
+    code, out, error = pack(*given)
+    assert code == 1 and "24 images" in out
     assert f"sa_000010 was given up: {named}" in error and "sa_000011" not in error
     assert "download the list of links again" in error or by == "URL"
-    assert "24 images" in out
     assert_no_secret(out, error, root=root)
     served.requests.clear()
-    assert main(["pack", *given, *flags]) == 0
+    assert pack(*given)[0] == 0
     assert {path for path, _, _ in served.requests} == {path}
     assert contents(root) == long_pack
 
@@ -106,12 +107,10 @@ def test_several_tars_are_downloaded_at_once(served, links, long_pack, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_ended_while_it_waits_for_bytes_resumes(served, links, long_pack, tmp_path, number):
+def test_a_run_ended_while_it_waits_for_bytes_resumes(served, links, long_pack, root, number):
     """What is packed is not asked for again."""
     served.faults[path_of(TARS[1])] = [cut(512), stalled(5000)]
-    root = tmp_path / "pack"
-    flags = ["--output", root, "--workers", "2", "--downloads", "1", *SMALL_FLAGS]
-    process = start("pack", "--links", links, *flags)
+    process = start(*pack_command(["--links", links], root, "--downloads", 1, workers=2))
 
     def one_is_complete_and_one_waits() -> bool:
         waits = len(served.requests_of(path_of(TARS[1]))) == 2
@@ -128,10 +127,9 @@ def test_a_run_ended_while_it_waits_for_bytes_resumes(served, links, long_pack, 
     assert contents(root) == long_pack
 
 
-def test_wrong_bytes_are_noticed_and_nothing_of_the_tar_stays(served, links, long_pack, tmp_path):
+def test_wrong_bytes_are_noticed_and_nothing_of_the_tar_stays(served, links, long_pack, root):
     size = len(served.files[path_of(TARS[0])])
     served.faults[path_of(TARS[0])] = [cut(512), flipped(size - 300)]
-    root = tmp_path / "pack"
     result = sa1bpack.pack((), root, links=links, workers=1, **SMALL)
     assert isinstance(result.failed["sa_000010"], SourceCorrupt)
     assert "repeat the command; if it fails again" in str(result.failed["sa_000010"])
@@ -140,34 +138,27 @@ def test_wrong_bytes_are_noticed_and_nothing_of_the_tar_stays(served, links, lon
     assert contents(root) == long_pack
 
 
-def test_an_estimate_reads_beginnings_alone_and_names_what_fails(served, links, tmp_path, capsys):
-    flags = ["--output", str(tmp_path / "pack"), "--workers", "1", *SMALL_FLAGS]
-    assert main(["pack", "--links", str(links), "--dry-run", *flags]) == 0
-    assert "sources   2 with" in capsys.readouterr().out
+def test_an_estimate_reads_beginnings_alone_and_names_what_fails(served, links, root, pack):
+    code, out, _ = pack("--links", links, "--dry-run")
+    assert code == 0 and "sources   2 with" in out
     served.faults[path_of(TARS[0])] = [status(403)]
-    assert main(["pack", "--links", str(links), "--dry-run", *flags]) == 1
-    out, error = capsys.readouterr()
-    assert "cannot be read: 1 source" in out and "sa_000010 cannot be read: " in error
+    code, out, error = pack("--links", links, "--dry-run")
+    assert code == 1 and "cannot be read: 1 source" in out and "sa_000010 cannot be read: " in error
     assert_no_secret(out, error)
-    assert not (tmp_path / "pack").exists()
+    assert not root.exists()
 
 
-def test_a_repair_downloads_its_tars_alone(served, links, long_tars, long_pack, tmp_path, capsys):
+def test_a_repair_downloads_its_tars_alone(served, links, long_tars, long_pack, root, command):
     """What it needs, and nothing else."""
-    root = tmp_path / "pack"
     sa1bpack.pack(long_tars, root, workers=1, **SMALL)
-    damaged = next((root / "shards/sa_000011-002/image").glob("c*"))
-    data = bytearray(damaged.read_bytes())
-    data[100] ^= 1
-    damaged.write_bytes(data)
+    flip(next((root / "shards/sa_000011-002/image").glob("c*")), 100)
     served.faults[path_of(TARS[1])] = [status(410)]
-    repair = ["repair", str(root), "--links", str(links), "--workers", "1"]
-    assert main(repair) == 1
-    out, error = capsys.readouterr()
-    assert "sa_000011-002 is still damaged" in error and "answers 410" in error
+    repair = ("repair", root, "--links", links, "--workers", 1)
+    code, out, error = command(*repair)
+    assert code == 1 and "sa_000011-002 is still damaged" in error and "answers 410" in error
     assert_no_secret(out, error)
     served.faults[path_of(TARS[1])] = [cut(512), cut(9000)]
-    assert main(repair) == 0
+    assert command(*repair)[0] == 0
     assert served.requests_of(path_of(TARS[0])) == []
     assert contents(root) == long_pack
 
@@ -193,31 +184,30 @@ def test_a_list_that_cannot_be_used_is_refused_with_its_line_but_no_links(tmp_pa
     assert not (tmp_path / "pack").exists()
 
 
-def test_a_bucket_is_packed_by_a_pattern_as_files_are(s3, long_tars, long_pack, tmp_path, capsys):
+def test_a_bucket_is_packed_by_a_pattern_as_files_are(s3, long_tars, long_pack, root, pack):
     s3.make_bucket("tars")
     for tar in long_tars:
         s3.put("tars", f"sa1b/{tar.name}", tar.read_bytes())
     s3.put("tars", "sa1b/readme.txt", b"")
-    root = tmp_path / "pack"
-    flags = ["--output", str(root), "--workers", "1", *SMALL_FLAGS]
-    assert main(["pack", "s3://tars/sa1b/sa_*.tar", *flags]) == 0
-    assert contents(root) == long_pack
-    assert_no_secret(*capsys.readouterr(), root=root)
-    assert main(["pack", "s3://tars/none/*.tar", *flags]) == 2
-    assert "s3://tars/none/*.tar: nothing matches this pattern" in capsys.readouterr().err
+    code, out, error = pack("s3://tars/sa1b/sa_*.tar")
+    assert code == 0 and contents(root) == long_pack
+    assert_no_secret(out, error, root=root)
+    code, _, error = pack("s3://tars/none/*.tar")
+    assert code == 2 and "s3://tars/none/*.tar: nothing matches this pattern" in error
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch, capsys, listed):
+def test_without_the_extra_the_error_says_what_to_install(
+    tmp_path, monkeypatch, root, pack, listed
+):
     """Nothing is begun."""
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     url, links = "s3://bucket/sa_000010.tar", tmp_path / "links.txt"
     links.write_text(f"sa_000010.tar\t{url}\n")
-    given = ["--links", str(links)] if listed else [url]
-    assert main(["pack", *given, "--output", str(tmp_path / "pack")]) == 4
-    assert "pip install 'obstore>=0.8' 'botocore>=1.34'" in capsys.readouterr().err
-    assert not (tmp_path / "pack").exists()
+    code, _, error = pack(*(["--links", links] if listed else [url]))
+    assert code == 4 and "pip install 'obstore>=0.8' 'botocore>=1.34'" in error
+    assert not root.exists()
 
 
 def test_an_unreadable_object_is_named_and_the_others_packed(web, long_tars, tmp_path, monkeypatch):

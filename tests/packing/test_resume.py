@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import SMALL_FLAGS, finish, published, start, temporaries, wait_until, workers_of
+from commands import finish, pack_command, published, start, temporaries, wait_until, workers_of
 from preloads import after_import
 from small_tars import SMALL, contents
 
@@ -60,7 +60,7 @@ def start_paused(long_tars, tmp_path):
 
     def start_paused(preload: str, root: Path, processes: int):
         (preloads / "sitecustomize.py").write_text(preload)
-        command = ("pack", *long_tars, "--output", root, "--workers", 2, *SMALL_FLAGS)
+        command = pack_command(long_tars, root, workers=2)
         process = start(*command, path=preloads, start_new_session=True)
         wait_until(lambda: len(list(preloads.glob("paused-*"))) == processes, process)
         assert process.poll() is None
@@ -73,9 +73,8 @@ def start_paused(long_tars, tmp_path):
     ("sent", "code", "word"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
-def test_a_signal_ends_a_run_tidily(start_paused, long_tars, long_pack, tmp_path, sent, code, word):
+def test_a_signal_ends_a_run_tidily(start_paused, long_tars, long_pack, root, sent, code, word):
     """It reaches all processes; the next run completes the pack."""
-    root = tmp_path / "pack"
     process = start_paused(_BEFORE_THE_SECOND_SHARD, root, processes=1)
     os.killpg(process.pid, sent)  # as a terminal and a job scheduler do
     found, _, error = finish(process)

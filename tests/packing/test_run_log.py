@@ -8,9 +8,8 @@ import sa1bpack
 from sa1bpack.packing.progress import RUNS_NAME, read_runs
 
 
-def test_each_run_that_decodes_images_leaves_a_line_which_may_be_torn_or_impossible(tmp_path):
+def test_each_run_that_decodes_images_leaves_a_line_which_may_be_torn_or_impossible(root, tmp_path):
     tars = [write_tar(tmp_path / f"{n}.tar", members(range(5 * n, 5 * n + 5))) for n in (0, 1)]
-    root = tmp_path / "pack"
     assert read_runs(root) == []
     for sources in (tars[:1], tars, tars):  # the last run has nothing to do
         sa1bpack.pack(sources, root, workers=1, **SMALL)

@@ -3,16 +3,10 @@
 from pathlib import Path
 
 import pytest
-from small_tars import SMALL, members, write_tar
+from small_tars import SMALL
 
 import sa1bpack
 from sa1bpack.errors import OptionError
-
-
-@pytest.fixture
-def tar(tmp_path):
-    (tmp_path / "tars").mkdir()
-    return write_tar(tmp_path / "tars" / "sa_000000.tar", members([1, 2]))
 
 
 @pytest.fixture

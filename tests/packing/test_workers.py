@@ -10,7 +10,7 @@ from textwrap import indent
 
 import psutil
 import pytest
-from commands import SMALL_FLAGS, finish, run, start, temporaries, wait_until
+from commands import finish, pack_command, run, start, temporaries, wait_until
 from forked import Forked
 from preloads import after_import
 from small_tars import SMALL, contents, members, rejects_of, write_tar
@@ -137,8 +137,7 @@ def test_a_sample_that_kills_its_workers_is_rejected(tar, tmp_path, workers_that
 def test_workers_out_of_memory_end_the_run_and_cost_nothing(tar, expected, tmp_path, workers_that):
     workers_that(WITH_SA_6.format(action=DIES.format(name="SIGKILL")))
     root = tmp_path / "pack"
-    command = ("pack", tar, "--output", root, "--workers", 2, *SMALL_FLAGS)
-    code, _, error = run(*command, path=tmp_path / "site")
+    code, _, error = run(*pack_command(tar, root, workers=2), path=tmp_path / "site")
     assert code == 4, error
     assert f"sa1bpack: {tar}: sa_6.jpg: 3 workers ended" in error
     assert "was killed by SIGKILL (out of memory?)" in error
@@ -182,7 +181,7 @@ def test_a_lack_of_memory_is_not_the_samples_fault(tar, tmp_path, workers_that, 
 
 
 def test_workers_end_when_their_parent_is_killed(tar, tmp_path):
-    process = start("pack", tar, "--output", tmp_path / "pack", "--workers", 2, *SMALL_FLAGS)
+    process = start(*pack_command(tar, tmp_path / "pack", workers=2))
     children = wait_until(lambda: psutil.Process(process.pid).children(), process)
     process.send_signal(signal.SIGKILL)
     finish(process)
@@ -196,7 +195,7 @@ def test_a_low_limit_on_open_files_is_raised_for_the_run(long_tars, long_pack, t
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, 1024))
 
     root = tmp_path / "pack"
-    command = ("pack", *long_tars, "--output", root, "--workers", workers, *SMALL_FLAGS)
+    command = pack_command(long_tars, root, workers=workers)
     code, said = Forked(*command, log=tmp_path / "log", prepare=limit).wait()
     assert code == 0, said
     assert contents(root) == long_pack

@@ -12,16 +12,16 @@ from hashlib import md5
 import pytest
 import xxhash
 from batches import same_samples
+from commands import flags_of
 from s3_server import s3_client, use_s3
 
 import sa1bpack
-from sa1bpack.cli.main import main
 from sa1bpack.errors import NotAPack, OptionError, OutputRefused, StoreError
 from sa1bpack.remote import bucket
 from sa1bpack.remote.bucket import Bucket
 
 OPTIONS = {"workers": 1, "image_size": 64, "mask_size": 32, "samples_per_shard": 2}
-FLAGS = ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
+FLAGS = flags_of(OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def staging(proxy_process, sample_tar, tmp_path_factory):
 
 
 def test_the_bucket_has_the_files_of_a_local_pack(
-    staging, proxy, sample_tar, tmp_path, expected, capsys
+    staging, proxy, sample_tar, tmp_path, expected, command
 ):
     assert objects("one") == files(expected)
     own = sa1bpack.open(expected)
@@ -80,9 +80,9 @@ def test_the_bucket_has_the_files_of_a_local_pack(
     assert len(images) == 2
     assert all(path.stat().st_blocks * 512 <= 4096 < path.stat().st_size for path in images)
     proxy.requests.clear()
-    words = ["pack", sample_tar, "-o", "s3://packs/one", "--staging", staging, *FLAGS]
-    assert main([str(word) for word in words]) == 0
-    assert "s3://packs/one: 3 images" in capsys.readouterr().out
+    words = ("pack", sample_tar, "-o", "s3://packs/one", "--staging", staging, *FLAGS)
+    code, out, _ = command(*words)
+    assert code == 0 and "s3://packs/one: 3 images" in out
     # Of a complete pack nothing is written.
     assert not [path for method, path in proxy.requests if method == "PUT"]
 
@@ -100,9 +100,8 @@ def test_a_run_that_failed_is_continued_without_its_staging_folder(
     keys = Bucket("s3://packs/continued").files()
     assert "manifest.json" not in keys
     assert "shards/sa_000000-000/checksums.xxh128" in keys
-    proxy.rule = lambda method, path, number: None
+    proxy.begin()
     shutil.rmtree(tmp_path / "staging")
-    proxy.requests.clear()
     result = upload(sample_tar, tmp_path, "continued")
     assert (result.images, result.new_images) == (3, 1)
     assert objects("continued") == files(expected)
@@ -129,7 +128,7 @@ def test_faults_on_the_way_are_repeated_until_the_bytes_that_came_back_are_those
     assert set(proxy.faults) == {*WRITTEN.values(), *READ.values()}
     puts = [path for method, path in proxy.requests if method == "PUT" and "/image/c" in path]
     assert len(puts) == 3  # other bytes came back: written again
-    proxy.rule = lambda method, path, number: None
+    proxy.begin()
     assert sa1bpack.verify("s3://packs/spoilt").ok
 
 
@@ -179,11 +178,10 @@ def test_a_process_killed_between_two_parts_leaves_no_pack_and_the_next_run_comp
     proxy.rule = lambda method, path, number: (
         "stall" if "sa_000000-001/image/c" in path and "partNumber=3" in path else None
     )
-    words = ["pack", sample_tar, "-o", "s3://packs/killed", "--staging", tmp_path / "staging"]
-    words += FLAGS
+    where = ("-o", "s3://packs/killed", "--staging", tmp_path / "staging")
     folder = Bucket("s3://packs/killed")
     first = "shards/sa_000000-000/checksums.xxh128"  # may be sent after parts of the second shard
-    child = subprocess.Popen([sys.executable, "-c", CHILD, *map(str, words)])
+    child = subprocess.Popen([sys.executable, "-c", CHILD, "pack", sample_tar, *where, *FLAGS])
     try:
         limit = time.monotonic() + 120
         while "stall" not in proxy.faults or first not in folder.files():
@@ -200,7 +198,7 @@ def test_a_process_killed_between_two_parts_leaves_no_pack_and_the_next_run_comp
     assert "shards/sa_000000-001/checksums.xxh128" not in keys
     with pytest.raises(NotAPack):
         sa1bpack.open("s3://packs/killed", cache_dir=tmp_path / "cache", cache_size="1 GB")
-    proxy.rule = lambda method, path, number: None
+    proxy.begin()
     assert upload(sample_tar, tmp_path, "killed").images == 3
     assert objects("killed") == files(expected)
 

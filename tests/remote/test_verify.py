@@ -125,20 +125,17 @@ def test_a_store_that_fails_is_an_error_and_no_verdict(url, proxy):
         sa1bpack.verify(url, io="direct")
 
 
-def test_the_command_names_the_url_and_what_to_do(layout_packs, uploaded, proxy, tmp_path, capsys):
-    from sa1bpack.cli.main import main
-
+def test_the_command_names_the_url_and_what_to_do(layout_packs, uploaded, proxy, tmp_path, command):
     root = shutil.copytree(layout_packs(*LAYOUT), tmp_path / "pack")
     (root / SHARD / "area/c.0").unlink()
     url = uploaded(root)
-    assert main(["verify", url, "--quick"]) == 1
-    out = capsys.readouterr().out
-    assert f"{url}/{SHARD}/area/c.0: missing" in out
+    code, out, _ = command("verify", url, "--quick")
+    assert code == 1 and f"{url}/{SHARD}/area/c.0: missing" in out
     assert f"aws s3 sync {url} DIR" in out and str(tmp_path) not in out
-    assert main(["verify", f"{url}/", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["pack"] == url
+    code, out, _ = command("verify", f"{url}/", "--json")
+    assert code == 1 and json.loads(out)["pack"] == url
     proxy.rule = lambda method, path, number: "expired"
-    assert main(["verify", url]) == 4
+    assert command("verify", url)[0] == 4
 
 
 def test_an_object_with_a_path_that_leads_out_is_refused(url, monkeypatch):

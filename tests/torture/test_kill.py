@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL_FLAGS, finish, published, start, temporaries, workers_of
+from commands import finish, pack_command, published, start, temporaries, workers_of
 from forked import Forked
 from scenarios import check_whole
 from small_tars import SMALL, contents, members, write_tar
@@ -50,8 +50,7 @@ class Runs:
         self._seconds = 0.0
 
     def start(self, workers: int) -> Forked:
-        arguments = ("pack", *self._tars, "--output", self.root, "--workers", workers, *SMALL_FLAGS)
-        return Forked(*arguments, log=self._log)
+        return Forked(*pack_command(self._tars, self.root, workers=workers), log=self._log)
 
     def measure(self) -> None:
         """Measure the duration of a run from its first working folder on, with one worker."""
