@@ -321,8 +321,8 @@ def checks_options(call: Any = None, /, **elsewhere: str) -> Any:
 
     The message says what is meant, or where the option belongs. Of `**options: Unpack[Keywords]`
     the keys of Keywords are options, and the signature has them with the defaults that
-    `keywords_of` declares. Of a class it holds for `__init__`, `__call__` and the public methods;
-    it may also be of a method.
+    `keywords_of` declares. On a class, it applies to `__init__`, `__call__` and the public methods;
+    it may also decorate a single method.
 
     elsewhere  options of other libraries → what to use here
     """

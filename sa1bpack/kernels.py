@@ -100,7 +100,7 @@ class _KeptKernel:
                 if hashlib.sha256(content).digest() == digest:
                     reduced = pickle.loads(content)  # noqa: S301 - kept where only this user writes
                     return CompileResultCacheImpl.rebuild(None, target_context, reduced)
-            except Exception:  # whatever a damaged file makes of numba: it is compiled again
+            except Exception:  # whatever numba makes of a damaged file: it is compiled again
                 pass
         self._notice = threading.Timer(PATIENCE, _say, [path is not None])
         self._notice.daemon = True

@@ -19,7 +19,7 @@ from sa1bpack.errors import OptionError
 
 BY = ("epoch", "step")
 
-# A plain function is evaluated for so many epochs.
+# Epochs for which a plain function is evaluated.
 FUNCTION_EPOCHS = 1000
 # Epochs or steps over which a value may change: the values of all of them are computed at once.
 MAX_LENGTH = 10_000_000

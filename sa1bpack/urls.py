@@ -1,8 +1,8 @@
 """URLs: what they name, how they are shown, and which module reads what is there.
 
 Tars may be at URLs, and packs. Who reads and writes them is not a matter of the core: the table
-`SCHEMES` of the package names a module for each scheme, see `scheme_of`. Without that module packs
-and tars of this machine work as ever.
+`SCHEMES` of the package names a module for each scheme, see `scheme_of`. Without that module, packs
+and tars of this machine can still be read.
 
 A URL is shown without its query, which signs it, and without a password.
 """

@@ -123,7 +123,7 @@ def _also(cls: type, base: type) -> type:
     return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
-# Options and methods that people look for, or that were, and their names here.
+# Options and methods that people look for, or that earlier releases had, and their names here.
 OTHER_NAMES = {
     "check": "verify_checksums=True or False",
     "masks": "mask_format",

@@ -165,9 +165,9 @@ class Pack:
     """One pack, or several of one layout as one: a sequence of shards, which datasets share.
 
     `pack[k]` is shard k, a checked format Shard: `pack[k]["image"]` is a memory map. A shard is
-    opened on first use, by one thread, with no lock held; others that ask for it wait for that one.
-    An error is not remembered: the next call tries again. Views of a shard stay valid when it is
-    dropped. Safe in threads and after fork.
+    opened on first use, by one thread; others that ask for it wait for that one, and those that ask
+    for another shard do not. An error is not remembered: the next call tries again. Views of a
+    shard stay valid when it is dropped. Safe in threads and after fork.
 
     The shards of one pack are in the order of its manifest. Those of several are in the order of
     their sources and parts, as if all had been packed into one folder: the order, and with it the

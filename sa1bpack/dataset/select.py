@@ -160,7 +160,7 @@ def check_column(name: str, axis: str, pack: Pack) -> None:
 
 
 def empty_column(pack: Pack, name: str, count: int) -> np.ndarray:
-    """An array for so many values of a stored array, a column of `size` or a feature."""
+    """An array for `count` values of a stored array, a column of `size` or a feature."""
     if name == "file_name":
         return np.empty(count, f"S{FILE_NAME_BYTES}")
     for feature in pack.features:

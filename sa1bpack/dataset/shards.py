@@ -111,7 +111,7 @@ class ShardCache:
         return opened
 
     def open(self, key: "_Key", work: Callable[[], OpenShard]) -> OpenShard:
-        """The shard, opened by `work` if it is not open; who asks meanwhile waits for that.
+        """The shard, opened by `work` if it is not open; threads that ask meanwhile wait for that.
 
         An error, or Ctrl-C, is that of the thread it happened in: the next one tries.
         """
@@ -127,7 +127,7 @@ class ShardCache:
                 self._opening.pop(key, None)
 
     def drop(self, chosen: Callable[["_Key", OpenShard], bool]) -> None:
-        """Let go of those shards that are chosen; who reads one keeps it until then."""
+        """Drop the shards that are chosen; what reads one keeps it open until it is done."""
         for key, opened in self._open.copy().items():
             if chosen(key, opened):
                 self._open.pop(key, None)
@@ -140,10 +140,10 @@ class ShardCache:
         """
         try:
             return work()
-        except (MemoryError, OSError) as error:  # memory is had by mapping, too
+        except (MemoryError, OSError) as error:  # memory is allocated by mapping, too
             if isinstance(error, OSError) and not is_shortage(error):
                 raise
-        self._shrink(self.mappings // 2)  # here, where the error no longer has hold of maps
+        self._shrink(self.mappings // 2)  # here, where the error no longer holds maps
         gc.collect()
         try:
             return work()
@@ -153,7 +153,7 @@ class ShardCache:
             raise _shortage(error) from error
 
     def _shrink(self, limit: int) -> None:
-        """Let go of shards until the others keep within a limit, all but the last."""
+        """Drop the least recently used shards until the others are within a limit; one stays."""
         mappings = self.mappings
         by_use = sorted(self._open.copy().items(), key=lambda each: each[1].used)
         while mappings > limit and len(by_use) > 1:

@@ -62,7 +62,7 @@ class ChunkFile:
 
 
 def group_bytes(arrays: Mapping[ArraySpec, int]) -> int:
-    """Bytes of the chunk files of arrays with so many rows each, including holes."""
+    """Bytes of the chunk files of arrays, each with its number of rows, including holes."""
     return sum(ChunkFile(*each).file_bytes for each in arrays.items())
 
 

@@ -181,7 +181,7 @@ def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
     The order need not be trusted: n entries along which ids rise name n different ids. One that is
     damaged, or was replaced since the manifest was read, proves nothing, and the answer is False:
     who has opened the index still has its maps. Nothing is sorted (0.05 s for the 11 million of
-    SA-1B), and the maps that are read are not kept, so their pages do not count to the process.
+    SA-1B), and the maps that are read are not kept, so the process does not hold their pages.
     """
     folder = root / manifest.index
     try:

@@ -59,8 +59,9 @@ class Problem:
 class Report:
     """The result of a check: problems in the order found, and how much was checked.
 
-    counts    shards, samples, masks, files (whose digest was compared) and bytes (of all chunk
-              files), including complete shards that the manifest does not list yet
+    counts    shards, samples, masks, files (whose digest was compared), bytes (of all chunk files)
+              and, if there are any, features, including complete shards that the manifest does not
+              list yet; of a feature alone parts, files and bytes
     notes     what is not damage: what a packer that is running or was killed left behind, which its
               next run settles; image ids that the pack holds more than once
     complete  whether every source was packed to its end, by the manifest; None if the manifest is
@@ -114,7 +115,7 @@ class PackFiles:
         self.root, self._io, self._direct = root, io, False
 
     def choose_mode(self, nbytes: int) -> None:
-        """Decide how streams read that have so many bytes together.
+        """Decide how streams are read that have `nbytes` bytes together.
 
         Raises OptionError if `io` is impossible.
         """
@@ -124,7 +125,7 @@ class PackFiles:
         self._direct = mode.direct
 
     def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> FileStream:
-        """A file of so many bytes, to be read once; `helper` may read ahead. Raises OSError."""
+        """A file of `nbytes` bytes, to be read once; `helper` may read ahead. Raises OSError."""
         return FileStream(str(path), nbytes, self._direct, helper)
 
     def digest(self, path: Path) -> str:

@@ -312,7 +312,7 @@ def check_part(
 def _check_rows(
     check: Check, part: SidePart, counts: np.ndarray, place: dict[str, str], streams: _Streams
 ) -> None:
-    """Compare the rows of each sample, of which it has so many, with their checksum."""
+    """Compare the rows of each sample with their checksum. counts: int64 (N,), rows of each."""
     stored, stream, first = part.checksum, streams[part.spec.values.name], 0
     for sample, stop in enumerate(np.cumsum(counts).tolist()):
         found = xxhash.xxh3_64_intdigest(byte_view(stream.read(first, stop)))

@@ -4,9 +4,9 @@ With verify_checksums=True, a sample is first read out of its files, its pixels 
 in the buffer, and compared with its checksum there, so a file cannot change between the check and
 the use: the batch is loaded from those copies, once they agree with what was planned by the maps.
 
-The most recently used files stay open as long as their shards do, two per shard, together at most a
-quarter of the process's limit of open files, however many Loaders there are. Each thread has a
-`SampleReader`: scratch memory and an AIO context.
+The most recently used files stay open as long as their shards do, two per shard and one for each
+feature, together at most a quarter of the process's limit of open files, however many Loaders there
+are. Each thread has a `SampleReader`: scratch memory and an AIO context.
 """
 
 import os
@@ -171,7 +171,7 @@ OPEN_SAMPLES = 8
 
 
 def address(array: np.ndarray) -> int:
-    """Of its first byte, in this process."""
+    """The address of an array's first byte, in this process."""
     return array.__array_interface__["data"][0]
 
 
@@ -362,7 +362,7 @@ class BatchCopy:
                 unpack_into(bits, np.empty((1, side, side), np.bool_), np.arange(1))
 
     def _load(self, first: int, stop: int, reader: SampleReader) -> Read:
-        """Load these samples, whose files are open; check the runs of each, or draw its masks of
+        """Load these samples, whose files are open; check the runs of each, or draw its masks from
         them, and keep its error, if any."""
         spec, place, samples = self._spec, self._place, self._samples
         masks = samples.offsets[first : stop + 1]

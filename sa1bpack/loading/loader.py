@@ -41,7 +41,7 @@ from sa1bpack.wording import counted
 # More threads than this are not faster: the memory channels are the limit.
 MOST_THREADS = 12
 
-# Past the page cache, threads mostly wait: so many keep a disk busy, however few cores there are.
+# Past the page cache, threads mostly wait: this many keep a disk busy, however few cores there are.
 DIRECT_THREADS = 4
 
 # Batches that are ready or in progress while one is used.

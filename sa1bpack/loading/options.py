@@ -174,7 +174,7 @@ class ReadingOptions:
         vars(self).update(layout=layout, choices=choices)
 
     def batches(self, ds: Ordered, batch_size: WholeNumbers | None) -> OrderedBatches:
-        """The batches of a dataset, of so many samples on each rank.
+        """The batches of a dataset, with `batch_size` samples on each rank.
 
         Raises OptionError for a value out of range, or values that do not fit together.
         """

@@ -89,9 +89,8 @@ class LoadingPlan:
 def regions_of(
     ds: Dataset, spec: BatchSpec, samples: int, most: int, capacity: int
 ) -> tuple[Regions, int]:
-    """The regions of a batch of so many samples with `most` masks each, in padded arrays of
-    `capacity`, and their bytes; with as many runs as masks usually have, by the average of the
-    pack."""
+    """The regions of a batch of `samples` with `most` masks each, in padded arrays of `capacity`,
+    and their bytes; with as many runs as masks usually have, by the average of the pack."""
     total, masks, runs = samples * most, 0, 0
     for shard in ds.manifest.shards:
         masks, runs = masks + shard.masks, runs + shard.runs
@@ -101,7 +100,7 @@ def regions_of(
 def largest_batch(
     ds: Dataset, spec: BatchSpec, ordered: OrderedBatches, masks: MaskSchedule
 ) -> LoadingPlan:
-    """The plan of any loader, as far as it is of its largest batch, in any epoch."""
+    """The part of any loader's plan that follows from its largest batch, of any epoch."""
     current, found = ordered.current, []
     sizes, schedules, uncapped = current.cut.sizes, [*masks.schedules], ""
     for size, cap in masks.with_sizes(sizes):

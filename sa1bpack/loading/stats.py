@@ -344,10 +344,10 @@ class EpochCounts:
             self.add_up()
 
     def end(self, left: bool = False) -> None:
-        """The epoch has ended, unless it had before.
+        """Note that the epoch has ended, unless that was noted before.
 
-        left  the loop over it was left after the batch that was taken last. Finalizers say so, in
-              the middle of anything, so it waits for no lock
+        left  the loop over it was left after the batch that was taken last. Finalizers note that,
+              in the middle of anything, so it waits for no lock
         """
         if self._ended is None:
             self._ended = self._last if left else self.clock()

@@ -48,7 +48,7 @@ RUN_BYTES, READING_BYTES, WORKER_BYTES = 250_000_000, 300_000_000, 140_000_000
 
 
 def memory_bytes(workers: int, readings: int) -> int:
-    """Memory that a run takes with so many workers, and so many tars read at once."""
+    """Memory that a run takes with this number of workers, and of tars that are read at once."""
     return RUN_BYTES + readings * READING_BYTES + workers * WORKER_BYTES
 
 
@@ -180,8 +180,8 @@ def check_room(request: Request, sources: list[Source], shards: int | None = Non
     sources  those that are not complete in the pack; of a job in parts, those of all parts
     shards   how many are on the disk at once, if they go to an object store; None: all
 
-    The first images of one of them are decoded, unless the disk has room for anything that so many
-    bytes of tars can hold. A source that cannot be read is left to the run.
+    The first images of one of them are decoded, unless the disk has room for whatever tars of that
+    size can hold. A source that cannot be read is left to the run.
     """
     if request.ignore_space or not sources:
         return
@@ -289,14 +289,14 @@ class _Probe:
                     self.sizes.append(tuple(map(int, outcome.rows["size"][0, 2:])))
 
     def scaled(self, images: int, layout: Layout) -> Extent:
-        """The extent of so many samples in a layout."""
+        """The extent of this number of samples in a layout, as those that were tried suggest."""
         factor = images / max(1, len(self.sizes))
         runs = self.extent.runs if layout.runs else 0
         nbytes = sum(image_nbytes(layout, *size) for size in self.sizes) if layout.flat else 0
         return Extent(images, *(round(factor * n) for n in (self.extent.masks, runs, nbytes)))
 
     def disk_bytes(self, layout: Layout, images: int) -> tuple[int, int]:
-        """Bytes of the files of so many samples, and those of them that are never written."""
+        """Bytes of the files of this number of samples, and how many of them are never written."""
         holes = 0
         for height, _ in () if layout.flat else self.sizes:
             planes = image_planes(layout, height, layout.image_size)

@@ -201,7 +201,7 @@ class PackState:
         os.close(self._lock)
 
     def _load(self, only: Set[str] | None = None) -> None:
-        """Enter what is published, or what is of these sources. Writes nothing."""
+        """Enter what is published, of all sources or of `only` these. Writes nothing."""
         listed = ()
         if (self.root / MANIFEST_NAME).exists():
             manifest = read_own_manifest(self.root)

@@ -151,7 +151,7 @@ class Progress:
 
 
 def nothing_to_do(sources: int) -> str:
-    """The message for a pack in which so many given sources are complete already."""
+    """The message if all sources that are given, this number of them, are in the pack already."""
     which = "the source is" if sources == 1 else f"all {sources:,} sources are"
     return f"{which} in the pack already; nothing to do"
 

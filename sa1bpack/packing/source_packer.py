@@ -237,9 +237,9 @@ class ShardBuilder:
 class SourcePacker:
     """The packing of one source.
 
-    One thread calls `read`; what is of the pack's state is done by the thread of the run: `enter`,
-    and `finish`. In the end every shard of the source is published and its record is in the pack
-    state, or it was given up with `error`.
+    One thread calls `read`. The thread of the run calls `enter` and `finish`, which change the
+    state of the pack. In the end every shard of the source is published and its record is in the
+    pack state, or it was given up with `error`.
     """
 
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):

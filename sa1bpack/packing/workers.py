@@ -75,7 +75,7 @@ JOBS_PER_WORKER = 2
 SLOTS_AHEAD = 1
 READ_AHEAD = 2
 
-# A sample that so many workers crashed on is rejected.
+# A sample that this many workers crashed on is rejected.
 MAX_DEATHS = 3
 
 
@@ -138,7 +138,7 @@ class SharedSlots:
         return self._bytes[start : (slot + 1) * self._slot_bytes]
 
     def _most_row_bytes(self, json_bytes: int) -> int:
-        """Bytes that the rows of a record of so many bytes can take at most."""
+        """Bytes that the rows of a record of that size can take at most."""
         masks = min(json_bytes // LEAST_ANNOTATION_BYTES, MAX_ANNOTATIONS)
         if self._options.max_masks is not None:
             masks = min(masks, self._options.max_masks)
@@ -200,7 +200,7 @@ class Workers:
     """
 
     def __init__(self, run: "PackRun", readers: int):
-        """For so many threads that call `decode`."""
+        """readers: how many threads call `decode`."""
         self._run = run
         count = run.request.workers
         slots = count * (JOBS_PER_WORKER + SLOTS_AHEAD) + readers * READ_AHEAD
@@ -248,7 +248,8 @@ class Workers:
     def serve(self) -> None:
         """Serve worker processes, one after the other, until `stop`.
 
-        In a thread, one for each process of the run, which blocks their signals.
+        It runs in a thread of its own, one for each process of the run. The thread blocks SIGNALS,
+        and so do the processes that it starts.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         held: deque[_Job] = deque()

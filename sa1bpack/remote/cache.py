@@ -41,9 +41,9 @@ from sa1bpack.wording import size_text
 
 # How long a fetch waits for room that others use: batches in progress release theirs in time.
 WAIT_SECONDS = 30.0
-# A process that fetches one folder for so long, and lives, was stopped.
+# A process that fetches one folder for longer than this, and lives, must have been stopped.
 PATIENCE = 3600.0
-# A shard that was not used for so long may be removed, though it is open.
+# A shard that was not used for this long may be removed, though it is open.
 IDLE_SECONDS = 5.0
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.05
@@ -247,7 +247,7 @@ class Cache:
         return sum(lock.record[0] for lock in self._locks())
 
     def make_room(self, nbytes: int) -> int:
-        """Remove so many bytes, those used least recently first, as far as they are not in use.
+        """Remove `nbytes` bytes, those used least recently first, as far as they are not in use.
 
         Returns how many bytes were removed.
         """
@@ -330,7 +330,7 @@ _watching: set[int] = set()  # the process that has the thread which releases
 
 
 def release_idle(seconds: float) -> None:
-    """Close open shards that were not used for so long; who reads one keeps it until then."""
+    """Close open shards that were not used for `seconds`; what reads one keeps it until then."""
     before = time.monotonic() - seconds
     idle = {id(lock) for lock in list(_in_use) if lock.touched <= before}
     OPEN_SHARDS.drop(lambda _, opened: any(id(lease) in idle for lease in opened.leases))

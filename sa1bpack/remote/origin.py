@@ -84,7 +84,7 @@ class Origin:
         return read_metadata_file(self._at(path))
 
     def read_range(self, path: str, first: int, stop: int) -> Any:
-        """Bytes `first` to `stop` of a file, exactly so many: an object with a buffer."""
+        """Bytes `first` to `stop` of a file, all of them: an object with a buffer."""
         place, data, done = self._at(path), bytearray(stop - first), 0
         with naming(place), os.fdopen(open_file(place), "rb", 0) as file:
             file.seek(first)
@@ -128,7 +128,7 @@ def _readers(process: int) -> ThreadPoolExecutor:
 
 
 def folder_bytes(arrays: Mapping[ArraySpec, int]) -> int:
-    """Bytes of a folder with these arrays, each with so many rows."""
+    """Bytes of a folder with these arrays, each with its number of rows."""
     return MORE_BYTES + group_bytes(arrays)
 
 

@@ -22,8 +22,8 @@ from sa1bpack.remote.attempts import MAY_PASS
 from sa1bpack.remote.origin import EndsEarly
 from sa1bpack.urls import Address
 
-# A body that yields no byte for so long is broken. (The library's limit on a complete request, 30 s
-# by default, would end every longer one.)
+# A body that yields no byte for this long is broken. (The library's limit on a complete request, 30
+# s by default, would end every longer one.)
 READ_SECONDS = 60
 CONNECT_SECONDS = 20
 _NO_LIMIT = timedelta(days=365)
@@ -35,7 +35,7 @@ _ITS_WORDS = re.compile(
     "error sending request|error decoding response body|request or response body error|"
     "operation timed out|connection closed|connection refused"
 )
-# Credentials are asked for again after so long; botocore renews those that expire.
+# Credentials are asked for again after this long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
 

@@ -149,7 +149,7 @@ class Pipeline:
             min_area: cells that a mask must still have to be valid.
             max_cover: the share of a valid mask's cells, 0 to 1, that larger ones which are left
                 may cover together; 0.8 is EdgeSAM's `mask_nms_thresh`. 1: any.
-            max_valid: at most so many masks of each image are valid, drawn from those that are by
+            max_valid: at most this many masks of each image are valid, drawn from the valid ones by
                 (seed, epoch, annotation id). None: all.
             relations: names of relations of the resulting masks, or a `Relate`. Batches must have
                 masks or runs.

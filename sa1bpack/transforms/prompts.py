@@ -31,7 +31,7 @@ KINDS = ("point", "box", "mask")
 WHERE = ("random", "interior", "stored")
 NEEDED = ("images", "masks", "valid", "boxes_xyxy", "annotation_ids", "image_ids", "epoch")
 MASK_LOGIT = 10.0  # SAM 2 takes a mask as a prompt in logits of -10 and 10
-PADDING = -1  # SAM's label of a point that is none
+PADDING = -1  # SAM's label of padding, in place of a point
 
 
 @checks_options

@@ -377,7 +377,7 @@ class Coverage:
     missing  shards without a part
     stale    of these, the shards of which it has a part for other bytes: they were packed again,
              or repaired to other bytes
-    others   parts for shards that are not among those asked for, or are no longer like that
+    others   parts for shards that are not among those asked for, or have other bytes by now
     """
 
     missing: tuple[str, ...]

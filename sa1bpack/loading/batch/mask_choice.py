@@ -228,7 +228,7 @@ class MaskSchedule:
     """
 
     def __init__(self, max_masks: Any, mask_select: ScheduledSelect, seed: int, pads: bool):
-        """The same options of a loader: values, or schedules of them.
+        """The options of a loader that have these names: values, or schedules of them.
 
         Raises OptionError for values that cannot be used, with the epoch or step of one of several.
         """
@@ -246,7 +246,7 @@ class MaskSchedule:
         self._only: MaskChoice | None = None  # if none of them changes
 
     def over(self, ds: Dataset, seed: int) -> "MaskSchedule":
-        """The same for the masks of a dataset, to which arrays of weights belong, and a seed.
+        """This schedule for a dataset, to whose masks arrays of weights belong, and with a seed.
 
         Raises OptionError for an array that does not have one weight per mask of the dataset.
         """

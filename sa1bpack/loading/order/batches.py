@@ -37,8 +37,8 @@ ENDED = (
 
 @dataclass(eq=False)
 class Place:
-    """An iteration, or the one to come. Whoever iterates holds it, and has ended once there is
-    another one: so threads need no lock, and what a late one notes here is lost.
+    """An iteration, or the one to come. The iterator holds it, and has ended once there is another
+    one: so threads need no lock, and what a late one notes here is lost.
 
     batches  of the iteration
     done     how many of them came out; None if a library took some and only it knows how many

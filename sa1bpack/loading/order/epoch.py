@@ -180,7 +180,7 @@ class Cut:
         return self._before[piece] + (step - self.sizes.starts[piece]) * self.sizes.values[piece]
 
     def _step_of(self, total: int) -> int:
-        """The last step before which there are at most so many samples."""
+        """The last step before which there are at most `total` samples."""
         piece = bisect_right(self._before, total) - 1
         return self.sizes.starts[piece] + (total - self._before[piece]) // self.sizes.values[piece]
 
@@ -300,7 +300,8 @@ class EpochBatches:
         """The numbers of the batches of an epoch from a start on.
 
         first  of the first batch
-        moved  a start between two batches, after another batch size, moves the rest by so much
+        moved  samples by which the rest is shifted, if another batch size left a start between two
+               batches
         full   full batches
         count  batches
 

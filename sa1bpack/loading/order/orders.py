@@ -435,7 +435,7 @@ class LocalShuffleOrder(SeededOrder):
 def _shards_of(dataset: Ordered, size: int) -> tuple[np.ndarray, str]:
     """Return int64 (k + 1,), the bounds of shards, and what identifies them in a state.
 
-    Raises OptionError for what cannot be the bounds of so many samples.
+    Raises OptionError for what cannot be the bounds of `size` samples.
     """
     bounds = np.asarray(described(dataset).shard_bounds(), np.int64)
     row = bounds.ndim == 1 and len(bounds) > 1

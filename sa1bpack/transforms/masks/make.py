@@ -50,7 +50,10 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, counts: torch.Tensor, leading: torch.Size, padded: bool) -> "Rows":
-        """Of a batch with int64 (B,) masks per sample. leading: the shape of one of the arrays."""
+        """The rows of a batch with int64 (B,) masks per sample.
+
+        leading  shape of one of its arrays that have a row for each mask
+        """
         samples = torch.arange(len(counts), device=counts.device)
         if not padded:
             owner = samples.repeat_interleave(counts, output_size=leading[0])

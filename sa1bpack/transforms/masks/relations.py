@@ -100,7 +100,7 @@ class Relate:
         return found if found.names else None
 
     def nbytes(self, rows: int, most: int) -> int:
-        """Bytes of the relations of so many masks, padding included, at most `most` per sample."""
+        """Bytes of the relations of `rows` masks, padding included, at most `most` per sample."""
         return sum(
             rows * (most if relation.pairs else relation.columns) * _type(relation).itemsize
             for relation in map(RELATIONS.__getitem__, self.names)
