@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edited_packs import flip
 from packs_with_features import SPECS, expected_rows, with_features, write_side  # noqa: F401 - a fixture
 from reading_packs import write_pack
 
@@ -92,15 +93,11 @@ def test_what_is_not_a_feature_is_refused(pack, tmp_path):
             sa1bpack.open(pack, features=features)
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 @pytest.mark.parametrize("name", ["teacher", "features", "level"])
 def test_a_part_that_was_damaged_before_it_is_opened_is_a_read_error(pack, name):
     ds = sa1bpack.open(pack, features=[name])
     [path] = (pack / "side" / name).glob("sa_000001-000-*/values/c*")
-    cut(path)
+    os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(ReadError, match=r"sa_000001-000.*cut short.*remove that folder"):
         list(ds)
     assert len(ds.from_sources("sa_000000")[0][name]) > 0
@@ -112,11 +109,14 @@ def test_with_checked_reading_a_changed_byte_is_a_read_error(pack, name):
     check = next(i for i, n in enumerate(ds.column("mask_count")) if n)
     ds[check]
     [path] = (pack / "side" / name).glob("sa_000000-000-*/values/c*")
-    data = bytearray(path.read_bytes())
-    data[0] ^= 1
-    path.write_bytes(data)
+    flip(path, 0)
     with pytest.raises(ReadError, match="checksum of sample 0 is"):
         ds[0]
+    with (
+        sa1bpack.Loader(ds, 3) as loader,
+        pytest.raises(ReadError, match=f"{name}.*checksum of sample 0 is"),
+    ):
+        list(loader)
 
 
 def test_features_of_a_saved_selection_are_checked_for_it_alone(pack, tmp_path):

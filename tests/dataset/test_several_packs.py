@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from batches import same_samples
+from edited_packs import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_packs import LAYOUT, PACKS, joined_pack, publish_shards, write_pack
@@ -225,10 +226,7 @@ def test_what_cannot_be_opened_is_named(several, path, error, match):
 def test_a_damaged_sample_is_named_with_its_own_pack(several, tmp_path):
     root = joined_pack(tmp_path / "one", several.roots[:1])
     ds = open_pack([root, *several.roots[1:]], verify_checksums=True)
-    path = root / "shards" / "sa_000004-000" / "area" / "c.0"
-    data = bytearray(path.read_bytes())
-    data[0] ^= 1
-    path.write_bytes(data)
+    flip(root / "shards" / "sa_000004-000" / "area" / "c.0", 0)
     index = ds.index_of(4996)
     assert ds.locate(index)[1] == 0
     with pytest.raises(ReadError) as caught:

@@ -4,9 +4,8 @@ import pickle
 
 import numpy as np
 import pytest
-from batches import BOTH, same_batches
+from batches import BOTH
 
-from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
@@ -20,19 +19,6 @@ OPTIONS = {
     "seed": 5,
 }
 SIZES = Steps(6, {1: 4, 2: 2})
-
-
-def test_worker_processes_that_run_ahead_make_the_batches_of_their_step(ds):
-    """Every batch of the epoch is requested before the first is used."""
-    options = {
-        "max_masks": Steps(1, {1: 2, 2: 3, 4: 5}, by="step"),
-        "mask_select": "random",
-        "shuffle": True,
-    }
-    loader = make_dataloader(ds, 4, num_workers=2, prefetch_factor=4, **options)
-    expected = make_dataloader(ds, 4, **options)
-    for _ in range(2):
-        same_batches(loader, expected)
 
 
 @BOTH

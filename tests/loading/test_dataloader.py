@@ -16,19 +16,24 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.display import Batch
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.loader import Loader
+from sa1bpack.schedules import Steps
 
 OPTIONS = {"mask_layout": "concat", "max_masks": 3, "mask_select": "random"}
 OPTIONS |= {"shuffle": True, "seed": 4, "relations": "ious"}
+BY_STEP = {"max_masks": Steps(1, {1: 2, 2: 3, 4: 5}, by="step"), "mask_select": "random"}
+BY_STEP |= {"shuffle": True}
 
 
 def halve(sample):
     return sample | {"masks": sample["masks"][:, ::2]}
 
 
-def test_batches_of_workers_are_those_of_the_loader_in_every_epoch(ds):
-    made = make_dataloader(ds, 5, num_workers=2, **OPTIONS)
+@pytest.mark.parametrize("options", [OPTIONS, BY_STEP])
+def test_batches_of_workers_are_those_of_the_loader_in_every_epoch(ds, options):
+    """Every batch of an epoch is requested before the first is used."""
+    made = make_dataloader(ds, 4, num_workers=2, prefetch_factor=4, **options)
     assert isinstance(made, DataLoader) and len(made) == 3
-    with Loader(ds, 5, **OPTIONS) as loader:
+    with Loader(ds, 4, **options) as loader:
         for _ in range(3):
             same_batches(made, loader)
     made.end_workers()

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from batches import clone, join_readers, same, same_batches
+from batches import clone, join_readers, readers, same, same_batches
 from forked import forked_child
 from page_cache import drop, resident
 from system import open_files
@@ -84,17 +84,18 @@ def cut(root: Path, array: str, nbytes: int) -> Path:
     return path
 
 
+@pytest.mark.parametrize("io", ["direct", "cached"])
 @pytest.mark.parametrize(
     ("array", "more", "cached"),
     [("image", 0, False), ("image", 5000, True), ("mask_bits", 5000, False)],
 )
-def test_a_file_cut_short_is_an_error_with_the_samples_name(root, array, more, cached):
-    """Samples 0 and 1 remain, and of sample 2 a few bytes."""
+def test_a_file_cut_short_is_an_error_with_the_samples_name(root, io, array, more, cached):
+    """Samples 0 and 1 remain, and of sample 2 a few bytes; also where the file is mapped."""
     ds = open_pack(root)
     width = ds.layout.array(array).row_bytes
     rows = 2 if array == "image" else int(ds.column("mask_count")[:2].sum())
     gone = 2
-    with Loader(ds, 1, mask_layout="concat_bits", io="direct") as loader:
+    with Loader(ds, 1, mask_layout="concat_bits", io=io) as loader:
         for _ in loader:  # everything is open and mapped
             pass
         path = cut(root, array, rows * width + more)
@@ -105,6 +106,7 @@ def test_a_file_cut_short_is_an_error_with_the_samples_name(root, array, more, c
             assert next(batches)["indices"].tolist() == [row]
         with pytest.raises(ReadError, match=f"{array}/c.*ends before this sample") as found:
             next(batches)
+        assert not readers()
     assert found.value.row == gone and found.value.file_name in str(found.value)
     assert str(path) in str(found.value)
 

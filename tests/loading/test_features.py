@@ -69,16 +69,3 @@ def test_a_file_that_is_cut_short_while_it_is_open_is_a_read_error(on_disk, io, 
     assert errors and all(isinstance(error, ReadError) for error in errors)
     assert {error.shard for error in errors} == {"sa_000001-000"}
     assert all("ends before this sample" in str(error) for error in errors)
-
-
-def test_damage_found_by_checked_reading_names_the_sample(on_disk):
-    ds = sa1bpack.open(on_disk, features=["features"], verify_checksums=True)
-    [path] = (on_disk / "side" / "features").glob("sa_000002-000-*/values/c*")
-    data = bytearray(path.read_bytes())
-    data[0] ^= 1
-    path.write_bytes(data)
-    with (
-        sa1bpack.Loader(ds, 3) as loader,
-        pytest.raises(ReadError, match=r"features.*checksum of sample 0"),
-    ):
-        list(loader)

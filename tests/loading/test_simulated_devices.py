@@ -1,5 +1,7 @@
-"""Which simulated CUDA device a Loader uses, how much of its memory, and what a batch shares."""
+"""Which simulated CUDA device a Loader uses, how much of its memory, and what a batch shares; a
+Loader while a graph is captured, and in forked children."""
 
+import os
 import pickle
 import shutil
 
@@ -7,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from batches import same, tensors_of
+from forked import forked_child
 from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from simulated_cuda import SimulatedCuda
-from simulated_loading import LATE
+from simulated_loading import LATE, simulate
 
 from sa1bpack.adapters.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -103,23 +106,20 @@ def test_the_host_keeps_the_numbers_of_what_it_sent(
                 assert known[id(tensor)] is not tensor
 
 
-def test_missing_pinned_memory_is_an_error_with_the_plan_and_the_remedy(ds, cuda):
-    with Loader(ds, 4, device="cuda") as batches:
-        cuda.pins = 2 * batches.plan().batch_bytes
-        with pytest.raises(LoaderError, match=r"no memory for 4 batches at once.*lower batch_size"):
-            next(iter(batches))
-        cuda.pins = None
-        assert sum(len(batch["images"]) for batch in batches) == len(ds)
-
-
-def test_missing_memory_of_the_device_is_an_error_with_the_remedy(ds, cuda):
+@pytest.mark.parametrize(
+    ("of", "batches_that_fit", "named"),
+    [
+        ("pins", 2, "no memory for 4 batches at once.*lower batch_size"),
+        ("memory", 0, "cuda:1 has no memory for a batch of .*lower batch_size.*Tried to"),
+    ],
+)
+def test_missing_memory_is_an_error_with_the_remedy(ds, cuda, of, batches_that_fit, named):
+    """Pinned memory, or that of the device."""
     with Loader(ds, 4, device="cuda:1") as batches:
-        cuda.memory = 1000
-        with pytest.raises(
-            LoaderError, match=r"cuda:1 has no memory for a batch of .*lower batch_size.*Tried to"
-        ):
+        setattr(cuda, of, batches_that_fit * batches.plan().batch_bytes)
+        with pytest.raises(LoaderError, match=named):
             next(iter(batches))
-        cuda.memory = None
+        setattr(cuda, of, None)
         assert sum(len(batch["images"]) for batch in batches) == len(ds)
 
 
@@ -189,3 +189,44 @@ def test_a_default_device_does_not_move_the_memory_of_the_host(ds, cuda):
                 found = [tensors_of(batch) for batch in batches]
             for batch in found:
                 same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
+
+
+# ------------------------------------------------------------------------------ captures and forks
+
+
+def test_a_batch_taken_while_its_stream_is_captured_is_refused_by_name(ds, cuda):
+    with Loader(ds, 2, device="cuda") as batches:
+        found = iter(batches)
+        next(found)
+        with cuda.capture(), pytest.raises(LoaderError, match="while a CUDA graph is captured"):
+            next(found)
+        assert batches.state_dict()["samples"] == 2  # that batch is still to come
+
+
+def test_a_forked_child_frees_no_memory_of_cuda_and_is_told_that_it_cannot_use_it(ds, cuda):
+    """torch would record events to free it, and that failure ends the process."""
+    batches = Loader(ds, 2, device="cuda", threads=1)
+    found = iter(batches)
+    held = next(found)
+    with forked_child() as child:
+        if child == 0:
+            with pytest.raises(LoaderError, match=r"forked from one that had used CUDA.*spawn"):
+                next(iter(batches))
+            batches.close()
+            held.clear()
+            del found, held, batches
+    held = None
+    assert sum(len(batch["images"]) for batch in batches) == len(ds)
+    batches.close()
+
+
+def test_a_loader_that_was_not_used_before_the_fork_works_in_the_child(ds, monkeypatch):
+    made = SimulatedCuda(devices=1)
+    simulate(monkeypatch, made)
+    batches = Loader(ds, 2, device="cuda")
+    with forked_child() as child:
+        if child == 0:
+            made.process = os.getpid()
+            assert sum(len(batch["images"]) for batch in batches) == len(ds)
+            batches.close()
+    assert made.contexts == set()

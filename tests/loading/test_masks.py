@@ -1,18 +1,23 @@
-"""Masks of a batch are those of its samples, whatever the values that they are chosen by."""
+"""Masks of a batch: those of its samples, whatever they are chosen by; by rule, with counts that
+hold; and their relations."""
 
 import numpy as np
 import pytest
 from batches import BOTH, clone, same
 from reading_packs import overwrite_scores
 
+import sa1bpack
 from sa1bpack.adapters.collate import Collate
 from sa1bpack.adapters.dataloader import make_dataloader
 from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms.geometry import RandomHorizontalFlip
 from sa1bpack.transforms.pipeline import Pipeline
 
+MASKS = {field.sample for field in MASK_FIELDS}
 RANDOM = np.random.default_rng(1)
 DAMAGED = {
     "mixed": lambda values: RANDOM.permutation(np.linspace(-3, 3, len(values))),
@@ -98,4 +103,78 @@ def test_a_transform_that_drops_masks_is_refused_with_an_array(root):
     assert sum(len(batch["indices"]) for batch in loader) == 12
 
 
-MASKS = {field.sample for field in MASK_FIELDS}
+# ------------------------------------------------------------------------------------------- rules
+
+
+@BOTH
+@pytest.mark.parametrize("verified", [False, True])
+def test_batches_in_which_no_sample_has_a_mask_are_batches(root, make, verified):
+    ds = open_pack(root, min_area=51, verify_checksums=verified)
+    for masks in ("padded", "concat"):
+        batches = [clone(batch) for batch in make(ds, 4, mask_layout=masks, max_masks=3)]
+        assert sorted(i for batch in batches for i in batch["indices"].tolist()) == list(range(12))
+        assert all(not batch["mask_counts"].any() for batch in batches)
+        assert all(batch["masks"].numel() == 0 for batch in batches)
+
+
+def test_a_count_that_differs_from_the_plan_is_an_error_of_the_sample(root, monkeypatch):
+    """What was read to plan with is damaged, and what was read to copy is sound."""
+    sound = {path: path.read_bytes() for path in root.glob("shards/*/area/c.0*")}
+    overwrite_scores(root, "area", np.zeros_like)
+    copy = BatchCopy.copy
+
+    def repaired(self, *arguments):
+        for path, data in sound.items():
+            path.write_bytes(data)
+        copy(self, *arguments)
+
+    monkeypatch.setattr(BatchCopy, "copy", repaired)
+    ds = open_pack(root, verify_checksums=True, min_area=1)
+    with Loader(ds, 12) as loader, pytest.raises(ReadError) as caught:
+        list(loader)
+    assert "2 of its 2 masks are kept, where 0 were to be by what was read" in str(caught.value)
+
+
+def test_a_plan_needs_no_scores_and_is_large_enough(root):
+    ds = open_pack(root, min_area=12, min_iou=0.8)
+    for path in root.glob("shards/*/predicted_iou/c.0*"):
+        path.unlink()
+    assert Loader(ds, 4).plan().most_masks == 12
+
+
+# --------------------------------------------------------------------------------------- relations
+
+
+def test_a_plan_counts_the_relations(ds):
+    plans = [
+        Loader(ds, 2, max_masks=9, relations=names).plan()
+        for names in ((), ("intersections", "ious"))
+    ]
+    # int64 and float32 of pairs, for two batches.
+    assert plans[1].host_bytes - plans[0].host_bytes == 2 * (2 * 9) * 9 * 12
+
+
+@BOTH
+def test_names_that_do_not_exist_are_refused_at_once(ds, make):
+    with pytest.raises(OptionError, match="relation is 'overlap': choose one of intersections"):
+        make(ds, 2, relations=["overlap"])
+
+
+def test_a_transform_that_returns_a_relation_is_refused(ds):
+    ds = ds.with_options(transform=lambda sample: sample | {"ious": 0})
+    with pytest.raises(OptionError, match="relations include 'ious', but the samples"):
+        next(iter(make_dataloader(ds, 2, num_workers=0, relations=["ious"])))
+
+
+def test_a_feature_with_the_name_of_a_relation_is_refused_at_once(ds, tmp_path):
+    ids = ds.column("image_id")
+    sa1bpack.attach(ds, "ious", ids, ids, output=tmp_path / "ious")
+    ds = ds.with_options(features=[tmp_path / "ious"])
+    for make in (
+        lambda names: Loader(ds, 2, relations=names),
+        lambda names: make_dataloader(ds, 2, num_workers=0, relations=names),
+        lambda names: Pipeline(ds, relations=names),
+    ):
+        with pytest.raises(OptionError, match="also a feature of the dataset"):
+            make(["parents", "ious"])
+        make(["parents"])
