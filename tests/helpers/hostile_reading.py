@@ -87,18 +87,21 @@ def check_sample(ds: Dataset, sample: dict, stored: dict[str, np.ndarray]) -> No
             expected = stored[field.array] * factor
         np.testing.assert_array_equal(sample[field.sample], expected)
     np.testing.assert_array_equal(sample["image"], _image(ds, stored))
-    masks, height, width = ds.spec.masks, int(size[0]), int(size[1])
-    if masks.source == "runs":
+    if ds.spec.masks.source == "runs":
         np.testing.assert_array_equal(sample["run_ends"], stored["run_ends"])
         np.testing.assert_array_equal(sample["run_offset"], stored["run_offset"])
-        return
-    bits = stored.get("mask_bits")
+    else:
+        expected = masks_of(ds, stored, ds.spec.masks.as_bool)
+        np.testing.assert_array_equal(sample["masks"], expected)
+
+
+def masks_of(ds: Dataset, stored: dict[str, np.ndarray], as_bool: bool) -> np.ndarray:
+    """The masks of a stored sample, drawn if the dataset draws them."""
+    masks, bits = ds.spec.masks, stored.get("mask_bits")
     if masks.source == "drawn":
-        bits = rasterize(stored["run_ends"], stored["run_offset"], height, width, masks.size,
-                         masks.fit, masks.sampling)  # fmt: skip
-    if masks.as_bool:
-        bits = np.unpackbits(bits, axis=-1, bitorder="little").astype(bool)
-    np.testing.assert_array_equal(sample["masks"], bits)
+        bits = rasterize(stored["run_ends"], stored["run_offset"], *stored["size"][:2].tolist(),
+                         masks.size, masks.fit, masks.sampling)  # fmt: skip
+    return np.unpackbits(bits, axis=-1, bitorder="little").astype(bool) if as_bool else bits
 
 
 def _image(ds: Dataset, stored: dict[str, np.ndarray]) -> np.ndarray:

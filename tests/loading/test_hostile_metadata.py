@@ -1,4 +1,5 @@
-"""Random bytes in any array of metadata, through the loaders: an error with a name, or the data.
+"""Random bytes in any array of metadata, through the loaders: an error with a name, or the data, of
+features as well.
 
 Batches of one sample each, so that a batch is compared with its sample.
 """
@@ -14,12 +15,12 @@ import pytest
 from batches import clone
 from commands import python
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
+from hostile_reading import masks_of
 from page_cache import why_not_direct
 
 import sa1bpack
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.loading import batch_copy as reading
-from sa1bpack.masks import rasterize
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 LAYOUT_NAMES = ("padded", "concat", "padded_bits", "concat_bits")
@@ -90,11 +91,9 @@ def load_everything(
             with np.errstate(all="ignore"):
                 boxes = expected["bbox"].astype(np.float32)
             np.testing.assert_array_equal(batch["bboxes"].numpy().reshape(-1, 4), boxes)
-            bits = expected["mask_bits"] if "mask_bits" in expected else drawn(one, expected)
-            if not masks.endswith("bits"):
-                bits = np.unpackbits(bits, axis=-1, bitorder="little").astype(bool)
-            found_masks = batch["masks"].numpy().reshape(bits.shape)
-            np.testing.assert_array_equal(found_masks, bits, strict=True)
+            wanted = masks_of(one, expected, as_bool=not masks.endswith("bits"))
+            found_masks = batch["masks"].numpy().reshape(wanted.shape)
+            np.testing.assert_array_equal(found_masks, wanted, strict=True)
         if not ds.layout.flat:
             np.testing.assert_array_equal(batch["images"][0].numpy(), expected["image"])
         loaded += 1
@@ -106,14 +105,6 @@ def passes(sample: dict) -> np.ndarray:
     height, width = sample["size"][:2].tolist()
     passing = (sample["area"] >= 5) & (sample["area"] <= 0.5 * height * width)
     return passing & (sample["predicted_iou"] >= 0.8) & (sample["stability_score"] >= 0.1)
-
-
-def drawn(ds, expected) -> np.ndarray:
-    """The bits of masks of which a pack has only the runs."""
-    height, width = expected["size"][:2].tolist()
-    masks = ds.spec.masks
-    return rasterize(expected["run_ends"], expected["run_offset"], height, width, masks.size,
-                     masks.fit, masks.sampling)  # fmt: skip
 
 
 def load_or_refuse(root: Path, *arguments) -> int:
@@ -180,7 +171,10 @@ print("alive")
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="guard pages need mprotect")
+
+
+@LINUX
 @pytest.mark.parametrize(
     "side, names", [("end", ("pad", "squash")), ("start", ("native",))], ids=["end", "start"]
 )
@@ -191,3 +185,64 @@ def test_nothing_outside_an_array_is_read(tmp_path, side, names):
     """
     folders = HELPERS, Path(__file__).parent, tmp_path
     assert python("-W", "error", "-c", PROGRAM, *folders, side, *names) == "alive\n"
+
+
+OF_FEATURES = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from pathlib import Path
+import sa1bpack
+from batches import same
+from guard_pages import guard_maps
+from hostile_packs import Found, Hostile
+from packs_with_features import SPECS
+from sa1bpack.errors import FormatError
+from packs_with_features import write_side
+from test_hostile_metadata import READ, not_asked, ways_to_read
+
+folder, side = Path(sys.argv[3]), sys.argv[4]
+hostile, ios = Hostile(folder), ways_to_read(folder)
+sound = hostile.pack("pad", None)
+for spec in SPECS.values():
+    write_side(sound, spec)
+
+
+def load(root, verified, masks, io):
+    found, loaded = Found(root), 0
+    try:
+        ds = sa1bpack.open(root, features=list(SPECS), verify_checksums=verified)
+    except FormatError as error:
+        assert "index-" in str(error), error
+        return 0
+    collate = sa1bpack.Collate(masks, sample_spec=ds.spec)
+    for row in READ:
+        try:
+            expected = collate([ds[row]])
+            with not_asked(io), sa1bpack.Loader(
+                ds[row : row + 1], 1, mask_layout=masks, io=io, threads=1
+            ) as batches:
+                [batch] = batches
+                same(*({name: each[name] for name in SPECS} for each in (batch, expected)))
+        except FormatError as error:
+            assert found.shard_name(row) in str(error) or "index-" in str(error), error
+            continue
+        loaded += 1
+    return loaded
+
+
+maps, loaded = guard_maps(side), 0
+assert load(sound, False, "concat", ios[-1]) == len(READ)
+for number, target in enumerate(("mask_offset", "index/mask_offset", "all of the shard", "all")):
+    for seed in range(0, 6, 2):
+        root = hostile.pack("pad", target, seed)
+        verified, masks = bool(seed // 3), ("concat", "padded")[(seed + number) % 2]
+        loaded += load(root, verified, masks, ios[(seed + number) % len(ios)])
+assert maps[0] > 100 and loaded > 12, (maps, loaded)
+print("alive")
+"""
+
+
+@LINUX
+def test_nothing_outside_a_feature_is_read(tmp_path):
+    folders = HELPERS, Path(__file__).parent, tmp_path
+    assert python("-W", "error", "-c", OF_FEATURES, *folders, "end") == "alive\n"

@@ -1,20 +1,22 @@
-"""Orders and OrderedBatches, each on its own."""
+"""Orders and OrderedBatches, each on its own; and from the options of a loader."""
 
 import numpy as np
 import pytest
 import torch
 
 from sa1bpack.errors import OptionError
+from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.order.batches import EpochBatches, OrderedBatches
 from sa1bpack.loading.order.orders import (
     Extent,
     LocalShuffleOrder,
+    NodeShuffleOrder,
     SequentialOrder,
     ShuffleOrder,
     WeightedOrder,
 )
 
-EXTENT = Extent(20, "0123456789abcdef")
+EXTENT = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))
 
 
 # ------------------------------------------------------------------------------------------- orders
@@ -94,6 +96,57 @@ def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
         rest[len(rest)]
     whole = EpochBatches(SequentialOrder(EXTENT), size)
     assert [whole.number(k) for k in range(len(whole))] == [*range(len(whole))]
+
+
+# ------------------------------------------------------------------- from the options of a loader
+
+
+def made(batch_size=4, **options):
+    return ReadingOptions(**options).batches(EXTENT, batch_size)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"shuffle": True}, ShuffleOrder),
+        ({"order": "local"}, LocalShuffleOrder),
+        ({"order": "by_node"}, NodeShuffleOrder),
+        ({"shuffle": False, "order": "local"}, LocalShuffleOrder),
+        ({"shuffle": False}, SequentialOrder),
+        ({}, SequentialOrder),
+    ],
+)
+def test_shuffle_and_names_stand_for_an_order_with_the_seed(given, kind):
+    batches = made(**given, seed=7)
+    same = SequentialOrder(EXTENT) if kind is SequentialOrder else kind(EXTENT, seed=7)
+    assert type(batches.order) is kind
+    assert batches.order.identity() == same.identity()
+    assert made(**given).order.identity() == made(**given, seed=0).order.identity()
+    assert list(batches) == list(made(order=same))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"order": "random"}, "order is 'random': choose one of local, by_node, or an"),
+        ({"order": "shuffle"}, "order is 'shuffle': choose .*; or shuffle=True in its place"),
+        ({"shuffle": 1}, "shuffle is 1: choose True or False"),
+        ({"shuffle": True, "order": "local"}, "shuffle is True, and an order is given"),
+        ({"shuffle": True, "order": SequentialOrder(EXTENT)}, "shuffle is True, and an order is"),
+        ({"order": OrderedBatches(ShuffleOrder(EXTENT), 4)}, "such as batches.order"),
+        ({"order": ShuffleOrder(Extent(19, "0" * 16))}, "has 19 samples .* make the order from"),
+        ({"order": ShuffleOrder(Extent(20, "0" * 16))}, "fingerprint 0{16}, but the dataset"),
+        (
+            {"order": ShuffleOrder(EXTENT, seed=1), "seed": 3},
+            "is 3, but the order has the seed 1",
+        ),
+        ({"world_size": 2}, "rank is None: choose a whole number from 0 to 1"),
+        ({"rank": 1}, "world_size is None: choose a whole number from 1"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_by_name(options, named):
+    with pytest.raises(OptionError, match=named):
+        made(**options)
 
 
 # ----------------------------------------------------------------------------------- torch's loader
