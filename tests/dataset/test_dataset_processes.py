@@ -1,5 +1,7 @@
-"""The dataset in other processes and in torch's DataLoader."""
+"""The dataset in other processes and in torch's DataLoader; it is one of torch's, which it does not
+load."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+import sa1bpack
 from sa1bpack.adapters.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
 
@@ -21,13 +24,29 @@ from sa1bpack.dataset.open_pack import open as open_pack
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
 
-def test_reading_samples_loads_neither_torch_nor_numba(packed):
+def test_reading_samples_loads_neither_torch_nor_numba_and_torch_counts_as_soon_as_it_is(packed):
     """They take longer to import, and more memory, than everything else together."""
-    code = (
-        "import sys; from sa1bpack.dataset.open_pack import open; open(sys.argv[1])[0];"
-        "assert not {'torch', 'numba', 'zarr'} & set(sys.modules)"
+    program = (
+        "import sys, sa1bpack; ds = sa1bpack.open(sys.argv[1]); ds[0]\n"
+        "assert ds.__class__ is sa1bpack.Dataset and isinstance(ds, sa1bpack.Dataset)\n"
+        "assert not {'torch', 'numba', 'zarr'} & set(sys.modules)\n"
+        "import torch.utils.data\n"
+        "assert isinstance(ds, torch.utils.data.Dataset)\n"
     )
-    python("-c", code, packed.root)
+    python("-c", program, packed.root)
+
+
+def test_a_dataset_is_an_instance_of_the_dataset_of_torch(packed, sample_tar, tmp_path):
+    ds = sa1bpack.open(packed.root)
+    for found in (ds, ds[:2], copy.copy(ds), pickle.loads(pickle.dumps(ds))):
+        assert isinstance(found, torch.utils.data.Dataset)
+        assert isinstance(found, sa1bpack.Dataset) and type(found) is sa1bpack.Dataset
+        assert not isinstance(found, torch.utils.data.IterableDataset)
+        assert not isinstance(found, sa1bpack.TarDataset)
+        assert found.__class__.__name__ == "Dataset"
+    pytest.importorskip("indexed_gzip")
+    raw = sa1bpack.TarDataset(sample_tar, index_folder=tmp_path)
+    assert isinstance(raw, torch.utils.data.Dataset) and isinstance(raw, sa1bpack.TarDataset)
 
 
 def test_a_dataset_pickles_to_a_few_hundred_bytes(ds):
@@ -36,9 +55,9 @@ def test_a_dataset_pickles_to_a_few_hundred_bytes(ds):
     for subset in (ds, ds[2:9], ds[::-3], ds.from_sources("sa_000001")):
         pickled = pickle.dumps(subset)
         assert len(pickled) < 1000
-        copy = pickle.loads(pickled)
-        assert [s["index"] for s in copy] == [s["index"] for s in subset]
-        assert copy.fingerprint == subset.fingerprint
+        again = pickle.loads(pickled)
+        assert [s["index"] for s in again] == [s["index"] for s in subset]
+        assert again.fingerprint == subset.fingerprint
     irregular = ds[[5, 1, 7]]
     assert pickle.loads(pickle.dumps(irregular)).fingerprint == irregular.fingerprint
 

@@ -1,15 +1,21 @@
-"""Opening shards: several at once, each once, under no lock."""
+"""Shards are opened several at once, each once, under no lock, and keep within one budget of memory
+maps; what the system refuses is no damage."""
 
+import errno
 import os
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
+from commands import python
 from forked import forked_child
-from shard_openings import PATIENCE, in_thread
+from reading_packs import write_pack
+from shard_openings import ARRAYS, PATIENCE, in_thread
 
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, ReadError
+from sa1bpack.errors import FormatError, ReadError, ResourceShortage
 
 # Newer Pythons warn of a fork while other threads run, and that is the point here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -126,3 +132,155 @@ def test_a_child_forked_while_a_thread_opens_a_shard_opens_it_itself(ds, cache, 
             assert ds[4]["image_id"] == 4988
     go_on.set()
     assert slow() == 4988
+
+
+# ----------------------------------------------------------------------------------------- budget
+
+
+def maps_below(root: Path) -> int:
+    """The memory maps of this process that are of files below a folder."""
+    return sum(f" {root}/" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_shards_of_several_packs_keep_within_one_budget(packed, limited, tmp_path):
+    """Three packs, opened separately, by real maps; views of dropped shards stay valid."""
+    cache = limited(2 * ARRAYS + 5)
+    samples = [write_pack(tmp_path / name) for name in "abc"]
+    packs = [open_pack(tmp_path / name) for name in "abc"]
+    kept, reference = packs[0][0], samples[0][0]
+    for index in np.random.default_rng(0).integers(0, 12, 100).tolist():
+        for ds, expected in zip(packs, samples, strict=True):
+            np.testing.assert_array_equal(ds[index]["image"], expected[index]["image"])
+            assert cache.mappings <= cache.limit
+    indices, in_use = 4 * 3, ARRAYS
+    assert maps_below(tmp_path) <= cache.limit + indices + in_use
+    np.testing.assert_array_equal(kept["image"], reference["image"])
+
+
+def test_the_shard_that_was_used_least_recently_is_dropped(ds, limited):
+    limited(2 * ARRAYS)
+    zero, two = ds.shards.open(0), ds.shards.open(2)
+    ds[0]  # of shard 0
+    ds.shards.open(3)
+    assert ds.shards.open(0) is zero
+    assert ds.shards.open(2) is not two
+
+
+def test_a_dataset_that_is_gone_counts_no_longer(packed, cache):
+    ds = open_pack(packed.root)
+    ds.shards.open_many(range(5))
+    before = maps_below(packed.root)
+    assert cache.mappings > 0
+    del ds
+    assert cache.mappings == 0 and maps_below(packed.root) <= before - 4 * (ARRAYS - 4)
+
+
+def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, ds, limited):
+    """Every thread sees the right samples, and the budget holds."""
+    cache = limited(2 * ARRAYS)
+
+    def read(seed):
+        for index in np.random.default_rng(seed).integers(0, 12, 100).tolist():
+            found = ds[index]
+            assert found["index"] == index
+            np.testing.assert_array_equal(found["areas"], packed.samples[index]["area"])
+        return "read"
+
+    results = [in_thread(lambda seed=seed: read(seed)) for seed in range(6)]
+    assert [result() for result in results] == ["read"] * 6
+    assert cache.mappings <= cache.limit
+
+
+# --------------------------------------------------------------------------- refused by the system
+
+
+@pytest.mark.parametrize("verified", [False, True])
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+def test_a_map_or_file_that_is_refused_again_is_an_error_of_its_own(
+    packed, cache, around, code, verified
+):
+    """Never one of the sample, which on_error="return" would have dropped."""
+    ds = open_pack(packed.root, on_error="return", verify_checksums=verified)
+
+    def refuse(folder):
+        raise OSError(code, os.strerror(code), "/packs/the-file")
+
+    around(refuse)
+    limits = r"vm.max_map_count = \d+ .*`ulimit -n` = \d+ .*`sysctl -w .*`ulimit -n .*fs.file-max"
+    for read in (lambda: ds[4], lambda: ds.__getitems__([4]), lambda: ds.column("size"),
+                 lambda: ds.mask_column("area"), lambda: ds.shards.open_many([0, 2])):  # fmt: skip
+        with pytest.raises(ResourceShortage, match=f"/packs/the-file: .*{limits}") as caught:
+            read()
+        assert isinstance(caught.value, OSError) and not isinstance(caught.value, ReadError)
+
+
+REAL_LIMITS = """
+import ctypes, mmap, resource, sys
+from pathlib import Path
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.errors import ResourceShortage
+
+root = sys.argv[1]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t) + (ctypes.c_int,) * 3 + (ctypes.c_long,)
+libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+PAGE = mmap.PAGESIZE
+ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # no reservation
+region = libc.mmap(None, 2 * PAGE * limit, 0, ANONYMOUS, -1, 0)
+used = 0
+
+def fill():
+    "Every second page readable: each is a map, and so is what lies between, until none is left."
+    global used
+    while libc.mprotect(region + (2 * used + 1) * PAGE, PAGE, 1) == 0:
+        used += 1
+
+def free(maps):
+    global used
+    for _ in range(maps):
+        used -= 1
+        assert libc.mprotect(region + (2 * used + 1) * PAGE, PAGE, 0) == 0
+
+def refused(read):
+    try:
+        read()
+    except ResourceShortage as error:
+        return str(error)
+
+ds = open_pack(root)
+list(ds)
+fill()
+other = open_pack(root)
+assert [other[i]["index"] for i in range(12)] == list(range(12)), "room is made"
+free(400)
+kept = [ds[i] for i in (0, 4, 7, 9)] + [other[i] for i in (0, 4, 7, 9)]
+fill()
+text = refused(lambda: [list(open_pack(root)) for _ in range(20)])
+free(400)
+assert f"vm.max_map_count = {limit}" in text, text
+del kept
+assert [ds[i]["index"] for i in range(12)] == list(range(12)), "and it works again"
+
+most = resource.getrlimit(resource.RLIMIT_NOFILE)
+fresh = open_pack(root, on_error="return")
+checked = open_pack(root, on_error="return", verify_checksums=True)
+ds.column("size")  # numpy imports a module of its own for it
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, most[1]))
+reads = [lambda: fresh[4], lambda: fresh.__getitems__([4]), lambda: checked[4],
+         lambda: fresh.column("size"), lambda: open_pack(root)]
+texts = [refused(read) for read in reads]
+resource.setrlimit(resource.RLIMIT_NOFILE, most)
+assert all("`ulimit -n` = 3" in text for text in texts), texts
+assert fresh[4]["index"] == checked[4]["index"] == 4
+print("right")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/sys/vm/max_map_count").exists(), reason="not Linux")
+def test_the_limits_of_the_system_are_errors_that_name_them_and_pass(packed):
+    """Real ones, in a process of its own: memory maps and open files."""
+    if int(Path("/proc/sys/vm/max_map_count").read_text()) > 300_000:
+        pytest.skip("it would take too long to use up all memory maps that are allowed here")
+    assert python("-W", "error", "-c", REAL_LIMITS, packed.root, timeout=300) == "right\n"

@@ -4,31 +4,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from splitmix import word
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.select import FRACTION, SPLIT, below
 from sa1bpack.errors import OptionError
 
-WORD = 2**64
-GAMMA = 0x9E3779B97F4A7C15
 # Of the ids 1 to 100,000.
 GOLDEN = [6192, 8860, 30601, 40223, 57883, 60525, 81547, 84229, 86908, 92811]
 NUMBERS = [0.032322, 0.112038, 0.276882]  # of the ids 1, 2 and 11,185,362
 
 
-def mixed(z: int) -> int:
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % WORD
-    z = (z ^ z >> 27) * 0x94D049BB133111EB % WORD
-    return z ^ z >> 31
-
-
 def number(image_id: int, seed: int, use: bytes) -> float:
-    """u as docs/training.md states it, in Python's whole numbers."""
-    key = 0
-    for part in (seed, 0, int.from_bytes(use, "big")):
-        key = mixed((key + (part + 1) * GAMMA) % WORD)
-    word = mixed((mixed((image_id * GAMMA + key) % WORD) + GAMMA) % WORD)
-    return (word >> 11) / 2**53
+    """u as docs/training.md states it."""
+    return (word(seed, 0, image_id, int.from_bytes(use), 0) >> 11) / 2**53
 
 
 @given(

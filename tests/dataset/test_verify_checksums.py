@@ -18,8 +18,8 @@ SHARD = "sa_000001-000"  # samples 4, 5 and 6, with 9, 3 and 4 masks
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
 
-def chunk(root, array: str, shard: str = SHARD):
-    return next((root / "shards" / shard / array).glob("c.*"))
+def chunk(root, array: str):
+    return next((root / "shards" / SHARD / array).glob("c.*"))
 
 
 def middle_of(root, array: str) -> int:

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 from made_runs import flat_runs
+from mask_oracle import number
 
 from sa1bpack import masks
 from sa1bpack.errors import MaskError, OptionError
 
-RUNS = {"run_ends": np.array([480], np.int32), "run_offset": np.array([0, 1])}
-RUNS |= {"height": 20, "width": 24}
+FLAT = {"run_ends": np.array([480], np.int32), "run_offset": np.array([0, 1])}
+RUNS = FLAT | {"height": 20, "width": 24}
 KEY = {"ids": np.array([1]), "seed": 0, "epoch": 0}
 WINDOW = {"affine": masks.window_map(0, 0, 24, 20, (8, 8)), "size": (8, 8)}
 TEXT = {"text": np.frombuffer(b"<", np.uint8), "text_offset": np.array([0, 1]), "pixels": 12}
@@ -20,12 +21,15 @@ CALLS = {
     "jitter_boxes": KEY | {"boxes": np.zeros((1, 4)), "extent": np.full(2, 10.0)},
     "mask_boxes": RUNS,
     "relate_runs": RUNS,
+    "mask_area": FLAT,
+    "encode_counts": FLAT,
+    "take_masks": FLAT | {"keep": np.zeros(1, np.int64)},
     "relate_bits": {"masks": np.zeros((1, 8, 1), np.uint8)},
     "parse_counts": TEXT,
     "pack_bits": {"masks": np.zeros((8, 8), bool)},
     "unpack_bits": {"bits": np.zeros((8, 1), np.uint8)},
 }
-OF_DRAWN_RUNS = [name for name, arguments in CALLS.items() if "run_ends" in arguments]
+OF_DRAWN_RUNS = [name for name, arguments in CALLS.items() if RUNS.keys() <= arguments.keys()]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,6 @@ OF_DRAWN_RUNS = [name for name, arguments in CALLS.items() if "run_ends" in argu
         ("rasterize", "out", np.empty((1, 16, 3), np.uint8), r"out must be .* \(1, 16, 2\)"),
         ("rasterize", "out", np.empty((1, 16, 4), np.uint8)[:, :, ::2], "out must be writable"),
         ("rasterize", "run_ends", np.array([480]), "run_ends must be int32 .n,., got int64"),
-        ("rasterize", "run_offset", np.array([0, 2]), "run_offset must be non-decreasing"),
         ("draw_window", "size", (0, 5), r"size\[0\] is 0: choose a whole number from 1 to 4096"),
         ("draw_window", "size", 5, r"size is 5: give \(height, width\), whole numbers from 1"),
         ("draw_window", "height", True, "height is True: choose a whole number"),
@@ -101,3 +104,34 @@ def test_an_image_size_without_masks_is_refused(size):
 def test_a_sample_without_masks_cannot_be_related():
     with pytest.raises(OptionError, match="neither `masks` nor `run_ends`"):
         masks.relate({"size": [4, 4]})
+
+
+OFFSETS = [
+    [0, 2**63 - 1, -5, 3],  # no difference of adjacent offsets is negative in int64
+    [0, 2**62, -(2**62) - 2, 3],
+    [0, -(2**63), 3],
+    [2, 2**63 - 1, -(2**63), 3],
+    [0, 9],
+    [-1, 3],
+    [2, 1, 3],
+]
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_offsets_that_decrease_or_leave_their_array_are_refused(offset):
+    """They would lead a kernel outside its arrays."""
+    of_three = {"run_ends": np.array([1, 2, 4], np.int32), "run_offset": np.array(offset)}
+    of_three |= {"text": np.frombuffer(b"123", np.uint8), "text_offset": np.array(offset)}
+    for name in ("rasterize", "mask_area", "encode_counts", "take_masks", "parse_counts"):
+        given = {key: of_three.get(key, value) for key, value in CALLS[name].items()}
+        with pytest.raises(OptionError, match="_offset must be non-decreasing"):
+            getattr(masks, name)(**given)
+
+
+@pytest.mark.parametrize("value", [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**58, -(2**58)])
+@pytest.mark.parametrize("repeats", [1, 2, 16, 40])
+def test_counts_that_would_overflow_32_or_64_bits_are_refused(value, repeats):
+    """Repeated differences add up: the 40th count would be 20 * 2^58, beyond int64."""
+    text = np.frombuffer(b"000" + number(value) * repeats, np.uint8)
+    with pytest.raises(MaskError, match=r"cover \d+ pixels|are not COCO's counts"):
+        masks.parse_counts(text, np.array([0, len(text)]), 2**31 - 2)

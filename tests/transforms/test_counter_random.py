@@ -4,26 +4,11 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from splitmix import word
 
 from sa1bpack.transforms.random import uniform, words
 
 WORD = st.integers(0, 2**64 - 1)
-MASK = 2**64 - 1
-
-
-def mix(z: int) -> int:
-    """The finalizer of SplitMix64, as published (https://prng.di.unimi.it/splitmix64.c)."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-    return z ^ (z >> 31)
-
-
-def word(seed: int, epoch: int, number: int, draw: int, k: int) -> int:
-    key = 0
-    for part in (seed, epoch, draw):
-        key = mix((key + (part + 1) * 0x9E3779B97F4A7C15) & MASK)
-    stream = mix((key + number * 0x9E3779B97F4A7C15) & MASK)
-    return mix((stream + (k + 1) * 0x9E3779B97F4A7C15) & MASK)
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,0 +1,20 @@
+"""SplitMix64 in Python's whole numbers: what random words of sa1bpack must be."""
+
+WORD = 2**64
+GAMMA = 0x9E3779B97F4A7C15
+
+
+def mixed(z: int) -> int:
+    """The finalizer, as published (https://prng.di.unimi.it/splitmix64.c)."""
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % WORD
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % WORD
+    return z ^ z >> 31
+
+
+def word(seed: int, epoch: int, number: int, draw: int, k: int) -> int:
+    """Word k of an image's or a mask's number, as docs/training.md states it."""
+    key = 0
+    for part in (seed, epoch, draw):
+        key = mixed((key + (part + 1) * GAMMA) % WORD)
+    stream = mixed((key + number * GAMMA) % WORD)
+    return mixed((stream + (k + 1) * GAMMA) % WORD)
