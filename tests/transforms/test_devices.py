@@ -22,6 +22,7 @@ from made_batches import (
 )
 
 from sa1bpack import transforms as T
+from sa1bpack.masks import RELATIONS
 from sa1bpack.transforms import host
 from sa1bpack.transforms.masks import prompts
 from sa1bpack.transforms.memory import Table
@@ -119,15 +120,16 @@ def test_no_prompt_depends_on_data(region):
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_autocast_does_not_change_what_a_pipeline_makes(half, any_way):
-    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), any_way)
+def test_autocast_changes_neither_what_a_pipeline_makes_nor_relations(half, any_way):
+    batch = moved(ragged("padded_bits"), any_way)
     torch.manual_seed(0)
     batch["images"].copy_(torch.randint(0, 256, batch["images"].shape))
-    # ScaleJitter may reduce an image: its filters are matrices, and autocast rounds their product.
-    made = T.Pipeline(dataset(LAYOUT), FEW_STEPS["any"])
-    expected = made(batch, 3)
+    # ScaleJitter may reduce an image: its filters are matrices, and autocast rounds their product,
+    # as it would round the cells that masks have in common.
+    made, relate = T.Pipeline(dataset(LAYOUT), FEW_STEPS["any"]), T.Relate(tuple(RELATIONS))
+    expected = made(batch, 3) | relate(batch)
     with torch.autocast(any_way.type, half):
-        found = made(batch, 3)
+        found = made(batch, 3) | relate(batch)
         product = torch.ones((2, 2), device=any_way) @ torch.ones((2, 2), device=any_way)
     assert product.dtype == half  # of the caller, who is still in autocast
     for key, tensor in expected.items():

@@ -9,7 +9,6 @@ from PIL import Image
 
 import sa1bpack
 from sa1bpack import transforms as T
-from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
 from sa1bpack.transforms.geometry import (
     AffineMaps,
@@ -114,11 +113,9 @@ def stored_maps(done: dict, batch: dict) -> np.ndarray:
     return (done["input_to_source"].cpu() * ratio[:, :, None]).numpy()
 
 
-def at_centers(maps: np.ndarray, height: int, width: int, canvas=None) -> np.ndarray:
-    """float64 (2, height, width): x and y of the centres of a grid over the canvas."""
-    rows, columns = canvas or (height, width)
-    x = (np.arange(width) + 0.5) * columns / width
-    y = (np.arange(height) + 0.5) * rows / height
+def at_centers(maps: np.ndarray, height: int, width: int) -> np.ndarray:
+    """float64 (2, height, width): x and y of the centres of the pixels of a canvas."""
+    x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
     grid = np.stack([*np.meshgrid(x, y), np.ones((height, width))])
     return np.einsum("ck,kij->cij", maps, grid)
 
@@ -233,12 +230,6 @@ def test_maps_compose_and_invert_like_matrices():
             torch.testing.assert_close(both.apply(points), outer.apply(inner.apply(points)))
 
 
-def test_a_second_step_that_rotates_is_refused():
-    batch = rectangle_batch(LAYOUT, RECTANGLES)
-    with pytest.raises(OptionError, match="two steps rotate or shear: only one may"):
-        T.Pipeline(dataset(LAYOUT), [TURN, T.RandomHorizontalFlip(), TURN])(batch, 0)
-
-
 def test_spatial_features_rotate_with_the_images(with_features):  # noqa: F811
     """PIL rotates each plane as an image, in floats."""
     ds = sa1bpack.open(with_features.root, features=["teacher"])
@@ -302,7 +293,7 @@ def white_batch(layout: Layout) -> dict:
 def test_the_region_is_where_the_images_have_pixels(steps, fit, device):
     layout = Layout(image_size=96, mask_size=96, fit=fit)
     for size in (None, (57, 75), 150):
-        pipeline = T.Pipeline(dataset(layout), steps, size=size, mean=(0, 0, 0), std=(1, 1, 1))
+        pipeline = T.Pipeline(dataset(layout), steps, size=size, **PLAIN)
         for epoch in range(3):
             done = pipeline(moved(white_batch(layout), device), epoch)
             region = T.image_region(done)
@@ -331,8 +322,3 @@ def test_the_size_before_padding_and_its_masks_are_those_of_edgesam(fit, flip):
             valid[k, :, :height, :width] = 1
         valid = torch.nn.functional.interpolate(valid, (side, side), mode="bilinear")
         assert torch.equal(T.image_region(done, side), valid[:, 0] > 0.5)
-
-
-def test_a_batch_without_its_sizes_is_refused():
-    with pytest.raises(OptionError, match="no input_sizes, input_to_source: give what a Pipeline"):
-        T.image_region(white_batch(Layout(image_size=96, mask_size=96)))

@@ -136,8 +136,6 @@ def test_runs_without_padding_are_drawn_in_the_rows_of_their_masks(device):
     assert flat.flatten(1).any(1).all()
     assert torch.equal(padded[0, :2], flat[:2]) and torch.equal(padded[2, 0], flat[2])
     assert padded.sum() == flat.sum()
-    with pytest.raises(OptionError, match="the runs have 4 masks of 4 samples"):
-        pipeline({**ragged("concat"), "runs": rectangle_runs(RECTANGLES)}, 0)
 
 
 def test_an_image_is_treated_the_same_in_every_batch(device):

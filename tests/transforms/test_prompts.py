@@ -11,7 +11,6 @@ from scipy.stats import chisquare
 
 import sa1bpack
 from sa1bpack import transforms as T
-from sa1bpack.errors import OptionError
 from sa1bpack.transforms import backends, correction_clicks
 from sa1bpack.transforms.masks.cells import count_along
 
@@ -25,9 +24,9 @@ def ds(sample_tar, tmp_path_factory):
     return sa1bpack.open(root, mask_format="runs")
 
 
-def batch_of(ds, layout="padded", indices=None, steps=STEPS):
+def batch_of(ds, layout="padded", indices=None):
     part = ds if indices is None else ds[indices]
-    pipeline = T.Pipeline(ds, steps, size=(96, 128), mask_size=(48, 64))
+    pipeline = T.Pipeline(ds, STEPS, size=(96, 128), mask_size=(48, 64))
     with sa1bpack.Loader(part, 3, mask_layout=layout, max_masks=40) as loader:
         return pipeline(next(iter(loader)))
 
@@ -126,14 +125,6 @@ def test_points_and_corners_are_one_array_for_sam(ds):
             assert torch.equal(point[2:].flatten(), box - 0.5)
         elif kind == 0:
             assert torch.equal(point[:2], own - 0.5)
-
-
-def test_a_batch_that_no_pipeline_made_is_refused(ds):
-    with (
-        sa1bpack.Loader(ds, 2, max_masks=4) as loader,
-        pytest.raises(OptionError, match="the batch has no boxes"),
-    ):
-        T.Prompts()(next(iter(loader)))
 
 
 KEY = {"seed": 3, "epoch": 1}

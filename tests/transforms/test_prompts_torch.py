@@ -17,11 +17,6 @@ from sa1bpack.transforms import RunBatch
 from sa1bpack.transforms.masks import prompts
 
 
-def batch_of(random: np.random.Generator, count: int) -> tuple[list, RunBatch]:
-    samples = [random_sample(random, side=13, count=6) for _ in range(count)]
-    return samples, RunBatch.collate(samples)
-
-
 @pytest.mark.parametrize("region", masks.REGIONS)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.integers(1, 3), st.booleans())
@@ -31,8 +26,8 @@ def test_regions_and_points_equal_those_of_the_cpu(
     """Also where a device makes them in parts of a few masks."""
     monkeypatch.setattr(prompts, "PART_ENDS", 100)
     random = np.random.default_rng(seed)
-    samples, runs = batch_of(random, count)
-    runs = runs.to(any_way)
+    samples = [random_sample(random, side=13, count=6) for _ in range(count)]
+    runs = RunBatch.collate(samples).to(any_way)
     ids = random.integers(-(2**63), 2**63, runs.masks)
     boxes = None
     if in_boxes:

@@ -10,13 +10,13 @@ from sa1bpack import masks
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import ColorJitter, Mixup, Pipeline, RandomHorizontalFlip, ScaleJitter
-from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.random import words
 
 DS = dataset(LAYOUT)
 INF = float("inf")
-FLIP = T.RandomHorizontalFlip()
+BATCH = rectangle_batch(LAYOUT, RECTANGLES)
+NO_MASKS = {key: value for key, value in BATCH.items() if key != "masks"}
+FLIP, TURN = T.RandomHorizontalFlip(), T.RandomAffine(10)
 BOOL = torch.ones(2, 4, 4, dtype=torch.bool)
 KEY = {"seed": 0, "epoch": 0}
 RUNS = T.RunBatch.collate([(np.array([20] * 6, np.int32), np.arange(7), 4, 5)] * 2)
@@ -100,6 +100,10 @@ REFUSED = [
     (lambda: words(-1, 0, IDS, 0, 1), "seed is -1: .* from 0 to 18446744073709551615"),
     (lambda: words(0, 2**64, IDS, 0, 1), "epoch is 18446744073709551616: choose"),
     (lambda: words(0, 0, IDS, 1.5, 1), "draw is 1.5: choose a whole number"),
+    (lambda: T.Pipeline(DS, [TURN, FLIP, TURN])(BATCH, 0), "two steps rotate or shear: only one"),
+    (lambda: T.Pipeline(DS, relations=["ious"])(NO_MASKS), "needs masks or runs"),
+    (lambda: T.Prompts()(BATCH), "the batch has no .*boxes_xyxy, .*: give what a Pipeline made"),
+    (lambda: T.image_region(BATCH), "no input_sizes, input_to_source: give what a Pipeline"),
     (lambda: T.Relate(["iou"]), "relation is 'iou': choose one of intersections, ious"),
     (lambda: T.Relate(5), "relations is 5"),
     (lambda: T.Relate("ious", share=2), "share is 2"),
@@ -125,20 +129,15 @@ def test_names_of_earlier_releases_are_refused_with_those_of_today():
 
 
 def test_anything_but_a_batch_of_tensors_is_refused_by_name():
-    batch = rectangle_batch(LAYOUT, RECTANGLES)
-    pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
     for wrong, match in (
-        (
-            {**batch, "bboxes": batch["bboxes"].numpy()},
-            "bboxes is a numpy.ndarray: pass a tensor",
-        ),
-        ({"image": batch["images"][0], "sizes": batch["sizes"]}, "a single sample, without images"),
-        ({key: batch[key] for key in batch if key != "mask_counts"}, "without mask_counts: pass a"),
+        ({**BATCH, "bboxes": BATCH["bboxes"].numpy()}, "bboxes is a numpy.ndarray: pass a tensor"),
+        ({"image": BATCH["images"][0], "sizes": BATCH["sizes"]}, "a single sample, without images"),
+        ({key: BATCH[key] for key in BATCH if key != "mask_counts"}, "without mask_counts: pass a"),
         ({}, "has no keys, without images and sizes and image_ids: "),
-        ([batch], "the batch is a list: pass a batch as Loader"),
+        ([BATCH], "the batch is a list: pass a batch as Loader"),
     ):
         with pytest.raises(OptionError, match=match):
-            pipeline(wrong, 0)
+            T.Pipeline(DS, [FLIP])(wrong, 0)
 
 
 @pytest.mark.parametrize(
@@ -153,20 +152,20 @@ def test_anything_but_a_batch_of_tensors_is_refused_by_name():
 def test_sizes_impossible_for_the_dataset_are_refused_by_name(fit, sizes, match):
     layout = Layout(image_size=96, mask_size=96, fit=fit)
     batch = rectangle_batch(layout, RECTANGLES)
-    Pipeline(dataset(layout))(batch)
+    pipeline = T.Pipeline(dataset(layout))
+    pipeline(batch)
     if sizes is None:
         batch["sizes"] = batch["sizes"][:, 2:]
     else:
         batch["sizes"][2] = torch.tensor(sizes)
     with pytest.raises(OptionError, match=match):
-        Pipeline(dataset(layout))(batch)
+        pipeline(batch)
 
 
 @pytest.mark.parametrize("layout", ["padded", "concat"])
 def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
     """The masks are those of `ragged`, 2, 0 and 1; the runs are of 2, 0 and 2 masks, and others."""
-    pipeline = Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])
-    batch = ragged(layout)
+    pipeline, batch = T.Pipeline(DS, [FLIP]), ragged(layout)
     batch["masks"] = batch["masks"][:, :2] if layout == "padded" else batch["masks"]
     for key in ("bboxes", "point_coords", "areas"):
         batch[key] = batch[key][:, :2] if layout == "padded" else batch[key]
@@ -174,7 +173,7 @@ def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
     ends, offset, height, width = one.run_ends.numpy(), one.run_offset.numpy(), 150, 225
 
     def runs(*counts):
-        return RunBatch.collate(
+        return T.RunBatch.collate(
             [(np.tile(ends, n), np.arange(n + 1) * offset[1], height, width) for n in counts]
         )
 
@@ -190,20 +189,19 @@ def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
 
 
 def test_a_batch_of_another_pack_and_a_missing_epoch_are_refused_by_name():
-    batch = rectangle_batch(LAYOUT, RECTANGLES)
     with pytest.raises(OptionError, match=r"images are torch.uint8 \(4, 96, 96, 3\).*'B', 64, 64"):
-        Pipeline(dataset(Layout(image_size=64, mask_size=64)))(batch)
-    for other in (batch["masks"].float(), batch["masks"].bool(), batch["masks"][..., :64, :]):
+        T.Pipeline(dataset(Layout(image_size=64, mask_size=64)))(BATCH)
+    for other in (BATCH["masks"].float(), BATCH["masks"].bool(), BATCH["masks"][..., :64, :]):
         with pytest.raises(OptionError, match=r"masks are torch.*have 96 x 96 cells"):
-            Pipeline(dataset(LAYOUT))({**batch, "masks": other})
+            T.Pipeline(DS)({**BATCH, "masks": other})
     with pytest.raises(OptionError, match=r"no 'epoch', but .*: pipeline\(batch, epoch=...\)"):
-        Pipeline(dataset(LAYOUT), [RandomHorizontalFlip()])(batch)
+        T.Pipeline(DS, [FLIP])(BATCH)
 
 
 def test_the_epoch_is_that_of_the_batch(device):
     """As Loader and DataLoader yield batches; `epoch=` is for those that do not name theirs."""
-    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
-    pipeline = Pipeline(dataset(LAYOUT), [ScaleJitter(), ColorJitter(0.4), Mixup()])
+    batch = moved(BATCH, device)
+    pipeline = T.Pipeline(DS, [T.ScaleJitter(), T.ColorJitter(0.4), T.Mixup()])
     expected = pipeline(batch, epoch=3)
     numbered = {**batch, "epoch": 3, "batch_idx": 17}
     for found in (pipeline(numbered), pipeline(numbered, epoch=3), pipeline(numbered, np.int64(3))):
@@ -224,13 +222,12 @@ def test_the_epoch_is_that_of_the_batch(device):
 
 def test_a_batch_of_another_spec_is_refused_by_name():
     """Same sizes throughout: only the spec distinguishes source and stored coordinates."""
-    batch = rectangle_batch(LAYOUT, RECTANGLES)
     ds = dataset(LAYOUT)
     ds.spec_text = "pad 96 rgb, masks 96 area, source coordinates"
-    pipeline = Pipeline(ds)
-    assert "spec" not in pipeline({**batch, "spec": ds.spec_text})  # images are no longer uint8
-    assert "images" in pipeline(batch)  # of a Collate without sample_spec
+    pipeline = T.Pipeline(ds)
+    assert "spec" not in pipeline({**BATCH, "spec": ds.spec_text})  # images are no longer uint8
+    assert "images" in pipeline(BATCH)  # of a Collate without sample_spec
     other = ds.spec_text.replace("source", "stored")
     with pytest.raises(OptionError, match=f"{other!r}, but those of .* {ds.spec_text!r}: create"):
-        pipeline({**batch, "spec": other})
-    assert "images" in Pipeline(dataset(LAYOUT))({**batch, "spec": other})
+        pipeline({**BATCH, "spec": other})
+    assert "images" in T.Pipeline(DS)({**BATCH, "spec": other})

@@ -13,7 +13,6 @@ from mask_oracle import runs_of
 from torch.nn.utils.rnn import pad_sequence
 
 from sa1bpack import masks, transforms
-from sa1bpack.errors import OptionError
 from sa1bpack.transforms import backends
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
@@ -162,19 +161,3 @@ def test_a_pipeline_relates_what_is_left_in_the_picture(kind, any_way):
             np.testing.assert_allclose(value, getattr(expected, name), rtol=1e-6, err_msg=name)
         first, before, after = first + count, before + count, after + int(expected.areas.sum())
     assert 0 < after < before * 96 * 96
-
-
-def test_a_pipeline_of_batches_without_masks_cannot_relate_them(any_way):
-    batch = moved(ragged("padded"), any_way)
-    del batch["masks"]
-    with pytest.raises(OptionError, match="needs masks or runs"):
-        transforms.Pipeline(dataset(LAYOUT), relations=["ious"])(batch, epoch=0)
-
-
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_autocast_does_not_round_counts(half):
-    samples = [nested(3, 64)]
-    batch = batch_of(samples, True)
-    with torch.autocast("cpu", half):
-        found = by_torch(Relate(NAMES), batch, True)
-    check(found, samples, True)
