@@ -119,7 +119,7 @@ class MapStyle:
 
 @functools.cache
 def _also(cls: type, base: type) -> type:
-    """A class that is a subclass of both, and called as the first."""
+    """A class that is a subclass of both, and has the name of the first."""
     return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 

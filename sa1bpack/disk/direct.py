@@ -163,7 +163,7 @@ class FileStream:
         return count > 0
 
     def _read_block(self) -> int:
-        """Read into the first of the memories; the bytes that were found."""
+        """Read the next block into the first memory; returns how many bytes there were."""
         return _fill(self._file, self._memory[0], self._position, self._step)
 
     def close(self) -> None:

@@ -246,7 +246,7 @@ def check_index(root: Path, manifest: Manifest, index: Index) -> None:
 
 
 def check_whole_index(root: Path, manifest: Manifest, index: Index, named: bool = True) -> None:
-    """Check what is not of a single shard: offsets, the order, and if `named` the index's name."""
+    """Check what no single shard decides: offsets, the order, and if `named` the index's name."""
     folder = root / manifest.index
     if named:
         expected = index_name_of(manifest.shards, _read_digests(root, manifest.shards))

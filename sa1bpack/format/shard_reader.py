@@ -246,7 +246,8 @@ def check_rows_digest(
 ) -> None:
     """Compare all rows of an array with the XXH3-128 of its file.
 
-    The rest of the file, after the rows, follows from their number and is not read.
+    The rest of the file, after the rows, follows from their number and is not read. Raises
+    FormatError if they differ.
     """
     digest = xxhash.xxh3_128(files.byte_view(rows))
     digest.update(arrays.ChunkFile(spec, len(rows)).tail())

@@ -205,7 +205,7 @@ def _check_side(
 
 
 def _side_bytes(folder: Path, share: Share = ALL) -> int:
-    """Bytes of the chunk files of a part of a feature, as far as they can be read."""
+    """Bytes of the chunk files of a feature's parts, or a share of them; 0 if it is unreadable."""
     try:
         parts = [folder / name for name in share_of(side.part_names(folder), share)]
         return sum(path.stat().st_size for part in parts for path in part.glob("*/c.*"))

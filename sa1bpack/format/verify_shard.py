@@ -58,6 +58,7 @@ class ArrayStream:
         """Rows `first` to `stop`, (stop - first, *row_shape), valid until the next call.
 
         `first` is the row after those that were read before; of an offset array, the last of them.
+        Raises FormatError if it is not, or if the file is cut short, OSError if it cannot be read.
         """
         if first != self._done - len(self._edge):
             raise FormatError(f"{self.path}: it, or its offsets, changed while they were read")

@@ -133,8 +133,8 @@ class SampleReader:
         self._means = Means(0, scratch, np.zeros(4, np.int64), np.zeros(1, np.int64))
 
     def load(self, samples: Samples, place: Place, first: int, stop: int) -> Read:
-        """Load samples `first` to `stop` of a batch: `load_samples`, until its scratch memory
-        suffices.
+        """Load samples `first` to `stop` of a batch by `load_samples`, again with more scratch
+        memory as long as that does not suffice.
 
         Raises OSError if the context is unusable, MemoryError if there is no scratch memory.
         """

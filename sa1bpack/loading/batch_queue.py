@@ -49,7 +49,7 @@ class Buffer:
     streams: list[Any] = field(default_factory=list)
 
     def become(self, other: "Buffer") -> None:
-        """Have the memory of a new one. Batches that were lent keep what they have."""
+        """Take over the memory of a new buffer. Batches that were lent keep theirs."""
         self.bytes, self.pinned, self.streams = other.bytes, other.pinned, other.streams
 
 
@@ -221,7 +221,7 @@ class BatchQueue:
         """What a thread has to do: a part of a batch to copy; or, with None, a batch to plan, which
         one thread does at a time. None after the last.
 
-        Who has a batch to plan must `share` or `finish` it.
+        A thread that gets a batch to plan must `share` or `finish` it.
         """
         with self._changed:
             while not self._changed.wait_for(self.has_work, _IDLE_SECONDS):
@@ -245,7 +245,7 @@ class BatchQueue:
         return may_begin or self._begun >= self.total
 
     def share(self, batch: QueuedBatch, parts: list[Part]) -> None:
-        """The batch is planned: let threads copy its parts. `done` tells which was the last."""
+        """Let threads copy the parts of a planned batch. `done` tells which was the last."""
         with self._changed:
             batch.parts_left = len(parts)
             for part in parts:
@@ -254,7 +254,7 @@ class BatchQueue:
             self._changed.notify_all()
 
     def done(self, batch: QueuedBatch) -> bool:
-        """A part of the batch is copied. Who copied the last one must `finish` the batch."""
+        """Note that a part of the batch is copied. True for the last one: `finish` the batch."""
         with self._changed:
             batch.parts_left -= 1
             return batch.parts_left == 0
@@ -262,8 +262,8 @@ class BatchQueue:
     def finish(
         self, batch: QueuedBatch, error: BaseException | None = None, free: bool = False
     ) -> None:
-        """The batch is complete; or it cannot be made, and the consumer gets the error in its
-        place. `free`: its buffer is no longer needed."""
+        """Let the consumer have a batch that is complete; or in its place the error, if it cannot
+        be made. `free`: its buffer is no longer needed."""
         with self._changed:
             batch.error = error
             self._in_progress.discard(batch.number)
@@ -277,7 +277,7 @@ class BatchQueue:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """A thread cannot work: the consumer gets the error, whatever it waits for."""
+        """Let the consumer have the error of a thread that cannot work, whatever it waits for."""
         with self._changed:
             self._failed = error
             self._changed.notify_all()

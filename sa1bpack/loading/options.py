@@ -124,6 +124,8 @@ class ReadingOptions:
         A function that is called with the `LoadingStats` of every epoch that was taken to its end:
         `print`, or one that logs them.
 
+    Raises OptionError for a value that cannot be used, and for options that do not fit together.
+
     Examples:
         >>> options = sa1bpack.ReadingOptions(order="local", max_masks=64, pad_to_max=True)
         >>> options.drop_last, options.timeout

@@ -280,7 +280,7 @@ class _Plan:
         return [taken for key, taken in self.shards.items() if key not in state.shards]
 
     def find_parts(self) -> dict[Path, Path]:
-        """The parts of features for the merged pack's shards → where those go that are missing.
+        """The parts of features that the merged pack lacks: where each is → where it goes.
 
         A part is bound to the bytes of its shard, so it fits them under the same name in any pack.
         """
@@ -312,7 +312,7 @@ class _Plan:
 
 
 class Placing:
-    """Puts folders like others under final names: of hard links, else of clones, else of copies.
+    """Makes folders like others, of hard links, else clones, else copies, and names them.
 
     A hard link is the same file: it costs nothing, and nothing may ever write into it. No part of
     sa1bpack does: a shard is never changed once it is published, and a repair puts another folder
@@ -325,7 +325,7 @@ class Placing:
     def __init__(self, folders: Sequence[Path], progress: Progress | None):
         """
         folders
-            What will be placed.
+            All folders that will be placed.
         progress
             Called with the bytes that were copied, and those that `folders` take on the disk,
             whenever some are copied.
@@ -340,7 +340,7 @@ class Placing:
         return sum(path.stat().st_blocks * 512 for path in paths)
 
     def publish(self, source: Path, working: Path, final: Path, digest: str | None = None) -> None:
-        """Give a folder like another its final name, in one step.
+        """Make a folder like another, and give it its final name in one step.
 
         working  the name that it has until then, in the same folder
         digest   of a shard: the XXH3-128 of its checksum file

@@ -218,7 +218,7 @@ class PackOptions(MaskRule):
         )
 
     def to_json(self) -> dict:
-        """As the manifest records them."""
+        """The options as the manifest records them."""
         chosen = asdict(self)
         del chosen["preset"]
         chosen["select"] = chosen.pop("mask_select")
@@ -226,7 +226,7 @@ class PackOptions(MaskRule):
 
     @classmethod
     def from_json(cls, recorded: dict) -> "PackOptions":
-        """Of what a manifest records. Raises OptionError if that cannot be used."""
+        """The options that a manifest records. Raises OptionError if one cannot be used."""
         return cls(**{_OPTION_OF.get(name, name): value for name, value in recorded.items()})
 
     def check_same(self, recorded: dict, where: str) -> None:

@@ -519,7 +519,7 @@ def sources_to_pack(
 
 
 def check_ours(root: Path) -> None:
-    """Refuse a folder of something else, before anything in it is changed."""
+    """Raise OutputRefused for a folder of something else, before anything in it is changed."""
     if (root / MANIFEST_NAME).exists():
         return
     working = (LOCK_NAME, PARTS_NAME, files.TEMPORARY_PREFIX + MANIFEST_NAME)

@@ -211,10 +211,10 @@ class _Rebuilding(PackState):
     """Sound shards of a pack, and those that are made again in a working folder."""
 
     def finish_source(self, record: dict, at_once: bool = False) -> None:
-        """A source was read to its end; nothing is published."""
+        """Do nothing when a source was read to its end: `mend` publishes."""
 
     def withdraw(self, source: str) -> int:
-        """A source is not usable: the pack stays as it is."""
+        """Remove nothing of a source that cannot be used: the pack stays as it is."""
         return 0
 
 

@@ -69,7 +69,7 @@ class Totals:
 
 
 def totals_of(root: Path, manifest: Manifest) -> dict[str, Any]:
-    """The fields of Totals."""
+    """The fields of Totals, from the manifest of the pack at `root`."""
     counts, reasons = manifest.counts, {}
     for name, count in counts.items():
         if name.startswith("rejects:"):

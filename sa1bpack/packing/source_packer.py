@@ -141,7 +141,7 @@ class InlineDecoder:
             self._free.put(Buffers(run.state.options))
 
     def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future[Made]:
-        """What becomes of a pair, when there is memory for it; here, it is made at once.
+        """The outcome of a pair, as a future. Waits for memory; here, the pair is decoded at once.
 
         bytes_read
             Of its source so far.
@@ -158,7 +158,7 @@ class InlineDecoder:
         return made
 
     def stop(self) -> None:
-        """The run is stopping: end every wait in `decode`, and cancel what is not made."""
+        """End every wait in `decode`, and cancel what is not made: the run is stopping."""
 
     close = stop  # no rows are needed any more: free their memory
 
@@ -189,7 +189,7 @@ class ShardBuilder:
         self._run = run
 
     def discard(self) -> None:
-        """The shard is not wanted; its thread ends once the pairs given are made."""
+        """Give the shard up; its thread ends once the pairs that it was given are made."""
         self.discarded = True
         self.made.put(None)
 

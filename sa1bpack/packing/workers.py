@@ -147,7 +147,8 @@ class SharedSlots:
         return _row_offsets(self._layout, Extent(1, masks, json_bytes))[1]
 
     def free(self, slot: int) -> None:
-        """Pair and rows are no longer needed; memory that only large ones need is returned."""
+        """Free a slot, whose pair and rows are no longer needed. Memory of each beyond KEPT_BYTES
+        is returned to the system."""
         jpeg_bytes, json_bytes = self._lengths[slot]
         pair, rows = slot * self._slot_bytes, slot * self._slot_bytes + PAIR_BYTES
         most = {pair: jpeg_bytes + json_bytes, rows: self._most_row_bytes(json_bytes)}
@@ -213,7 +214,7 @@ class Workers:
         self._lock = Lock()  # for stopping
 
     def decode(self, source: Source, pair: Pair, bytes_read: int) -> "Future[Made]":
-        """As `InlineDecoder`, but it is made later."""
+        """See `InlineDecoder`; a worker decodes the pair, later."""
         slot, made = self._free_slots.get(), Future()
         self._slots.put(slot, pair.jpeg, pair.json)
         message = slot, len(pair.jpeg), len(pair.json), pair.file_name
@@ -225,12 +226,12 @@ class Workers:
         return made
 
     def _free(self, slot: int) -> None:
-        """The pair in a slot is no longer needed. For any thread."""
+        """Free a slot, and let a thread that waits for one have it. For any thread."""
         self._slots.free(slot)
         self._free_slots.put(slot)
 
     def stop(self) -> None:
-        """As `InlineDecoder`; no process is left."""
+        """See `InlineDecoder`; no process is left."""
         with self._lock:  # after this, no job is added and no process started
             self._run.stopping.set()
         for process in self._processes:
@@ -242,7 +243,7 @@ class Workers:
             self._jobs.put(None)
 
     def close(self) -> None:
-        """As `InlineDecoder`."""
+        """See `InlineDecoder`."""
         self._slots.close()
 
     def serve(self) -> None:
@@ -336,7 +337,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_T
 
 
 class _Worker:
-    """A worker process, and the socket to it."""
+    """A worker process, and the socket to it. Raises PackError if it cannot be started."""
 
     def __init__(self, options: PackOptions, slots: SharedSlots):
         mine, its = socket.socketpair()

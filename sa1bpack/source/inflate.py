@@ -55,7 +55,10 @@ class ByteStream:
     """
 
     def __init__(self, path: Path | Address, *, md5: bool = False, on_wait: OnWait = None):
-        """`on_wait` is called with a line for the user when the network does not answer."""
+        """`on_wait` is called with a line for the user when the network does not answer.
+
+        Raises SourceError if the file of a path cannot be opened.
+        """
         self.path = path
         self.position = self.bytes_read = 0
         self.chunk = memoryview(b"")

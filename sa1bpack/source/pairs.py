@@ -188,10 +188,10 @@ class FolderStream:
         return None, None
 
     def cancel(self) -> None:
-        """Nothing is waited for."""
+        """Do nothing: nothing is waited for."""
 
     def close(self) -> None:
-        """Nothing is held open between files."""
+        """Do nothing: nothing is held open between files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,6 +315,9 @@ class SequentialOrder(Order):
     Args:
         dataset: the dataset to order.
 
+    Raises:
+        OptionError: the dataset has no samples or no fingerprint.
+
     Examples:
         >>> sa1bpack.SequentialOrder(sa1bpack.open("packed")).take(epoch=7, start=1, stop=3)
         array([1, 2])
@@ -350,6 +353,9 @@ class ShuffleOrder(SeededOrder):
         dataset: the dataset to order.
         seed: 0 to 2**64 - 1.
 
+    Raises:
+        OptionError: the dataset has no samples or no fingerprint, or a value is out of range.
+
     Examples:
         >>> order = sa1bpack.ShuffleOrder(sa1bpack.open("packed"), seed=1)
         >>> sorted(order.take(epoch=0, start=0, stop=3).tolist())
@@ -382,6 +388,9 @@ class LocalShuffleOrder(SeededOrder):
         window: shards mixed at a time, 1 or more.
         block: neighbouring samples that stay together, 1 or more; larger blocks make longer reads.
         seed: 0 to 2**64 - 1.
+
+    Raises:
+        OptionError: the dataset has no samples or no fingerprint, or a value is out of range.
 
     Examples:
         >>> order = sa1bpack.LocalShuffleOrder(sa1bpack.open("packed"), window=4, seed=1)
@@ -457,6 +466,10 @@ class WeightedOrder(SeededOrder):
             per epoch, of which the last stays, and `Steps` may change them as well, by epoch.
         samples: draws per epoch; None for as many as the dataset has samples.
         seed: 0 to 2**64 - 1.
+
+    Raises:
+        OptionError: the dataset has no samples or no fingerprint, weights that cannot be used or
+            that change by step, or a value is out of range.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -537,6 +550,9 @@ class NodeShuffleOrder(SeededOrder):
         nodes: the number of nodes, or a multiple of it, so that the number may change; batch sizes
             should be multiples of it. 1 or more.
         seed: 0 to 2**64 - 1. What a node reads does not depend on it.
+
+    Raises:
+        OptionError: the dataset has no samples or no fingerprint, or a value is out of range.
 
     Examples:
         >>> order = sa1bpack.NodeShuffleOrder(sa1bpack.open("packed"), nodes=2, seed=1)
