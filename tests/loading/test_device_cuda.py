@@ -7,7 +7,6 @@ import pytest
 import torch
 from batches import same, tensors_of
 from commands import python
-from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from sync_debug import waiting_is_an_error
 
 from sa1bpack.adapters.collate import Collate

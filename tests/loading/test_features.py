@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from packs_with_features import SPECS, expected_rows, with_features, write_side  # noqa: F401 - a fixture
+from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from page_cache import drop
 
 import sa1bpack
