@@ -226,8 +226,8 @@ def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
     """Everything that a shard stores of one sample, with the exact shape of each array.
 
     Returns C-contiguous (n, *row_shape) arrays, as views where the input is contiguous, and the
-    `checksum`, (1,) uint64 (docs/format.md, "Checksum of a sample"). Offset arrays become lengths,
-    so nothing depends on the position of the sample: mask_offset (1,) int64, the number of masks;
+    `checksum`, (1,) uint64 (docs/format.md, "Checksums"). Offset arrays become lengths, so nothing
+    depends on the position of the sample: mask_offset (1,) int64, the number of masks;
     image_offset (1,) int64, the number of bytes of the image; run_offset (m,) int64, the number of
     runs of each mask.
     """

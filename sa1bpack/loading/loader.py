@@ -93,6 +93,12 @@ class Loader(BatchReader):
     inherited from the parent raises LoaderError. A copy or pickle of a Loader keeps the position in
     the order, but no iteration.
 
+    Taking a batch raises ReadError, which names the sample, if one cannot be read, unless
+    `on_error` is "drop"; LoaderTimeout if the batch takes longer than `timeout`; LoaderError if the
+    iteration was ended, if more samples are dropped than `max_dropped` allows, or if there is no
+    memory for a buffer; ResourceShortage if the system refuses a memory map or a file; StoreError
+    if an object store fails.
+
     Examples:
         >>> ds = sa1bpack.open("packed")
         >>> with sa1bpack.Loader(ds, batch_size=3, max_masks=64) as loader:
