@@ -169,12 +169,15 @@ PICTURES = (".png", ".jpg", ".jpeg")
 
 def write_picture(picture: Image.Image, path: Path) -> None:
     """Write a picture atomically, as its suffix says. Raises OSError if the disk fails."""
+    kind = "PNG" if path.suffix.lower() == ".png" else "JPEG"
+    replace_file(path, file_of(picture, kind, 90))
+
+
+def file_of(picture: Image.Image, kind: str, quality: int) -> bytes:
+    """The bytes of a PNG, or of a JPEG of this quality."""
     buffer = io.BytesIO()
-    if path.suffix.lower() == ".png":
-        picture.save(buffer, "PNG")
-    else:
-        picture.save(buffer, "JPEG", quality=90)
-    replace_file(path, buffer.getvalue())
+    picture.save(buffer, kind, quality=quality)
+    return buffer.getvalue()
 
 
 @lru_cache(maxsize=8)

@@ -6,7 +6,6 @@ surveyed completely.
 """
 
 import base64
-import io
 import logging
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ from sa1bpack.arguments import MAX_WORD, checks_options, choice, paths_of, whole
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
-from sa1bpack.export.drawing import drawn, fitted, mask_text, shape_text
+from sa1bpack.export.drawing import drawn, file_of, fitted, mask_text, shape_text
 from sa1bpack.export.info import Stored, bin_text, histogram, read_info, template
 from sa1bpack.export.output import check_output
 from sa1bpack.export.show import DEFAULT_SAMPLES, checked_count, random_indices
@@ -415,15 +414,13 @@ def _pictures(
             pictures.append({"title": f"Row {index:,}: {subject.reason}", "jpeg": ""})
             continue
         height, width = fitted(*subject.rgb.shape[:2], *_TILE)
-        buffer = io.BytesIO()
-        drawn(subject, height, width).save(buffer, "JPEG", quality=_QUALITY)
-        sample = subject.sample
+        sample, jpeg = subject.sample, file_of(drawn(subject, height, width), "JPEG", _QUALITY)
         pictures.append(
             {
                 "title": sample["file_name"],
                 "facts": f"id {sample['image_id']}, row {sample['index']:,}, {shape_text(subject)}",
                 "masks": mask_text(subject),
-                "jpeg": base64.b64encode(buffer.getvalue()).decode(),
+                "jpeg": base64.b64encode(jpeg).decode(),
                 "height": height,
                 "width": width,
             }

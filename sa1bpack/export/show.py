@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 import logging
 import os
 import re
@@ -19,8 +18,8 @@ from sa1bpack.arguments import MAX_WORD, checks_options, torch_subset, whole_num
 from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
-from sa1bpack.export.drawing import SIDE, Image, contact_sheet, large_picture, tile_width
-from sa1bpack.export.subject import Subject, Unreadable, image_count, read_subject, subjects_of
+from sa1bpack.export.drawing import SIDE, Image, contact_sheet, file_of, large_picture, tile_width
+from sa1bpack.export.subject import Subject, Unreadable, image_count, read_subject, subject_of
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
 from sa1bpack.packing.options import PackOptions
@@ -143,7 +142,7 @@ def draw_samples(
         if image_ids is not None or large:
             raise OptionError("image_ids and large are for packs: of a batch, give samples or rows")
         count = image_count(pack)
-        subjects = subjects_of(pack, _rows(count, samples, rows))
+        subjects = [subject_of(pack, row) for row in _rows(count, samples, rows)]
         name = ", ".join(
             ["batch", *(f"{k} {pack[k]}" for k in ("epoch", "batch_idx") if k in pack)]
         )
@@ -283,9 +282,7 @@ def html_of(value: Any) -> str | None:
     else:
         picture = draw_samples(value, rows=range(min(_INLINE_SAMPLES, len(value)))).picture
     picture.thumbnail((INLINE_WIDTH, INLINE_WIDTH))
-    out = io.BytesIO()
-    picture.save(out, "JPEG", quality=_QUALITY)
-    data = base64.b64encode(out.getvalue()).decode()
+    data = base64.b64encode(file_of(picture, "JPEG", _QUALITY)).decode()
     return (
         f'<img src="data:image/jpeg;base64,{data}" alt="samples under their masks">'
         f"<pre>{html.escape(repr(value))}</pre>"

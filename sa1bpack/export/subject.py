@@ -3,7 +3,7 @@
 Arrays of a batch may be tensors on any device, or of numpy. This package does not import torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,15 +125,6 @@ def image_count(batch: Batch) -> int:
     return count
 
 
-def subjects_of(batch: Batch, rows: Sequence[int]) -> list[Subject]:
-    """The samples in these places of a batch: the entire canvas, with the masks that are valid.
-
-    Raises OptionError if the arrays are not those of a batch of Loader, DataLoader, Collate or
-    Pipeline, or if its images are normalised by an unknown mean.
-    """
-    return [_subject(batch, row) for row in rows]
-
-
 def _array(value: Any) -> np.ndarray:
     """A tensor, whatever its device and type, or an array."""
     if hasattr(value, "detach"):
@@ -142,15 +133,19 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def _subject(batch: Batch, row: int) -> Subject:
+def subject_of(batch: Batch, row: int) -> Subject:
+    """The sample in this place of a batch: the entire canvas, with the masks that are valid.
+
+    Raises OptionError if the arrays are not those of a batch of Loader, DataLoader, Collate or
+    Pipeline, or if its images are normalised by an unknown mean.
+    """
     rgb = _pixels(batch, row)
-    has_masks = "mask_counts" in batch
-    count = int(batch["mask_counts"][row]) if has_masks else 0
+    count = int(batch["mask_counts"][row]) if "mask_counts" in batch else 0
     part: Any = row, slice(0, count)  # of arrays with one row per mask: padded, or concatenated
     if "mask_offsets" in batch:
         first = int(batch["mask_offsets"][row])
         part = slice(first, first + count)
-    bits = _bits(batch, row, part) if has_masks else np.zeros((0, 1, 1), np.uint8)
+    bits = _bits(batch, row, part, count)
     boxes, points = _boxes_and_points(batch, row, part, count)
     valid = _array(batch["valid"][part]) if "valid" in batch else np.ones(count, bool)
     sample = {
@@ -186,7 +181,7 @@ def _pixels(batch: Batch, row: int) -> np.ndarray:
     return np.rint(np.clip(image * std + mean, 0, 255)).astype(np.uint8).transpose(1, 2, 0)
 
 
-def _bits(batch: Batch, row: int, part: Any) -> np.ndarray:
+def _bits(batch: Batch, row: int, part: Any, count: int) -> np.ndarray:
     """uint8 (m, h, w / 8): the masks, over the canvas; without cells if the batch has none."""
     if "masks" in batch:
         masks = _array(batch["masks"][part])
@@ -197,7 +192,7 @@ def _bits(batch: Batch, row: int, part: Any) -> np.ndarray:
             cells = np.repeat(cells, 8, 2)
         return np.packbits(cells, axis=2, bitorder="little")
     if "runs" not in batch:
-        return np.zeros((int(batch["mask_counts"][row]), 1, 1), np.uint8)
+        return np.zeros((count, 1, 1), np.uint8)
     runs = batch["runs"]
     ends, offset = _array(runs.run_ends), _array(runs.run_offset)
     first, last = _array(runs.mask_offset)[row : row + 2].tolist()

@@ -9,7 +9,7 @@ from PIL import Image
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
-from sa1bpack.export.subject import subjects_of
+from sa1bpack.export.subject import subject_of
 
 
 def cells(bits: np.ndarray) -> np.ndarray:
@@ -34,7 +34,7 @@ def batches(small_pack):
 @pytest.mark.parametrize("layout", ["padded", "concat", "padded_bits", "concat_bits"])
 def test_subjects_are_the_samples_of_the_dataset(layout, batches):
     ds, batch = batches(layout=layout)
-    found = subjects_of(batch, list(range(6)))
+    found = [subject_of(batch, k) for k in range(6)]
     assert sum(subject.masks for subject in found) > 10
     for subject, index in zip(found, batch["indices"].tolist(), strict=True):
         sample = ds.with_options(coordinates="source")[index]
@@ -57,9 +57,10 @@ def test_subjects_are_the_samples_of_the_dataset(layout, batches):
 
 def test_source_coordinates_and_runs_show_the_same(batches):
     _, batch = batches()
-    expected = subjects_of(batch, list(range(6)))
+    expected = [subject_of(batch, k) for k in range(6)]
     for options in ({"coordinates": "source"}, {"mask_format": "runs"}):
-        found = subjects_of(batches(**options)[1], list(range(6)))
+        _, batch = batches(**options)
+        found = [subject_of(batch, k) for k in range(6)]
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one.sample["bboxes"], other.sample["bboxes"], atol=1e-3)
             np.testing.assert_allclose(
@@ -76,7 +77,7 @@ def test_source_coordinates_and_runs_show_the_same(batches):
 def test_normalised_images_get_their_colours_back(dtype):
     batch = noisy_batch(LAYOUT, "bits")
     done = T.Pipeline(dataset(LAYOUT), dtype=dtype)(batch)
-    for k, subject in enumerate(subjects_of(done, [0, 1, 2, 3])):
+    for k, subject in enumerate(subject_of(done, row) for row in range(4)):
         expected = batch["images"][k, :64].numpy().astype(int)
         most = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[dtype]
         assert np.abs(subject.rgb[:64].astype(int) - expected).max() <= most
@@ -91,13 +92,13 @@ def test_of_a_pipeline_only_valid_masks_are_drawn_at_any_grid(layout):
         dataset(LAYOUT), [T.RandomResizedCrop((0.05, 0.1))], size=(64, 80), mask_size=(16, 20)
     )
     done = pipeline(ragged(layout), 1)
-    found = subjects_of(done, [0, 1, 2])
+    found = [subject_of(done, k) for k in range(3)]
     assert [subject.rgb.shape for subject in found] == [(64, 80, 3)] * 3
     valid = done["valid"] if layout == "concat" else done["valid"][[0, 0, 2], [0, 1, 0]]
     assert sum(subject.masks for subject in found) == int(valid.sum()) < 3
     assert [subject.annotation_count for subject in found] == [2, 0, 1]
     whole = T.Pipeline(dataset(LAYOUT), mask_size=(16, 20))(ragged(layout))
-    [first, *_] = subjects_of(whole, [0])
+    first = subject_of(whole, 0)
     mask = whole["masks"][0] if layout == "concat" else whole["masks"][0, 0]
     np.testing.assert_array_equal(cells(first.sample["masks"])[0, :, ::8], mask)
 
@@ -106,7 +107,7 @@ def test_planes_become_rgb(batches):
     layout = LAYOUT.__class__(image_size=96, mask_size=96, pixels="yuv420")
     batch = noisy_batch(layout, "bits")
     expected = T.yuv420_to_rgb(batch["images"], torch.tensor([[96, 96]] * 4))
-    for k, subject in enumerate(subjects_of(batch, [0, 3])):
+    for k, subject in enumerate(subject_of(batch, row) for row in (0, 3)):
         np.testing.assert_array_equal(subject.rgb, expected[3 * k])
 
 
