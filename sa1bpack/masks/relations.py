@@ -34,30 +34,28 @@ _NONE = 2**63 - 1
 
 
 class Relation(NamedTuple):
-    """The kind of a relation: its dtype, whether it is one of pairs, values per mask, and what it
-    is for a mask without pixels, and in the padding of a batch."""
+    """The kind of a relation: the name of its dtype, whether it is one of pairs, values per mask,
+    and what it is for a mask without pixels, and in the padding of a batch."""
 
-    dtype: np.dtype
+    dtype: str
     pairs: bool
     columns: int = 1
     none: int = 0
 
 
-_INT64, _FLOAT64, _BOOL = np.dtype("i8"), np.dtype("f8"), np.dtype("?")
-
 # Name of each relation, in `Relations` and as the key of a batch.
 RELATIONS = {
-    "intersections": Relation(_INT64, True),
-    "ious": Relation(_FLOAT64, True),
-    "containments": Relation(_FLOAT64, True),
-    "touching": Relation(_BOOL, True),
-    "distances": Relation(_FLOAT64, True),
-    "children": Relation(_BOOL, True),
-    "centroids": Relation(_FLOAT64, False, 2),
-    "mask_boxes": Relation(_INT64, False, 4),
-    "parents": Relation(_INT64, False, none=-1),
-    "depths": Relation(_INT64, False),
-    "levels": Relation(_INT64, False, none=-1),
+    "intersections": Relation("int64", True),
+    "ious": Relation("float64", True),
+    "containments": Relation("float64", True),
+    "touching": Relation("bool", True),
+    "distances": Relation("float64", True),
+    "children": Relation("bool", True),
+    "centroids": Relation("float64", False, 2),
+    "mask_boxes": Relation("int64", False, 4),
+    "parents": Relation("int64", False, none=-1),
+    "depths": Relation("int64", False),
+    "levels": Relation("int64", False, none=-1),
 }
 
 

@@ -17,7 +17,7 @@ from sa1bpack.transforms.batch import Batch
 from sa1bpack.transforms.checks import Sides, Size, as_numbers
 from sa1bpack.transforms.geometry import Frame, GeometricStep
 from sa1bpack.transforms.host import all_on_host, sent
-from sa1bpack.transforms.images.make import ImageMaker, move_spatial
+from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.steps import ColorJitter, MixStep
 from sa1bpack.transforms.masks.cells import ranks, uncovered
@@ -78,7 +78,7 @@ class Pipeline:
     ===============  =======  ==================================================================
 
     Spatial features of the dataset, (B, C, h, w) over the canvas of the stored image, are moved
-    with the image, and have as many pixels per cell as before (`images.make.move_spatial`). Other
+    with the image, and have as many pixels per cell as before (`ImageMaker.move_spatial`). Other
     features stay as they are. `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`.
 
     Masks are drawn from the exact runs if the batch has `runs`, a `RunBatch` of its masks in the
@@ -291,8 +291,7 @@ class Pipeline:
             places = ranks(drawn.where(valid, 1.0), owner, len(batch["images"]))
             done["valid"] &= (places < self.max_valid).view(rows.shape)
         for name in self._spatial.keys() & batch.keys():
-            most = self._images.most(frame)
-            done[name] = move_spatial(batch[name], frame, self.image_size, self._moves, most)
+            done[name] = self._images.move_spatial(batch[name], frame)
         if mix is not None:
             step, drawn = mix
             done |= step(done["images"], drawn)

@@ -322,11 +322,8 @@ def interior_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         far = torch.from_numpy(squared_distances(masks.numpy()))
     else:
         far = _squared_distances(masks)
-    far = far.flatten(1)
-    best = far.amax(1, keepdim=True)
-    first = torch.where(far == best, torch.arange(far.shape[1], device=far.device), far.shape[1])
-    place = first.amin(1)
-    return torch.stack([place % width, place // width], 1), best[:, 0].long()
+    best, place = far.flatten(1).max(1)  # the first of several
+    return torch.stack([place % width, place // width], 1), best.long()
 
 
 def _squared_distances(masks: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry import AxisMaps, Frame, fit_frame
-from sa1bpack.transforms.images.make import move_spatial
+from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.random import uniform
 
 STEPS = [T.RandomHorizontalFlip(0.5), T.RandomResizedCrop()]
@@ -95,7 +95,8 @@ def test_types_and_sizes_of_the_result(ds):
     rows = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
     identity = AxisMaps(torch.ones(1, 2).double(), torch.zeros(1, 2).double())
     for geometric in (False, True):
-        found = move_spatial(rows, frame_of(identity), 48, geometric)
+        maker = ImageMaker(torch.float32, None, 48, geometric, 1.0)
+        found = maker.move_spatial(rows, frame_of(identity))
         assert found.dtype == torch.float32
         assert torch.equal(found, rows.float())
 

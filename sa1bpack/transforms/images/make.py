@@ -129,6 +129,42 @@ class ImageMaker:
         """The largest factor by which an image may be reduced on a canvas."""
         return self.shrinks * self.side / min(frame.canvas)
 
+    def move_spatial(self, rows: torch.Tensor, frame: Frame) -> torch.Tensor:
+        """Move spatial rows with their images.
+
+        rows   (B, C, h, w)
+        frame  of the images, on any device
+
+        Returns (B, C, h', w') with as many pixels per cell as before, h' = H h / S rounded down and
+        at least 1; of the same type if that is a floating one, else float32. Zero outside the
+        stored canvas, and in cells that geometric steps left without image.
+        """
+        canvas, side = frame.canvas, self.side
+        kind = rows.dtype if rows.is_floating_point() else torch.float32
+        if not self.geometric and canvas == (side, side):
+            return rows.to(kind)
+        frame, (height, width) = on_device(frame, rows.device), rows.shape[2:]
+        out = max(1, canvas[0] * height // side), max(1, canvas[1] * width // side)
+        sides = geometry.pair(width, height, rows.device).expand(len(rows), -1)
+        cell = geometry.pair(canvas[1] / out[1], canvas[0] / out[0], rows.device)
+        between = geometry.scaling(sides / side).after(frame.maps).after(geometry.scaling(cell))
+        planes, shown = rows.permute(0, 2, 3, 1), frame.visible(out)
+        if isinstance(between, AffineMaps):
+            # A cell is as many pixels long as before, but for the rounding of their number.
+            longer = max(width / side * canvas[1] / out[1], height / side * canvas[0] / out[0])
+            most = self.most(frame) * longer
+            cells, support = geometry.fixed_steps(between), supports(between, most)
+            moved = resample_affine(planes, sides.flip(1), cells, support, out, most)
+            x, y = (at >> FRACTION for at in geometry.positions(cells, (0, out[0]), out[1]))
+            shown &= (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        else:
+            moved = resample(planes, between, sides, out)
+            x, y = between.centers(*out)
+            within = (x >= 0) & (x <= width), (y >= 0) & (y <= height)
+            within = within[1][:, :, None] & within[0][:, None, :]
+            shown = within & shown if self.geometric else within
+        return moved.mul_(shown[:, None]).to(kind)
+
 
 # Rows of an image in one job: small enough for the cache, large enough to be worth a start.
 PART_ROWS = 256
@@ -292,44 +328,3 @@ def _taps(
     total = torch.where(total > 0, total, 1.0)
     for pixel, weight in zip(pixels, weights, strict=True):
         yield pixel, (weight / total).float()
-
-
-def move_spatial(
-    rows: torch.Tensor, frame: Frame, side: int, geometric: bool, shrinks: float = 1.0
-) -> torch.Tensor:
-    """Move spatial rows with their images.
-
-    rows       (B, C, h, w)
-    frame      of the images, on any device: its maps are from pixels of the canvas to those of the
-               stored image
-    side       S, of the stored canvas
-    geometric  whether there are geometric steps: cells that they left without image are zero
-    shrinks    the largest factor by which a map that may rotate reduces an image
-
-    Returns (B, C, h', w') with as many pixels per cell as before, h' = H h / S rounded down and at
-    least 1; of the same type if that is a floating one, else float32. Zero outside the stored
-    canvas.
-    """
-    canvas, kind = frame.canvas, rows.dtype if rows.is_floating_point() else torch.float32
-    if not geometric and canvas == (side, side):
-        return rows.to(kind)
-    frame, (height, width) = on_device(frame, rows.device), rows.shape[2:]
-    out = max(1, canvas[0] * height // side), max(1, canvas[1] * width // side)
-    sides = geometry.pair(width, height, rows.device).expand(len(rows), -1)
-    to_canvas = geometry.scaling(geometry.pair(canvas[1] / out[1], canvas[0] / out[0], rows.device))
-    between = geometry.scaling(sides / side).after(frame.maps).after(to_canvas)
-    planes, shown = rows.permute(0, 2, 3, 1), frame.visible(out)
-    if isinstance(between, AffineMaps):
-        # A cell is as many pixels long as before, but for the rounding of their number.
-        most = shrinks * max(width / side * canvas[1] / out[1], height / side * canvas[0] / out[0])
-        cells, support = geometry.fixed_steps(between), supports(between, most)
-        moved = resample_affine(planes, sides.flip(1), cells, support, out, most)
-        x, y = (at >> FRACTION for at in geometry.positions(cells, (0, out[0]), out[1]))
-        shown &= (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    else:
-        moved = resample(planes, between, sides, out)
-        x, y = between.centers(*out)
-        within = (x >= 0) & (x <= width), (y >= 0) & (y <= height)
-        within = within[1][:, :, None] & within[0][:, None, :]
-        shown = within & shown if geometric else within
-    return moved.mul_(shown[:, None]).to(kind)

@@ -32,8 +32,7 @@ _TENSORS = 8  # large ones that live at once
 
 def _type(relation: Relation) -> torch.dtype:
     """The type in a batch."""
-    kind = getattr(torch, str(relation.dtype))
-    return torch.float32 if kind == torch.float64 else kind
+    return getattr(torch, relation.dtype.replace("float64", "float32"))
 
 
 @checks_options
