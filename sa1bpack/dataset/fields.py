@@ -13,7 +13,7 @@ import numpy as np
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import side_name
 
-_UINT8, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "i4", "i8", "f4"))
+_INT32, _INT64, _FLOAT32 = map(np.dtype, ("i4", "i8", "f4"))
 
 
 class Field(NamedTuple):

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
     CUDA.reset_peak(task.device)
     ds = task.open()
     with loader_of(task, setting, ds, seed) as loader:
-        batches = _epochs(loader, task.cold)
+        batches = chain.from_iterable([loader] if task.cold else repeat(loader))
         begin = time.perf_counter()
         samples = take(next(batches), task)
         first = time.perf_counter() - begin
@@ -167,13 +167,6 @@ def loader_of(task: Task, setting: Setting, ds: Dataset, seed: int = 0) -> Itera
             yield loader
         finally:
             loader.end_workers()
-
-
-def _epochs(loader: Any, once: bool) -> Iterator[dict]:
-    while True:
-        yield from loader
-        if once:
-            return
 
 
 def take(batch: dict, task: Task) -> int:

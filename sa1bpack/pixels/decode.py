@@ -152,14 +152,9 @@ def _stored_image(jpeg, header: JpegHeader, h: int, w: int, resample: str) -> Im
     return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
 
 
-class _Scratch(threading.local):
-    """Per thread: the buffer of the decoded image, kept because page faults of a new one cost as
-    much as resizing."""
-
-    buffer = np.empty(0, np.uint8)
-
-
-_scratch = _Scratch()
+# Per thread: the buffer of the decoded image, kept because page faults of a new one cost as much as
+# resizing.
+_scratch = threading.local()
 
 
 def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np.ndarray:
@@ -169,7 +164,7 @@ def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np
     wrong or gray pixels after damaged data.
     """
     rows, columns = -(-header.height * eighths // 8), -(-header.width * eighths // 8)
-    nbytes, buffer = rows * columns * 4, _scratch.buffer
+    nbytes, buffer = rows * columns * 4, getattr(_scratch, "buffer", b"")
     if len(buffer) < nbytes:
         buffer = np.empty(max(nbytes, HUGE_FROM), np.uint8)
         if nbytes <= KEPT_SCRATCH:

@@ -136,8 +136,7 @@ class Decoder:
         pixels = record.height * record.width
         kept = select_masks(self.pack_options, *scores, pixels, record.image_id)
         if self.rule is not None:
-            left = select_masks(self.rule, *(score[kept] for score in scores), pixels, 0)
-            kept = kept[left]
+            kept = select_masks(self.rule, *(score[kept] for score in scores), pixels, 0)
         place = index, record.image_id, file_name, source.name, source.path, row
         size = record.height, record.width
         stored = stored_size(*size, self.layout.image_size, self.layout.fit)

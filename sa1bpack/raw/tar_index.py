@@ -116,7 +116,7 @@ class TarIndex:
             path, changed = self.files[at]
             at, expected = 0, (count, changed)
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - often a text
+            with open(path, "rb") as file:  # noqa: PTH123 - often a text
                 status = os.fstat(file.fileno())
                 if (status.st_size, status.st_mtime_ns) != expected:
                     raise SourceError(
@@ -125,9 +125,7 @@ class TarIndex:
                 if self.points is not None:
                     return self.points.read(file.fileno(), path, at, count)
                 file.seek(at)
-                data = b""
-                while len(data) < count and (piece := file.read(count - len(data))):
-                    data += piece
+                data = file.read(count)
         except OSError as error:
             raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
         if len(data) < count:
