@@ -6,7 +6,7 @@ Triton's interpreter is more lenient than its compiler. Launches of real batches
 CPU, and each kernel is compiled for the types of its arguments, for several generations of GPUs, by
 the compiler and the assembler that Triton brings. A launcher compiles for what it knows of the
 arguments as well, so there are variants: "aligned", whose addresses and numbers are multiples of
-16, as those of torch's tensors are; and, for the last of several generations, once per kernel
+16, as those of torch's tensors are; and, for the last of three generations or more, once per kernel
 "any", of which nothing is known, and "ones", whose numbers are 1.
 
 Prints a JSON object per kernel, variant and generation: its name, the bytes of its code, how many
@@ -138,7 +138,7 @@ def main(generations: list[int]) -> None:
         chosen += [
             (variant, generations[-1])
             for variant in found.keys() - {"aligned"}
-            if len(generations) > 1 and (kernel.__name__, variant) not in seen
+            if len(generations) > 2 and (kernel.__name__, variant) not in seen
         ]
         seen |= {(kernel.__name__, variant) for variant, _ in chosen}
         for variant, generation in chosen:

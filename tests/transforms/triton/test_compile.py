@@ -1,4 +1,4 @@
-"""The kernels compile for a GPU, in torture for several generations, which needs none."""
+"""The kernels compile for two generations of GPUs, in torture for three, which needs no GPU."""
 
 import importlib.util
 import json
@@ -24,14 +24,14 @@ def test_every_kernel_compiles_rounds_as_on_a_cpu_and_suits_the_device(tmp_path,
     """No product is fused with a sum, which would round once instead of twice. What a thread
     computes with fits into its registers, and leaves room for as many threads as hide the waits
     for memory. Of arrays as torch allocates them, a thread writes 8 bytes at a time or more."""
-    generations = ["80"] + ["90", "100"] * request.config.getoption("torture")
+    generations = ["80", "90"] + ["100"] * request.config.getoption("torture")
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     printed = python(HELPERS / "compile_kernels.py", *generations, env=environment, timeout=300)
     kernels = [json.loads(line) for line in printed.splitlines()]
     made = {(kernel["kernel"], kernel["variant"], kernel["generation"]) for kernel in kernels}
     last = int(generations[-1])
     expected = {(name, "aligned", int(generation)) for name in ALL for generation in generations}
-    if len(generations) > 1:
+    if len(generations) > 2:
         expected |= {(name, "any", last) for name in ALL}
         expected |= {(name, "ones", last) for name in WRITING | {"_sum_gray"}}
     assert made == expected
@@ -41,12 +41,7 @@ def test_every_kernel_compiles_rounds_as_on_a_cpu_and_suits_the_device(tmp_path,
     if Version(version("triton")) < Version("3.7"):  # an earlier compiler's choices are not ours
         return
     usual = [kernel for kernel in kernels if kernel["variant"] == "aligned"]
-    # 65,536 registers of a multiprocessor hold twelve warps of 32 threads; on an A100, one kernel
-    # leaves room for nine.
-    assert [
-        kernel
-        for kernel in usual
-        if kernel["registers"] > (212 if kernel["generation"] == 80 else 168)
-    ] == []
+    # 65,536 registers of a multiprocessor hold twelve warps of 32 threads.
+    assert [kernel for kernel in usual if kernel["registers"] > 168] == []
     writing = [kernel for kernel in usual if kernel["kernel"] in WRITING]
     assert [kernel for kernel in writing if min(kernel["stores"]) < 8] == []
