@@ -204,7 +204,7 @@ def _fill_taps(numbers, filters, width, height, taps):
 
 
 @triton.jit
-def _add(c, pixels, inside, r, g, b):
+def add_pixels(c, pixels, inside, r, g, b):
     """Add pixels of weight c to a column's sums."""
     r += c * tl.load(pixels, mask=inside, other=0).to(tl.float32)
     g += c * tl.load(pixels + 1, mask=inside, other=0).to(tl.float32)
@@ -214,9 +214,11 @@ def _add(c, pixels, inside, r, g, b):
 
 @triton.jit
 def _taps_of(scale, taps):
-    """The number of pixels that filters of an axis can have. scale: its address."""
-    support = tl.maximum(tl.abs(tl.load(scale)), 1.0)
-    return tl.minimum(tl.ceil(2 * tl.minimum(support, FAR)).to(tl.int32), taps)
+    """The number of pixels that filters of an axis can have: one where pixels are only copied or
+    mirrored. scale: its address, two before that of the offset."""
+    step, offset = tl.abs(tl.load(scale)), tl.load(scale + 2)
+    most = tl.ceil(2 * tl.minimum(tl.maximum(step, 1.0), FAR)).to(tl.int32)
+    return tl.where((step == 1) & (tl.floor(offset) == offset), 1, tl.minimum(most, taps))
 
 
 @triton.jit(do_not_specialize=["side", "height", "taps"])
@@ -244,7 +246,7 @@ def _sample(images, numbers, filters, out, side, width, height, taps):
         for m in range(y_taps):
             y = tl.minimum(y0 + m, side - 1)
             c = tl.load(y_filters + (1 + m) * count, mask=i < height, other=0.0)[:, None]
-            r, g, b = _add(c, image + (y[:, None] * side + x[None, :]) * 3, inside, r, g, b)
+            r, g, b = add_pixels(c, image + (y[:, None] * side + x[None, :]) * 3, inside, r, g, b)
         red += a * r
         green += a * g
         blue += a * b
@@ -307,11 +309,11 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
     for k in range(x_taps):
         a = _share(x_at, x_low, k, x_high, x_support, x_total)
         pixels = image + _offset(x_low, k, columns, 3)
-        r, g, b = _add(c_0, pixels + row_0, inside, zero, zero, zero)
-        r, g, b = _add(c_1, pixels + row_1, inside, r, g, b)
+        r, g, b = add_pixels(c_0, pixels + row_0, inside, zero, zero, zero)
+        r, g, b = add_pixels(c_1, pixels + row_1, inside, r, g, b)
         for m in range(2, y_taps):
             c = _share(y_at, y_low, m, y_high, y_support, y_total)
-            r, g, b = _add(c, pixels + _offset(y_low, m, rows, side * 3), inside, r, g, b)
+            r, g, b = add_pixels(c, pixels + _offset(y_low, m, rows, side * 3), inside, r, g, b)
         red += a * r
         green += a * g
         blue += a * b

@@ -1,5 +1,7 @@
 """A pipeline with Triton kernels has the results of the compiled ones, bit for bit."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from made_batches import KEYS, LAYOUT, STEPS, dataset, moved, noisy_batch, ragged
@@ -59,6 +61,28 @@ def test_padding_and_flat_masks_are_those_of_the_compiled_kernels(
     assert found["masks"].flatten(-2).any(-1).sum() == 3
     for key in ("masks", "valid", "images"):
         assert torch.equal(found[key], expected[key]), key
+
+
+@pytest.mark.parametrize(("step", "each"), [
+    (RandomHorizontalFlip(0), 1), (RandomHorizontalFlip(1), 1), (ScaleJitter(1.25, 1.25), 4),
+], ids=["copy", "flip", "enlarge"])  # fmt: skip
+def test_a_pixel_that_is_copied_or_mirrored_is_one_pixel_of_the_image(
+    triton_device, step, each, monkeypatch
+):
+    if triton_device.type != "cpu":
+        pytest.skip("what a compiled kernel loads is not counted")
+    images, taken = import_module("sa1bpack.transforms.triton.images"), []
+    add = images.add_pixels
+
+    def counted(*arguments):
+        taken.append(arguments)
+        return add(*arguments)
+
+    monkeypatch.setattr(images, "add_pixels", counted)
+    layout = Layout(image_size=48, mask_size=48, fit="squash")
+    batch = noisy_batch(layout, "bits")
+    Pipeline(dataset(layout), [step])(batch, 0)
+    assert len(taken) == each * len(batch["images"]) * 48 // images.ROWS.value
 
 
 def test_images_of_any_floating_type(triton_device):
