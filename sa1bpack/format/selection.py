@@ -24,7 +24,7 @@ SELECTION_VERSION = (1, 0)
 MAX_IDS = 1 << 28  # 2 GiB of ids
 _LEVEL = 2  # of zlib-ng: 11 million ids in 0.5 s, where zlib's level 6 takes 10 for the same size
 _REMEDY = "restore the file from a copy, or save the selection again"
-_SAVED = "name a file that ds.save or `sa1bpack subset` wrote"
+_SAVED = "name a file that ds.save_selection or `sa1bpack subset` wrote"
 
 
 class PackPlace(msgspec.Struct, frozen=True, kw_only=True):

@@ -123,7 +123,8 @@ class Prompts:
         Raises:
             OptionError: a key that is needed is missing.
         """
-        check_made(batch, NEEDED)
+        stored = self.where == "stored"
+        check_made(batch, (*NEEDED, "point_coords") if stored else NEEDED)
         valid, boxes = batch["valid"], batch["boxes_xyxy"]
         kinds = torch.where(valid, self._chosen(batch, draw), -1)
         points = boxes.new_zeros((*valid.shape, self.points, 2))

@@ -102,7 +102,7 @@ REFUSED = [
     (lambda: words(0, 0, IDS, 1.5, 1), "draw is 1.5: choose a whole number"),
     (lambda: T.Pipeline(DS, [TURN, FLIP, TURN])(BATCH, 0), "two steps rotate or shear: only one"),
     (lambda: T.Pipeline(DS, relations=["ious"])(NO_MASKS), "needs masks or runs"),
-    (lambda: T.Prompts()(BATCH), "the batch has no .*boxes_xyxy, .*: give what a Pipeline made"),
+    (lambda: T.Prompts(where="stored")({}), "has no .*, point_coords, .*: give what a Pipeline"),
     (lambda: T.image_region(BATCH), "no input_sizes, input_to_source: give what a Pipeline"),
     (lambda: T.Relate(["iou"]), "relation is 'iou': choose one of intersections, ious"),
     (lambda: T.Relate(5), "relations is 5"),
