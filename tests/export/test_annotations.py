@@ -7,6 +7,7 @@ import tarfile
 import tracemalloc
 from pathlib import Path
 
+import any_records
 import numpy as np
 import pytest
 from edited_packs import flip, rewrite_checksums
@@ -21,28 +22,6 @@ import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.export import annotations
 from sa1bpack.format.files import TEMPORARY_PREFIX
-
-NUMBERS = st.one_of(
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.integers(-(2**53) + 1, 2**53 - 1),
-    st.sampled_from(
-        [1e-05, 0.1 + 0.2, 1e16, 1e22, 123456789012345680.0, 5e-324, 1.7976931348623157e308, -0.0,
-         100000.0, 0, 2**53 - 1, 1.0201592445373535]
-    ),
-)  # fmt: skip
-AREAS = st.one_of(st.integers(0, 2**53 - 1), st.integers(0, 2**50).map(float))
-KEYS = ("bbox", "area", "segmentation", "predicted_iou", "point_coords", "crop_box", "id",
-        "stability_score")  # fmt: skip
-ANNOTATION = st.tuples(
-    st.lists(NUMBERS, min_size=4, max_size=4),
-    AREAS,
-    st.just({"size": [64, 96], "counts": "0PP6"}),
-    NUMBERS,
-    st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=1, max_size=1),
-    st.lists(NUMBERS, min_size=4, max_size=4),
-    st.integers(-(2**63), 2**63 - 1),
-    NUMBERS,
-).map(lambda values: dict(zip(KEYS, values, strict=True)))
 
 
 # The second one has the records of eight photographs with blank pictures of the same sizes.
@@ -71,13 +50,14 @@ def records_of(tar: Path) -> dict[str, bytes]:
         }
 
 
-@given(annotations=st.lists(ANNOTATION, max_size=4))
+@given(found=st.lists(any_records.annotations(64, 96, st.just("0PP6")), max_size=4))
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_number_keeps_its_type_and_its_text(pack_of, tmp_path, annotations):
+def test_every_number_keeps_its_type_and_its_text(pack_of, tmp_path, found):
     shutil.rmtree(tmp_path / "pack", ignore_errors=True)
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     expected = record(5)
-    expected["annotations"] = annotations
+    keys = expected["annotations"][0]  # in their order
+    expected["annotations"] = [{key: each[key] for key in keys} for each in found]
     root = pack_of(expected)
     sa1bpack.export_sa1b(root, tmp_path / "out")
     assert (tmp_path / "out" / "a" / "sa_5.json").read_bytes() == json.dumps(expected).encode()

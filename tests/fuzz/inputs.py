@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from small_tars import as_jpeg, members, photo, pixels_of, record, tar_bytes
+from small_tars import as_jpeg, entry, members, photo, pixels_of, record, tar_bytes
 from targets import SHARD, pristine
 
 from sa1bpack.source.tar import BLOCK
@@ -28,8 +28,7 @@ def seeds(name: str) -> list[bytes]:
 def _tars() -> list[bytes]:
     small = [(name, data[:600]) for name, data in members([1, 2]).items()]
     long = ("./" + "d" * 120 + "/é.txt", b"x")  # which the oldest format cannot have
-    link = tarfile.TarInfo("link")
-    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    link = entry("link", tarfile.SYMTYPE, linkname="/etc/passwd")
     kinds = tarfile.GNU_FORMAT, tarfile.PAX_FORMAT
     found = [tar_bytes([*small, long], kind, link) for kind in kinds]
     found.append(tar_bytes(small, tarfile.USTAR_FORMAT, link))

@@ -111,6 +111,14 @@ def members(
     return found
 
 
+def entry(name: str, type: bytes = tarfile.REGTYPE, size: int = 0, **fields) -> tarfile.TarInfo:
+    """An entry of a tar; fields are attributes of TarInfo."""
+    found = tarfile.TarInfo(name)
+    for key, value in {"type": type, "size": size, **fields}.items():
+        setattr(found, key, value)
+    return found
+
+
 def tar_bytes(
     listed: Iterable[tuple[str, bytes]],
     format: int = tarfile.GNU_FORMAT,
@@ -122,9 +130,7 @@ def tar_bytes(
         if first is not None:
             tar.addfile(first)
         for name, data in listed:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+            tar.addfile(entry(name, size=len(data)), io.BytesIO(data))
     return buffer.getvalue()
 
 
@@ -143,9 +149,7 @@ def write_tar(
     listed = list(members.items() if isinstance(members, dict) else members)
     if shuffle is not None:
         random.Random(shuffle).shuffle(listed)
-    folder = tarfile.TarInfo("./")
-    folder.type = tarfile.DIRTYPE
-    data = tar_bytes(listed, first=folder)
+    data = tar_bytes(listed, first=entry("./", tarfile.DIRTYPE))
     path.write_bytes(gzip.compress(data, 1, mtime=0) if compress else data)
     return path
 

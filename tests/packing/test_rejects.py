@@ -16,6 +16,7 @@ from small_tars import (
     Members,
     as_jpeg,
     changed,
+    entry,
     members,
     names_of,
     photo,
@@ -159,11 +160,9 @@ def hostile_tar(path: Path) -> Path:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         listed = [(name, data, tarfile.REGTYPE) for name, data in found.items()]
         for name, data, kind in [*listed, *((name, b"", kind) for name, kind in STRANGE)]:
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.type, entry.linkname = len(data), kind, "/etc/passwd"
-            tar.addfile(entry, io.BytesIO(data))
-    bomb = tarfile.TarInfo("sa_99.jpg")
-    bomb.size = 200 << 20
+            member = entry(name, kind, len(data), linkname="/etc/passwd")
+            tar.addfile(member, io.BytesIO(data))
+    bomb = entry("sa_99.jpg", size=200 << 20)
     data = buffer.getvalue().rstrip(b"\0")
     data += bytes(-len(data) % 512) + bomb.tobuf(tarfile.GNU_FORMAT)
     zeros = gzip.compress(bytes(10 << 20), 1)

@@ -1,15 +1,8 @@
-"""Builders of tars and records for the tests of sources."""
+"""Files and records for the tests of sources."""
 
 from pathlib import Path
 
 import pytest
-from small_tars import tar_bytes
-
-
-@pytest.fixture(scope="session")
-def make_tar():
-    """The function `tar_bytes`."""
-    return tar_bytes
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import gzip
 
 import pytest
+from small_tars import tar_bytes
 from system import without_privileges
 
 from sa1bpack.errors import SourceError
@@ -18,8 +19,8 @@ def test_a_gzip_stream_is_a_gzip_tar_named_without_its_suffix(write, file, name)
     assert (source.name, source.kind, source.nbytes) == (name, "gzip-tar", 20)
 
 
-def test_a_tar_older_than_ustar_is_recognised_by_its_checksum(make_tar, write):
-    header = bytearray(make_tar([("sa_1.jpg", b"x")]))
+def test_a_tar_older_than_ustar_is_recognised_by_its_checksum(write):
+    header = bytearray(tar_bytes([("sa_1.jpg", b"x")]))
     header[257:265] = bytes(8)
     total = sum(header[:148]) + 256 + sum(header[156:512])
     header[148:156] = b"%06o\0 " % total
@@ -59,8 +60,8 @@ def test_a_folder_without_images_is_refused_with_a_remedy(tmp_path):
         find_sources([tmp_path])
 
 
-def test_a_folder_of_tars_stands_for_its_tars(make_tar, write, tmp_path):
-    data = make_tar([("sa_1.jpg", b"")])
+def test_a_folder_of_tars_stands_for_its_tars(write, tmp_path):
+    data = tar_bytes([("sa_1.jpg", b"")])
     (tmp_path / "tars").mkdir()
     for name in ("sa_2.tar", "sa_1.TAR", "sa_3.tar.gz", "notes.txt", ".sa_4.tar"):
         write(data, f"tars/{name}")
@@ -82,8 +83,8 @@ def test_a_pack_is_refused_as_a_source(tmp_path):
         find_sources([str(tmp_path / "*")])
 
 
-def test_globs_and_paths_are_sorted_by_name_and_counted_once(make_tar, write, tmp_path):
-    data = make_tar([("sa_1.jpg", b"")])
+def test_globs_and_paths_are_sorted_by_name_and_counted_once(write, tmp_path):
+    data = tar_bytes([("sa_1.jpg", b"")])
     for name in ("sa_2.tar", "sa_1.tar", "other.txt"):
         write(data, name)
     other_spelling = tmp_path / "." / ".." / tmp_path.name / "sa_2.tar"
@@ -91,8 +92,8 @@ def test_globs_and_paths_are_sorted_by_name_and_counted_once(make_tar, write, tm
     assert [source.name for source in sources] == ["sa_1", "sa_2"]
 
 
-def test_a_literal_path_with_glob_characters_is_found(make_tar, write):
-    path = write(make_tar([("sa_1.jpg", b"")]), "sa_[1].tar")
+def test_a_literal_path_with_glob_characters_is_found(write):
+    path = write(tar_bytes([("sa_1.jpg", b"")]), "sa_[1].tar")
     assert [source.path for source in find_sources([path])] == [path]
 
 
@@ -112,9 +113,9 @@ def test_a_missing_source_is_an_error_that_names_the_path(tmp_path, monkeypatch,
         find_sources([pattern])
 
 
-def test_a_source_in_a_folder_without_permission_is_not_reported_missing(make_tar, write, tmp_path):
+def test_a_source_in_a_folder_without_permission_is_not_reported_missing(write, tmp_path):
     (tmp_path / "locked").mkdir()
-    write(make_tar([("sa_1.jpg", b"")]), "locked/sa_1.tar")
+    write(tar_bytes([("sa_1.jpg", b"")]), "locked/sa_1.tar")
     (tmp_path / "locked").chmod(0)
     for name in ("sa_1.tar", "*.tar"):
         path = str(tmp_path / "locked" / name)
@@ -124,8 +125,8 @@ def test_a_source_in_a_folder_without_permission_is_not_reported_missing(make_ta
     (tmp_path / "locked").chmod(0o755)
 
 
-def test_two_sources_with_the_same_name_are_an_error(make_tar, write, tmp_path):
-    data = make_tar([("sa_1.jpg", b"")])
+def test_two_sources_with_the_same_name_are_an_error(write, tmp_path):
+    data = tar_bytes([("sa_1.jpg", b"")])
     (tmp_path / "b").mkdir()
     write(data, "sa_1.tar")
     write(data, "b/sa_1.tar.gz")

@@ -6,6 +6,7 @@ import tarfile
 from collections import Counter
 
 import pytest
+from small_tars import entry, tar_bytes
 from system import peak_growth
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
@@ -33,13 +34,9 @@ from sa1bpack.source.pairs import PairReader
 """
 
 
-def header(name, size=0, type=tarfile.REGTYPE, **fields) -> bytes:
+def header(*given, **fields) -> bytes:
     """One header block of the GNU format."""
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.type = size, type
-    for key, value in fields.items():
-        setattr(entry, key, value)
-    return entry.tobuf(tarfile.GNU_FORMAT)
+    return entry(*given, **fields).tobuf(tarfile.GNU_FORMAT)
 
 
 def read(path):
@@ -61,18 +58,18 @@ def growth(path, rejects=0, code="") -> int:
         ("./zeros.bin", 1, 0, ""),
     ],
 )
-def test_a_gzip_bomb_is_rejected_or_skipped_unread(make_tar, write, name, gigabytes, rejects, code):
+def test_a_gzip_bomb_is_rejected_or_skipped_unread(write, name, gigabytes, rejects, code):
     """9 MB that inflate to 2 GB: gzip members of zeros, within one member of the tar."""
     zeros = gzip.compress(bytes(64 * MIB), 1)
-    data = gzip.compress(header(name, gigabytes << 30)) + zeros * 16 * gigabytes
-    path = write(data + gzip.compress(make_tar(GOOD)))
+    data = gzip.compress(header(name, size=gigabytes << 30)) + zeros * 16 * gigabytes
+    path = write(data + gzip.compress(tar_bytes(GOOD)))
     assert path.stat().st_size < 5 * MIB * gigabytes
     assert growth(path, rejects, code) < 64
 
 
 def test_a_member_that_claims_1_tb_allocates_nothing(write):
     size = 1 << 40
-    path = write(header("./sa_1.jpg", size) + bytes(5000))
+    path = write(header("./sa_1.jpg", size=size) + bytes(5000))
     reader = PairReader(open_source(path), spool_dir=path.parent)
     with reader, pytest.raises(SourceTruncated, match="within a member's data"):
         list(reader)
@@ -82,7 +79,7 @@ def test_a_member_that_claims_1_tb_allocates_nothing(write):
 
 @pytest.mark.parametrize("type", [b"x", b"g", tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
 def test_an_extended_header_of_a_gigabyte_is_corrupt(write, type):
-    path = write(header("x", 1 << 30, type) + bytes(1024))
+    path = write(header("x", type, 1 << 30) + bytes(1024))
     with pytest.raises(SourceCorrupt, match=f"claims 1073741824 bytes.* {MAX_EXTENDED_HEADER}"):
         read(path)
 
@@ -90,12 +87,12 @@ def test_an_extended_header_of_a_gigabyte_is_corrupt(write, type):
 def long_name(name: bytes, kind: str) -> bytes:
     """The header or headers that give the next member this name."""
     if kind == "gnu":
-        return header("long", len(name), tarfile.GNUTYPE_LONGNAME) + padded(name)
+        return header("long", tarfile.GNUTYPE_LONGNAME, len(name)) + padded(name)
     length = len(name) + 7
     while len(str(length)) + len(name) + 7 != length:
         length = len(str(length)) + len(name) + 7
     record = b"%d path=%s\n" % (length, name)
-    return header("long", len(record), b"x") + padded(record)
+    return header("long", b"x", len(record)) + padded(record)
 
 
 def padded(data: bytes) -> bytes:
@@ -103,9 +100,9 @@ def padded(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["gnu", "pax"])
-def test_a_path_of_a_megabyte_is_a_reject_with_a_short_name(make_tar, write, kind):
+def test_a_path_of_a_megabyte_is_a_reject_with_a_short_name(write, kind):
     name = b"d/" * 500_000 + b"sa_1.jpg"
-    path = write(long_name(name, kind) + header("x", 3) + padded(b"abc") + make_tar(GOOD))
+    path = write(long_name(name, kind) + header("x", size=3) + padded(b"abc") + tar_bytes(GOOD))
     pairs, reader = read(path)
     assert [pair.name for pair in pairs] == ["sa_7"]
     (reject,) = reader.rejects
@@ -114,17 +111,17 @@ def test_a_path_of_a_megabyte_is_a_reject_with_a_short_name(make_tar, write, kin
     assert len(reject.member) < 100
 
 
-def test_a_source_with_too_many_rejects_is_an_error(make_tar, write, monkeypatch):
+def test_a_source_with_too_many_rejects_is_an_error(write, monkeypatch):
     monkeypatch.setattr(pairs_module, "MAX_REJECTS", 3)
     members = [(f"../sa_{number}.jpg", b"") for number in range(4)]
-    assert len(read(write(make_tar(members[:3])))[1].rejects) == 3
+    assert len(read(write(tar_bytes(members[:3])))[1].rejects) == 3
     with pytest.raises(SourceError, match=r"more than 3 members .*'\.\./sa_3.jpg': bad-name"):
-        read(write(make_tar(members)))
+        read(write(tar_bytes(members)))
 
 
-def test_waiting_halves_cannot_fill_the_disk(make_tar, write, monkeypatch):
+def test_waiting_halves_cannot_fill_the_disk(write, monkeypatch):
     monkeypatch.setattr(pairs_module, "WAITING_ALWAYS", 10 * MIB)
-    data = make_tar([(f"./sa_{number}.jpg", bytes(MIB)) for number in range(20)])
+    data = tar_bytes([(f"./sa_{number}.jpg", bytes(MIB)) for number in range(20)])
     assert len(read(write(data))[1].rejects) == 20  # as large as the file itself: all may wait
     with pytest.raises(
         SourceCorrupt, match=r"11 members wait for their other half, the last one './sa_10.jpg'"

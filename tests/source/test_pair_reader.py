@@ -16,6 +16,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_tars import tar_bytes
 
 from sa1bpack.errors import SourceError, SourceTruncated
 from sa1bpack.source import inflate
@@ -61,10 +62,10 @@ def expected_pairs(members):
     memory=st.sampled_from([0, 3000, 1 << 20]),
     packed=st.booleans(),
 )
-def test_order_and_memory_change_no_pair(tmp_path_factory, make_tar, count, seed, memory, packed):
+def test_order_and_memory_change_no_pair(tmp_path_factory, count, seed, memory, packed):
     """Members in random order, and any memory of the spool."""
     members = members_of(count, seed=seed)
-    data = make_tar([("./README", b""), *members])
+    data = tar_bytes([("./README", b""), *members])
     path = tmp_path_factory.mktemp("pairs") / "sa_000000.tar"
     path.write_bytes(gzip.compress(data, 1) if packed else data)
     pairs, reader = read(path, spool_memory=memory, md5=True)
@@ -144,28 +145,28 @@ LONGEST, LONGER = "é" * 30, "é" * 30 + "x"
     ids=["orphans", "duplicates", "large", "long names", "extensions"],
 )  # fmt: skip
 def test_a_member_that_cannot_be_half_of_a_pair_is_rejected_with_its_reason(
-    make_tar, write, monkeypatch, members, pairs, rejects, detail
+    write, monkeypatch, members, pairs, rejects, detail
 ):
     monkeypatch.setattr(pairs_module, "MAX_JPEG_BYTES", 100)
     monkeypatch.setattr(pairs_module, "MAX_JSON_BYTES", 10)
-    found, reader = read(write(make_tar(members)))
+    found, reader = read(write(tar_bytes(members)))
     assert [(p.file_name, p.jpeg, p.json) for p in found] == pairs
     assert codes(reader) == rejects
     assert not rejects or detail in reader.rejects[0].detail
 
 
-def test_foreign_members_are_counted_and_the_first_names_kept(make_tar, write):
+def test_foreign_members_are_counted_and_the_first_names_kept(write):
     members = [(f"./note_{number}.txt", b"x") for number in range(25)]
     members += [("./._sa_1.jpg", b"x"), ("./.json", b""), ("./LICENSE", b"x")]
-    _, reader = read(write(make_tar([("sa_1.jpg", b""), *members, ("sa_1.json", b"")])))
+    _, reader = read(write(tar_bytes([("sa_1.jpg", b""), *members, ("sa_1.json", b"")])))
     assert reader.ignored == Counter(foreign=28)
     assert reader.ignored_names == [f"./note_{number}.txt" for number in range(20)]
     assert (reader.members, reader.rejects) == (30, [])
 
 
-def test_pairs_before_a_truncation_are_yielded_and_valid(make_tar, write):
+def test_pairs_before_a_truncation_are_yielded_and_valid(write):
     members = members_of(60, size=30_000)
-    data = gzip.compress(make_tar(members), 1)
+    data = gzip.compress(tar_bytes(members), 1)
     path = write(data[: len(data) // 2])
     expected = expected_pairs(members)
     found = []
@@ -202,10 +203,10 @@ def test_leaving_early_closes_the_files_and_the_thread(sample_tar, tmp_path, mon
     assert held() == []
 
 
-def test_too_many_members_are_an_error(make_tar, write, monkeypatch):
+def test_too_many_members_are_an_error(write, monkeypatch):
     monkeypatch.setattr(pairs_module, "MAX_MEMBERS", 3)
     with pytest.raises(SourceError, match="more than 3 members"):
-        read(write(make_tar([(str(number), b"") for number in range(4)])))
+        read(write(tar_bytes([(str(number), b"") for number in range(4)])))
 
 
 # ----------------------------------------------------------------------------------------- spool

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from any_records import INT64, annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,34 +60,15 @@ def same(left, right):
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
-SAFE = st.integers(-(2**53) + 1, 2**53 - 1)
-NUMBER = SAFE | st.floats(allow_nan=False, allow_infinity=False)
-AREA = st.integers(0, 2**53 - 1) | st.integers(0, 10**9).map(float)
-ASCII = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=30)
-INT64 = st.integers(-(2**63), 2**63 - 1)
-
-
 @st.composite
 def records(draw):
     """Any valid record."""
     height, width = draw(st.integers(1, 40_000)), draw(st.integers(1, 40_000))
-    mask = st.fixed_dictionaries(
-        {
-            "bbox": st.lists(NUMBER, min_size=4, max_size=4),
-            "area": AREA,
-            "segmentation": st.fixed_dictionaries(
-                {"size": st.just([height, width]), "counts": ASCII}
-            ),
-            "predicted_iou": NUMBER,
-            "point_coords": st.tuples(st.tuples(NUMBER, NUMBER)),
-            "crop_box": st.lists(NUMBER, min_size=4, max_size=4),
-            "id": INT64,
-            "stability_score": NUMBER,
-        }
-    )
+    ascii_text = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=30)
     image = {"image_id": draw(INT64), "width": width, "height": height}
     image["file_name"] = draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
-    return {"image": image, "annotations": draw(st.lists(mask, max_size=4))}
+    masks = st.lists(annotations(height, width, ascii_text), max_size=4)
+    return {"image": image, "annotations": draw(masks)}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -6,6 +6,7 @@ import tarfile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_tars import entry, tar_bytes
 
 from sa1bpack.errors import SourceCorrupt, SourceTruncated
 from sa1bpack.source import tar as tar_module
@@ -32,19 +33,8 @@ def special_tar(*infos, format=GNU):
     with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
         for number, info in enumerate(infos):
             tar.addfile(info, io.BytesIO(bytes(info.size)))
-            after = tarfile.TarInfo(f"after_{number}")
-            after.size = 3
-            tar.addfile(after, io.BytesIO(b"abc"))
+            tar.addfile(entry(f"after_{number}", size=3), io.BytesIO(b"abc"))
     return buffer.getvalue()
-
-
-def info(name, type=tarfile.REGTYPE, size=0, **fields):
-    """A TarInfo."""
-    entry = tarfile.TarInfo(name)
-    entry.type, entry.size = type, size
-    for key, value in fields.items():
-        setattr(entry, key, value)
-    return entry
 
 
 def patched(data, start, field):
@@ -67,8 +57,8 @@ NAMES = st.text(st.sampled_from("aé雪_./"), min_size=1, max_size=260).map(
     format=st.sampled_from([GNU, PAX]),
     skips=st.integers(0, 31),
 )
-def test_names_and_data_are_those_of_tarfile(tmp_path_factory, make_tar, members, format, skips):
-    data = make_tar(members, format)
+def test_names_and_data_are_those_of_tarfile(tmp_path_factory, members, format, skips):
+    data = tar_bytes(members, format)
     path = tmp_path_factory.mktemp("walk") / "file.tar"
     path.write_bytes(data)
     with tarfile.open(fileobj=io.BytesIO(data)) as reference:
@@ -81,20 +71,15 @@ def test_names_and_data_are_those_of_tarfile(tmp_path_factory, make_tar, members
         assert got == (None if skips >> number & 1 else wanted)
 
 
-def test_ustar_prefixes_are_joined(make_tar, write):
-    name = "d" * 120 + "/sa_1.jpg"
-    assert walk(write(make_tar([(name, b"x")], USTAR))) == [(name, "file", b"x")]
-
-
 @pytest.mark.parametrize("format", [GNU, PAX, USTAR])
 def test_members_that_are_not_files_are_reported_and_skipped(write, format):
     entries = [
-        info("a", tarfile.SYMTYPE, linkname="/etc/passwd"),
-        info("b", tarfile.LNKTYPE, linkname="a"),
-        info("c", tarfile.CHRTYPE),
-        info("d", tarfile.FIFOTYPE),
-        info("e", tarfile.DIRTYPE),
-        info("f", b"Q", size=700),
+        entry("a", tarfile.SYMTYPE, linkname="/etc/passwd"),
+        entry("b", tarfile.LNKTYPE, linkname="a"),
+        entry("c", tarfile.CHRTYPE),
+        entry("d", tarfile.FIFOTYPE),
+        entry("e", tarfile.DIRTYPE),
+        entry("f", b"Q", size=700),
     ]
     found = walk(write(special_tar(*entries, format=format)))
     kinds = [kind for name, kind, _ in found if not name.startswith("after")]
@@ -102,105 +87,90 @@ def test_members_that_are_not_files_are_reported_and_skipped(write, format):
     assert [data for name, _, data in found if name.startswith("after")] == [b"abc"] * 6
 
 
-def test_a_link_has_no_data_whatever_its_size_field_says(write):
-    data = special_tar(info("a", tarfile.SYMTYPE))
-    path = write(patched(data, 124, b"00000001000\0"))
-    assert walk(path) == [("a", "link", None), ("after_0", "file", b"abc")]
-
-
-def test_an_old_style_directory_is_a_name_that_ends_in_a_slash(write):
-    data = patched(special_tar(info("d", tarfile.AREGTYPE)), 0, b"d/")
-    assert walk(write(data))[0] == ("d/", "directory", None)
-
-
-def test_sparse_files_are_skipped_unless_they_have_a_map_of_their_own(write):
-    data = special_tar(info("s", tarfile.GNUTYPE_SPARSE, size=512))
-    assert walk(write(data)) == [("s", "sparse", None), ("after_0", "file", b"abc")]
-    with pytest.raises(SourceCorrupt, match="without --sparse"):
-        walk(write(patched(data[:512], 482, b"\1") + data[512:]))
-
-
-def test_pax_sparse_files_are_skipped(write):
-    entry = info("s", size=512, pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})
-    found = walk(write(special_tar(entry, format=PAX)))
-    assert found == [("s", "sparse", None), ("after_0", "file", b"abc")]
-
-
 def test_pax_headers_for_all_members_are_not_used(write):
     record, own = b"13 path=both\n", b"12 path=own\n"
-    data = info("g", b"g", size=len(record)).tobuf(USTAR) + record.ljust(512, b"\0")
-    data += info("first").tobuf(USTAR)
-    data += info("x", b"x", size=len(own)).tobuf(USTAR) + own.ljust(512, b"\0")
-    data += info("second").tobuf(USTAR) + bytes(1024)
+    data = entry("g", b"g", size=len(record)).tobuf(USTAR) + record.ljust(512, b"\0")
+    data += entry("first").tobuf(USTAR)
+    data += entry("x", b"x", size=len(own)).tobuf(USTAR) + own.ljust(512, b"\0")
+    data += entry("second").tobuf(USTAR) + bytes(1024)
     assert [name for name, _, _ in walk(write(data))] == ["first", "own"]
 
 
-def test_pax_sizes_replace_the_size_in_the_header(write):
-    pax = b"%d size=3\n" % 9
-    header = info("pax", b"x", size=len(pax)).tobuf(USTAR)
-    member = patched(info("sa_1.jpg").tobuf(USTAR), 124, b"00000000000\0")
-    data = header + pax.ljust(512, b"\0") + member + b"abc".ljust(512, b"\0") + bytes(1024)
-    assert walk(write(data)) == [("sa_1.jpg", "file", b"abc")]
+AFTER = ("after_0", "file", b"abc")
+ONE, LONG = tar_bytes([("sa_1.jpg", b"x" * 400)]), tar_bytes([("d" * 300, b"")])
+SPARSE = special_tar(entry("s", tarfile.GNUTYPE_SPARSE, 512))
+PAX_SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+WALKS = {
+    "a prefix of ustar": (
+        tar_bytes([(f"{'d' * 120}/a.jpg", b"x")], USTAR), [(f"{'d' * 120}/a.jpg", "file", b"x")],
+    ),
+    "a link, whatever its size field says": (
+        patched(special_tar(entry("a", tarfile.SYMTYPE)), 124, b"00000001000\0"),
+        [("a", "link", None), AFTER],
+    ),
+    "an old-style directory, whose name ends in a slash": (
+        patched(special_tar(entry("d", tarfile.AREGTYPE)), 0, b"d/"),
+        [("d/", "directory", None), AFTER],
+    ),
+    "a sparse file": (SPARSE, [("s", "sparse", None), AFTER]),
+    "a sparse file of pax": (
+        special_tar(entry("s", size=512, pax_headers=PAX_SPARSE), format=PAX),
+        [("s", "sparse", None), AFTER],
+    ),
+    "a size of pax, in place of that in the header": (
+        entry("pax", b"x", 9).tobuf(USTAR) + b"9 size=3\n".ljust(512, b"\0")
+        + entry("sa_1.jpg").tobuf(USTAR) + b"abc".ljust(512, b"\0") + bytes(1024),
+        [("sa_1.jpg", "file", b"abc")],
+    ),
+    "an end mark of one block": (ONE[: 1024 + 512], [("sa_1.jpg", "file", b"x" * 400)]),
+    "a second archive after the end mark": (
+        ONE + tar_bytes([("sa_2.jpg", b"y")]),
+        [("sa_1.jpg", "file", b"x" * 400), ("sa_2.jpg", "file", b"y")],
+    ),
+}  # fmt: skip
 
 
-def test_a_tar_without_end_mark_is_truncated_even_between_members(make_tar, write):
-    data = make_tar([("sa_1.jpg", b"x")])
-    with pytest.raises(SourceTruncated, match="without the blocks of zeros"):
-        walk(write(data[:1024]))
-    assert walk(write(data[: 1024 + 512])) == [("sa_1.jpg", "file", b"x")]
+@pytest.mark.parametrize(("data", "found"), WALKS.values(), ids=WALKS)
+def test_every_kind_of_member_is_read_as_what_it_is(write, data, found):
+    assert walk(write(data)) == found
 
 
-@pytest.mark.parametrize(
-    ("length", "place"),
-    [(300, "within a header"), (700, "within a member's data"), (1023, "within a member's data")],
-)
-def test_a_tar_that_ends_within_a_member_is_truncated(make_tar, write, length, place):
-    with pytest.raises(SourceTruncated, match=f"{place}, at byte {length} of the tar"):
-        walk(write(make_tar([("sa_1.jpg", b"x" * 400)])[:length]))
+BROKEN = {
+    "no end mark": (ONE[:1024], SourceTruncated, "without the blocks of zeros"),
+    "300 bytes": (ONE[:300], SourceTruncated, "within a header, at byte 300 of the tar"),
+    "700 bytes": (ONE[:700], SourceTruncated, "within a member's data, at byte 700 of the tar"),
+    "1023 bytes": (ONE[:1023], SourceTruncated, "within a member's data, at byte 1023 of the tar"),
+    "an extended header without its member": (LONG[:1024], SourceTruncated, "member is missing"),
+    "one before the end mark": (LONG[:1024] + bytes(1024), SourceTruncated, "member is missing"),
+    "an extended header in part": (LONG[:900], SourceTruncated, "within an extended header"),
+    "bytes after the end mark": (ONE + b"G" * 512, SourceCorrupt, "checksum"),
+    "a sparse file with a map of its own": (
+        patched(SPARSE, 482, b"\1"), SourceCorrupt, "without --sparse",
+    ),
+}  # fmt: skip
+for size in (b"0000000x000\0", b"-0000000001\0", b"00000000_10\0", b"9\0", b"\xff" * 12):
+    BROKEN[f"size {size}"] = patched(ONE, 124, size), SourceCorrupt, "which is not an octal number"
 
 
-def test_an_extended_header_without_member_is_truncated(make_tar, write):
-    data = make_tar([("d" * 300, b"")])
-    with pytest.raises(SourceTruncated, match="whose member is missing"):
-        walk(write(data[:1024]))
-    with pytest.raises(SourceTruncated, match="whose member is missing"):
-        walk(write(data[:1024] + bytes(1024)))
-    with pytest.raises(SourceTruncated, match="within an extended header"):
-        walk(write(data[:900]))
+@pytest.mark.parametrize(("data", "error", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_ends_too_soon_is_truncated_and_what_cannot_be_is_corrupt(write, data, error, message):
+    with pytest.raises(error, match=message):
+        walk(write(data))
 
 
-def test_a_second_archive_after_the_end_mark_is_read(make_tar, write):
-    data = make_tar([("sa_1.jpg", b"x")]) + make_tar([("sa_2.jpg", b"y")])
-    assert [name for name, _, _ in walk(write(data))] == ["sa_1.jpg", "sa_2.jpg"]
-
-
-def test_other_bytes_after_the_end_mark_are_corrupt(make_tar, write):
-    with pytest.raises(SourceCorrupt, match="checksum"):
-        walk(write(make_tar([("sa_1.jpg", b"x")]) + b"G" * 512))
-
-
-def test_a_long_tail_of_zeros_is_an_incomplete_download(make_tar, write, monkeypatch):
+def test_a_long_tail_of_zeros_is_an_incomplete_download(write, monkeypatch):
     monkeypatch.setattr(tar_module, "MAX_ZERO_TAIL", 20_000)
-    data = make_tar([("sa_1.jpg", b"x")])
-    assert len(walk(write(data + bytes(8000)))) == 1
+    assert len(walk(write(ONE + bytes(8000)))) == 1
     with pytest.raises(SourceTruncated, match="allocated but not completed"):
-        walk(write(data + bytes(30_000)))
+        walk(write(ONE + bytes(30_000)))
 
 
 @pytest.mark.parametrize("place", [0, 110, 130, 148, 156, 300, 511])
-def test_a_flipped_bit_in_a_header_is_corrupt(make_tar, write, place):
-    data = bytearray(make_tar([("sa_1.jpg", b"x"), ("sa_1.json", b"y")]))
+def test_a_flipped_bit_in_a_header_is_corrupt(write, place):
+    data = bytearray(tar_bytes([("sa_1.jpg", b"x"), ("sa_1.json", b"y")]))
     data[1024 + place] ^= 1
     with pytest.raises(SourceCorrupt, match=r"at byte 1536 of the tar.*md5"):
         walk(write(bytes(data)))
-
-
-@pytest.mark.parametrize(
-    "size", [b"0000000x000\0", b"-0000000001\0", b"00000000_10\0", b"9\0", b"\xff" * 12]
-)
-def test_a_size_that_is_not_a_number_is_corrupt(make_tar, write, size):
-    with pytest.raises(SourceCorrupt, match="which is not an octal number"):
-        walk(write(patched(make_tar([("sa_1.jpg", b"x")]), 124, size)))
 
 
 @pytest.mark.parametrize(
