@@ -6,8 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 from edited_packs import edit
-from narrow_packs import NARROW, files_below, shard_of
+from narrow_packs import NARROW, shard_of
 from reading_packs import manifest_of, publish_shards
+from small_tars import contents
 
 from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.index import open_index, publish
@@ -62,9 +63,9 @@ def test_samples_with_equal_ids_keep_their_order_in_the_index(tmp_path):
 
 
 def test_publishing_again_gives_the_same_bytes(pack):
-    before = files_below(pack)
+    before = contents(pack)
     publish(pack, read_manifest(pack))
-    assert files_below(pack) == before
+    assert contents(pack) == before
 
 
 def test_more_shards_create_a_new_index_and_remove_the_old_one(pack):

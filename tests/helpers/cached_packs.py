@@ -11,16 +11,11 @@ from sa1bpack.remote import packs
 from sa1bpack.remote.origin import Origin
 
 
-def url_of(folder: Path) -> str:
-    """The URL of a folder."""
-    return folder.as_uri()
-
-
 class DrivenOrigin(Origin):
     """A folder whose ranges pass through `change`: (path, first, data) → data, or it raises."""
 
     def __init__(self, root: Path):
-        super().__init__(url_of(root))
+        super().__init__(root.as_uri())
         self.change: Callable[[str, int, bytearray], bytearray] = lambda path, first, data: data
         self.ranges: list[tuple[str, int, int]] = []
         self._noted = threading.Lock()
@@ -42,7 +37,7 @@ def driven(monkeypatch) -> Callable[[Path], DrivenOrigin]:
     found: dict[str, DrivenOrigin] = {}
 
     def drive(folder: Path) -> DrivenOrigin:
-        return found.setdefault(url_of(folder), DrivenOrigin(folder))
+        return found.setdefault(folder.as_uri(), DrivenOrigin(folder))
 
     real = packs.open_origin
     monkeypatch.setattr(packs, "open_origin", lambda url: found.get(url) or real(url))
@@ -51,7 +46,7 @@ def driven(monkeypatch) -> Callable[[Path], DrivenOrigin]:
 
 def open_cached(root: Path, cache: Path, limit="1 GB", **options) -> sa1bpack.Dataset:
     """A pack read through a cache."""
-    return sa1bpack.open(url_of(root), cache_dir=cache, cache_size=limit, **options)
+    return sa1bpack.open(root.as_uri(), cache_dir=cache, cache_size=limit, **options)
 
 
 def shards_in(cache: Path) -> set[str]:

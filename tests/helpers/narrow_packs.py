@@ -30,9 +30,3 @@ def pack_of(root: Path, layout: Layout = NARROW):
     ]
     records = {"sources": [{"name": "sa_000000"}], "counts": {"rejects": 0}}
     return publish_shards(root, entries, layout, options={"fit": "pad"}, **records)
-
-
-def files_below(root: Path) -> dict[str, bytes]:
-    """Every file below a folder, by relative path."""
-    paths = sorted(path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths}

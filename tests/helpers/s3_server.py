@@ -2,7 +2,6 @@
 
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import botocore.session
 import pytest
@@ -34,20 +33,6 @@ def s3_client():
     return botocore.session.Session().create_client("s3", region_name="us-east-1")
 
 
-@contextmanager
-def s3_server() -> Iterator[S3Server]:
-    """A server that answers within the block."""
-    from moto.server import ThreadedMotoServer  # tests that need a GPU run without it
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        yield S3Server(f"http://{host}:{port}")
-    finally:
-        server.stop()
-
-
 def use_s3(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set what the AWS command line needs to use a server, and nothing of this machine's."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
@@ -62,10 +47,15 @@ def use_s3(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def s3_process():
+def s3_process() -> Iterator[S3Server]:
     """One server for all tests; each makes buckets of its own."""
-    with s3_server() as server:
-        yield server
+    from moto.server import ThreadedMotoServer  # tests that need a GPU run without it
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield S3Server(f"http://{host}:{port}")
+    server.stop()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 from batches import same_samples
-from cached_packs import open_cached, url_of
+from cached_packs import open_cached
 from packs_with_features import write_side
 from reading_packs import write_pack
 
@@ -84,7 +84,7 @@ def test_a_dataset_whose_pack_was_replaced_says_so_and_reads_nothing_of_the_othe
     for k in (3, 4):
         with pytest.raises(StoreError, match=CHANGED) as caught:
             ds[k]
-        assert url_of(tmp_path / "pack") in str(caught.value)
+        assert (tmp_path / "pack").as_uri() in str(caught.value)
     assert same_samples(ds[0], kept) and ds[1]["index"] == 1  # of the shard that is here
     again = pickle.loads(pickle.dumps(ds))
     with pytest.raises(StoreError, match=CHANGED):

@@ -12,6 +12,7 @@ import pytest
 from batches import same_samples
 from cached_packs import open_cached, shards_in
 from commands import wait_until
+from forked import fork
 
 import sa1bpack
 from sa1bpack.errors import FormatError, ReadError, StoreError
@@ -21,7 +22,7 @@ from sa1bpack.remote.cache import Cache
 
 def in_child(work) -> int:
     """Start a forked child that does some work; its process id."""
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             work()
@@ -29,9 +30,6 @@ def in_child(work) -> int:
             os._exit(1)
         os._exit(0)
     return pid
-
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 @pytest.fixture

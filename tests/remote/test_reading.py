@@ -8,7 +8,7 @@ import pytest
 import torch
 import zarr
 from batches import same_samples
-from cached_packs import open_cached, shards_in, url_of
+from cached_packs import open_cached, shards_in
 from packs_with_features import SPECS
 from reading_packs import write_pack
 
@@ -109,7 +109,7 @@ def test_features_in_the_pack_and_elsewhere(with_features, tmp_path, verified):
     apart = shutil.copytree(root / "side/features", tmp_path / "apart/features")
     more = {"verify_checksums": verified}
     own = sa1bpack.open(root, features=[*names, apart], **more)
-    ds = open_cached(root, tmp_path / "cache", features=[*names, url_of(apart)], **more)
+    ds = open_cached(root, tmp_path / "cache", features=[*names, apart.as_uri()], **more)
     assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
     assert same_epochs(own, ds, 4)
     assert np.array_equal(ds.column("odd"), own.column("odd"))
@@ -120,7 +120,7 @@ def test_packs_of_different_places_are_one_dataset(layout_packs, tmp_path):
     one = layout_packs("native", "rgb", "bits")
     other = shutil.copytree(one, tmp_path / "other")
     own = sa1bpack.open([one, other], duplicates="first")
-    ds = sa1bpack.open([url_of(one), other], duplicates="first", cache_dir=tmp_path / "cache")
+    ds = sa1bpack.open([one.as_uri(), other], duplicates="first", cache_dir=tmp_path / "cache")
     assert [sample["image_id"] for sample in ds] == [sample["image_id"] for sample in own]
     assert ds.fingerprint == own.fingerprint
 
@@ -154,7 +154,7 @@ def test_what_is_not_a_pack_and_what_lacks_a_cache(tmp_path, layout_packs):
     with pytest.raises(NotAPack, match=r"has no manifest\.json"):
         open_cached(tmp_path, tmp_path / "cache")
     with pytest.raises(OptionError, match="a URL is read through a cache"):
-        sa1bpack.open(url_of(layout_packs()))
+        sa1bpack.open(layout_packs().as_uri())
     with pytest.raises(OptionError, match="'500 GB'"):
         open_cached(layout_packs(), tmp_path / "cache", "much")
 
@@ -165,4 +165,4 @@ def test_saved_selections_name_the_url(layout_packs, tmp_path):
     again = sa1bpack.open(tmp_path / "some.sel", cache_dir=tmp_path / "cache")
     assert [s["image_id"] for s in again] == [s["image_id"] for s in ds]
     head = (tmp_path / "some.sel").read_bytes().partition(b"\n")[0]
-    assert url_of(layout_packs()) in head.decode()
+    assert layout_packs().as_uri() in head.decode()

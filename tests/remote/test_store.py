@@ -1,9 +1,8 @@
 """Packs in an S3 server on loopback, whose answers are spoilt on the way."""
 
-import os
-
 import pytest
 from batches import same_samples
+from forked import forked_child
 
 import sa1bpack
 from sa1bpack.errors import NotAPack, OptionError, StoreError
@@ -115,15 +114,10 @@ def test_what_is_not_there_is_named(proxy, tmp_path):
         sa1bpack.open("s3://", cache_dir=tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_says_that_connections_do_not_survive(proxy, tmp_path):
     ds = open_s3(tmp_path)
     assert not ds.pack.forks
-    pid = os.fork()
-    if pid == 0:
-        try:
-            ds[0]
-        except StoreError as error:
-            os._exit(7 if "do not survive a fork" in str(error) else 1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    with forked_child() as child:
+        if child == 0:
+            with pytest.raises(StoreError, match="do not survive a fork"):
+                ds[0]
