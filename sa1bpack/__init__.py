@@ -23,9 +23,9 @@ What to call; `help(sa1bpack.NAME)` has the options and the rest:
     masks alone        masks.parse_counts, rasterize, mask_boxes, draw_points, relate, ...
 """
 
-from importlib import import_module
-
 from sa1bpack.lazy import names_of
+
+__version__ = "0.1.0"  # the build reads this line
 
 # Scheme of a URL → the module that reads and writes what is there, see `urls.scheme_of`.
 SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.packs")
@@ -44,11 +44,5 @@ _RENAMED = {
 }
 
 # Reading a pack never loads the packer: names are imported on first use.
-_public, _named, __dir__ = names_of(__name__, _RENAMED)
+_public, __getattr__, __dir__ = names_of(__name__, _RENAMED)
 __all__ = ["__version__", *_public]
-
-
-def __getattr__(name: str):
-    if name == "__version__":
-        return import_module("importlib.metadata").version("sa1bpack")
-    return _named(name)

@@ -6,6 +6,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from sa1bpack import __version__
 from sa1bpack.dataset.shards import mapping_limit
 from sa1bpack.environment import (
     available_cpus,
@@ -36,7 +37,7 @@ def describe_packages() -> dict[str, str]:
         was = f"{_NAMES[record.package]} {record.version}"
         state = f"CHANGED: set-up installed {was}; `make setup` restores it"
     return {
-        "sa1bpack": _version("sa1bpack"),
+        "sa1bpack": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "machine": f"{platform.system()} {platform.machine()}, {available_cpus()} CPUs, "
         f"SIMD {', '.join(sorted(_SIMD & cpu_flags())) or 'unknown'}",

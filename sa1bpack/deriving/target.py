@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import msgspec
 import numpy as np
 
+from sa1bpack import __version__
 from sa1bpack.arguments import (
     check_can_be_folder,
     choice,
@@ -135,7 +136,7 @@ class Target:
             )
         check_feature_name(name)
         self.name = side_name(name)
-        versions = {package: version(package) for package in ("sa1bpack", "numpy", "torch")}
+        versions = {"sa1bpack": __version__, **{each: version(each) for each in ("numpy", "torch")}}
         try:  # as JSON returns it
             made_by = msgspec.json.encode({**provenance, "versions": versions})
             self.provenance = msgspec.json.decode(made_by)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import islice, pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from sa1bpack import __version__
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -371,7 +371,7 @@ def report(
         reasons=[(reason, f"{count:,}") for reason, count in held.reasons.items()],
         pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
         seed=seed,
-        version=version("sa1bpack"),
+        version=__version__,
         features=[f"{name}: {text}" for name, text in held.features.items()],
         charts=charts(manifest, held.mask_counts, seen),
     )

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 import numpy as np
 import xxhash
 
+from sa1bpack import __version__
 from sa1bpack.arguments import (
     bytes_of,
     check_can_be_folder,
@@ -330,7 +331,7 @@ class TarDataset(MapStyle):
         given = asdict(self.pack_options).items()
         options = {name: value for name, value in given if name not in _NOT_OF_SAMPLES}
         pil = pil_in_force()
-        decoders = [version(name) for name in ("sa1bpack", "simplejpeg")]
+        decoders = [__version__, version("simplejpeg")]
         return xxhash.xxh3_64_hexdigest(repr((options, decoders, pil and pil.core_sha256)).encode())
 
     # ------------------------------------------------------------------------------ what there is
