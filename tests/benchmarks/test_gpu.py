@@ -2,12 +2,20 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import venv
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution, files, requires
+from importlib.metadata import version as installed
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--images", 4, "--masks", 2, "--batch", 2, "--side", 64, "--rounds", 1]
@@ -20,13 +28,15 @@ def gpu(module):
 
 
 @pytest.fixture
-def run_parts(figures_of, tmp_path, sample_tar, complete_runs):
+def run_parts(bare, tmp_path, sample_tar, complete_runs):
     """run_parts(*names): results of parts that must succeed, and way → its figures."""
 
     def run(*names: str) -> tuple[dict, dict]:
         chosen = [argument for name in names for argument in ("--part", name)]
         options = [*SMALL, *chosen, "--folder", tmp_path]
-        results, out = figures_of("gpu", tmp_path, sample_tar, *options)
+        figures = tmp_path / "figures.json"
+        out = bare("benchmarks/gpu.py", sample_tar, *options, "--json", figures)
+        results = json.loads(figures.read_text())
         parts = results["parts"]
         assert [name for name, part in parts.items() if part["status"] == "ok"] == [*names]
         figures = [f for name in names for f in parts[name]["figures"]]
@@ -123,6 +133,75 @@ def test_missing_packages_are_named_with_what_to_do(gpu, tmp_path, monkeypatch):
         SystemExit, match=r"cannot be used here: zarr \(missing\)\..*-d DIR zarr==3"
     ):
         gpu.provide(gpu.unfit_packages(), None, tmp_path)
+
+
+def test_a_package_that_is_too_old_or_refuses_the_version_of_another_is_unfit(gpu, monkeypatch):
+    versions = {"numpy": "2.99", "msgspec": "0.10"}
+    monkeypatch.setattr(gpu, "version", lambda name: versions.get(name) or installed(name))
+    found = gpu.unfit_packages()
+    assert found.pop("msgspec") == "0.10, but >=0.19 is needed"
+    assert re.fullmatch(r"it needs numpy<2\.\d+,.*, but 2\.99 is here", found.pop("numba"))
+    assert "numpy" not in found  # the machine's torch was built for it
+
+
+def required(names) -> set[str]:
+    """Packages and all that they require, of what is installed."""
+    found, waiting = set(), list(names)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        with suppress(PackageNotFoundError):
+            lines = requires(name) or [] if name not in found else []
+            found.add(name)
+            needed = map(Requirement, lines)
+            waiting += [
+                n.name for n in needed if n.marker is None or n.marker.evaluate({"extra": ""})
+            ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(gpu, tmp_path_factory):
+    """bare(*arguments): what a Python prints that has the required packages alone, in a copy of
+    what is committed: sa1bpack is not installed there."""
+    folder = tmp_path_factory.mktemp("bare")
+    names = required(gpu.REQUIRED.values())
+    # pip installs nothing beside these; torch brings what it requires.
+    assert names - required(["torch"]) <= {name.lower() for name in gpu.REQUIRED.values()}
+    venv.create(folder / "env")
+    [site] = folder.glob("env/lib/python*/site-packages")
+    for name in names | {"triton", "pillow-simd"}:  # of torch for CUDA; PIL
+        with suppress(PackageNotFoundError):
+            for top in {file.parts[0] for file in files(name)} - {"..", "__pycache__"}:
+                (site / top).symlink_to(distribution(name).locate_file(top))
+    clone = folder / "clone"
+    for name in ("benchmarks", "sa1bpack", "scripts", "tests"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, clone)
+
+    def run(*arguments) -> str:
+        done = subprocess.run(
+            [folder / "env/bin/python", *map(str, arguments)], cwd=clone, text=True,
+            capture_output=True, env=os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        return done.stdout
+
+    return run
+
+
+def test_tests_for_a_device_are_collected_with_the_required_packages_alone(gpu, bare):
+    out = bare("-m", "pytest", "-m", "cuda", "--collect-only", "-q", "-p", "no:cacheprovider",
+               *gpu.CUDA_TESTS)  # fmt: skip
+    for path in ("loading/test_device_cuda.py", "transforms/test_runs.py", "dataset/test_specs.py"):
+        assert f"tests/{path}::" in out
+
+
+def test_parts_run_with_the_required_packages_alone(bare, sample_tar):
+    with pytest.raises(AssertionError, match="No module named 'psutil'"):
+        bare("-c", "import psutil")
+    out = bare("benchmarks/gpu.py", sample_tar, *SMALL, "--part=packs", "--part=loading")
+    assert re.findall(r"^## (\w+): ok", out, re.M) == ["packs", "loading"]
 
 
 def test_all_tests_that_need_a_device_are_run(gpu):

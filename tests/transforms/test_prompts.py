@@ -6,8 +6,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from scipy.ndimage import distance_transform_edt
-from scipy.stats import chisquare
 
 import sa1bpack
 from sa1bpack import transforms as T
@@ -142,6 +140,8 @@ def noisy(shape, seed: int, share: float = 0.5) -> torch.Tensor:
 
 
 def depth(region: np.ndarray) -> np.ndarray:
+    from scipy.ndimage import distance_transform_edt  # tests that need a GPU run without it
+
     return np.round(distance_transform_edt(np.pad(region, 1))[1:-1, 1:-1] ** 2)
 
 
@@ -180,6 +180,8 @@ def test_random_clicks_are_wrong_pixels_with_the_label_that_corrects_them():
 
 
 def test_every_wrong_pixel_is_as_likely_as_any_other():
+    from scipy.stats import chisquare
+
     masks, predicted = noisy((1, 6, 7), 4), noisy((1, 6, 7), 5)
     count, draws = int((masks ^ predicted).sum()), 20_000
     points, _ = correction_clicks(predicted, masks, torch.tensor([9]), draws, **KEY)
