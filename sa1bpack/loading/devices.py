@@ -516,8 +516,8 @@ atexit.register(keep_if_failed)
 def _unpin(process: int, cuda: CudaRuntime, index: int, streams: list, address: int) -> None:
     """Unpin memory of this process when no copy out of it is in progress."""
     if process == os.getpid():
-        with cuda.on(index):
+        with suppress(RuntimeError), cuda.on(index):  # all of it raises if the device has failed
             for stream in streams:
-                with suppress(RuntimeError):  # of a device that has failed: it copies nothing
+                with suppress(RuntimeError):  # then it copies nothing
                     stream.synchronize()
             cuda.unpin(address)

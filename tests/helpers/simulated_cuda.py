@@ -22,6 +22,8 @@ import torch
 from allocations import cut, piece
 from torch.utils._python_dispatch import TorchDispatchMode
 
+ASSERTED = "CUDA error: device-side assert triggered"
+
 
 class Stream:
     """A queue of operations, which run one after another."""
@@ -149,7 +151,7 @@ class SimulatedCuda:
         if failing in self.fail:
             raise self.fail.pop(failing)
         if self.broken:
-            raise RuntimeError("CUDA error: device-side assert triggered")
+            raise RuntimeError(ASSERTED)
 
     @contextmanager
     def capture(self) -> Iterator[None]:
@@ -177,6 +179,8 @@ class SimulatedCuda:
 
     @contextmanager
     def on(self, index: int) -> Iterator[None]:
+        if self.broken:
+            raise RuntimeError(ASSERTED)
         before, self.thread.index = self.thread.index, index
         try:
             with _Reads(self, index):
