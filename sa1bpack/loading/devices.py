@@ -18,6 +18,7 @@ there.
 
 import atexit
 import ctypes
+import logging
 import os
 import threading
 import weakref
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sa1bpack.disk.direct import aligned
+from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.format.side.spec import SCALE_BYTES
 from sa1bpack.loading.batch.spec import BatchSpec, Regions, split_regions
@@ -42,6 +43,7 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.memory import on_device
 from sa1bpack.wording import counted, size_text
 
+_log = logging.getLogger("sa1bpack")
 # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, of the CUDA driver API.
 _THREAD_LOCAL = 1
 _PORTABLE = 1  # cudaHostRegisterPortable
@@ -111,6 +113,10 @@ class CudaRuntime:
         """Unpin memory by its address, when nothing copies out of it any more. Of a device that
         has failed, it stays pinned."""
         torch.cuda.cudart().cudaHostUnregister(address)
+
+    def empty_pinned(self, nbytes: int) -> torch.Tensor:
+        """torch's own pinned memory, uint8 (nbytes,). Raises RuntimeError."""
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def empty(self, nbytes: int, index: int) -> torch.Tensor:
         """Memory of a device, uint8 (nbytes,), not initialised, for the stream that is current
@@ -346,17 +352,39 @@ class Cuda:
     def __init__(self, index: int):
         self.device, self._index = torch.device("cuda", index), index
         self.stream = CUDA.stream(index)
-        self._lock = threading.Lock()
+        self._lock, self._registers = threading.Lock(), True
 
     def enter_thread(self) -> None:
         """Make this device the thread's: on another one, its calls would create a context."""
         CUDA.enter_thread(self._index)
 
     def allocate(self, nbytes: int) -> Buffer:
-        """A buffer of pinned memory, which is no longer pinned when its last reference goes."""
-        memory = aligned(nbytes)
+        """A buffer of pinned memory, which is no longer pinned when its last reference goes; of
+        torch's, where CUDA cannot pin memory of the process. Raises RuntimeError."""
         with CUDA.on(self._index):
-            CUDA.pin(memory)
+            if self._registers:
+                try:
+                    return self._registered(aligned(nbytes))
+                except RuntimeError as error:
+                    if "out of memory" in str(error):
+                        raise
+                    reason = str(error)
+            pinned = CUDA.empty_pinned(nbytes + BLOCK)  # if the device has failed, this fails, too
+        if self._registers:
+            self._registers = False
+            _log.warning(
+                "%s cannot pin memory of this process (%s): buffers are pinned memory of torch, "
+                "which rounds it up to powers of two, and keeps it when the loader is closed",
+                self.device,
+                reason,
+            )
+        _memory[pinned.untyped_storage()] = None
+        pinned = pinned[-pinned.data_ptr() % BLOCK :][:nbytes]
+        return Buffer(pinned.numpy(), pinned)
+
+    def _registered(self, memory: np.ndarray) -> Buffer:
+        """A buffer of memory, uint8 (n,), once it is pinned. Raises RuntimeError."""
+        CUDA.pin(memory)
         buffer = Buffer(memory, torch.from_numpy(memory))
         address = memory.__array_interface__["data"][0]
         given = os.getpid(), CUDA, self._index, buffer.streams, address
@@ -481,9 +509,9 @@ def device_here(device: torch.device) -> Host | Cuda:
 
 
 # ------------------------------------------------------------------------- memory that is not freed
-# To free memory that was sent, torch records events, in a place where an error ends the process.
-# That fails in a forked child, and after a kernel that failed, before its traceback is printed.
-# There such memory is never freed.
+# To free memory that was sent, or that it pinned, torch records events, in a place where an error
+# ends the process. That fails in a forked child, and after a kernel that failed, before its
+# traceback is printed. There such memory is never freed.
 
 # A plain weak reference does not own what it returns once only torch holds the storage.
 _memory = WeakIdKeyDictionary()

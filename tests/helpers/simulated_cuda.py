@@ -22,6 +22,8 @@ import torch
 from allocations import cut, piece
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sa1bpack.disk.direct import aligned
+
 ASSERTED = "CUDA error: device-side assert triggered"
 
 
@@ -115,6 +117,7 @@ class SimulatedCuda:
         self.pins: int | None = None
         self.forked = False
         self.pinned: dict[int, int] = {}  # address → bytes
+        self.cached: list[np.ndarray] = []  # of it, what torch keeps
         self.copying: dict[int, int] = defaultdict(int)  # address → halves to be copied out of it
         self.broken = False
         self.streams = [Stream(self, index) for index in range(devices)]
@@ -203,6 +206,12 @@ class SimulatedCuda:
         del self.pinned[address]
         idle = self.broken or not self.copying[address]
         assert idle, "memory is unpinned while a copy reads it"
+
+    def empty_pinned(self, nbytes: int) -> torch.Tensor:
+        memory = aligned(nbytes)
+        self.pin(memory)
+        self.cached.append(memory)
+        return torch.from_numpy(memory)
 
     def empty(self, nbytes: int, index: int) -> torch.Tensor:
         self.call(index, unsafe=True, failing="empty")
