@@ -21,6 +21,7 @@ from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.stats import EpochCounts, LoadingStats
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.batch import Batch
+from sa1bpack.transforms.host import on_host, sent
 from sa1bpack.wording import counted
 
 
@@ -252,8 +253,8 @@ class Iteration:
             return torch.zeros_like(indices, dtype=torch.bool)
         if len(found) > len(indices):  # some were dropped
             rows = self._reader._dataset.rows_at(self._batches[k])
-            found = found[np.isin(rows, indices.cpu().numpy())]
-        return torch.from_numpy(found).to(indices.device)
+            found = found[np.isin(rows, on_host(indices).numpy())]
+        return sent([torch.from_numpy(found)], indices.device)[0]
 
     def _note(self, batch: Batch | None, errors: list[ReadError]) -> None:
         """Note the errors of a batch. Raises LoaderError beyond what may be dropped."""

@@ -14,6 +14,9 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.devices import device_here, open_device
 from sa1bpack.loading.loader import Loader
+from sa1bpack.masks import RELATIONS
+
+WITH_RELATIONS = pytest.mark.parametrize("relations", [(), tuple(RELATIONS)], ids=["", "relations"])
 
 pytestmark = pytest.mark.cuda
 
@@ -58,9 +61,10 @@ def test_a_buffer_is_not_reused_before_its_copy_is_done(packed):
     assert event.query() and buffer.event is None
 
 
-def test_the_plan_states_pinned_and_device_memory(packed):
+@WITH_RELATIONS  # which take a workspace of cuBLAS
+def test_the_plan_states_pinned_and_device_memory(packed, relations):
     ds = open_pack(packed.root)
-    loader = Loader(ds, 4, device="cuda", mask_layout="padded")
+    loader = Loader(ds, 4, device="cuda", mask_layout="padded", relations=relations)
     plan = loader.plan()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -74,16 +78,19 @@ def test_the_plan_states_pinned_and_device_memory(packed):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_taking_a_batch_does_not_wait_for_the_device(packed, layout):
-    with Loader(open_pack(packed.root), 4, device="cuda", mask_layout=layout) as loader:
+@WITH_RELATIONS
+def test_taking_a_batch_does_not_wait_for_the_device(packed, layout, relations):
+    """Nor the last one, which is filled up."""
+    options = {"mask_layout": layout, "relations": relations, "pad_last": True}
+    with Loader(open_pack(packed.root), 5, device="cuda", **options) as loader:
         batches = iter(loader)
         next(batches)
         with waiting_is_an_error():
-            next(batches)
+            assert sum(1 for _ in batches) == 2
 
 
 def test_threads_read_on_while_a_graph_is_captured_in_the_default_mode(packed):
-    """They poll events and allocate memory, which that mode forbids to other threads."""
+    """They wait for events and allocate memory, which that mode forbids to other threads."""
     ds, side = open_pack(packed.root), torch.ones(1000, device="cuda")
     with Loader(ds, 1, device="cuda", threads=2, prefetch=1) as loader:
         for batch in loader:

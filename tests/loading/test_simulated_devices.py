@@ -106,6 +106,20 @@ def test_the_host_keeps_the_numbers_of_what_it_sent(
                 assert known[id(tensor)] is not tensor
 
 
+def test_taking_a_batch_asks_the_device_for_nothing(damaged, cuda, monkeypatch):
+    """Neither for the mask count of the fullest sample nor for the samples that remain."""
+
+    def asked(*arguments):
+        raise AssertionError("this waits for a device")
+
+    monkeypatch.setattr("sa1bpack.transforms.masks.relations.fullest", asked)
+    monkeypatch.setattr(torch.Tensor, "cpu", asked)
+    options = {"on_error": "drop", "max_dropped": 0.5, "pad_last": True, "relations": ["ious"]}
+    with Loader(damaged, 9, device="cuda", mask_layout="concat", **options) as batches:
+        found = [batch["repeated"].tolist() for batch in batches]
+    assert found == [6 * [False], 3 * [False] + 4 * [True]]
+
+
 @pytest.mark.parametrize(
     ("of", "batches_that_fit", "named"),
     [
