@@ -67,6 +67,16 @@ def test_workers_are_started_by_default_only_for_transforms(packed, monkeypatch)
     assert made.num_workers == 1 and made.persistent_workers and made.prefetch_factor == 2
 
 
+def test_making_one_does_not_begin_to_use_cuda(ds, monkeypatch):
+    """`is_available` may initialise the driver, which forked workers cannot use any more."""
+
+    def asked():
+        raise AssertionError("the driver is initialised")
+
+    monkeypatch.setattr("torch.cuda.is_available", asked)
+    assert len(make_dataloader(ds, 4, num_workers=0)) == 3
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_plan_states_the_memory_of_the_batches(ds, workers):
     made = make_dataloader(ds, 4, num_workers=workers, mask_layout="padded_bits", pin_memory=False)

@@ -65,7 +65,7 @@ def test_no_step_depends_on_data(name, masks):
 
 @pytest.mark.parametrize("masks", ["concat", "concat_bits", "runs"])
 def test_relations_of_a_batch_that_a_loader_sent_do_not_wait_for_the_device(masks):
-    made = T.Pipeline(dataset(LAYOUT), FEW_STEPS["enlarging"], relations=["ious", "parents"])
+    made = T.Pipeline(dataset(LAYOUT), FEW_STEPS["enlarging"], relations=tuple(RELATIONS))
     expected, found = (
         made(way(ragged(masks), there), 1) for way, there in ((moved, CPU), (sent, META))
     )

@@ -59,7 +59,6 @@ _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", 
 # int64, so no other type is possible here.
 COPIED_FIELDS = tuple(field for field in NUMBER_FIELDS if field.batch)
 assert all(field.dtype in (_FLOAT32, _INT64) for field in COPIED_FIELDS)
-COPIED_ARRAYS = [field.array for field in COPIED_FIELDS]
 
 COPIED_ARRAYS = [field.array for field in COPIED_FIELDS]
 

@@ -35,7 +35,7 @@ def made_images(device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def adjusted(step, images, inside, device, dtype):
-    normal = torch.tensor([MEAN, STD], device=device)
+    normal = torch.tensor([MEAN, STD], dtype=torch.float32, device=device)
     factors = step.factors(lambda n: drawn(n, device))
     given = images, inside, factors, step.used, normal, dtype
     return backends.launch(device, "images.adjust_colors", *given)
@@ -52,6 +52,18 @@ def test_colours_are_those_of_torch_operations(step, triton_device):
     # Saturation and hue divide by small differences of colours that sums have rounded.
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
     assert not found[2].any() and not found[1, :, 20:].any()
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_sums_are_in_single_precision_whatever_the_default(default, triton_device):
+    images, inside = made_images(triton_device)
+    given = JITTERS["contrast"], images, inside, triton_device, torch.bfloat16
+    expected, before = adjusted(*given), torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        assert torch.equal(adjusted(*given), expected)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_half_precision_is_the_rounded_result(triton_device):
