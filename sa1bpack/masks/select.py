@@ -146,11 +146,9 @@ def select_masks(
         stream = np.random.PCG64(np.random.SeedSequence([rule.seed, image_id % 2**64]))
         order = np.argsort(stream.random_raw(len(area))[kept], kind="stable")
     else:
-        score = {"largest": area, "iou": predicted_iou, "stability": stability_score}[
-            rule.mask_select
-        ]
+        scores = {"largest": area, "iou": predicted_iou, "stability": stability_score}
         # A stable sort of the negated score: among equals the lower index comes first.
-        order = np.argsort(-score[kept].astype(np.float64), kind="stable")
+        order = np.argsort(-scores[rule.mask_select][kept].astype(np.float64), kind="stable")
     return np.sort(kept[order[: rule.max_masks]])
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sa1bpack.format.files import map_bytes
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 # What belongs to the processes alone: not files that are mapped, which the page cache holds.
@@ -39,12 +41,9 @@ def _children(process: int) -> list[int]:
 def drop_pages(files: Iterable[Path]) -> None:
     """Drop the pages of files, except those that a process has mapped and used. Raises OSError."""
     for path in files:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fdatasync(file)  # dirty pages are not dropped
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(file)
+        with path.open("rb") as file:
+            os.fdatasync(file.fileno())  # dirty pages are not dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resident_bytes(files: Iterable[Path]) -> int:
@@ -53,13 +52,10 @@ def resident_bytes(files: Iterable[Path]) -> int:
     for path in files:
         if not (size := path.stat().st_size):
             continue
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
-            view = np.frombuffer(pages, np.uint8)
-            found = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
-            address, length = ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size)
-            failed = _libc.mincore(address, length, ctypes.c_void_p(found.ctypes.data))
-            del view  # or the map could not be closed
-        if failed:
+        pages = map_bytes(path, size)
+        found = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+        address, length = ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(size)
+        if _libc.mincore(address, length, ctypes.c_void_p(found.ctypes.data)):
             raise OSError(ctypes.get_errno(), "mincore failed", str(path))
         total += int((found & 1).sum()) * mmap.PAGESIZE
     return total
