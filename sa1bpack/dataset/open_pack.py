@@ -7,21 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Unpack
 
-from sa1bpack.arguments import (
-    bytes_of,
-    check_can_be_folder,
-    checks_options,
-    choice,
-    listed,
-    local_path,
-    paths_of,
-    refuse_dataset,
-)
+from sa1bpack.arguments import bytes_of, checks_options, choice, listed, paths_of, refuse_dataset
 from sa1bpack.dataset.dataset import OTHER_NAMES, Dataset
 from sa1bpack.dataset.pack import DUPLICATES, Pack, check_same_layout, open_folders
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
 from sa1bpack.errors import OptionError
-from sa1bpack.format.manifest import completeness_of, refuse_in_pack
+from sa1bpack.format.manifest import completeness_of, folder_to_write
 from sa1bpack.format.selection import is_selection, packs_of
 from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 from sa1bpack.wording import brief
@@ -121,10 +112,7 @@ def open(
     given = SampleOptions(**options)
     choice("duplicates", duplicates, DUPLICATES)
     limit = None if cache_size is None else bytes_of("cache_size", cache_size)
-    folder = None if cache_dir is None else local_path("cache_dir", cache_dir)
-    if folder is not None:
-        check_can_be_folder(folder, "choose another folder for the cache")
-        refuse_in_pack("cache_dir", folder, itself=True)
+    folder = None if cache_dir is None else folder_to_write("cache_dir", cache_dir)
     places = _places(path, folder, limit)
     saved = next((each for each in places if isinstance(each, Path) and is_selection(each)), None)
     if saved is not None:

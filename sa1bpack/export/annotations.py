@@ -19,13 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import (
-    check_can_be_folder,
-    checks_options,
-    local_path,
-    paths_of,
-    whole_number,
-)
+from sa1bpack.arguments import checks_options, paths_of, whole_number
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import (
@@ -48,7 +42,7 @@ from sa1bpack.format.files import (
     temporary_beside,
 )
 from sa1bpack.format.layout import NUMBER_TYPE_BITS
-from sa1bpack.format.manifest import check_shard_name, refuse_in_pack
+from sa1bpack.format.manifest import check_shard_name, folder_to_write
 from sa1bpack.format.selection import is_selection
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.masks import check_image_runs, encode_counts, mask_boxes
@@ -228,9 +222,7 @@ def export_sa1b(
     """
     started = time.perf_counter()
     packed, rows = _chosen(pack, sources, shards, image_ids)
-    path = local_path("output", output)
-    refuse_in_pack("output", path, itself=True)
-    check_can_be_folder(path, "name a new folder, or one of an earlier export")
+    path = folder_to_write("output", output, "name a new folder, or one of an earlier export")
     result = ExportResult(path, complete=packed.manifest.complete)
     with image_steps(len(rows), progress) as advance:
         for shard, own in _by_shard(packed, rows):
@@ -383,14 +375,13 @@ def export_coco(
     started = time.perf_counter()
     packed, rows = _chosen(pack, sources, shards, image_ids)
     result = ExportResult(check_output(output), complete=packed.manifest.complete)
-    found, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    ids = [np.empty(0, np.int64)]
     for shard, own in _by_shard(packed, rows):
         _check_files(shard)
-        found.append(shard["image_id"][own])
         wanted = np.isin(np.arange(len(shard)), own)
         ids.append(shard["annotation_id"][np.repeat(wanted, np.diff(shard["mask_offset"]))])
         _count_shard(result, shard, own)
-    if (double := _first_double(np.concatenate(found))) is not None:
+    if (double := _first_double(packed.image_ids(rows))) is not None:
         raise OptionError(
             f"image id {double} occurs twice: COCO's tools lose one; export one --source at a time"
         )

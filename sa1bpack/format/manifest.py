@@ -1,6 +1,7 @@
 """The manifest: what a pack holds, in one JSON file that is replaced atomically; and how much of a
 pack is published by it."""
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from sa1bpack.arguments import check_can_be_folder, local_path
 from sa1bpack.errors import FormatError, NotAPack, OptionError
 from sa1bpack.format.arrays import Count, canonical_json, check_version, read_json
 from sa1bpack.format.files import REMEDY, replace_file
@@ -163,6 +165,23 @@ def refuse_in_pack(name: str, path: Path, *, itself: bool = False) -> None:
             f"{name} is {str(path)!r}, in the pack {pack}, which must hold its own files only: "
             "choose a place outside"
         )
+
+
+def folder_to_write(
+    name: str, value: str | os.PathLike[str], choose: str = "", *, itself: bool = True
+) -> Path:
+    """The folder that a user gave for an option, by its name, to write in; it need not exist.
+
+    choose  what to give instead, for messages; by default another value of the option
+    itself  as in `refuse_in_pack`
+
+    Raises OptionError for what is not a path of this machine, what cannot be a folder, and a place
+    in a pack.
+    """
+    path = local_path(name, value)
+    check_can_be_folder(path, choose or f"choose another {name}")
+    refuse_in_pack(name, path, itself=itself)
+    return path
 
 
 def without_manifest(root: Path) -> FormatError:

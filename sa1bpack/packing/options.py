@@ -11,18 +11,16 @@ import msgspec
 
 from sa1bpack.arguments import (
     Options,
-    check_can_be_folder,
     checks_options,
     declarations,
     keywords_of,
-    local_path,
     option,
     patterns_of,
 )
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, SourceError
 from sa1bpack.format.layout import FITS, PIXELS, Layout
-from sa1bpack.format.manifest import check_shard_name, refuse_in_pack
+from sa1bpack.format.manifest import check_shard_name, folder_to_write
 from sa1bpack.masks.select import MaskRule, ThresholdKeywords
 from sa1bpack.source.find import Source, find_sources, read_links, read_md5sums
 from sa1bpack.wording import brief
@@ -308,10 +306,8 @@ def checked_request(
     for name, value in given.items():
         (of_pack if name in PackKeywords.__annotations__ else of_run)[name] = value
     options = PackOptions(**of_pack)
-    request = Request(sources=[], output=local_path("output", output), options=options, **of_run)
-    output = request.output
-    check_can_be_folder(output, "give a new folder, or that of a pack")
-    refuse_in_pack("output", output)
+    output = folder_to_write("output", output, "give a new folder, or that of a pack", itself=False)
+    request = Request(sources=[], output=output, options=options, **of_run)
     listed = [] if request.links is None else read_links(request.links)
     found = find_sources(patterns_of("sources", sources), links=listed)
     if not found:

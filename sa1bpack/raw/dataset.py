@@ -16,20 +16,14 @@ import numpy as np
 import xxhash
 
 from sa1bpack import __version__
-from sa1bpack.arguments import (
-    bytes_of,
-    check_can_be_folder,
-    checks_options,
-    local_path,
-    whole_number,
-)
+from sa1bpack.arguments import bytes_of, checks_options, whole_number
 from sa1bpack.dataset.dataset import MapStyle
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import take
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, UnknownName
 from sa1bpack.format.files import temporary_beside
-from sa1bpack.format.manifest import refuse_in_pack
+from sa1bpack.format.manifest import folder_to_write
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows, Tars, no_pairs, sources_of
 from sa1bpack.raw.tar_index import open_index
@@ -243,13 +237,13 @@ class TarDataset(MapStyle):
                 "options have empty='drop', but which images have no masks left is not known "
                 "before they are decoded: use 'keep' and look at the masks, or IterableTarDataset"
             )
-        folder = None if index_folder is None else _outside("index_folder", index_folder)
+        folder = None if index_folder is None else folder_to_write("index_folder", index_folder)
         memory = bytes_of("cache_size", cache_size) if cache_size != 0 else 0
         limit = bytes_of("cache_dir_size", cache_dir_size) if cache_dir_size != 0 else 0
         if (cache_dir is None) != (limit == 0):
             raise OptionError("cache_dir and cache_dir_size: give both, or neither")
         self._memory = MemoryCache(memory) if memory else None
-        self._disk = DiskCache(_outside("cache_dir", cache_dir), limit) if limit else None
+        self._disk = DiskCache(folder_to_write("cache_dir", cache_dir), limit) if limit else None
         self._indices = [open_index(source, folder) for source in sources]
         for index in self._indices:
             if not len(index):
@@ -371,11 +365,3 @@ class TarDataset(MapStyle):
         part = "" if len(self) == whole else f"{len(self):,} of "
         samples = f"{counted(len(self._indices), 'source')}: {part}{counted(whole, 'sample')}"
         return f"<TarDataset of {samples}, {self.spec.as_text()}>"
-
-
-def _outside(name: str, folder: str | os.PathLike[str]) -> Path:
-    """A folder to keep files in. Raises OptionError for one in a pack, which would be damaged."""
-    found = local_path(name, folder)
-    check_can_be_folder(found, f"choose another {name}")
-    refuse_in_pack(name, found, itself=True)
-    return found

@@ -216,11 +216,10 @@ def _read(path: Path, source: Source, folder: Path | None) -> TarIndex:
     lengths = (head.pairs * PAIR.itemsize, head.points * POINT.itemsize, head.windows * WINDOW)
     if min(head.pairs, head.points, head.windows) < 0 or first + sum(lengths) != size:
         raise FormatError(f"{path}: {size} bytes, not as many as its first line says")
-    data = map_bytes(path, size)[first:]
-    pairs, points = data[: lengths[0]], data[lengths[0] :][: lengths[1]]
+    pairs, points, windows = np.split(map_bytes(path, size)[first:], np.cumsum(lengths[:2]))
     if _digest(pairs, points) != head.digest:
         raise FormatError(f"{path}: its bytes are not those that were written")
-    windows = data[lengths[0] + lengths[1] :].reshape(-1, WINDOW)
+    windows = windows.reshape(-1, WINDOW)
     return TarIndex(
         source,
         pairs.view(PAIR),
