@@ -6,8 +6,6 @@ ruff refuses pickle, marshal, eval and exec (pyproject.toml).
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 FOUND = re.compile(
     r"\b(import_module|resolve_name|__import__|np\.load|torch\.load|unsafe_load)\((.*)"
@@ -36,12 +34,6 @@ def test_nothing_that_could_execute_its_input_is_used():
         if used(path.read_text())
     }
     assert found == ALLOWED.keys()
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["np.load(x)", "np.load(x, allow_pickle=True)", "np.load(x, allow_pickle=y)", "torch.load(x)",
-     "importlib.import_module(x)", "import_module(f'{x}.y')", "__import__(x)"],
-)  # fmt: skip
-def test_the_search_finds_what_it_is_for(text):
-    assert used(text) and not used('importlib.import_module("json")')
+    for text in ("np.load(x)", "np.load(x, allow_pickle=True)", "torch.load(x)", "__import__(x)"):
+        assert used(text), "the search does not find what it is for"
+    assert not used('importlib.import_module("json")')

@@ -129,8 +129,6 @@ def test_a_killed_command_keeps_complete_parts_and_batches_and_resumes_after_the
         (("ids", "--fn", "nowhere:ids"), "No module named 'nowhere'"),
         (("ids", "--fn", "made:nothing"), "has no attribute 'nothing'"),
         (("ids", "--fn", "made:wrong"), "of type int, no function"),
-        (("image", "--fn", "made:ids"), "samples or batches have that key"),
-        (("ids", "--fn", "made:ids", "--part", "3/2"), "--part is '3/2': choose K/N"),
         (("ids", "--fn", "made:ids", "--option", "a"), "--option is 'a': choose KEY=VALUE"),
         (("ids", "--fn", "made:ids", "--device", "tpu"), "--device is 'tpu'"),
     ],

@@ -1,11 +1,10 @@
 """Errors of permission name their own remedy: repeating the command cannot help."""
 
 import errno
-import os
 
 import pytest
 from commands import pack_command
-from system import without_privileges
+from system import failing, without_privileges
 
 RIGHTS = "permission is missing: check owner and mode (ls -ld); use chmod, chown, or another user"
 READ_ONLY = "the file system is read-only: choose another folder, or mount it for writing"
@@ -45,11 +44,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
 def test_only_errors_that_may_pass_advise_to_repeat(
     command, tar, packed, monkeypatch, code, remedy, repeat
 ):
-    def fail(*_, **__):
-        raise OSError(code, os.strerror(code), "a file")
-
-    monkeypatch.setattr("sa1bpack.format.files.os.rename", fail)
-    monkeypatch.setattr("sa1bpack.format.files.Path.rename", fail)
+    for name in ("os.rename", "Path.rename"):
+        monkeypatch.setattr(f"sa1bpack.format.files.{name}", failing(code))
     (packed / "rejects.jsonl").write_text("x")
     found, _, error = command(*pack_command(tar, packed))
     assert found == 4 and f"\nsa1bpack: {remedy}\n" in error

@@ -38,16 +38,16 @@ def pack(tars, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def pack_of(tmp_path) -> Callable[..., Path]:
-    """pack_of(records, **options): a pack of photos with these records, name of the tar "a"."""
+    """pack_of(*records, **options): a pack of a tar "a" of photos with these records."""
 
-    def pack_of(*records: dict, name: str = "a", **options) -> Path:
+    def pack_of(*records: dict, **options) -> Path:
         found = {}
         for each in records:
             stem = each["image"]["file_name"].removesuffix(".jpg")
             jpegs = members([each["image"]["image_id"]], masks=0)
             found[f"./{stem}.jpg"] = next(iter(jpegs.values()))
             found[f"./{stem}.json"] = json.dumps(each).encode()
-        tar = write_tar(tmp_path / f"{name}.tar", found)
+        tar = write_tar(tmp_path / "a.tar", found)
         root = tmp_path / "pack"
         sa1bpack.pack(tar, root, workers=1, **{**SMALL, "max_masks": None, **options})
         return root

@@ -17,13 +17,12 @@ def subject(
     masks: np.ndarray,
     source: tuple[int, int],
     fit: str = "pad",
-    seed: int = 0,
     **changed: np.ndarray,
 ) -> Subject:
     """A sample of bool (m, G, G) masks, in order of area, with boxes and points out of view."""
     count = len(masks)
     height, width = source
-    rgb = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    rgb = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     sample = {
         "image": rgb, "size": np.array([height, width] * 2), "areas": np.arange(count, 0, -1) * 100,
         "masks": np.packbits(masks, axis=2, bitorder="little"),

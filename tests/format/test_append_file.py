@@ -9,6 +9,7 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from system import failing
 
 from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.format import shard_writer
@@ -123,12 +124,9 @@ def test_a_disk_with_larger_blocks_is_written_through_the_page_cache(tmp_path, m
 
 @pytest.mark.parametrize("call", ["pwrite", "ftruncate", "fsync"])
 def test_a_disk_error_names_the_file(path, monkeypatch, call):
-    def fail(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
     file = AppendFile(path)
     file.append(noise(5))
-    monkeypatch.setattr(os, call, fail)
+    monkeypatch.setattr(os, call, failing(errno.EIO))
     with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
         file.finish()
     file.close()

@@ -13,6 +13,7 @@ import pytest
 import xxhash
 from edited_packs import edit, flip, rewrite_checksums
 from small_tars import contents
+from system import failing
 from verify_script import SCRIPT, script, script_finds
 
 from sa1bpack.errors import FormatError, VersionError
@@ -124,7 +125,7 @@ def test_missing_and_unknown_files_are_named_by_both_checkers(pack, damage, mess
      "annotations is 12, but the manifest says 13", True),
 ])  # fmt: skip
 def test_what_is_wrong_is_found_even_if_all_digests_match(pack, damage, message, quick):
-    """Those of which that is said by a quick check, too."""
+    """`quick`: whether a quick check finds it, too."""
     damage(pack)
     rewrite_checksums(pack)
     (problem,) = verify(pack).problems
@@ -275,11 +276,11 @@ def test_script_survives_metadata_of_any_kind(pack, change):
 
 def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
     """Through a memory map it would end the process."""
-    failing = str(pack / "shards" / SHARD / "bbox" / "c.0.0")
-    real = os.preadv
+    place = str(pack / "shards" / SHARD / "bbox" / "c.0.0")
+    real, fail_to_read = os.preadv, failing(errno.EIO)
 
     def preadv(fd, *rest):
-        if str(Path(f"/proc/self/fd/{fd}").readlink()) == failing:
+        if str(Path(f"/proc/self/fd/{fd}").readlink()) == place:
             fail_to_read()
         return real(fd, *rest)
 
@@ -289,16 +290,11 @@ def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
         patch.setattr(os, "preadv", preadv)
         (problem,) = verify(pack).problems
         assert problem.shard == SHARD and not problem.denied
-        assert problem.what == f"{failing}: cannot be read: Input/output error"
+        assert problem.what == f"{place}: cannot be read: Input/output error"
     with monkeypatch.context() as patch:
         patch.setattr(script, "file_digest", fail_to_read)
         code, text = script_finds(pack)
     assert code == 1 and f"{pack / 'zarr.json'}: cannot be read: Input/output error" in text
-
-
-def fail_to_read(*arguments):
-    """Replaces a read from an open file: its errors name no file."""
-    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_damaged_checksum_file_does_not_hide_damaged_samples(pack):

@@ -37,12 +37,10 @@ def side_rows(spec: SideSpec, image_id: int, masks: int) -> np.ndarray:
     return specs.scaled_of(rows - 50.5, spec.dtype) if spec.scaled else rows.astype(spec.stored)
 
 
-def write_side(
-    root: Path, spec: SideSpec, folder: Path | None = None, shards=None, function="test"
-) -> Path:
+def write_side(root: Path, spec: SideSpec, shards=None, function="test") -> Path:
     """Write the parts of a feature for a pack's shards, or for those of these names."""
     manifest, index = open_manifest_and_index(root)
-    folder = root / "side" / spec.name if folder is None else folder
+    folder = root / "side" / spec.name
     specs.create_side(folder, specs.SideManifest(spec, {"function": function}))
     edges = index.shard_offset.tolist()
     for number, shard in enumerate(specs.shard_identities(root, manifest)):

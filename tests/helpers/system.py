@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -46,6 +46,15 @@ def open_files() -> list[tuple[int, str]]:
         with suppress(OSError):  # that of the listing itself
             found.append((int(link.name), os.readlink(link)))  # noqa: PTH115 - some are not paths
     return found
+
+
+def failing(code: int) -> Callable[..., None]:
+    """In place of a call of the system: it raises the error with this code."""
+
+    def fail(*_, **__) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
 _VERSION_3 = 0x20080522  # of linux/capability.h

@@ -99,7 +99,7 @@ def test_a_name_that_no_shard_can_have_is_refused_before_any_work(tmp_path, root
     [
         (f"{'0' * 32}  sa_2.tar\n", "lacks sa_1.tar"),
         ("sa_1.tar\n", "line 1"),
-        (f"# sums\n\n{'0' * 31}  sa_1.tar\n", "line 3"),
+        (f"# sums\n\n{'0' * 31}  sa_1.tar\n", "line 3.*not in md5sum's format"),
         (f"{'0' * 32}  sa_1.tar\n{'1' * 32}  sa_1.tar\n", "second, different sum"),
     ],
 )
@@ -140,13 +140,8 @@ def test_a_source_without_pairs_and_image_ids_that_occur_twice_are_named(root, t
         result = sa1bpack.pack(sources, root, workers=1, **SMALL)
         assert (result.images, result.complete) == (6, True)
         ids, note = result.notes
-        assert ids == (
-            "3 image ids occur more than once: 1 in copy and sa_000000, also 2, 3; open with "
-            "duplicates='first' to leave the later ones out, or 'all' to keep them"
-        )
-        assert note.startswith(
-            "no pair of a .jpg and a .json file of the same name is in sa_000001;"
-        )
+        assert ids.startswith("3 image ids occur more than once: 1 in copy and sa_000000, also 2, ")
+        assert note.startswith("no pair of a .jpg and a .json file of the same name is in sa_00000")
         assert f"sa1bpack: {ids}\nsa1bpack: {note}\n" in capsys.readouterr().err
     for number in (1, 2):
         sa1bpack.pack_part(sources, tmp_path / "parts", (number, 2), workers=1, **SMALL)

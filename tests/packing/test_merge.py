@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from packs_with_features import write_side
 from small_tars import SMALL, contents, members, write_tar
+from system import failing
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputLocked, OutputRefused
@@ -82,13 +83,6 @@ def test_packs_are_added_one_after_another_and_in_any_order(machines, tmp_path, 
     assert contents(tmp_path / "pack") == undisturbed
 
 
-def refused(code):
-    def refuse(*arguments, **named):
-        raise OSError(code, os.strerror(code), "a file")
-
-    return refuse
-
-
 def clones(calls: list):
     """In place of a file system that clones: FICLONE, as linux/fs.h defines it."""
 
@@ -105,7 +99,7 @@ def clones(calls: list):
 
 def test_where_only_clones_can_be_every_file_is_one(machines, tmp_path, undisturbed, monkeypatch):
     calls = []
-    monkeypatch.setattr(os, "link", refused(errno.EXDEV))
+    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
     monkeypatch.setattr(fcntl, "ioctl", clones(calls))
     result = sa1bpack.merge(machines, tmp_path / "pack")
     assert contents(tmp_path / "pack") == undisturbed
@@ -138,8 +132,8 @@ def test_packs_on_two_file_systems_are_linked_or_copied(machines, tmp_path, undi
 
 
 def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "link", refused(errno.EXDEV))
-    monkeypatch.setattr(fcntl, "ioctl", refused(errno.EOPNOTSUPP))
+    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
+    monkeypatch.setattr(fcntl, "ioctl", failing(errno.EOPNOTSUPP))
     rng = np.random.default_rng(0)
     block = 1 << 16
     for name, stretches in {

@@ -1,5 +1,6 @@
 """Decoded samples are kept within their bytes, and what is kept is what was decoded."""
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from batches import same_samples
 from small_tars import SMALL, members, write_tar
+from system import failing
 
 import sa1bpack
 from sa1bpack.raw import decoding
@@ -120,10 +122,7 @@ def test_a_folder_stays_within_its_bytes(kept, tmp_path, decoded):
 def test_a_folder_that_is_full_is_said_once(kept, tmp_path, monkeypatch, caplog):
     ds = kept()
 
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(Path, "replace", failing(errno.ENOSPC))
     caplog.set_level(logging.WARNING, "sa1bpack")
     assert len([ds[index] for index in range(3)]) == 3
     assert caplog.text.count("No space left on device") == 1
@@ -135,11 +134,8 @@ def test_a_damaged_file_that_cannot_be_removed_is_decoded_again(kept, tmp_path, 
     first = kept()[0]
     [path] = tmp_path.glob("cache/*.npz")
 
-    def refused(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
     for target, name in ((os, "utime"), (Path, "unlink"), (Path, "replace")):
-        monkeypatch.setattr(target, name, refused)
+        monkeypatch.setattr(target, name, failing(errno.EACCES))
     assert same_samples(kept()[0], first)  # of the cache
     path.write_bytes(b"damaged")
     assert same_samples(kept()[0], first)

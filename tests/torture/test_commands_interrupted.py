@@ -5,7 +5,6 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from commands import temporaries
@@ -13,7 +12,7 @@ from forked import Forked
 from packs_with_features import write_side
 from scenarios import FLAGS, OPTIONS, Disturbed, Stage, check_whole
 from small_tars import contents
-from system import elsewhere  # noqa: F401 - a fixture
+from system import elsewhere, failing  # noqa: F401 - one is a fixture
 
 import sa1bpack
 from sa1bpack.errors import FormatError
@@ -23,8 +22,7 @@ from sa1bpack.format.side.spec import SideSpec
 
 def only_copies() -> None:
     """As in a file system that has neither links nor clones."""
-    os.link = Mock(side_effect=OSError(errno.EXDEV, os.strerror(errno.EXDEV)))
-    fcntl.ioctl = Mock(side_effect=OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)))
+    os.link, fcntl.ioctl = failing(errno.EXDEV), failing(errno.EOPNOTSUPP)
 
 
 HOW = {"links": lambda: None, "copies": only_copies, "two file systems": lambda: None}
