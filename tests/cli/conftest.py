@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from commands import command  # noqa: F401 - a fixture
 from small_tars import SMALL, members, write_tar
+from system import free  # noqa: F401 - a fixture
 
 import sa1bpack
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections import namedtuple
 from contextlib import closing
 from dataclasses import fields
 
@@ -173,13 +172,12 @@ def test_a_pack_that_cannot_be_added_to_is_refused_and_unchanged(command, packed
     assert contents(packed) == before
 
 
-def test_a_dry_run_writes_nothing_and_says_whether_it_fits(command, tar, root, monkeypatch):
+def test_a_dry_run_writes_nothing_and_says_whether_it_fits(command, tar, root, free):
     code, out, error = command(*pack_command(tar, root, "--dry-run"))
     assert (code, error) == (0, "")
     assert "images    about" in out and "it fits" in out and "nothing was written" in out
     assert not root.exists()
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**9, 10**9, 10))
+    free(10)
     code, out, _ = command(*pack_command(tar, root, "--dry-run"))
     assert code == 1 and "DOES NOT FIT" in out
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -105,3 +106,14 @@ def elsewhere(tmp_path) -> Iterator[Path]:
         pytest.skip(f"{tmp_path} is in {_MEMORY}: there is no second file system here")
     with tempfile.TemporaryDirectory(prefix="sa1bpack-tests-", dir=_MEMORY) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def free(monkeypatch) -> Callable[[int], None]:
+    """free(nbytes): from now on every disk has so many free bytes."""
+    usage = namedtuple("usage", "total used free")
+
+    def free(nbytes: int) -> None:
+        monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**15, 0, nbytes))
+
+    return free

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections import namedtuple
 
 import pytest
 from edited_packs import unfinished_pack
@@ -11,8 +10,6 @@ from small_tars import SMALL, contents, members, write_tar
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.wording import size_text
-
-Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +41,6 @@ def test_a_forecast_is_within_a_factor_of_two_of_the_pack(tar, tmp_path, options
         assert true / 2 <= estimated <= true * 2, pairs
     assert forecast.sources == 1 and forecast.source_bytes == tar.stat().st_size
     assert forecast.probed == 24 and forecast.rejected == 0
-
-
-@pytest.fixture
-def free(monkeypatch):
-    """free(nbytes): the disk has so many free bytes, and the first images are always looked at."""
-
-    def free(nbytes: int) -> None:
-        monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10**15, 0, nbytes))
-
-    return free
 
 
 OPTIONS = {**SMALL, "image_size": 256, "samples_per_shard": 16, "workers": 1}

@@ -5,7 +5,6 @@ import random
 import signal
 import sys
 import threading
-from collections import namedtuple
 from functools import partial
 
 import pytest
@@ -250,17 +249,16 @@ def test_a_faulty_store_makes_the_pack(web, long_tars, long_pack, tmp_path, monk
 
 
 @pytest.mark.parametrize("engine", ["one run", "part", "ray"])
-def test_urls_without_room_are_refused_before_all(web, long_tars, tmp_path, monkeypatch, engine):
+def test_urls_without_room_are_refused_before_all(web, long_tars, root, free, engine):
     """Their sizes are asked for first."""
     for tar in long_tars:
         web.files[f"/t/{tar.name}"] = tar.read_bytes()
     urls = [f"{web.url}/t/{tar.name}" for tar in long_tars]
-    usage = namedtuple("usage", "total used free")(10**15, 0, 1000)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    free(1000)
     call = sa1bpack.pack if engine == "one run" else partial(sa1bpack.pack_part, part=(1, 2))
     if engine == "ray":
         pytest.importorskip("ray", reason="ray is not installed: make ray")
         from sa1bpack.cluster.pack import pack_on_ray as call
     with pytest.raises(OutputRefused, match="continue with --ignore-space"):
-        call(urls, tmp_path / "pack", workers=1, **SMALL)
-    assert not (tmp_path / "pack").exists()
+        call(urls, root, workers=1, **SMALL)
+    assert not root.exists()
