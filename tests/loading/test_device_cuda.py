@@ -7,6 +7,7 @@ import pytest
 import torch
 from batches import same, tensors_of
 from commands import python
+from failing_training import failing_training
 from sync_debug import waiting_is_an_error
 
 from sa1bpack.adapters.collate import Collate
@@ -102,6 +103,12 @@ def test_threads_read_on_while_a_graph_is_captured_in_the_default_mode(packed):
             assert torch.equal(batch["images"][0].cpu(), torch.from_numpy(
                 ds[int(batch["indices"][0])]["image"].copy()))  # fmt: skip
     assert doubled.sum().item() == 2000
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_an_assertion_of_a_kernel_ends_a_program_with_its_traceback(packed, closes):
+    """And not by a signal, from memory that torch frees on a device that has failed."""
+    assert "device-side assert" in failing_training(packed.root, "cuda", closes)
 
 
 def test_a_forked_child_ends_well_and_is_refused_by_name(packed):
