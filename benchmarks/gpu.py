@@ -4,28 +4,30 @@
 
 One call, under ten minutes, whatever fails in between. Every part is a process of its own with its
 own limit of time (PARTS); what it has measured until it ends, fails or is stopped is kept. Figures
-come first and the tests last, within the time that is left for them.
+come first, then the tests, in all the time that is left; what runs on a CPU has what they leave.
 
     machine     what is measured on: device, driver, versions
     kernels     compiles the kernels for CPU and GPU, so that no other part's time has that in it
     packs       two packs of the photographs of the tars: the default layout, and planes with runs
     loading     the pinned copy (the ceiling), Loader with bits, with masks unpacked, DataLoader
-    compact     the same for planes: as they are stored, converted, with runs; and into a pipeline
     model       forward and backward pass of a ViT-B at the size of the images, in bfloat16
+    training    that, with a pipeline: on one batch that stays, and on batches of a Loader
     steps       each step of a pipeline and complete pipelines, with the memory that they take
+    compact     loading for planes: as they are stored, converted, with runs; and into a pipeline
+    tests       pytest -m cuda
     sam2        SAM 2's own steps for SA-1B, on a core of the CPU
     peers       FFCV, in the environment of `make peers`, or the Python that `--peers` names
-    tests       pytest -m cuda
 
 Page cache warm, methods in turn in each round; figures are medians, a ratio to the first way is the
-median of the ratios of the same round. Batches are counted from the first one on, for a second or
-more; `start_ms` is what passes until it is there, `peak_mb` the most memory of the device. Which
+median of the ratios of the same round. Batches are counted from the first one on, for half a second
+or more; `start_ms` is what passes until it is there, `peak_mb` the most memory of the device. Which
 kernels ran is reported last: one that fails is replaced by slower operations.
 
 The results are printed as tables, and written to `--json` after every part. At the end, they are
 compared with the targets. Without a CUDA device the same parts run on the CPU, and say so. No
 network is needed: packages that are missing, too old, or not made for what else is here, are named,
-or installed for the time of the run from a folder of wheels, beside those that are there.
+or installed for the time of the run from a folder of wheels (gpu_wheels.py makes one), beside those
+that are there.
 """
 
 import argparse
@@ -40,17 +42,21 @@ import tempfile
 import time
 import tomllib
 from contextlib import suppress
-from importlib.metadata import requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from gpu_wheels import pinned
+
 ROOT = Path(__file__).parents[1]
-# Part → the most seconds that it may take. In all that may be more than a run has, see limit_of.
+# Part → the most seconds that it may take, of the tests the seconds that are kept for them. In all
+# that may be more than a run has, see limit_of.
 PARTS = {
-    "machine": 30, "kernels": 90, "packs": 60, "loading": 60, "compact": 50, "model": 40,
-    "steps": 60, "sam2": 20, "peers": 50, "tests": 240,
+    "machine": 30, "kernels": 90, "packs": 60, "loading": 55, "model": 35, "training": 45,
+    "steps": 55, "compact": 45, "tests": 150, "sam2": 20, "peers": 50,
 }  # fmt: skip
-NEEDED = ("model", "steps", "loading")  # parts whose figures the targets are about
+# Parts whose figures the targets are about, and the tests: the others leave time for these.
+NEEDED = ("loading", "model", "training", "steps", "tests")
 SPARE = 5  # seconds to stop a part and to write the results
 # Module → package: what is imported, and what these require. pip is to install no more: another
 # numpy than the one that torch was built for, say.
@@ -68,19 +74,32 @@ INSTALLING = 60  # seconds at most
 NO_EXTRA = {"extra": ""}  # of a marker in a requirement
 # Where tests are marked `cuda`.
 CUDA_TESTS = (
-    "tests/dataset/test_specs.py", "tests/loading/test_device_cuda.py", "tests/transforms",
-    "tests/test_train_promptable.py",
+    "tests/loading/test_device_cuda.py", "tests/test_train_promptable.py",
+    "tests/dataset/test_specs.py", "tests/transforms",
 )  # fmt: skip
 PEERS = ROOT / ".venv-peers/bin/python"  # of `make peers`
-TARGETS = (  # name, the figure, what it is compared with, the target, whether more is better
-    ("Loader with bits, of the pinned copy", "loading", "Loader, bits", 0.95, True),
+TRAINED = "ViT-B and pipeline, batches of a Loader"
+TARGETS = (  # name, part, way, figure ("ms" as a share of a ViT-B step), target, is more better?
+    ("Loader with bits, of the pinned copy", "loading", "Loader, bits", "of the first", 0.95, True),
     ("pipeline with bits at {grid}, of a ViT-B step", "steps",
-     "pipeline: crop, flip, masks from bits, {grid}", 0.1, False),
+     "pipeline: crop, flip, masks from bits, {grid}", "ms", 0.1, False),
     ("pipeline with runs at {grid}, of a ViT-B step", "steps",
-     "pipeline: crop, flip, masks from runs, {grid}", 0.1, False),
+     "pipeline: crop, flip, masks from runs, {grid}", "ms", 0.1, False),
     ("pipeline with colours and runs at {side}, of a ViT-B step", "steps",
-     "pipeline: crop, flip, colours, masks from runs, {side}", 0.1, False),
+     "pipeline: crop, flip, colours, masks from runs, {side}", "ms", 0.1, False),
+    ("share of training that waits for batches", "training", TRAINED, "waited", 0.01, False),
+    ("steps per second of training, of those on one batch", "training", TRAINED,
+     "of the first", 0.99, True),
 )  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Packages that are here → their versions."""
+    found = {}
+    for package in sorted({*REQUIRED.values(), "pillow-simd", "triton", "pip"}):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def unfit_packages() -> dict[str, str]:
@@ -113,6 +132,8 @@ def unfit_packages() -> dict[str, str]:
     for package in sorted(others - unfit.keys() - {"torch"}):
         for wrong in filter(None, map(found, requires(package) or [])):
             unfit[package] = f"it needs {wrong[0]}{wrong[2]}, but {wrong[1]} is here"
+    if "numba" in unfit:  # each release is for one of llvmlite
+        unfit.setdefault("llvmlite", "another numba needs another one")
     return unfit
 
 
@@ -124,19 +145,14 @@ def provide(unfit: dict[str, str], wheels: Path | None, folder: Path) -> dict[st
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     if unfit:
-        lines = (ROOT / "constraints.txt").read_text().splitlines()
-        pins = {
-            line.split("==")[0].lower().replace("_", "-"): line for line in lines if "==" in line
-        }
-        wanted = [pins.get(package, package) for package in unfit]
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         pip += ["--no-compile", "--find-links", str(wheels), "--target", str(folder / "site")]
-        if wheels is None or not _succeeds(pip + wanted):
+        if wheels is None or not _succeeds(pip + pinned([*unfit])):
             python = f"{sys.version_info.major}.{sys.version_info.minor}"
             raise SystemExit(
                 f"cannot be used here: {', '.join(f'{k} ({why})' for k, why in unfit.items())}. "
-                "Install what is missing, or bring wheels: where there is a network, `pip download "
-                f"--no-deps -d DIR {' '.join(wanted)}` for this Python ({python}), then pass "
+                "Install what is missing, or bring wheels: where there is a network, `python "
+                f"benchmarks/gpu_wheels.py DIR {' '.join(unfit)} --python {python}`, then pass "
                 "--wheels DIR"
             )
         paths.insert(0, str(folder / "site"))
@@ -211,16 +227,16 @@ def summary(figures: list[dict]) -> list[dict]:
 
 
 def compared(parts: dict[str, dict], side: int) -> list[dict]:
-    """The targets with what was found: a share of the ceiling, or of the time of the model, both
-    for a batch of the same size. side: pixels of the images."""
+    """The targets with what was found: a share of the first way of the part, of the time of the
+    model for a batch of the same size, or of the epoch. side: pixels of the images."""
     step = next((row["ms"] for row in summary(parts["model"]["figures"]) if "ms" in row), None)
     rows = []
-    for name, part, way, target, more in TARGETS:
+    for name, part, way, figure, target, more in TARGETS:
         name, way = (text.format(side=side, grid=side // 4) for text in (name, way))
         row = next((row for row in summary(parts[part]["figures"]) if row["way"] == way), {})
-        found = row.get("of the first")
-        if not more:
-            found = row["ms"] / step if step and "ms" in row else None
+        found = row.get(figure)
+        if figure == "ms" and found is not None:
+            found = found / step if step else None
         met = None if found is None else (found >= target if more else found <= target)
         rows.append({"target": name, "asked": target, "found": found, "met": met})
     return rows
@@ -251,8 +267,8 @@ def write(results: dict, path: Path | None) -> None:
 
 
 def limit_of(name: str, names: list[str], left: float) -> float:
-    """Seconds for a part: its own limit, or less if little time is left. The tests, which come
-    last, may have all that is left."""
+    """Seconds for a part: its own limit, or less if little time is left. The tests may have all
+    that is left."""
     later = sum(PARTS[other] for other in names[names.index(name) + 1 :] if other in NEEDED)
     return left if name == "tests" else min(PARTS[name], left - later)
 
@@ -283,7 +299,12 @@ def main() -> None:
     name = tempfile.mkdtemp(prefix="sa1bpack-gpu-", dir=options.folder)
     folder = Path(name)
     try:
-        env = provide(unfit_packages(), options.wheels, folder)
+        results["packages"] = versions()
+        print(", ".join(f"{package} {text}" for package, text in versions().items()))
+        unfit = unfit_packages()
+        print("\n".join(f"to be replaced: {package} ({why})" for package, why in unfit.items()))
+        sys.stdout.flush()
+        env = provide(unfit, options.wheels, folder)
         given = {
             "tars": [str(path.absolute()) for path in options.tars], "folder": str(folder),
             "rounds": options.rounds, "images": options.images, "masks": options.masks,

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
+from importlib.metadata import version
+from itertools import count, repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +35,8 @@ from sa1bpack.loading.loader import Loader
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BUFFERS = 4
-LEAST = 1.0 if DEVICE.type == "cuda" else 0.05  # seconds of batches for a figure
+LEAST = 0.5 if DEVICE.type == "cuda" else 0.05  # seconds of batches for a figure
+AHEAD = 2  # steps of training that the host may be ahead of the device
 # With only these allowed, attention that none of them takes is an error.
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 TESTS_IN = Path(__file__).parents[1]
@@ -55,7 +57,8 @@ def machine(options: Options, report: Report) -> None:
     report(
         device=torch.cuda.get_device_name() if cuda else "CPU: there is no CUDA device",
         torch=torch.__version__, cuda=torch.version.cuda, python=platform.python_version(),
-        threads=torch.get_num_threads(),
+        threads=torch.get_num_threads(), system=platform.platform(),
+        **{name: version(name) for name in ("numpy", "numba", "llvmlite", "zarr")},
     )  # fmt: skip
     if cuda:
         free, total = torch.cuda.mem_get_info()
@@ -346,32 +349,88 @@ class ViTB(nn.Module):
         return self.blocks(self.patches(images).permute(0, 2, 3, 1) + self.place)
 
 
-def model(options: Options, report: Report) -> None:
-    """Forward and backward pass of a batch in bfloat16, with fused attention or not at all; speed
-    in steps per second."""
-    # On a CPU two blocks stand for twelve.
-    depth = 12 if DEVICE.type == "cuda" else 2
-    vit = ViTB(options.side, depth).to(DEVICE)
-    images = torch.randn(options.batch, 3, options.side, options.side, device=DEVICE)
+# Blocks, their width, heads; on a CPU a small model stands for it.
+SIZES = (12, 768, 12) if DEVICE.type == "cuda" else (1, 48, 1)
 
-    def step() -> None:
+
+def vit_step(side: int) -> Callable[[torch.Tensor], None]:
+    """step(images): forward and backward pass in bfloat16, with fused attention or not at all."""
+    vit = ViTB(side, *SIZES).to(DEVICE)
+
+    def step(images: torch.Tensor) -> None:
         vit.zero_grad(set_to_none=True)
         with torch.autocast(DEVICE.type, torch.bfloat16), sdpa_kernel(FUSED):
             loss = vit(images).float().square().mean()
         loss.backward()
 
-    step()
+    return step
+
+
+def model(options: Options, report: Report) -> None:
+    """Forward and backward pass of a batch that stays; speed in steps per second."""
+    step = vit_step(options.side)
+    images = torch.randn(options.batch, 3, options.side, options.side, device=DEVICE)
+    step(images)
     for number in range(options.rounds):
         synchronize()
         start = time.perf_counter()
         for _ in range(2):
-            step()
+            step(images)
         synchronize()
         taken = (time.perf_counter() - start) / 2
         report(
-            way=f"ViT-B, {depth} blocks, {options.side} pixels, batch of {options.batch}",
+            way=f"ViT-B, {SIZES[0]} blocks, {options.side} pixels, batch of {options.batch}",
             round=number, speed=1 / taken, unit="steps/s", ms=1e3 * taken,
         )  # fmt: skip
+
+
+def training(options: Options, report: Report) -> None:
+    """Steps with a pipeline, on one batch that stays and on batches of a Loader in turn; speeds in
+    steps per second.
+
+    "waited" is the share of the time that `next` of the Loader waited, after its first batches.
+    """
+    ds = _opened(options, "default").ds
+    crop = [transforms.RandomResizedCrop(), transforms.RandomHorizontalFlip()]
+    pipeline = transforms.Pipeline(ds, crop, dtype=torch.bfloat16)
+    step = vit_step(options.side)
+
+    def train(batches: Iterator[dict], least: float) -> int:
+        """Steps for a time, as a training loop that reads each loss `AHEAD` steps later."""
+        done = [torch.cuda.Event() for _ in range(AHEAD)] if DEVICE.type == "cuda" else []
+        start = time.perf_counter()
+        for number in count():
+            if done:
+                done[number % AHEAD].synchronize()
+            if number and time.perf_counter() - start >= least:
+                break
+            step(pipeline(next(batches))["images"])
+            if done:
+                done[number % AHEAD].record()
+        synchronize()
+        return number
+
+    with Loader(
+        ds, options.batch, shuffle=True, device=DEVICE, mask_layout="padded_bits", prefetch=4,
+        io="cached",
+    ) as loader:  # fmt: skip
+        sent = iter(loader)
+        ways = {"one batch": repeat(next(sent)), "batches of a Loader": sent}
+        for number in range(options.rounds):
+            for name, batches in ways.items():
+                train(batches, LEAST / 2)  # what was read ahead during the other way is used up
+                before, start = loader.stats(), time.perf_counter()
+                steps = train(batches, 2 * LEAST)
+                taken, after = (time.perf_counter() - start) / steps, loader.stats()
+                waited = {}
+                if batches is sent:
+                    seconds = after.seconds - before.seconds
+                    waited["waited"] = (after.waited_seconds - before.waited_seconds) / seconds
+                report(
+                    way=f"ViT-B and pipeline, {name}", round=number, speed=1 / taken,
+                    unit="steps/s", ms=1e3 * taken, **waited,
+                )  # fmt: skip
+        report(loader=str(loader.stats()))
 
 
 def steps(options: Options, report: Report) -> None:
@@ -487,7 +546,19 @@ def main() -> None:
     name, path, given = sys.argv[1:]
     part = {
         each.__name__: each
-        for each in (machine, kernels, packs, loading, compact, model, steps, sam2, peers, tests)
+        for each in (
+            machine,
+            kernels,
+            packs,
+            loading,
+            model,
+            training,
+            steps,
+            compact,
+            tests,
+            sam2,
+            peers,
+        )
     }[name]
     with Path(path).open("a") as file:
 

@@ -1,11 +1,13 @@
 """The steps of a pipeline on one device, relative to a copy of memory there; for gpu.py.
 
 Batches are synthetic: random pixels, and rectangles as masks. The time of a step depends only on
-shapes, except for drawing from runs, where it depends on their number.
+shapes, except for drawing from runs, where it depends on their number. The host knows what is small
+in them, as in batches of a Loader; one pipeline is timed for a batch that came another way, too.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 
 from sa1bpack import transforms
 from sa1bpack.format.layout import Layout
+from sa1bpack.transforms import host
 from sa1bpack.transforms.geometry import AxisMaps, scaling
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize
 from sa1bpack.transforms.masks.make import draw_runs
@@ -22,6 +25,7 @@ SOURCE = (1500, 2250)  # height and width of a typical photograph of SA-1B
 LAYOUT = Layout(image_size=1024, mask_size=256)
 CROP = (transforms.RandomResizedCrop(), transforms.RandomHorizontalFlip())
 RUNS = 150  # foreground runs per mask
+LARGE = {"images", "masks"}  # arrays of a batch; the host knows the others
 
 Step = tuple[Callable[[], object], int]  # function, and the bytes that it must read and write
 
@@ -41,7 +45,10 @@ def made_batch(samples: int, masks: int, device: torch.device, layout: Layout = 
         "sizes": torch.tensor([[*SOURCE, *stored]] * samples, dtype=torch.int32),
     }
     batch["images"][:, stored[0] :] = 0
-    return {"epoch": 0} | {key: value.to(device) for key, value in batch.items()}
+    there = {key: value.to(device) for key, value in batch.items()}
+    for key in batch.keys() - LARGE:
+        host.remember(there[key], batch[key])
+    return {"epoch": 0} | there
 
 
 def made_runs(samples: int, masks: int, device: torch.device) -> RunBatch:
@@ -56,7 +63,19 @@ def made_runs(samples: int, masks: int, device: torch.device) -> RunBatch:
         ends = np.column_stack([ends.reshape(masks, -1), np.full(masks, height * width)])
         offset = np.arange(masks + 1) * ends.shape[1]
         taken.append((ends.astype(np.int32).ravel(), offset, height, width))
-    return RunBatch.collate(taken).to(device)
+    runs = RunBatch.collate(taken)
+    there = runs.to(device)
+    host.remember(there.mask_offset, runs.mask_offset)
+    host.remember(there.sizes, runs.sizes)
+    return there
+
+
+def forgotten(batch: dict) -> dict:
+    """The batch, with copies of what is small, of which the host knows nothing."""
+    runs = batch["runs"]
+    small = {key: batch[key].clone() for key in batch.keys() - LARGE - {"runs", "epoch"}}
+    runs = replace(runs, mask_offset=runs.mask_offset.clone(), sizes=runs.sizes.clone())
+    return {**batch, **small, "runs": runs}
 
 
 def steps(
@@ -120,6 +139,9 @@ def steps(
         ),
         f"pipeline: crop, flip, masks from runs, {grid}": (
             pipeline({**batch, "runs": runs}, *CROP), 5 * pixels + cells + ends
+        ),
+        f"pipeline: crop, flip, masks from runs, {grid}, of a batch that no Loader sent": (
+            pipeline(forgotten({**batch, "runs": runs}), *CROP), 5 * pixels + cells + ends
         ),
         f"pipeline: crop, flip, masks from runs, {side}": (
             pipeline({**batch, "runs": runs}, *CROP, mask_size=side),
