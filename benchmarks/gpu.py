@@ -23,7 +23,8 @@ median of the ratios of the same round. Batches are counted from the first one o
 or more; `start_ms` is what passes until it is there, `peak_mb` the most memory of the device. Which
 kernels ran is reported last: one that fails is replaced by slower operations.
 
-The results are printed as tables, and written to `--json` after every part. At the end, they are
+The results are printed as tables, and written to `--json` after every part; the logs of parts that
+did not end well go to a file beside it, with .log in place of .json. At the end, the results are
 compared with the targets. Without a CUDA device the same parts run on the CPU, and say so. No
 network is needed: packages that are missing, too old, or not made for what else is here, are named,
 or installed for the time of the run from a folder of wheels (gpu_wheels.py makes one), beside those
@@ -170,8 +171,8 @@ def _succeeds(command: list[str]) -> bool:
 def run_part(name: str, seconds: float, arguments: list[str], folder: Path, env: dict) -> dict:
     """Run a part in a process group of its own, and stop it when its time is over.
 
-    Returns its status ("ok", "failed", "timed out"), the last lines of its log if it is not ok, and
-    the figures that it wrote.
+    Returns its status ("ok", "failed", "timed out"), the figures that it wrote, and if it is not ok
+    the last lines of its log, which remains in the folder as `name`.log.
     """
     lines, log = folder / f"{name}.jsonl", folder / f"{name}.log"
     command = [sys.executable, str(Path(__file__).with_name("gpu_parts.py")), name, str(lines)]
@@ -261,6 +262,7 @@ def _shown(value: object) -> str:
 def write(results: dict, path: Path | None) -> None:
     """Write the results, complete or not at all."""
     if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(json.dumps(results, indent=1))
         unfinished.replace(path)
@@ -298,6 +300,7 @@ def main() -> None:
     results = {"command": sys.argv[1:], "parts": parts, "targets": []}
     name = tempfile.mkdtemp(prefix="sa1bpack-gpu-", dir=options.folder)
     folder = Path(name)
+    write(results, options.json)
     try:
         results["packages"] = versions()
         print(", ".join(f"{package} {text}" for package, text in versions().items()))
@@ -318,6 +321,11 @@ def main() -> None:
                 parts[name] = run_part(name, seconds, [json.dumps(given)], folder, env)
             results["targets"] = compared(parts, options.side)
             write(results, options.json)
+            if options.json and parts[name]["status"] in ("failed", "timed out"):
+                with options.json.with_suffix(".log").open("a") as logs:
+                    logs.write(
+                        f"---- {name}\n{(folder / f'{name}.log').read_text(errors='replace')}\n"
+                    )
             _print_part(name, parts[name])
     finally:
         shutil.rmtree(folder, ignore_errors=True)

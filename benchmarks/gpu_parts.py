@@ -11,6 +11,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ LEAST = 0.5 if DEVICE.type == "cuda" else 0.05  # seconds of batches for a figur
 AHEAD = 2  # steps of training that the host may be ahead of the device
 # With only these allowed, attention that none of them takes is an error.
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+HANGS = 90  # seconds for a file of tests
 TESTS_IN = Path(__file__).parents[1]
 SAMPLES = 1 << 16  # of an epoch, at least: at 1024 pixels, more than is sent in that time
 Report = Callable[..., None]
@@ -442,8 +444,11 @@ def steps(options: Options, report: Report) -> None:
     from steps import timed
 
     ways = _pipelines(options)
-    least, failed, known = (0.1 if DEVICE.type == "cuda" else 0.0), set(), None
-    for number in range(options.rounds):
+    least, rounds = (
+        (0.1, options.rounds) if DEVICE.type == "cuda" else (0.0, min(options.rounds, 2))
+    )
+    failed, known = set(), None
+    for number in range(rounds):
         for name, (work, moved) in ways.items():
             if name in failed:
                 continue
@@ -514,52 +519,66 @@ def peers(options: Options, report: Report) -> None:
 
 
 def tests(options: Options, report: Report) -> None:
-    """The tests marked `cuda`, counted as they end; raises unless all that ran passed."""
-    command = [
-        sys.executable, "-m", "pytest", "-v", "-m", "cuda", "-p", "no:cacheprovider",
-        "--continue-on-collection-errors", *options.tests,
-    ]  # fmt: skip
-    interpreted = "0" if DEVICE.type == "cuda" else "1"
-    broken = re.compile(r"^ERROR ([^\s:]+\.py)(?: |$)")  # a module that cannot be imported
-    ended = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
-    with subprocess.Popen(
-        command, cwd=TESTS_IN, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=os.environ | {"TRITON_INTERPRET": interpreted},
-    ) as process:  # fmt: skip
-        counts: dict[str, int] = {}
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if found := ended.match(line):
-                name, outcome = found.groups()
-                counts[outcome] = counts.get(outcome, 0) + 1
-                if outcome in ("FAILED", "ERROR"):
-                    report(failed=name)
-                report(way="tests", **{key.lower(): number for key, number in counts.items()})
-            elif found := broken.match(line):
-                report(not_collected=found[1])
-    if process.returncode:
-        raise SystemExit(process.returncode)
+    """The tests marked `cuda`, counted as they end; raises unless all that ran passed.
+
+    Each folder or file in a process of its own: after an assertion on the device, or a crash, a
+    process can do no more. All but the last are stopped after `HANGS` seconds.
+    """
+    search = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {
+        "TRITON_INTERPRET": "0" if DEVICE.type == "cuda" else "1",
+        "PYTHONPATH": os.pathsep.join(search),
+    }
+    counts: dict[str, int] = {}
+    failed = False
+    for path in options.tests:
+        command = [
+            sys.executable, "-m", "pytest", "-v", "-m", "cuda", "-p", "no:cacheprovider",
+            "-p", "failures_at_once", "-o", f"faulthandler_timeout={HANGS - 30}", "--tb=short",
+            "--continue-on-collection-errors", path,
+        ]  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=TESTS_IN, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=env,
+        ) as process:  # fmt: skip
+            watch = threading.Timer(HANGS, process.kill)
+            watch.daemon = True
+            if path != options.tests[-1]:
+                watch.start()
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                _count(line, counts, report)
+            watch.cancel()
+        if process.returncode:
+            report(note=f"pytest {path} exited with {process.returncode}")
+            failed = True
+    if failed:
+        raise SystemExit(1)
+
+
+def _count(line: str, counts: dict[str, int], report: Report) -> None:
+    """Report what a line of pytest says."""
+    if found := _ENDED.match(line):
+        name, outcome = found.groups()
+        counts[outcome] = counts.get(outcome, 0) + 1
+        if outcome in ("FAILED", "ERROR"):
+            report(failed=name)
+        report(way="tests", **{key.lower(): number for key, number in counts.items()})
+    elif found := _BROKEN.match(line):
+        report(not_collected=found[1])
+
+
+_BROKEN = re.compile(r"^ERROR ([^\s:]+\.py)(?: |$)")  # a module that cannot be imported
+_ENDED = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 
 
 def main() -> None:
     """Run one part."""
     name, path, given = sys.argv[1:]
-    part = {
-        each.__name__: each
-        for each in (
-            machine,
-            kernels,
-            packs,
-            loading,
-            model,
-            training,
-            steps,
-            compact,
-            tests,
-            sam2,
-            peers,
-        )
-    }[name]
+    parts = (
+        machine, kernels, packs, loading, model, training, steps, compact, tests, sam2, peers,
+    )  # fmt: skip
+    [part] = (each for each in parts if each.__name__ == name)
     with Path(path).open("a") as file:
 
         def report(**figure) -> None:

@@ -311,6 +311,26 @@ def test_kernels_are_reported_when_one_has_failed(parts, monkeypatch):
     assert found == [{"kernels": text} for text in said]
 
 
+def test_the_tests_run_on_after_a_module_that_cannot_be_imported_and_say_at_once_what_failed(
+    parts, tmp_path, monkeypatch, capfd
+):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\naddopts = -ra\n")
+    (tmp_path / "test_broken.py").write_text("import no_such_module\n")
+    marked = "import pytest, sys\npytestmark = pytest.mark.cuda\n"
+    tests = "def test_one():\n    assert [] == 'never'\ndef test_two():\n    pass\n"
+    (tmp_path / "test_sound.py").write_text(marked + tests)
+    found = []
+    monkeypatch.setattr(parts, "TESTS_IN", tmp_path)
+    options = parts.Options(tests=["test_broken.py", "test_sound.py"])
+    with pytest.raises(SystemExit):
+        parts.tests(options, lambda **figure: found.append(figure))
+    assert {"failed": "test_sound.py::test_one"} in found
+    assert {"not_collected": "test_broken.py"} in found
+    assert {"way": "tests", "failed": 1, "passed": 1} in found
+    out = capfd.readouterr().out
+    assert out.index("assert [] == 'never'") < out.index("test_two PASSED")
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # which say why each kernel does not take it
 def test_attention_that_no_fused_kernel_takes_is_an_error(parts):
     """The targets are shares of the step of a model: an unfused one would take several times as
