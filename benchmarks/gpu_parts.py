@@ -522,12 +522,14 @@ def tests(options: Options, report: Report) -> None:
     """The tests marked `cuda`, counted as they end; raises unless all that ran passed.
 
     Each folder or file in a process of its own: after an assertion on the device, or a crash, a
-    process can do no more. All but the last are stopped after `HANGS` seconds.
+    process can do no more. All but the last are stopped after `HANGS` seconds. Plugins that happen
+    to be there are not loaded, and what another numpy or torch deprecates is no failure.
     """
     search = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {
         "TRITON_INTERPRET": "0" if DEVICE.type == "cuda" else "1",
         "PYTHONPATH": os.pathsep.join(search),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     counts: dict[str, int] = {}
     failed = False
@@ -535,6 +537,7 @@ def tests(options: Options, report: Report) -> None:
         command = [
             sys.executable, "-m", "pytest", "-v", "-m", "cuda", "-p", "no:cacheprovider",
             "-p", "failures_at_once", "-o", f"faulthandler_timeout={HANGS - 30}", "--tb=short",
+            "-W", "default::DeprecationWarning", "-W", "default::FutureWarning",
             "--continue-on-collection-errors", path,
         ]  # fmt: skip
         with subprocess.Popen(
