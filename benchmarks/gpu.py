@@ -76,7 +76,7 @@ NO_EXTRA = {"extra": ""}  # of a marker in a requirement
 # Where tests are marked `cuda`.
 CUDA_TESTS = (
     "tests/loading/test_device_cuda.py", "tests/test_train_promptable.py",
-    "tests/dataset/test_specs.py", "tests/transforms",
+    "tests/dataset/test_specs.py", "tests/transforms/triton", "tests/transforms",
 )  # fmt: skip
 PEERS = ROOT / ".venv-peers/bin/python"  # of `make peers`
 TRAINED = "ViT-B and pipeline, batches of a Loader"
