@@ -22,7 +22,7 @@ from sa1bpack.errors import SourceError, SourceTruncated
 from sa1bpack.source import inflate
 from sa1bpack.source import pairs as pairs_module
 from sa1bpack.source.find import open_source
-from sa1bpack.source.pairs import PairReader, Spool
+from sa1bpack.source.pairs import BLOCK_BYTES, PairReader, Spool
 
 
 def read(path, **options):
@@ -210,6 +210,32 @@ def test_too_many_members_are_an_error(write, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------- spool
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(0, 5 * BLOCK_BYTES), max_size=12),
+    memory=st.integers(0, 8 * BLOCK_BYTES),
+    seed=st.integers(0, 99),
+)
+def test_items_can_be_taken_in_any_order(tmp_path_factory, sizes, memory, seed):
+    rng = random.Random(seed)
+    spool = Spool(tmp_path_factory.mktemp("spool"), memory)
+    held, live, peak = [], 0, 0
+    for size in sizes:
+        data = rng.randbytes(size)
+        held.append((data, spool.put(data)))
+        live = sum(-(-len(d) // BLOCK_BYTES) for d, t in held if not isinstance(t, bytes))
+        peak = max(peak, live)
+        assert spool.memory_used <= memory
+        if rng.random() < 0.5:
+            data, ticket = held.pop(rng.randrange(len(held)))
+            assert spool.take(ticket) == data
+    assert spool.file_bytes == peak * BLOCK_BYTES
+    for data, ticket in held:
+        assert spool.take(ticket) == data
+    assert (spool.memory_used, spool.spilled) == (0, 0)
+    spool.close()
 
 
 @pytest.mark.parametrize(
