@@ -209,16 +209,22 @@ def test_without_the_extra_the_error_says_what_to_install(
     assert not root.exists()
 
 
-def test_an_unreadable_object_is_named_and_the_others_packed(web, long_tars, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [(404, "there is no such object"), (403, "access was refused"), (412, "has changed since")],
+)
+def test_an_unreadable_object_is_named_and_the_others_packed(
+    web, long_tars, tmp_path, monkeypatch, code, fault
+):
     use_s3(web.url, monkeypatch)
     bucket = f"refused-{web.url[-5:]}"  # a bucket that was opened stays so, and this is another one
     for tar in long_tars:
         web.files[f"/{bucket}/{tar.name}"] = tar.read_bytes()
-    web.faults[f"/{bucket}/sa_000010.tar"] = [status(403)]
+    web.faults[f"/{bucket}/sa_000010.tar"] = [status(code)]
     urls = [f"s3://{bucket}/{tar.name}" for tar in long_tars]
     result = sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL)
     assert list(result.failed) == ["sa_000010"] and result.images == 24
-    with pytest.raises(SourceError, match=rf"^s3://{bucket}/sa_000010\.tar: .*access was"):
+    with pytest.raises(SourceError, match=rf"^s3://{bucket}/sa_000010\.tar: .*{fault}"):
         raise result.failed["sa_000010"]
     assert_no_secret(str(result.failed["sa_000010"]))
 

@@ -3,6 +3,7 @@
 import random
 import ssl
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from s3_server import use_s3
 
 from sa1bpack.errors import SourceError
 from sa1bpack.remote import attempts
+from sa1bpack.remote import bucket as buckets
 from sa1bpack.remote import web as web_files
 from sa1bpack.remote.packs import open_stream
 from sa1bpack.urls import parse_address
@@ -144,6 +146,17 @@ def test_a_file_that_changed_is_an_error_and_never_continued(served, faults):
     with pytest.raises(SourceError, match="has changed since it was first asked for"):
         read_all(address)
     assert len(server.requests) == 2
+
+
+def test_an_object_that_changed_is_never_continued(stored, monkeypatch):
+    monkeypatch.setattr(buckets, "RANGE_BYTES", 1 << 14)  # what is asked for ahead is small
+    server, address = stored
+    with closing(open_stream(address)) as file:
+        assert file.read(10) == DATA[:10]
+        server.files[f"/{address.bucket}/sa_0.tar"] = DATA[::-1]
+        with pytest.raises(SourceError, match="has changed since it was first asked for"):
+            while file.read(PIECE):
+                pass
 
 
 def test_what_no_repetition_changes_is_not_repeated(served):
