@@ -152,17 +152,23 @@ def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, device)
         np.testing.assert_allclose(found[:, shown], expected[:, shown], atol=1e-3)
 
 
-def test_points_move_and_boxes_hold_all_corners_of_the_rotated_box(device):
-    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
-    done = moved(T.Pipeline(dataset(LAYOUT), [TURN])(batch, 1), torch.device("cpu"))
+@pytest.mark.parametrize(("fit", "height"), [("pad", 64), ("squash", 96)])
+def test_masks_and_points_move_and_boxes_hold_all_corners_of_the_rotated_box(device, fit, height):
+    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    batch = moved(rectangle_batch(layout, RECTANGLES), device)
+    done = moved(T.Pipeline(dataset(layout), [TURN])(batch, 1), torch.device("cpu"))
+    shown = T.image_region(done)
     for k, (x0, y0, x1, y1) in enumerate(RECTANGLES):
         there, back = (done[name][k].numpy() for name in ("source_to_input", "input_to_source"))
         corners = np.array([[x0, y0, 1], [x1, y0, 1], [x1, y1, 1], [x0, y1, 1]]).T
         x, y = there @ corners
         np.testing.assert_allclose(back @ [x, y, np.ones(4)], corners[:2], atol=1e-9)
-        limits = np.array([96, 64, 96, 64])
+        limits = np.array([96, height, 96, height])
         expected = np.clip([x.min(), y.min(), x.max(), y.max()], 0, limits)
         np.testing.assert_allclose(done["boxes_xyxy"][k, 0].numpy(), expected, atol=1e-4)
+        x, y = at_centers(back, 96, 96)
+        inside = (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1) & shown[k].numpy()
+        assert (done["masks"][k, 0].numpy() != inside).mean() < 0.01
         middle = there @ [(x0 + x1) / 2, (y0 + y1) / 2, 1]
         np.testing.assert_allclose(done["point_coords"][k, 0].numpy(), middle, atol=1e-4)
 
