@@ -57,6 +57,8 @@ def test_columns_have_the_masks_that_pass(packed, rule, verified, rows):
     several = ds.where(lambda columns: columns["mask_count"] > 1)
     assert several.column("mask_count").tolist() == [count for count in counts if count > 1]
     assert [len(sample["areas"]) for sample in several] == [c for c in counts if c > 1]
+    assert not any(sample[name].flags.writeable for sample in ds for name in ("areas", "masks"))
+    assert sa1bpack.Buckets(ds).counts.tolist() == counts
 
 
 def test_nan_and_negative_scores_pass_no_threshold_and_all_pass_without(root):

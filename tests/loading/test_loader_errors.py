@@ -1,5 +1,6 @@
 """Errors that reach the consumer of a Loader, and that they arrive in time."""
 
+import errno
 import logging
 import os
 import threading
@@ -25,14 +26,28 @@ def cut(root, array: str, shard: str = LAST_SHARD) -> None:
     os.truncate(path, 24 * 24 * 3 if array == "image" else 32)
 
 
-@pytest.mark.parametrize("when", ["before", "while"])
-def test_dropped_samples_are_counted_and_named(root, when, caplog):
+def refuse(monkeypatch, part: str) -> None:
+    """Let the system refuse to open files whose path has `part`."""
+    real = os.open
+
+    def opened(path, *rest, **options):
+        if part in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+
+
+@pytest.mark.parametrize("when", ["before", "while", "refused"])
+def test_dropped_samples_are_counted_and_named(root, when, caplog, monkeypatch):
     ds = open_pack(root)
     options = {"mask_layout": "concat", "on_error": "drop", "max_dropped": 0.25}
     loader = Loader(ds, 4, **options)
+    gone = [9, 10, 11]
     if when == "before":
         cut(root, "image")
-        gone = [9, 10, 11]
+    elif when == "refused":
+        refuse(monkeypatch, LAST_SHARD + "/image/")
     else:
         for batch in loader:
             assert batch["dropped"].shape == (0,)
@@ -46,6 +61,7 @@ def test_dropped_samples_are_counted_and_named(root, when, caplog):
     assert batches[2].pop("dropped").tolist() == gone
     assert [error.row for error in loader.dropped] == gone
     [record] = caplog.records  # one per shard
+    assert ("Permission denied" in record.message) == (when == "refused")
     assert record.message.startswith(f"dropped: {loader.dropped[0]} (further samples of shard")
     same(batches[2], Collate("concat")([ds[row] for row in kept]))
 
