@@ -166,3 +166,11 @@ def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa
     for sample in ds:
         np.testing.assert_array_equal(sample["extents"], sa1bpack.masks.relate(sample).mask_boxes)
     assert ds.mask_column("extents").max() > ds.layout.mask_size / 2  # pixels of images, not cells
+
+
+def test_parts_of_a_job_array_complete_the_array(pack, in_folder):
+    command = ("derive", pack, "ids", "--fn", "made:ids", "--part")
+    code, printed, _ = in_folder(*command, "1/2")
+    assert code == 0 and printed.endswith(": 2 parts made, 0 present, 2 shards missing\n")
+    code, printed, _ = in_folder(*command, "2/2")
+    assert code == 0 and printed.endswith(": 2 parts made, 2 present, complete\n")

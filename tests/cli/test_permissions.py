@@ -15,17 +15,18 @@ READ_ONLY = "the file system is read-only: choose another folder, or mount it fo
     [
         ("show", "x.png", "export.show.draw_samples"),
         ("report", "x.html", "export.report.verification"),
+        ("pack", "pack", "packing.run.pack_sources"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_any_work(
-    command, packed, tmp_path, monkeypatch, name, file, work
+    command, tar, packed, tmp_path, monkeypatch, name, file, work
 ):
     """It is named as the user named it, not by its working name."""
     monkeypatch.setattr(f"sa1bpack.{work}", lambda *_, **__: pytest.fail("work was done"))
     folder = tmp_path / "out"
     folder.mkdir(mode=0o555)
     with without_privileges():
-        code, out, error = command(name, packed, "-o", folder / file)
+        code, out, error = command(name, tar if name == "pack" else packed, "-o", folder / file)
     assert (code, out) == (4, "")
     what, remedy = error.splitlines()
     assert what.endswith(f"Permission denied: '{folder / file}'") and remedy.endswith(RIGHTS)

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from commands import pack_command
+from edited_packs import flip
 from small_tars import members, write_tar
 from system import without_privileges
 
@@ -91,6 +92,19 @@ def test_every_command_tells_a_mistyped_path_from_damage(
         code, _, error = command(name, "my pack", *more)
         assert code == 1 and error.startswith("sa1bpack: my pack/manifest.json: missing; ")
         assert "sa1bpack repair" in error
+
+
+def test_parts_are_joined_by_exit_code_and_json(command, root):
+    flip(next((root / "shards" / "sa_000000-001" / "image").glob("c*")))
+    found = []
+    for number, code in ((1, 0), (2, 1)):
+        ended, out, error = command("verify", root, "--part", f"{number}/2", "--json")
+        assert (ended, error) == (code, "")
+        found.append(json.loads(out))
+    assert [(each["part"], each["ok"]) for each in found] == [("1/2", True), ("2/2", False)]
+    assert sum(part["counts"]["samples"] for part in found) == 6
+    assert {problem["shard"] for problem in found[1]["problems"]} == {"sa_000000-001"}
+    assert command("verify", root, "--part", "2/2")[1].count("part 2/2: DAMAGED") == 1
 
 
 def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, made, root, tmp_path):
