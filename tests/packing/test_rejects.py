@@ -76,6 +76,8 @@ CASES: dict[str, tuple[Spoil, str, str, str]] = {
         lambda found, number: found.pop(f"./sa_{number}.json"), "jpg", "missing-json", "sa_",
     ),
     "not JSON": (data_with("json", lambda _: b"{ not json"), "json", "bad-annotation", "byte"),
+    "no JSON": (data_with("json", lambda _: b""), "json", "bad-annotation", ""),
+    "null": (data_with("json", lambda _: b"null"), "json", "bad-annotation", "got `null`"),
     "deep JSON": (
         data_with("json", lambda data: data.replace(b'"id": ', b'"id": ' + b"[" * 100_000, 1)),
         "json", "bad-annotation", "",
@@ -182,6 +184,8 @@ def test_what_is_sound_is_packed_and_every_bad_input_becomes_a_line(tmp_path, wo
         line = found[f"sa_{number}.{half}"]
         expected[f"sa_{number}.{half}"] = reason or line["reason"]
         assert detail in line["detail"], name
+        if reason == "bad-annotation":
+            assert line["detail"].endswith("; correct or remove the record"), name
     assert {member: line["reason"] for member, line in found.items()} == expected
     for line in lines:
         assert line.keys() == {"source", "member", "reason", "detail"}

@@ -6,7 +6,7 @@ import pytest
 from system import peak_growth
 
 from sa1bpack.errors import AnnotationError
-from sa1bpack.source.annotations import MAX_UNKNOWN_KEYS, parse_annotations
+from sa1bpack.source.annotations import MAX_ANNOTATIONS, MAX_UNKNOWN_KEYS, parse_annotations
 
 PROGRAM = """
 from sa1bpack.errors import AnnotationError
@@ -40,6 +40,13 @@ def test_records_of_the_largest_size_take_a_bounded_multiple_of_it():
     """The worst cases of 16 MB; the limit includes the record itself and its parts."""
     imports = "sa1bpack.source; from sa1bpack.source.annotations import parse_annotations"
     assert peak_growth(PROGRAM, imports=imports) < 350
+
+
+def test_a_record_of_the_most_masks_is_read(record):
+    """Refusing one more is tested in test_rejects.py."""
+    found = record()
+    found["annotations"] *= MAX_ANNOTATIONS
+    assert len(parse_annotations(json.dumps(found).encode())) == MAX_ANNOTATIONS
 
 
 @pytest.mark.parametrize("digits", [20, 400, 4300, 100_000])
