@@ -11,6 +11,7 @@ from reading_packs import write_pack
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack import PackFolder
 from sa1bpack.errors import ResourceShortage
+from sa1bpack.loading import batch_copy
 from sa1bpack.loading.loader import Loader
 
 
@@ -42,6 +43,22 @@ def test_batches_come_out_while_the_next_shards_are_being_opened(root, monkeypat
         assert [batch["indices"].tolist() for batch in batches] == [
             [k, k + 1] for k in range(2, 12, 2)
         ]
+
+
+def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
+    """Those of the first shard open when others have been opened."""
+    others, real = threading.Event(), batch_copy.ShardFiles
+
+    def slow(files, direct):
+        if "/sa_000000" in str(files[0]):
+            assert others.wait(60)
+        else:
+            others.set()
+        return real(files, direct)
+
+    monkeypatch.setattr(batch_copy, "ShardFiles", slow)
+    with Loader(open_pack(root), 2, threads=2) as loader:
+        assert [len(batch["images"]) for batch in loader] == [2] * 6
 
 
 @pytest.mark.parametrize("verified", [False, True])

@@ -121,6 +121,17 @@ def test_a_window_of_shards_is_used_up_before_the_next_begins(sizes, window, blo
         assert len(in_use) <= window
 
 
+@pytest.mark.parametrize(
+    ("window", "sizes"), [(5, [3, 4]), (4, [3, 3, 4]), (3, [3, 3, 3]), (8, [5])]
+)
+def test_windows_are_few_and_differ_by_at_most_one_shard(window, sizes):
+    bounds = 100 * np.arange(sum(sizes) + 1)
+    order = LocalShuffleOrder(Extent(int(bounds[-1]), FINGERPRINT, bounds), window=window)
+    shards = order.take(0, 0, len(order)) // 100
+    windows = np.split(shards, 100 * np.cumsum(sizes)[:-1])
+    assert [len(np.unique(part)) for part in windows] == sizes
+
+
 # ----------------------------------------------------------------------------------------- by node
 
 BOUNDS = np.array([0, 100, 100, 350, 700, 760, 1000, 1201])
