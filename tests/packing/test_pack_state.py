@@ -83,7 +83,7 @@ def test_a_pack_of_a_newer_minor_version_is_read_but_not_added_to(tar, root):
     assert contents(root) == before
 
 
-def test_what_is_packed_is_all_that_is_sound(sources, tmp_path):
+def test_what_is_packed_is_all_that_is_sound(sources, tmp_path, manifest_of):
     root = tmp_path / "pack"
     result = sa1bpack.pack(sources, root, workers=1, **SMALL)
     shards = {folder.name: open_shard(folder) for folder in sorted(root.glob("shards/sa_*"))}
@@ -94,3 +94,7 @@ def test_what_is_packed_is_all_that_is_sound(sources, tmp_path):
     assert result.images == len(expected) == sum(len(shard) for shard in shards.values())
     assert "sa_000001-003" in shards and "sa_000001-002" not in shards  # which has no sample
     assert len(rejects_of(root)) == 11 == result.rejects
+    records = manifest_of(root)["sources"]
+    assert [record["pairs"] for record in records] == [10, 14, 0, 6, 3]  # rejected ones, too
+    assert records[0]["ignored"] == {"foreign": 1}
+    assert records[0]["ignored_names"] == ["./readme.txt"]
