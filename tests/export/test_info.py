@@ -191,3 +191,8 @@ def test_every_value_is_counted_in_its_bin(values):
     assert edges[0] <= values.min() and values.max() <= edges[-1]
     if values.dtype.kind == "i":
         assert (edges == np.rint(edges)).all() and values.max() < edges[-1]
+
+
+def test_what_is_not_finite_or_has_no_logarithm_is_not_counted():
+    for values, logarithmic in (([0.5, np.nan, np.inf, -np.inf], False), ([0, 5], True)):
+        assert histogram(np.array(values), 30, logarithmic)[0].sum() == 1
