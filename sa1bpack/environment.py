@@ -16,11 +16,9 @@ from pathlib import Path
 
 from sa1bpack.errors import MissingPackage
 
-# Of control groups, as containers see their own: version 2, version 1.
-MEMORY_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+# Control groups: those of this process, and where all are; see cgroups(7).
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_LIMITS = ("memory.max", "memory.limit_in_bytes")  # of memory: version 2, version 1
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,20 @@ def available_cpus() -> int:
 
 
 def memory_bytes() -> int:
-    """Bytes of memory that this process may use: of the machine, or of its control group."""
+    """Bytes of memory that this process may use: of the machine, or of its control group.
+
+    The limits of all groups that a group is in hold, too: a job of SLURM is one within others. A
+    container may see its own group alone, whatever its path is outside.
+    """
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in MEMORY_LIMITS:
-        with suppress(OSError, ValueError):  # no such limit: "max", for one
-            found = min(found, int(path.read_text()))
+    groups = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in groups):
+        if controllers in ("", "memory"):
+            own = GROUPS / controllers / path.lstrip("/")
+            for folder in (own, *own.parents):
+                for name in _LIMITS:
+                    with suppress(OSError, ValueError):  # no such limit: "max", for one
+                        found = min(found, int((folder / name).read_text()))
     return found
 
 

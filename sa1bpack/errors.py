@@ -21,7 +21,7 @@
     │   │   ├── OutputLocked       another process packs into it
     │   │   └── OptionsDiffer      it holds a pack made with other options
     │   └── TooManyRejects     more members were rejected than --max-rejects allows
-    ├── ResourceShortage   the system refuses a memory map or an open file (also OSError)
+    ├── ResourceShortage   the system refuses memory or an open file (also OSError)
     ├── StoreError         an object store cannot deliver: its network, service or credentials
     │   └── CacheFull          there is no room for what is to be read through a cache
     ├── ClusterError       a cluster cannot be reached, or its processes die again and again
@@ -163,7 +163,7 @@ class TooManyRejects(PackError):
 
 
 class ResourceShortage(Sa1bpackError, OSError):
-    """The system refuses a memory map or an open file: not the data's fault."""
+    """The system refuses memory or an open file: not the data's fault."""
 
 
 class StoreError(Sa1bpackError):

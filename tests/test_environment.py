@@ -87,21 +87,23 @@ def test_a_pil_that_replaced_the_one_of_set_up_is_reported(tmp_path, monkeypatch
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize(("contents", "expected"), [
-    ((), MACHINE),
-    (("max\n",), MACHINE),  # version 2, no limit
-    (("1048576\n",), 1 << 20),
-    ((None, "2097152\n"), 2 << 20),  # version 1
-    ((None, "9223372036854771712\n"), MACHINE),  # version 1, no limit
-    (("max\n", "2000000\n"), 2_000_000),
-    (("", "what?"), MACHINE),
+@pytest.mark.parametrize(("groups", "limits", "expected"), [
+    ("", {}, MACHINE),
+    ("0::/\n", {"memory.max": "max\n"}, MACHINE),  # version 2, no limit
+    ("0::/\n", {"memory.max": "1048576\n"}, 1 << 20),  # of a container
+    ("0::/slurm/job_5/step_0\n", {"slurm/job_5/memory.max": "4096\n"}, 4096),
+    ("0::/a/b\n", {"memory.max": "5000\n", "a/memory.max": "4096\n"}, 4096),
+    ("1:cpu:/\n9:memory:/\n", {"memory/memory.limit_in_bytes": "2097152\n"}, 2 << 20),  # version 1
+    ("9:memory:/docker/f00\n", {"memory/memory.limit_in_bytes": "2097152\n"}, 2 << 20),
+    ("9:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, MACHINE),
+    ("0::/\n", {"memory.max": "what?"}, MACHINE),
 ])  # fmt: skip
-def test_memory_is_that_of_the_machine_or_of_its_control_group(
-    tmp_path, monkeypatch, contents, expected
+def test_memory_is_that_of_the_machine_or_of_the_control_groups(
+    tmp_path, monkeypatch, groups, limits, expected
 ):
-    paths = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
-    for path, text in zip(paths, contents, strict=False):
-        if text is not None:
-            path.write_text(text)
-    monkeypatch.setattr(environment, "MEMORY_LIMITS", tuple(paths))
+    monkeypatch.setattr(environment, "GROUPS", tmp_path)
+    monkeypatch.setattr(environment, "OWN_GROUPS", tmp_path / "cgroup")
+    for name, text in {"cgroup": groups, **limits}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     assert environment.memory_bytes() == expected

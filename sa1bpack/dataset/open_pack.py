@@ -100,7 +100,7 @@ def open(
             that matches nothing, packs that differ in their layout, image ids that occur more than
             once (see `duplicates`), and a feature that lacks the part of a shard, or has it for
             other bytes.
-        ResourceShortage: the system refuses a memory map or an open file.
+        ResourceShortage: the system refuses memory or an open file.
         StoreError: an object store cannot be reached, or refuses.
         MissingPackage: the packages for object stores are not installed: obstore, botocore.
 

@@ -150,7 +150,7 @@ class ShardCache:
         except OSError as error:
             if not is_shortage(error):
                 raise
-            raise _shortage(error) from error
+            raise shortage(error) from error
 
     def _shrink(self, limit: int) -> None:
         """Drop the least recently used shards until the others are within a limit; one stays."""
@@ -179,16 +179,16 @@ def mapping_limit() -> int:
 
 
 def is_shortage(error: OSError) -> bool:
-    """True if the system refused a memory map or an open file for lack of resources."""
+    """True if the system refused memory or an open file for lack of resources."""
     return error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
-def _shortage(error: OSError) -> ResourceShortage:
+def shortage(error: OSError) -> ResourceShortage:
     """The error for what `is_shortage` recognised, naming the limit and the remedy."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return ResourceShortage(
-        f"{error.filename or 'a file of the pack'}: the system refuses a memory map or an open file"
-        f" ({error.strerror}). A process may have vm.max_map_count = {mapping_limit()} maps and "
+        f"{error.filename or 'a file of the pack'}: the system refuses memory or an open file "
+        f"({error.strerror}). A process may have vm.max_map_count = {mapping_limit()} maps and "
         f"`ulimit -n` = {files} files: keep fewer samples, close files, or raise a limit with "
         "`sysctl -w vm.max_map_count=262144`, `ulimit -n 65536` or, of all processes, fs.file-max"
     )

@@ -27,7 +27,7 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.sample import AS_STORED, read_error
-from sa1bpack.dataset.shards import CACHE, OpenShard
+from sa1bpack.dataset.shards import CACHE, OpenShard, is_shortage, shortage
 from sa1bpack.disk.aio import CONTEXTS, CUT_SHORT, Context
 from sa1bpack.disk.direct import aligned, open_direct_if_possible
 from sa1bpack.disk.page_cache import read_ahead_map
@@ -475,7 +475,10 @@ class BatchCopy:
     # -------------------------------------------------------------------------------------- errors
 
     def errors(self) -> list[tuple[int, ReadError]]:
-        """(position in the batch, error) of every sample that could not be copied."""
+        """(position in the batch, error) of every sample that could not be copied.
+
+        Raises ResourceShortage if the system had no memory for a read.
+        """
         status = self._place.status
         if not (self._failed or status.any()):
             return []
@@ -495,7 +498,10 @@ class BatchCopy:
             )
         path = shard.path(self._spec.arrays[c]) if c < 2 else shard.features[c - 2].path
         if code != CUT_SHORT:
-            return OSError(code, os.strerror(code), path)
+            error = OSError(code, os.strerror(code), path)
+            if is_shortage(error):  # which is not the sample's fault
+                raise shortage(error)
+            return error
         return FormatError(
             f"{path}: ends before this sample, but was complete when it was opened. Restore the "
             "file from a copy, or run `sa1bpack repair` on the pack"

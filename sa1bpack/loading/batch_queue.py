@@ -73,8 +73,11 @@ class BufferPool:
     scratch  scratch memory of threads that have ended, for the next ones to take; none once closed
     """
 
-    def __init__(self, allocate: Callable[[], Buffer], count: int, threads: int = 1):
-        """Allocate `count` buffers, for an epoch of `threads`. Raises what `allocate` raises."""
+    def __init__(self, allocate: Callable[..., Buffer], count: int, threads: int = 1):
+        """Allocate `count` buffers, for an epoch of `threads`. Raises what `allocate` raises.
+
+        allocate  makes a buffer as planned; given a number of bytes, one of at least as many
+        """
         self.changed = threading.Condition()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
         self.allocate, self.count, self.threads = allocate, count, threads
@@ -292,8 +295,8 @@ class BatchQueue:
         timeout  seconds
         doing    describes the state of the threads, for the message
 
-        Raises LoaderTimeout if the batch does not arrive in time, MemoryError or RuntimeError if
-        there is no memory for another buffer, and the error of a thread that cannot work.
+        Raises LoaderTimeout if the batch does not arrive in time, what the pool raises if there is
+        no memory for another buffer, and the error of a thread that cannot work.
         """
         limit = time.monotonic() + timeout
         while True:

@@ -96,7 +96,7 @@ class Loader(BatchReader):
     Taking a batch raises ReadError, which names the sample, if one cannot be read, unless
     `on_error` is "drop"; LoaderTimeout if the batch takes longer than `timeout`; LoaderError if the
     iteration was ended, if more samples are dropped than `max_dropped` allows, or if there is no
-    memory for a buffer; ResourceShortage if the system refuses a memory map or a file; StoreError
+    memory for a buffer; ResourceShortage if the system refuses memory or an open file; StoreError
     if an object store fails.
 
     Examples:
@@ -260,10 +260,10 @@ class Loader(BatchReader):
         self.close()
 
 
-def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
-    """A buffer. Raises LoaderError if there is no memory for it."""
+def _allocated(device: Host | Cuda, plan: LoadingPlan, nbytes: int = 0) -> Buffer:
+    """A buffer, larger than planned if `nbytes` is. Raises LoaderError if there is no memory."""
     try:
-        return device.allocate(plan.batch_bytes)
+        return device.allocate(max(plan.batch_bytes, nbytes))
     except (MemoryError, RuntimeError) as error:
         # CUDA has no class for pinned memory that is not there; any other error is not of memory.
         if not isinstance(error, MemoryError) and "out of memory" not in str(error):

@@ -39,7 +39,9 @@ class LoadingPlan:
                   planes, relations), and what making them takes; with runs, for typical batches.
                   In addition, a batch that was dropped takes memory until the device has reached
                   that point: as many of them as the program runs ahead of the device. 0 on a CPU
-    threads       threads that fill the buffers of a Loader
+    threads       threads that fill the buffers of a Loader. In addition to `host_bytes`, each takes
+                  scratch memory for up to eight samples as they are stored, if they are not read
+                  straight to their place: 24 MiB for photographs of 1024 pixels in fit="native"
     workers       processes of a DataLoader
     io            how a Loader reads what is not in the page cache, and why
     uncapped      without max_masks: which image decides how large a batch gets, and what a batch

@@ -131,7 +131,7 @@ class ReaderThreads:
                 self._device.wait(buffer)
                 self._counts.worked("stage", begin)
             if copy.nbytes > len(buffer.bytes):  # an eighth more, so that it is seldom
-                buffer.become(self._device.allocate(copy.nbytes + copy.nbytes // 8))
+                buffer.become(self._pool.allocate(copy.nbytes + copy.nbytes // 8))
             copy.begin(buffer.bytes)
             count = min(self._parts_per_batch, len(copy))
             edges = (np.arange(count + 1) * len(copy) // count).tolist()

@@ -9,7 +9,10 @@ import torch
 from batches import BOTH, readers, rows_of
 from torch._dynamo.utils import counters
 
+import sa1bpack
+from sa1bpack.disk.direct import aligned
 from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.loading import devices
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
@@ -110,6 +113,24 @@ def test_missing_memory_is_an_error_that_names_what_to_lower(ds):
             with pytest.raises(LoaderError, match=r"no memory for 102 batches .*lower batch_size"):
                 next(iter(loader))
         assert loader.state_dict()["samples"] == 0
+
+
+def test_missing_memory_for_more_runs_than_planned_is_the_same_error(
+    sample_tar, tmp_path, monkeypatch
+):
+    sa1bpack.pack(sample_tar, tmp_path / "packed", workers=1)
+    ds = sa1bpack.open(tmp_path / "packed", mask_format="runs")
+    with Loader(ds, 1, max_masks=1) as loader:  # the largest, which has more runs than most
+        planned = loader.plan().batch_bytes
+
+        def refused(nbytes):
+            if nbytes > planned:
+                raise MemoryError(f"{nbytes} bytes")
+            return aligned(nbytes)
+
+        monkeypatch.setattr(devices, "aligned", refused)
+        with pytest.raises(LoaderError, match=r"no memory for 4 batches .*lower batch_size"):
+            list(loader)
 
 
 @BOTH

@@ -12,6 +12,7 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.pack import PackFolder
 from sa1bpack.errors import ResourceShortage
 from sa1bpack.loading import batch_copy
+from sa1bpack.loading.batch import load_samples as kernel
 from sa1bpack.loading.loader import Loader
 
 
@@ -59,6 +60,20 @@ def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
     monkeypatch.setattr(batch_copy, "ShardFiles", slow)
     with Loader(open_pack(root), 2, threads=2) as loader:
         assert [len(batch["images"]) for batch in loader] == [2] * 6
+
+
+def test_missing_memory_for_a_read_drops_no_sample(root, monkeypatch):
+    real = kernel.load_samples
+
+    def refused(means, samples, place, first, stop):
+        place.status[first:stop] = errno.ENOMEM
+        return real(means, samples, place, stop, stop)
+
+    with Loader(open_pack(root), 2, on_error="drop", max_dropped=1) as loader:
+        monkeypatch.setattr(kernel, "load_samples", refused)
+        with pytest.raises(ResourceShortage, match=r"image/.*refuses memory"):
+            next(iter(loader))
+        assert loader.dropped == []
 
 
 @pytest.mark.parametrize("verified", [False, True])

@@ -4,14 +4,15 @@ Everything that a sample has in large files is planned together: its image, its 
 and its rows of features. The plan is a list of pieces, each one span of a file that goes to one
 place:
 
-1. For each array of a sample the system is asked, once, whether its bytes are in memory. The answer
-   decides the source of its pieces, and nothing asks again: it may change at any moment.
+1. For each array of a sample the system is asked, once, whether the last of its bytes is in memory.
+   The answer decides the source of all its pieces, and nothing asks again: it may change at any
+   moment. If other pages are not in memory, the copy brings them in through the memory map.
 2. What is not in memory is read: past the page cache if its file was opened so, all of it at once,
    straight to its place where the alignment allows, else into scratch memory. Otherwise it is
    announced to the system, and read with `pread`: one large request instead of a page fault every
    few pages, and a truncated file or a failing disk is an error with a name. Through a memory map
    it would be a SIGBUS, which ends the process; that remains for a file that is truncated between
-   the answer and the end of the copy.
+   the answer and the end of the copy, and for a failing disk where only a part is in memory.
 3. Pieces that are in memory, or in scratch memory, are copied, converted or unpacked.
 
 Addresses in scratch memory exist in the plan alone, which ends with the call. The small arrays,
@@ -227,7 +228,7 @@ def _list_pieces(samples, place, k, c, first_mask, pieces, n):
 
 @njit
 def _cached(files, end):
-    """Whether the bytes of an array that end here are in memory. The only place that asks."""
+    """Whether the last byte of a piece that ends here is in memory. The only place that asks."""
     if files[PAST]:  # not by trying to read, which begins to read ahead
         return files[TELLS] != 0 and map_in_memory(files[MAP] + end - 1, files[OPEN], end - 1)
     return in_memory(files[OPEN], end - 1)
