@@ -40,7 +40,7 @@ from sa1bpack.transforms.host import on_host, remember
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch
-from sa1bpack.transforms.memory import on_device
+from sa1bpack.transforms.memory import allocated_bytes
 from sa1bpack.wording import counted, size_text
 
 _log = logging.getLogger("sa1bpack")
@@ -232,20 +232,20 @@ def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
     """
     regions, _ = spec.regions(samples, capacity, total, 0)
     _, _, span = split_regions(regions)
-    made, temporary = on_device(span.stop - span.start), _SMALL_TENSORS * 512
+    made, temporary = allocated_bytes(span.stop - span.start), _SMALL_TENSORS * 512
     if spec.to_rgb:
         pixels = samples * spec.image.side**2
-        made += on_device(RGB_BYTES * pixels)
-        temporary += on_device(CONVERSION_BYTES * pixels, _CONVERSION_TENSORS)
+        made += allocated_bytes(RGB_BYTES * pixels)
+        temporary += allocated_bytes(CONVERSION_BYTES * pixels, _CONVERSION_TENSORS)
     if spec.masks.source != "runs":
         rows = samples * capacity if spec.layout.padded else total
-        bits = on_device(rows * spec.mask_bytes) if spec.layout.padded else 0
+        bits = allocated_bytes(rows * spec.mask_bytes) if spec.layout.padded else 0
         if spec.layout.packed:
             made += bits
         else:
-            made, temporary = made + on_device(8 * rows * spec.mask_bytes), temporary + bits
+            made, temporary = made + allocated_bytes(8 * rows * spec.mask_bytes), temporary + bits
     for floats, scales in float_bytes(spec, samples, capacity, total):
-        made, temporary = made + on_device(floats), temporary + on_device(scales)
+        made, temporary = made + allocated_bytes(floats), temporary + allocated_bytes(scales)
     return made, temporary
 
 
@@ -307,7 +307,7 @@ def floats_on_device(stored: torch.Tensor, row_shape: tuple[int, ...]) -> torch.
 # ------------------------------------------------------------------------------------- devices
 
 
-class Lease:
+class LentBuffer:
     """The buffer of a batch on the CPU, for as long as any tensor of the batch lives."""
 
     _pid: int | None = None  # an interrupt may come before it is known
@@ -338,7 +338,7 @@ class Host:
         The small ones are copies, so keeping the ids of a batch does not keep its pixels.
         """
         copy, buffer = batch.copy, batch.buffer
-        lent = np.asarray(Lease(buffer, copy.nbytes, pool))
+        lent = np.asarray(LentBuffer(buffer, copy.nbytes, pool))
         large, small, span = split_regions(copy.regions)
         copied = buffer.bytes[span].copy()
         return finish(host_views(lent, large) | host_views(copied, small), spec, copy)

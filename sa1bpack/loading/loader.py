@@ -35,7 +35,7 @@ from sa1bpack.loading.plans import LoadingPlan, cores, dataset_bytes, io_obstacl
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.stats import EpochCounts
 from sa1bpack.schedules import WholeNumbers
-from sa1bpack.transforms.memory import on_device
+from sa1bpack.transforms.memory import allocated_bytes
 from sa1bpack.wording import counted
 
 # More threads than this are not faster: the memory channels are the limit.
@@ -195,7 +195,7 @@ class Loader(BatchReader):
         else:
             # In the queue, being delivered, and the one that the consumer still has meanwhile.
             made, temporary = finishing_bytes(spec, samples, capacity, total)
-            device_bytes = (count + 1) * on_device(nbytes)
+            device_bytes = (count + 1) * allocated_bytes(nbytes)
             device_bytes += 2 * made + temporary + related
             if spec.relate is not None:
                 cells, layout = spec.masks.size**2, spec.layout

@@ -20,7 +20,7 @@ CHUNK_SHARE = 4
 _MULTIPLE, _UNCUT = 512, 1 << 20
 
 
-def on_device(nbytes: int, tensors: int = 1) -> int:
+def allocated_bytes(nbytes: int, tensors: int = 1) -> int:
     """The most that tensors of `nbytes` bytes in all take on CUDA, as torch counts its memory.
 
     torch's allocator rounds up to multiples of 512 bytes. For more than 1 MiB, it takes a free

@@ -23,7 +23,7 @@ from sa1bpack.transforms.backends import full_precision, run_jobs, uses_compiled
 from sa1bpack.transforms.host import on_host
 from sa1bpack.transforms.masks.cells import count_along, unpack_bits
 from sa1bpack.transforms.masks.run_batch import padded_rows
-from sa1bpack.transforms.memory import on_device
+from sa1bpack.transforms.memory import allocated_bytes
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
 CHUNK_BYTES = 1 << 28  # of masks in half precision, at a time
@@ -127,7 +127,7 @@ class Relate:
         if packed:
             taken += (rows if padded else total) * cells
         small = 100 * rows * most + 2000 * rows + 64 * 512
-        return on_device(taken + small, _TENSORS)
+        return allocated_bytes(taken + small, _TENSORS)
 
     def __call__(
         self, batch: Mapping[str, Any], most: int | None = None
