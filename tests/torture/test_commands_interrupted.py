@@ -85,7 +85,7 @@ def test_a_merge_that_ends_at_any_call_is_completed_by_the_next(
 ):
     into = request.getfixturevalue("elsewhere") if how == "two file systems" else tmp_path
     merge = Merge(stage, tmp_path, into, HOW[how], grown)
-    rounds = merge.end_at_any_call(torture, HOW_IT_ENDS, 2, 10_000)
+    rounds = merge.end_at_any_call(torture, HOW_IT_ENDS, 2, 40)
     torture.record(f"merge ended at a call ({how})", rounds, "completed by the next")
 
 
