@@ -108,11 +108,16 @@ def ceiling(url: str, pack: Path, size: int, total: int) -> float:
     origin = Bucket(url)
     path = max(pack.glob("shards/*/image/c*"), key=lambda each: each.stat().st_size)
     name, length = str(path.relative_to(pack)), path.stat().st_size
+    size = min(size, length)
     starts = [k * size % max(length - size, 1) for k in range(max(AT_ONCE, total // size))]
+
+    def read(at: int) -> int:
+        return len(origin.result(origin.begin(name, at, at + size)))
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(lambda at: origin.read_range(name, at, at + size), starts[:AT_ONCE]))
+        list(pool.map(read, starts[:AT_ONCE]))
         begin = time.perf_counter()
-        list(pool.map(lambda at: len(origin.read_range(name, at, at + size)), starts))
+        list(pool.map(read, starts))
         return len(starts) * size / (time.perf_counter() - begin) / 1e6
 
 
@@ -173,12 +178,11 @@ def main() -> None:
         folder = Path(temporary) if options.folder is None else options.folder
         tar = Path(temporary) / "sa_000000.tar"
         make_tar(["tests/samples/sa_000000.tar"], tar, options.samples)
+        shard = max(options.samples // 4, 1)
         kinds = {"default": {}, "compact": {"fit": "native", "pixels": "yuv420", "masks": "runs"}}
         for name, layout in kinds.items():
             if not (folder / "bucket" / name).exists():
-                sa1bpack.pack(
-                    tar, folder / "bucket" / name, samples_per_shard=options.samples // 4, **layout
-                )
+                sa1bpack.pack(tar, folder / "bucket" / name, samples_per_shard=shard, **layout)
         server = subprocess.Popen(
             [sys.executable, __file__, "serve", folder, str(options.link), str(options.latency)],
             stdout=subprocess.PIPE, text=True,

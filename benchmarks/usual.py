@@ -418,6 +418,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for all files; default: the system's")
     parser.add_argument("--json", type=Path, help="write all figures of all rounds to this file")
     options = parser.parse_args()
+    if options.masks < SAM2_MASKS:
+        parser.error(f"--masks {options.masks}: SAM 2's training draws {SAM2_MASKS} of each image")
     cuda, cpus = torch.cuda.is_available(), available_cpus()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
