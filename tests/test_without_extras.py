@@ -1,5 +1,5 @@
-"""Without the folders of `remote` and `export`, packs of this machine work, a URL is a clear error,
-and a notebook shows text."""
+"""Without the folders of all extras, packs of this machine work, a URL is a clear error, and a
+notebook shows text."""
 
 import shutil
 from pathlib import Path
@@ -9,6 +9,7 @@ from commands import python
 import sa1bpack
 from sa1bpack.kernels import kernel_folder
 
+EXTRAS = "remote", "cluster", "raw", "deriving", "export", "measuring", "adapters", "cli"
 # Packs, verifies, reads and loads in a copy of the package; then names URLs.
 PROGRAM = """
 import sys
@@ -22,8 +23,9 @@ assert result.images == 3 and sa1bpack.verify(out).ok
 ds = sa1bpack.open(out)
 assert ds[0]["image"].any()
 assert ds._repr_html_() is None and "3 samples" in repr(ds)
+pipeline = sa1bpack.transforms.Pipeline(ds)
 with sa1bpack.Loader(ds, 2) as loader:
-    assert sum(len(batch["image_ids"]) for batch in loader) == 3
+    assert sum(len(pipeline(batch)["images"]) for batch in loader) == 3
 calls = (
     lambda: sa1bpack.open("s3://bucket/pack", cache_dir=out + "-cache"),
     lambda: sa1bpack.verify("gs://bucket/pack"),
@@ -41,8 +43,8 @@ for call in calls:
 """
 
 
-def test_without_remote_packs_of_this_machine_work_and_a_url_is_a_clear_error(sample_tar, tmp_path):
-    ignored = shutil.ignore_patterns("remote", "export", "__pycache__")
+def test_without_extras_packs_of_this_machine_work_and_a_url_is_a_clear_error(sample_tar, tmp_path):
+    ignored = shutil.ignore_patterns(*EXTRAS, "__pycache__")
     copy = shutil.copytree(
         Path(sa1bpack.__file__).parent, tmp_path / "src/sa1bpack", ignore=ignored
     )
