@@ -144,7 +144,7 @@ def _check_stored(
 def _scales(
     size: torch.Tensor, found: Mapping[str, Any], axes: int, coordinates: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What x, y are multiplied by, and the extent of a source pixel, in pixels of the image.
+    """The factors of x and y, and the extent of a source pixel, in pixels of the image.
 
     size  float64 (4,) or (B, 4): source height, width, stored height, width
     axes  of the boxes: 2 for those of a sample and of concatenated masks, 3 for padded ones

@@ -187,7 +187,7 @@ class ImageSpec:
 
     @property
     def pixels(self) -> str:
-        """What the canvas holds: "rgb" or "yuv420"."""
+        """The kind of pixels that the canvas holds: "rgb" or "yuv420"."""
         return "rgb" if len(self.shape) == 3 else "yuv420"
 
 

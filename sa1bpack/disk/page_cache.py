@@ -1,4 +1,4 @@
-"""What is in the page cache, and beginning to read into it: compiled, without the GIL.
+"""Tells what is in the page cache, and begins to read into it: compiled, without the GIL.
 
 Both answers of `in_memory` and `map_in_memory` may be out of date as soon as they are given: ask
 once, and act on that answer.
@@ -45,7 +45,7 @@ def read_ahead_map(address, count):
 
 @njit
 def in_memory(file, position):
-    """Whether the byte at this position of an open file can be had without waiting.
+    """True if the byte at this position of an open file can be had without waiting.
 
     A file that was cut short before it does not have it.
     """
@@ -57,7 +57,7 @@ def in_memory(file, position):
 
 @njit
 def map_in_memory(address, file, position):
-    """Whether a byte of a memory map, at `position` of its file, is in memory; reads nothing.
+    """True if a byte of a memory map, at `position` of its file, is in memory; reads nothing.
 
     Of a file that was cut short, the rest of the last page is in memory, but zero.
     """

@@ -78,7 +78,7 @@ class ShardFiles:
 
 
 def tells_what_is_in_memory(path: str, file: int) -> bool:
-    """Whether mincore answers truthfully; to others than the owner and writers it says "all"."""
+    """True if mincore answers truthfully; to others than the owner and writers it says "all"."""
     return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
@@ -185,9 +185,9 @@ def without_frames(error: Exception) -> Exception:
 
 
 class Where(NamedTuple):
-    """Where n samples are, int64 (n,) each: their places among those that were looked up together,
-    indices in the dataset, numbers of their shards, rows in these, first masks and one past the
-    last, rows in the pack, and image ids."""
+    """The locations of n samples, int64 (n,) each: their places among those that were looked
+    up together, indices in the dataset, numbers of their shards, rows in these, first masks and one
+    past the last, rows in the pack, and image ids."""
 
     place: np.ndarray
     index: np.ndarray

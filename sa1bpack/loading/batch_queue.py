@@ -221,8 +221,8 @@ class BatchQueue:
     # ----------------------------------------------------------------------- threads that fill
 
     def next(self) -> tuple[QueuedBatch, Part | None] | None:
-        """What a thread has to do: a part of a batch to copy; or, with None, a batch to plan, which
-        one thread does at a time. None after the last.
+        """The next task of a thread: a part of a batch to copy; or, with None, a batch to plan,
+        which one thread does at a time. None after the last.
 
         A thread that gets a batch to plan must `share` or `finish` it.
         """
@@ -239,7 +239,7 @@ class BatchQueue:
             return batch, None
 
     def has_work(self) -> bool:
-        """Whether `next` need not wait."""
+        """True if `next` need not wait."""
         if self._parts or self.closed:
             return True
         if self._planning is not None:
@@ -320,12 +320,12 @@ class BatchQueue:
             self._pool.make_room()
 
     def has_news(self) -> bool:
-        """Whether `take` need not wait."""
+        """True if `take` need not wait."""
         over = self.closed or self._failed is not None or self._taken >= self.total
         return over or self._taken in self.ready or self._starves()
 
     def _starves(self) -> bool:
-        """Whether no batch can arrive because the consumer holds all buffers."""
+        """True if no batch can arrive because the consumer holds all buffers."""
         if self._in_progress or self.ready or self._pool.free:
             return False
         return len(self._pool.lent) >= len(self._pool.all)  # none will come back by itself

@@ -1,4 +1,4 @@
-"""Where batches go: the CPU, or a CUDA device, by a copy on a separate stream.
+"""The destinations of batches: the CPU, or a CUDA device, by a copy on a separate stream.
 
 The Loader has one code path for both:
 
@@ -68,7 +68,7 @@ class CudaRuntime:
         return torch.cuda.device_count()
 
     def used_before_fork(self) -> bool:
-        """Whether this process was forked from one that had used CUDA: then it cannot."""
+        """True if this process was forked from one that had used CUDA: then it cannot."""
         return torch.cuda._is_in_bad_fork()
 
     def current(self) -> int:
@@ -94,7 +94,7 @@ class CudaRuntime:
         return torch.cuda.device(index)
 
     def capturing(self) -> bool:
-        """Whether the current stream of the current device captures a CUDA graph."""
+        """True if the current stream of the current device captures a CUDA graph."""
         return torch.cuda.is_current_stream_capturing()
 
     def pin(self, memory: np.ndarray) -> None:

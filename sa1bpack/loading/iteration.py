@@ -26,7 +26,7 @@ from sa1bpack.wording import counted
 
 
 class Taken(NamedTuple):
-    """What came of a batch.
+    """The outcome of a batch.
 
     batch   None if no sample of it remained
     errors  of dropped samples
@@ -80,10 +80,10 @@ class BatchReader:
         self._warned: set[str] = set()  # shards with dropped samples
 
     def _begin(self, batches: EpochBatches, counts: EpochCounts) -> Any:
-        """What makes these batches, with three methods. `start()`: begin the work; if that fails,
-        or is interrupted, `end` ends what has begun. `take()`: the next batch, as Taken; None if
-        the epoch was ended. `end(wait)`: end the epoch; wait at most `wait` seconds for reads in
-        progress."""
+        """The producer of these batches, with three methods. `start()`: begin the work; if that
+        fails, or is interrupted, `end` ends what has begun. `take()`: the next batch, as Taken;
+        None if the epoch was ended. `end(wait)`: end the epoch; wait at most `wait` seconds for
+        reads in progress."""
         raise NotImplementedError
 
     def _end_epoch(self) -> None:
@@ -106,7 +106,7 @@ class BatchReader:
         return Iteration(self)
 
     def stats(self) -> LoadingStats:
-        """What the latest epoch waited for, up to now; `print` it for one line with a verdict.
+        """The figures of the latest epoch, up to now; `print` them for one line with a verdict.
 
         Raises LoaderError if no epoch has begun in this process.
         """

@@ -42,7 +42,7 @@ from sa1bpack.masks import passes
 
 
 class Stored(NamedTuple):
-    """What the samples of a pack have.
+    """The properties of the samples of a pack, as they are stored.
 
     image_bytes  of a stored canvas; 0 if images have none
     channels     of images without a canvas: 3, or 0 for planes
@@ -66,7 +66,7 @@ def _image_bytes(height, width, channels):
 
 @njit
 def _rising(edges, most):
-    """Whether offsets are non-decreasing, and from 0 to `most`."""
+    """True if offsets are non-decreasing, and from 0 to `most`."""
     before = 0
     for n in range(len(edges)):
         if edges[n] < before:
@@ -236,7 +236,7 @@ class Planner:
         epoch: int,
         choice: MaskChoice,
     ) -> tuple[Where, Samples]:
-        """Where samples are, and where their arrays are; those that are wrong are left out, and
+        """The locations of samples and of their arrays; those that are wrong are left out, and
         their errors added to `wrong`, by place."""
         ds, found = self.ds, [shards[number] for number in where.number.tolist()]
         columns = [shard.table[self._columns] for shard in found]

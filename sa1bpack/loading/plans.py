@@ -1,4 +1,4 @@
-"""What a loader takes, and how it reads: memory, threads or workers, and files, in numbers."""
+"""The needs of a loader, and how it reads: memory, threads or workers, and files, in numbers."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a loader did in an epoch: records of its threads, figures added up of them, and a verdict.
+"""The statistics of an epoch: records of its threads, figures added up of them, and a verdict.
 
 Each piece of work, a batch planned, some of its samples copied, a batch staged or taken, is one
 record in a deque of the epoch; `BusyTime` is what several of them cover. Appending takes no lock,
@@ -30,7 +30,7 @@ _GUIDE = "docs/tuning.md#verdicts"
 
 @dataclass(frozen=True)
 class LoadingStats:
-    """What a loader did in one epoch so far, and what the consumer waited for.
+    """The work of a loader in one epoch so far, and what the consumer waited for.
 
     None stands for what this loader cannot know: a DataLoader knows nothing of what happens within
     torch and its worker processes, and with verify_checksums=True it is not known where bytes come
@@ -128,7 +128,7 @@ class LoadingStats:
 
     @property
     def cause(self) -> str:
-        """What limits the epoch: a heading of the table of verdicts in docs/tuning.md.
+        """The bottleneck of the epoch: a heading of the table of verdicts in docs/tuning.md.
 
         "nothing yet"  no batch was taken
         "consumer"     the epoch waited for less than 5 % of its time: the loader keeps up

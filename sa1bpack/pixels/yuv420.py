@@ -83,7 +83,7 @@ def in_turn(builder, *channels):
 
 @njit
 def next_vector(k, count):
-    """Where the vector after the one at `k` begins in a row; `count` after the last one."""
+    """The start in a row of the vector after the one at `k`; `count` after the last one."""
     return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)
 
 

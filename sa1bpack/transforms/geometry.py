@@ -35,7 +35,7 @@ from sa1bpack.transforms.checks import LEAST, MAX_CANVAS, as_range, check_made, 
 
 @checks_options
 class Maps:
-    """What all maps have: `linear`, float64 (B, 2, 2), and `offset`, float64 (B, 2)."""
+    """The attributes of all maps: `linear`, float64 (B, 2, 2), and `offset`, float64 (B, 2)."""
 
     linear: torch.Tensor
     offset: torch.Tensor

@@ -203,7 +203,7 @@ class Pipeline:
         return f"Pipeline([{steps}], {sizes}, {others}, seed={self.seed})"
 
     def __repr__(self) -> str:
-        """What `str` shows, and what makes images and masks."""
+        """The text of `str`, and what makes images and masks."""
         on_cpu, on_cuda = (describe_kernels(device) for device in ("cpu", "cuda"))
         return f"{self}, on a CPU: {on_cpu}, on CUDA: {on_cuda}"
 

@@ -1,1 +1,1 @@
-"""What does a batch look like? Layouts, mask choice, collation, copy kernels."""
+"""The form of a batch, and how it is filled: layouts, mask choice, collation, copy kernels."""

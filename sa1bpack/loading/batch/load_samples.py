@@ -84,7 +84,7 @@ _pread = types.ExternalFunction("pread", types.intp(types.intc, _word, _word, ty
 
 
 class Samples(NamedTuple):
-    """Where n samples are, with T kept masks and p arrays in large files: see IMAGE.
+    """The locations of n samples, with T kept masks and p arrays in large files: see IMAGE.
 
     local       int64 (n,): rows in their shards
     spans       int64 (n, 2): first byte and number of bytes of each image
@@ -110,7 +110,7 @@ class Samples(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where samples go: a batch of B samples in its buffer.
+    """The destination of samples: a batch of B samples in its buffer.
 
     buffer      uint8 (n,)
     how         images are put on their canvases: see `put.put_image`
@@ -139,7 +139,7 @@ class Place(NamedTuple):
 
 
 class Means(NamedTuple):
-    """What a thread reads with.
+    """The means that a thread reads with.
 
     context  of `disk.aio`; not used if no file is opened past the page cache
     scratch  uint8 (s,), its address a multiple of BLOCK
@@ -228,7 +228,7 @@ def _list_pieces(samples, place, k, c, first_mask, pieces, n):
 
 @njit
 def _cached(files, end):
-    """Whether the last byte of a piece that ends here is in memory. The only place that asks."""
+    """True if the last byte of a piece that ends here is in memory. The only place that asks."""
     if files[PAST]:  # not by trying to read, which begins to read ahead
         return files[TELLS] != 0 and map_in_memory(files[MAP] + end - 1, files[OPEN], end - 1)
     return in_memory(files[OPEN], end - 1)

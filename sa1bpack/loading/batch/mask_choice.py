@@ -1,4 +1,4 @@
-"""Which masks of a sample are kept in a batch that takes fewer, at any time of a training."""
+"""The choice of masks for a batch that takes fewer than a sample has, at any time of a training."""
 
 import logging
 from collections.abc import Callable, Mapping

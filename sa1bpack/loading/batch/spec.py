@@ -69,7 +69,7 @@ FIELD_TABLE = np.array(
 
 
 class Region(NamedTuple):
-    """Where an array of a batch is in the buffer: first byte, shape, dtype, bytes.
+    """The place of an array of a batch in the buffer: first byte, shape, dtype, bytes.
 
     large  it begins at a multiple of a disk's block, and is not copied out of the buffer on a CPU
     """

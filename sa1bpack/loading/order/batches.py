@@ -349,7 +349,7 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
 
 
 def announced_ranks() -> str | None:
-    """What the environment of torchrun or srun says of several ranks; None if there is one."""
+    """The variable of torchrun or srun that announces several ranks, as text; None if none does."""
     for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
         if (ranks := os.environ.get(name, "")) not in ("", "1"):
             return f"{name} is {ranks}"
