@@ -251,7 +251,7 @@ def paths_of(name: str, value: Any) -> list[Path]:
 
 
 def listed(value: Any) -> list[Any]:
-    """What an iterable yields, as a list; a path, a URL or anything else as a list of one."""
+    """The items of an iterable, as a list; a path, a URL or anything else as a list of one."""
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
     return list(value) if several else [value]
 

@@ -1,4 +1,4 @@
-"""What objects look like in a terminal and in a notebook."""
+"""The display of objects in a terminal and in a notebook."""
 
 import inspect
 import logging
@@ -15,7 +15,7 @@ _log = logging.getLogger("sa1bpack")
 
 
 class Pictured:
-    """What a notebook shows as a picture, where that can be drawn, and otherwise as its text.
+    """An object that a notebook shows as a picture if that can be drawn, and otherwise as its text.
 
     Who draws is not a matter of the core: the table `PICTURES` of the package names the module.
     """

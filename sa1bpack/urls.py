@@ -29,7 +29,7 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 
 @dataclass
 class Counts:
-    """What this process has read from one place.
+    """Counts of what this process has read from one place.
 
     hits      shards, and parts of features, that were on this machine when they were opened
     misses    those that were fetched
@@ -96,7 +96,7 @@ class ShardSource(Protocol):
         """One of the pack's own features, None if it has none of that name; or one at a URL."""
 
     def counts(self) -> Counts:
-        """What this process has read from this URL so far."""
+        """The counts of what this process has read from this URL so far."""
 
 
 class Stream(Protocol):

@@ -47,7 +47,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Needs:
-    """What a task needs of its node: a number of cores and of GPUs, and memory in bytes."""
+    """A task's demands on its node: a number of cores and of GPUs, and memory in bytes."""
 
     cores: float
     memory: float
@@ -197,7 +197,7 @@ def run_parts(
 
 
 def once_unlocked(call: Callable[[], _Result]) -> _Result:
-    """What a call returns, repeated as long as a lost process holds the lock that it needs.
+    """The result of a call, repeated as long as a lost process holds the lock that it needs.
 
     Raises OutputLocked if one holds it after LOCK_SECONDS.
     """

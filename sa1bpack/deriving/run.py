@@ -149,7 +149,7 @@ def function_name(fn: Function) -> str:
 
 
 def _named(fn: Function) -> Any:
-    """What has the name of a function: itself, or the class of a callable object."""
+    """The object that has the name of a function: itself, or the class of a callable object."""
     return fn if hasattr(fn, "__qualname__") else type(fn)
 
 

@@ -1,4 +1,4 @@
-"""What people and other programs look at: annotations written again, summaries, pictures, pages.
+"""Output for people and other programs: annotations written again, summaries, pictures, pages.
 
 annotations    SA-1B's JSON files, or one COCO instances file; shards are checked before any of
                their content is used

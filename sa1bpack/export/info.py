@@ -89,13 +89,13 @@ def _checked(found: Any, schema: Any, where: str) -> Any:
 
 
 def attributes_of(shard: Shard) -> _Attributes:
-    """What a shard records of its making. Raises FormatError for what no packer wrote."""
+    """A shard's record of its making. Raises FormatError for what no packer wrote."""
     return _checked(shard.attributes, _Attributes, f"{shard.folder}: attributes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What shards take on the disk, and what they record of their making; those of several add up.
+    """The disk use of shards, and their records of their making; those of several add up.
 
     bytes
         Size of their chunk files, including holes; `disk_bytes` is their size on disk.

@@ -1,4 +1,4 @@
-"""What is written: its path is checked first, and an export has its name when it is complete."""
+"""Output files: the path is checked first, and an export has its name when it is complete."""
 
 from pathlib import Path
 

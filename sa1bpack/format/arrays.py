@@ -217,7 +217,7 @@ def check_metadata(path: Path, expected: dict[str, Any]) -> None:
 
 
 def _first_difference(found: Any, expected: Any, place: str) -> str | None:
-    """Where decoded JSON first differs from `expected`, as in `shape[0] is 3, but must be 4`."""
+    """The first difference of decoded JSON from `expected`, as `shape[0] is 3, but must be 4`."""
     # Equal parts are not descended into: those of the packer may be of any depth.
     if found == expected:
         return None

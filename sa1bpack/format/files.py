@@ -379,7 +379,7 @@ def read_checksums(path: Path) -> dict[str, str]:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path stays below its folder: not absolute, no empty, `.` or `..` part.
+    """True if a relative path stays below its folder: not absolute, no empty, `.` or `..` part.
 
     Unprintable characters are refused too: no file of a pack has any, and a NUL would end the path.
     """

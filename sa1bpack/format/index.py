@@ -95,7 +95,7 @@ def index_name_of(shards: Sequence[ShardEntry], digests: Sequence[str]) -> str:
 
 
 def shard_digests(root: Path, manifest: Manifest) -> tuple[str, ...]:
-    """What identifies the content of each shard, wherever it lies, in manifest order.
+    """The digest that identifies the content of each shard, wherever it lies, in manifest order.
 
     It is the XXH3-128 of its checksum file, 32 hexadecimal digits. That file has the digests of all
     others of the shard, so shards with the same digest have the same bytes; it names neither the
@@ -176,7 +176,7 @@ def open_index(root: Path, manifest: Manifest) -> Index:
 
 
 def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
-    """Whether the image ids of an index rise along its `id_order`: then none occurs twice.
+    """True if the image ids of an index rise along its `id_order`: then none occurs twice.
 
     The order need not be trusted: n entries along which ids rise name n different ids. One that is
     damaged, or was replaced since the manifest was read, proves nothing, and the answer is False:
@@ -193,7 +193,7 @@ def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
 
 
 def _rises(ids: np.ndarray, order: np.ndarray, distinct: bool) -> bool:
-    """Whether ids rise along an order of their rows, a block at a time.
+    """True if ids rise along an order of their rows, read a block at a time.
 
     distinct  equal ids are no rise; otherwise they are one if their rows rise
     """

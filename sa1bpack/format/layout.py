@@ -146,7 +146,7 @@ class Layout:
 
     @property
     def flat(self) -> bool:
-        """Whether images are stored in sequence, each of its own size (fit "native")."""
+        """True if images are stored in sequence, each of its own size (fit "native")."""
         return self.fit == "native"
 
     @functools.cached_property
@@ -318,7 +318,7 @@ def canvas_parts(
 
 
 def is_zero_beyond(layout: Layout, image: np.ndarray, height: int, width: int) -> bool:
-    """Whether a canvas, (n,) uint8, is zero beyond the stored height and width."""
+    """True if a canvas, (n,) uint8, is zero beyond the stored height and width."""
     whole = image_planes(layout, layout.image_size, layout.image_size)
     stored = image_planes(layout, height, width)
     for plane, part in zip(whole, stored, strict=True):

@@ -65,7 +65,7 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pack holds. `options`, `sources` and `counts` are the packer's own records."""
+    """The contents of a pack. `options`, `sources` and `counts` are the packer's own records."""
 
     format: str = FORMAT_NAME
     version: tuple[Count, Count] = FORMAT_VERSION
@@ -327,7 +327,7 @@ def completeness_of(root: Path, manifest: Manifest) -> Completeness:
 
 
 def remedy_of(root: Path) -> str:
-    """What completes the pack at `root` if it is not complete, in words."""
+    """The remedy that completes the pack at `root` if it is not complete, in words."""
     if any((root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")):
         when = "once all parts of its job have ended, this completes it or lists what is missing"
         return f"{when}: sa1bpack finalize {quote(str(root))}"

@@ -75,7 +75,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no problem was found."""
+        """True if no problem was found."""
         return not self.problems
 
 
@@ -162,7 +162,7 @@ class Check:
         return tuple(self._problems.values())
 
     def report(self, counts: dict[str, int], complete: bool | None = None) -> Report:
-        """What was found, with the number of files that were compared among the counts."""
+        """The report of the check, with the number of files that were compared among the counts."""
         counts = {**counts, "files": self.compared}
         return Report(self.problems, counts, tuple(self.notes), complete)
 

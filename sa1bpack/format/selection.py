@@ -28,7 +28,7 @@ _SAVED = "name a file that ds.save_selection or `sa1bpack subset` wrote"
 
 
 class PackPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a pack was when the selection was saved: absolute, and from the file's folder."""
+    """The place of a pack when the selection was saved: absolute, and from the file's folder."""
 
     absolute: str
     relative: str
@@ -47,7 +47,7 @@ class SelectionHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_selection(path: Path) -> bool:
-    """Whether a path is a file that begins as a selection does. Raises OSError if unreadable."""
+    """True if a path is a file that begins as a selection does. Raises OSError if unreadable."""
     if not path.is_file():
         return False
     with naming(path), path.open("rb") as file:

@@ -52,7 +52,7 @@ __all__ = ["Problem", "Report", "verify"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What of a pack is checked.
+    """The extent of a check of a pack.
 
     quick      as in `verify`
     own_files  the pack's own files, too
@@ -122,7 +122,7 @@ def verify(
 def check_files(
     files: PackFiles, *, quick: bool, progress: Progress | None, share: Share
 ) -> Report:
-    """What `verify` reports of these files. Raises as it does."""
+    """The report of `verify` on these files. Raises as it does."""
     root, check = files.root, Check(files, progress)
     scope = Scope(quick=quick, own_files=share[0] == 1, share=share, features=True)
     if side.is_side(root):  # named itself, without its pack

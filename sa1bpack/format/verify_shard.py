@@ -213,7 +213,7 @@ def check_shard(
 
 
 def _check_offsets(check: Check, shard: Shard) -> bool:
-    """Whether offsets are non-decreasing; if they are not, reports the sample."""
+    """True if offsets are non-decreasing; if they are not, reports the sample."""
     for spec in shard.layout.arrays:
         if not spec.offsets or (fall := first_fall(shard[spec.name])) is None:
             continue
@@ -249,7 +249,7 @@ def _check_samples(check: Check, shard: Shard, streams: _Streams) -> None:
 
 
 def _fault(layout: Layout, rows: Mapping[str, np.ndarray]) -> str | None:
-    """What is wrong with a sample, if anything is."""
+    """The fault of a sample, in words; None if it has none."""
     side, image = layout.image_size, byte_view(rows["image"])
     found, stored = checksum_of_rows(layout, rows), int(rows["checksum"][0])
     height, width = rows["size"][0, 2:].tolist()

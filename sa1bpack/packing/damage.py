@@ -1,4 +1,4 @@
-"""What is damaged in a pack, sorted by how it is repaired, and what of the rest can be believed.
+"""Damage to a pack, sorted by how it is repaired, and what of the rest can be believed.
 
 Every file of a pack has its digest in a checksum file. If the two differ, either may be damaged, so
 a digest that is off by one or two digits is considered damaged itself: the digests of two different
@@ -77,7 +77,7 @@ _SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
 
 
 class Damage:
-    """What a full check of a pack found.
+    """The findings of a full check of a pack.
 
     root
         The pack's folder.
@@ -179,7 +179,7 @@ class Damage:
         self.extra, self.problems = tuple(extra), problems
 
     def folder(self, shard: str) -> Path:
-        """Where a shard lies, or belongs."""
+        """The folder where a shard lies, or belongs."""
         return self.root / SHARDS_NAME / shard
 
 
@@ -227,13 +227,13 @@ def _believed_manifest(root: Path, listed: dict[str, str], check: Check) -> Mani
 
 
 def _digest_is_damaged(found: str, expected: str) -> bool:
-    """Whether the expected digest must be damaged itself."""
+    """True if the expected digest must be damaged itself."""
     wrong = sum(one != other for one, other in zip(found, expected, strict=True))
     return 0 < wrong <= _MAX_WRONG_DIGITS
 
 
 def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) -> bool:
-    """Whether only the line of a shard in the pack's own checksum file is damaged."""
+    """True if only the line of a shard in the pack's own checksum file is damaged."""
     path = f"{SHARDS_NAME}/{name}/{files.CHECKSUMS_NAME}"
     if path in listed and sum(p.shard == name and not p.extra for p in problems) == 1:
         with suppress(OSError):

@@ -54,7 +54,7 @@ def memory_bytes(workers: int, readings: int) -> int:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What packing would take, extrapolated from `probed` samples.
+    """The space and time that packing would take, extrapolated from `probed` samples.
 
     sources, source_bytes
         Number and size of the tars and folders to be packed.
@@ -108,7 +108,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether the pack fits into the free space."""
+        """True if the pack fits into the free space."""
         return self.needed_bytes <= self.free_bytes
 
     def as_text(self) -> str:
@@ -211,7 +211,7 @@ def check_room(request: Request, sources: list[Source], shards: int | None = Non
 
 
 def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forecast:
-    """What packing takes of these sources that no published shard holds yet."""
+    """The forecast for what these sources have that no published shard holds yet."""
     options = request.options
     published = Counter(folder.name.rpartition("-")[0] for folder in shard_folders(request.output))
     per_shard = options.samples_per_shard
@@ -255,7 +255,7 @@ def _free_bytes(output: Path) -> int:
 
 
 class _Probe:
-    """What the first pairs of a source take.
+    """The space and time that the first pairs of a source take.
 
     pairs, rejected     how many were tried, and how many of them are rejected
     extent              of the packed ones, with runs, and without images

@@ -53,7 +53,7 @@ _ZEROS = bytes(1 << 16)  # so much is copied at a time, unless it is zeros: hole
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What a merge did, and what the new pack holds.
+    """The outcome of a merge, and the totals of the new pack.
 
     root                    its folder
     images, masks, shards   totals of the pack
@@ -192,7 +192,7 @@ class _Taken:
 
 
 class _Plan:
-    """What the packs hold together, checked as far as it can be without writing anything.
+    """The joint contents of the packs, checked as far as possible without writing anything.
 
     root          folder of the merged pack, which may have some of an earlier merge
     options       of all packs

@@ -1,4 +1,4 @@
-"""What a pack's folder holds so far, and its publication.
+"""The contents of a pack's folder so far, and its publication.
 
 Published shards carry their own record (the attributes of their Zarr group), so a killed run loses
 at most its unpublished shards; the manifest adds the records of complete sources. Everything that
@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class SourceNote(msgspec.Struct, frozen=True):
-    """What a part of a job leaves of a source, in a file of its own, for `finalize`.
+    """The note that a part of a job leaves on a source, in a file of its own, for `finalize`.
 
     record
         Its record in the manifest; None if it was given up.
@@ -101,7 +101,7 @@ class SourceNote(msgspec.Struct, frozen=True):
     corrupt: bool = False
 
     def holds(self, root: Path) -> bool:
-        """Whether the source is packed to its end, and its shards are still those of the record."""
+        """True if the source is packed to its end, and its shards are still those of the record."""
         try:
             return self.record is not None and all(
                 files.file_digest(root / SHARDS_NAME / name / files.CHECKSUMS_NAME) == digest
@@ -112,7 +112,7 @@ class SourceNote(msgspec.Struct, frozen=True):
 
 
 def note_path(root: Path, source: str) -> Path:
-    """Where the note on a source is."""
+    """The path of the note on a source."""
     return root / PARTS_NAME / f"{_NOTE_PREFIX}{source}.json"
 
 
@@ -125,7 +125,7 @@ def source_notes(root: Path) -> dict[str, SourceNote]:
 
 
 def read_note(path: Path, kind: type[_Kind]) -> _Kind:
-    """What a part has written. Raises FormatError if it is damaged, OSError if unreadable."""
+    """The note or plan that a part wrote. Raises FormatError if damaged, OSError if unreadable."""
     try:
         return msgspec.json.decode(files.read_metadata_file(path), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -356,7 +356,7 @@ class PackState:
 
 
 class PartState(PackState):
-    """What a pack's folder holds of the sources of one part.
+    """The state of a pack's folder for the sources of one part.
 
     It never writes the index. Of the manifest, it writes a first, empty one, and into that of a
     complete pack, that it is not complete any more.
@@ -481,7 +481,7 @@ class PartState(PackState):
         files.replace_file(note_path(self.root, source), msgspec.json.encode(note))
 
     def _is_packed(self, source: str) -> bool:
-        """Whether another process has packed a source to its end."""
+        """True if another process has packed a source to its end."""
         path = note_path(self.root, source)
         return path.exists() and read_note(path, SourceNote).holds(self.root)
 

@@ -55,7 +55,7 @@ OWN_FILES = "the pack's own files"
 
 @dataclass
 class RepairResult:
-    """What was damaged, and the outcome.
+    """The damage to a pack, and the outcome of its repair.
 
     root
         The pack's folder.
@@ -98,7 +98,7 @@ class RepairResult:
 
     @property
     def ok(self) -> bool:
-        """Whether no problem is left (after a dry run: would be)."""
+        """True if no problem is left (after a dry run: would be)."""
         return not (self.left or self.extra)
 
 
@@ -393,7 +393,7 @@ class _Repair:
         )
 
     def _rebuilt(self, held: ExitStack) -> list[_Rebuilt]:
-        """What can replace damaged shards, in a working folder; what cannot is left."""
+        """Replacements of damaged shards, in a working folder; shards without one are left."""
         if not self.wanted:
             return []
         damage, packed_by = self._damage, versions_in_force()

@@ -38,7 +38,7 @@ from sa1bpack.wording import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What a pack holds.
+    """The totals of a pack.
 
     root
         The pack's folder.
@@ -90,7 +90,7 @@ def totals_of(root: Path, manifest: Manifest) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class PackResult(Totals):
-    """What a run did, and what the pack holds now.
+    """The outcome of a run, and the totals of the pack now.
 
     root
         The pack's folder.
@@ -135,7 +135,7 @@ class PackResult(Totals):
 
     @property
     def complete(self) -> bool:
-        """Whether every source given is packed."""
+        """True if every source given is packed."""
         return not self.failed
 
 
@@ -338,7 +338,7 @@ def pack_into(state: PackState, request: Request, show_progress: bool | None) ->
 
 
 def versions_in_force() -> dict[str, str]:
-    """What determines pixels and masks besides the options; every shard records it.
+    """The versions that determine pixels and masks besides the options; every shard records them.
 
     Raises MissingPackage as `require_decoder` does.
     """
@@ -354,7 +354,7 @@ def versions_text(packed_by: dict[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalizeResult(Totals):
-    """What a pack holds now, and what its job lacks.
+    """The totals of a pack now, and what its job lacks.
 
     root
         The pack's folder.
@@ -397,7 +397,7 @@ class FinalizeResult(Totals):
 
     @property
     def complete(self) -> bool:
-        """Whether every source of the job is packed to its end."""
+        """True if every source of the job is packed to its end."""
         return self.known and not self.missing
 
 

@@ -56,7 +56,7 @@ _POLL_SECONDS = 0.05  # the longest wait without a look at what else has happene
 
 
 class PackRun:
-    """What the packers of one run share.
+    """The objects that the packers of one run share.
 
     state
         Of the pack.

@@ -1,4 +1,4 @@
-"""What is at a URL? Tars as streams, packs through a cache of whole shards, and uploads.
+"""Access to URLs: tars as streams, packs through a cache of whole shards, and uploads.
 
     attempts  how often a request is repeated, and after how long
     web       a file of the web, continued where it breaks off

@@ -133,7 +133,7 @@ class Bucket(Origin):
     # ---------------------------------------------------------------------------------- requests
 
     def _ask(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
-        """What a request for a path in the folder returns; raises as `_tried`."""
+        """The result of a request for a path in the folder; raises as `_tried`."""
         return self.result(self._begin(path, request))
 
     def _begin(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Future:
@@ -166,7 +166,7 @@ class Bucket(Origin):
             future.cancel()
 
     async def _tried(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
-        """What a request for a path in the folder returns; it is repeated where that may help.
+        """The result of a request for a path in the folder; it is repeated where that may help.
 
         request  called with the key
 

@@ -317,7 +317,7 @@ def _begun(folder: Path) -> Path:
 
 
 def boot_id() -> str:
-    """What identifies the latest start of the machine."""
+    """The identifier of the latest start of the machine."""
     return _BOOT.read_text().strip()
 
 

@@ -1,4 +1,4 @@
-"""Where the files of a pack come from, and folders on their way from there.
+"""Origins of the files of a pack, and folders on their way from there.
 
 An origin is a folder on a slower file system, or one of a bucket (`bucket.Bucket`). Files are
 fetched in ranges, several at once, and compared with their digests.
@@ -167,7 +167,7 @@ def fetch_group(
 
 
 def is_sound(folder: Path, digest: str) -> bool:
-    """Whether a folder has all the bytes that its checksum file, of this digest, says."""
+    """True if a folder has all the bytes that its checksum file, of this digest, says."""
     try:
         return file_digest(folder / CHECKSUMS_NAME) == digest and all(
             file_digest(folder / name) == each
@@ -178,7 +178,7 @@ def is_sound(folder: Path, digest: str) -> bool:
 
 
 def is_replaced(origin: Origin, path: str, digest: str) -> bool:
-    """Whether the origin has another file at `path` than that of this digest, or none."""
+    """True if the origin has another file at `path` than that of this digest, or none."""
     try:
         return all(digest_of(origin.read(path)) != digest for _ in range(TRIES))
     except FileNotFoundError:
@@ -253,7 +253,7 @@ LARGE = ("image", "mask_bits", "run_ends", "values")
 
 
 def is_large(path: str) -> bool:
-    """Whether a file is the chunk file of a large array."""
+    """True if a file is the chunk file of a large array."""
     folder, _, name = path.rpartition("/")
     return folder.rpartition("/")[2] in LARGE and name != METADATA_NAME
 

@@ -1,4 +1,4 @@
-"""What the core calls for a URL, see `urls.scheme_of`: packs and features that are read through a
+"""The core's access to URLs, see `urls.scheme_of`: packs and features that are read through a
 cache, packs that are checked or uploaded, tars as streams, and the files that a pattern stands for.
 
 A pack is a folder of the cache with its manifest, its index, and links to those of its shards that
@@ -102,7 +102,7 @@ class _Brought:
         self._origin, self._cache, self._name, self._lease = origin, cache, name, lease
 
     def counts(self) -> Counts:
-        """What this process has read from this URL so far."""
+        """The counts of what this process has read from this URL so far."""
         return self._origin.counts
 
     def _bring(self, path: str, name: str, digest: str, arrays, link: str) -> Lock:
@@ -244,7 +244,7 @@ def _open_pack(origin: Origin, cache: Cache) -> RemotePack:
 
 
 def _name(prefix: str, url: str, data: bytes) -> str:
-    """What a folder of `packs` is called: like the last part of a URL, and what tells it apart."""
+    """The name of a folder of `packs`: like the last part of a URL, and what tells it apart."""
     last = url.rpartition("/")[2][:100]
     return f"{prefix}{last}-{xxhash.xxh32_hexdigest(url.encode())}-{digest_of(data)[:16]}"
 

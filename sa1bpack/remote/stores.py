@@ -191,7 +191,7 @@ def final_error(error: Exception, address: str) -> Exception | None:
 
 
 def library_text(error: BaseException) -> str:
-    """What an exception of obstore says, in one line: its texts are followed by pages of detail.
+    """The text of an exception of obstore, in one line, without the pages of detail after it.
 
     It may have what the server says, and so is looked at, and never shown.
     """
@@ -205,7 +205,7 @@ def status_of(error: BaseException) -> int:
 
 
 def error_text(error: BaseException) -> str:
-    """What an exception of obstore says, as it may be shown.
+    """The text of an exception of obstore, in a form that may be shown.
 
     A server may echo what was sent to it, in any spelling. So this has the status, the code of an
     error if it is a word, and otherwise what is known to be the library's own words.

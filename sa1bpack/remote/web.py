@@ -253,7 +253,7 @@ class WebFile:
         return data
 
     def _refused(self, status: int) -> Exception:
-        """What a status other than success means."""
+        """The error for a status other than success."""
         what = f"the server answers {status} {http.client.responses.get(status, '')}".strip()
         if status in MAY_PASS or status >= 500:
             asked = self._answer.headers.get("Retry-After", "")

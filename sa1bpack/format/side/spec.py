@@ -1,4 +1,4 @@
-"""What a feature holds; its manifest, which is written once, before the first part; its parts."""
+"""The rows of a feature; its manifest, which is written once, before the first part; its parts."""
 
 import re
 import shutil
@@ -90,7 +90,7 @@ class SideSpec:
 
     @property
     def scaled(self) -> bool:
-        """Whether rows are stored in bytes with scales, and read as float16."""
+        """True if rows are stored in bytes with scales, and read as float16."""
         return self.dtype in LARGEST
 
     @property
@@ -170,7 +170,7 @@ SIDE_ROOT_METADATA = arrays.group_metadata({"format": list(SIDE_FORMAT_VERSION)}
 
 
 def is_side(folder: Path) -> bool:
-    """Whether a folder has the manifest of a feature. Raises OSError if it cannot be read."""
+    """True if a folder has the manifest of a feature. Raises OSError if it cannot be read."""
     try:
         found = arrays.read_json(Path(folder) / MANIFEST_NAME)
     except FormatError:
@@ -244,7 +244,7 @@ def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideMan
 
 
 def first_difference(one: SideManifest, other: SideManifest) -> str | None:
-    """What keeps the parts of two features from being in one folder; None if nothing does."""
+    """The difference that forbids parts of two features in one folder; None if there is none."""
     for key, found in asdict(one.spec).items():
         if found != (wanted := getattr(other.spec, key)):
             return f"{key} is {found!r}, not {wanted!r}"
@@ -256,7 +256,7 @@ def first_difference(one: SideManifest, other: SideManifest) -> str | None:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a feature has no part, and no process that makes one or that was killed."""
+    """True if a feature has no part, and no process that makes one or that was killed."""
     return {path.name for path in Path(folder).iterdir()} <= _TOP_FILES
 
 
@@ -372,7 +372,7 @@ def shard_identities(root: Path, manifest: Manifest) -> list[ShardIdentity]:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which of a pack's shards a feature has.
+    """The coverage of a pack's shards by a feature.
 
     missing  shards without a part
     stale    of these, the shards of which it has a part for other bytes: they were packed again,
@@ -402,7 +402,7 @@ def part_names(folder: Path) -> list[str]:
 
 
 def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
-    """Which of these shards have a part among these names of folders.
+    """The coverage of these shards by the parts among these names of folders.
 
     A shard without samples needs none.
     """
