@@ -71,6 +71,7 @@ REQUIRED = {
     "sortedcontainers": "sortedcontainers", "typing_extensions": "typing-extensions",
     "yaml": "pyyaml",
 }  # fmt: skip
+OLDEST_PIL = "11.3"  # of either package, see sa1bpack/pixels/decode.py
 INSTALLING = 60  # seconds at most
 NO_EXTRA = {"extra": ""}  # of a marker in a requirement
 # Where tests are marked `cuda`.
@@ -114,6 +115,7 @@ def unfit_packages() -> dict[str, str]:
         return unfit
     from packaging.requirements import Requirement  # may have been missing
     from packaging.utils import canonicalize_name
+    from packaging.version import Version
 
     def found(line: str) -> tuple[str, str, str] | None:
         """Package, version and specifier of a requirement that is not met."""
@@ -133,6 +135,11 @@ def unfit_packages() -> dict[str, str]:
     for package in sorted(others - unfit.keys() - {"torch"}):
         for wrong in filter(None, map(found, requires(package) or [])):
             unfit[package] = f"it needs {wrong[0]}{wrong[2]}, but {wrong[1]} is here"
+    if "pillow" not in unfit:
+        import PIL
+
+        if Version(PIL.__version__) < Version(OLDEST_PIL):
+            unfit["pillow"] = f"{PIL.__version__}, but {OLDEST_PIL} is needed"
     if "numba" in unfit:  # each release is for one of llvmlite
         unfit.setdefault("llvmlite", "another numba needs another one")
     return unfit
@@ -327,7 +334,7 @@ def main() -> None:
                     text = (folder / f"{name}.log").read_text(errors="replace")
                     logs.write(f"---- {name}\n{text}\n")
             _print_part(name, parts[name])
-            machine = parts["machine"]["figures"] or [{"device": ""}]
+            machine = parts["machine"].get("figures") or [{"device": ""}]
             if options.cuda and machine[0]["device"].startswith("CPU"):
                 raise SystemExit("--cuda: there is no CUDA device")
     finally:

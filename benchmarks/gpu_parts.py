@@ -397,14 +397,14 @@ def training(options: Options, report: Report) -> None:
     pipeline = transforms.Pipeline(ds, crop, dtype=torch.bfloat16)
     step = vit_step(options.side)
 
-    def train(batches: Iterator[dict], least: float) -> int:
+    def train(batches: Iterator[dict], least: float, fewest: int) -> int:
         """Steps for a time, as a training loop that reads each loss `AHEAD` steps later."""
         done = [torch.cuda.Event() for _ in range(AHEAD)] if DEVICE.type == "cuda" else []
         start = time.perf_counter()
         for number in count():
             if done:
                 done[number % AHEAD].synchronize()
-            if number and time.perf_counter() - start >= least:
+            if number >= fewest and time.perf_counter() - start >= least:
                 break
             step(pipeline(next(batches))["images"])
             if done:
@@ -416,13 +416,15 @@ def training(options: Options, report: Report) -> None:
         ds, options.batch, shuffle=True, device=DEVICE, mask_layout="padded_bits", prefetch=4,
         io="cached",
     ) as loader:  # fmt: skip
+        # More batches than a Loader has ready; on a CPU, where a step takes long, one.
+        fewest = loader.plan().batches + 1 if DEVICE.type == "cuda" else 1
         sent = iter(loader)
         ways = {"one batch": repeat(next(sent)), "batches of a Loader": sent}
         for number in range(options.rounds):
             for name, batches in ways.items():
-                train(batches, LEAST / 2)  # what was read ahead during the other way is used up
+                train(batches, LEAST / 2, fewest)  # uses up what was read ahead meanwhile
                 before, start = loader.stats(), time.perf_counter()
-                steps = train(batches, 2 * LEAST)
+                steps = train(batches, 2 * LEAST, 2 * fewest)
                 taken, after = (time.perf_counter() - start) / steps, loader.stats()
                 waited = {}
                 if batches is sent:

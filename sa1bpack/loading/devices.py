@@ -352,7 +352,7 @@ class Cuda:
     def __init__(self, index: int):
         self.device, self._index = torch.device("cuda", index), index
         self.stream = CUDA.stream(index)
-        self._lock, self._registers = threading.Lock(), True
+        self._lock, self._warned = threading.Lock(), False
 
     def enter_thread(self) -> None:
         """Make this device the thread's: on another one, its calls would create a context."""
@@ -362,19 +362,18 @@ class Cuda:
         """A buffer of pinned memory, which is no longer pinned when its last reference goes; of
         torch's, where CUDA cannot pin memory of the process. Raises RuntimeError."""
         with CUDA.on(self._index):
-            if self._registers:
-                try:
-                    return self._registered(aligned(nbytes))
-                except RuntimeError as error:
-                    if "out of memory" in str(error):
-                        raise
-                    reason = str(error)
+            try:
+                return self._registered(aligned(nbytes))
+            except RuntimeError as error:
+                if "out of memory" in str(error):
+                    raise
+                reason = str(error)
             pinned = CUDA.empty_pinned(nbytes + BLOCK)  # if the device has failed, this fails, too
-        if self._registers:
-            self._registers = False
+        if not self._warned:
+            self._warned = True
             _log.warning(
-                "%s cannot pin memory of this process (%s): buffers are pinned memory of torch, "
-                "which rounds it up to powers of two, and keeps it when the loader is closed",
+                "%s cannot pin memory of this process (%s): a buffer is pinned memory of torch, "
+                "which rounds it up to a power of two, and keeps it when the loader is closed",
                 self.device,
                 reason,
             )

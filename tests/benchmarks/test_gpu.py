@@ -192,7 +192,8 @@ def bare(gpu, tmp_path_factory):
     for name in names | {"triton", "pillow-simd"}:  # of torch for CUDA; PIL
         with suppress(PackageNotFoundError):
             for top in {file.parts[0] for file in files(name)} - {"..", "__pycache__"}:
-                (site / top).symlink_to(distribution(name).locate_file(top))
+                if not (site / top).exists():  # of several packages, such as CUDA's
+                    (site / top).symlink_to(distribution(name).locate_file(top))
     for name in ("benchmarks", "sa1bpack", "scripts", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("constraints.txt", "pyproject.toml"):
