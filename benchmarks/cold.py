@@ -48,9 +48,8 @@ from cold_packs import KINDS, Kind, Spans, describe, files_of, make_pack, packs,
 from cold_peers import open_cold_peers
 from page_cache import drop_all
 
-from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.loading.loader import Loader
+from sa1bpack import Dataset, Loader
+from sa1bpack import open as open_pack
 from sa1bpack.measuring.ceilings import read_spans
 from sa1bpack.measuring.memory import drop_pages, resident_bytes
 

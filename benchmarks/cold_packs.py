@@ -9,7 +9,7 @@ from pathlib import Path
 from synthetic import make_tar
 
 import sa1bpack
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import open as open_pack
 
 SHARDS = 6
 WARM_UP_SAMPLES = 32

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from load import TINY_IMAGES, TINY_MASKS, TINY_SAMPLES, TINY_SIDE, build, warm
 
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import Loader
+from sa1bpack import open as open_pack
 from sa1bpack.loading import iteration
-from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.stats import EpochCounts, Read
 
 SAMPLES = 2048  # of an epoch: the photographs again and again

@@ -21,8 +21,7 @@ import torch
 from load import THREADS, Task, build, copying, count_samples, measure, warm
 
 import sa1bpack
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.dataset.dataset import Dataset
+from sa1bpack import Collate, Dataset
 from sa1bpack.loading.batch.put import stream_copy
 
 NAME, ROW = "teacher", (256, 64, 64)

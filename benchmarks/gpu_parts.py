@@ -30,9 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import sa1bpack
-from sa1bpack import transforms
-from sa1bpack.adapters.dataloader import make_dataloader
-from sa1bpack.loading.loader import Loader
+from sa1bpack import Loader, make_dataloader, transforms
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BUFFERS = 4

@@ -41,11 +41,9 @@ from peers import PEERS, PeerError, open_peers
 from synthetic import make_tar
 
 import sa1bpack
-from sa1bpack.adapters.dataloader import make_dataloader
-from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import Dataset, Loader, make_dataloader
+from sa1bpack import open as open_pack
 from sa1bpack.loading.batch.put import stream_copy
-from sa1bpack.loading.loader import Loader
 
 THREADS = 2
 BUFFERS = 4

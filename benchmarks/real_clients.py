@@ -39,10 +39,9 @@ import torch
 from pipeline import measure, read_photos
 
 import sa1bpack
-from sa1bpack import masks, transforms
+from sa1bpack import Dataset, masks, transforms
 from sa1bpack.adapters.sam2 import RawDataset
 from sa1bpack.cli.machine import describe_packages
-from sa1bpack.dataset.dataset import Dataset
 
 SIDE = 1024
 ROW = (256, 64, 64)  # of SAM's embeddings

@@ -162,7 +162,7 @@ def mappings() -> int:
 
 def measure(root: Path, copies: int, reads: int) -> dict[str, float]:
     """Open a pack and read samples of it at random; times are medians in microseconds."""
-    from sa1bpack.dataset.open_pack import open as open_pack
+    from sa1bpack import open as open_pack
 
     before = memory()
     start = time.perf_counter()
@@ -195,7 +195,7 @@ def measure(root: Path, copies: int, reads: int) -> dict[str, float]:
 
 def _saved(ds, path: Path) -> dict[str, float]:
     """Save all samples in random order as a selection, and open it again."""
-    from sa1bpack.dataset.open_pack import open as open_pack
+    from sa1bpack import open as open_pack
 
     shuffled = ds[np.random.default_rng(2).permutation(len(ds))]
     start = time.perf_counter()
@@ -225,7 +225,7 @@ def measure_packs(folder: Path) -> dict[str, float]:
 
     Times in ms; all but the first with a warm page cache.
     """
-    from sa1bpack.dataset.open_pack import open as open_pack
+    from sa1bpack import open as open_pack
 
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     drop_pages(path for path in files if path.stat().st_size < COLD_BYTES)

@@ -26,16 +26,8 @@ from statistics import median
 
 import numpy as np
 
-from sa1bpack.loading.order.orders import (
-    Extent,
-    Key,
-    LocalShuffleOrder,
-    NodeShuffleOrder,
-    Order,
-    SequentialOrder,
-    ShuffleOrder,
-    permutation,
-)
+from sa1bpack import Extent, LocalShuffleOrder, NodeShuffleOrder, SequentialOrder, ShuffleOrder
+from sa1bpack.loading.order.orders import Key, Order, permutation
 
 FINGERPRINT = "0123456789abcdef"
 SETTINGS = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (64, 1), (8, 4), (8, 16), (64, 16), (None, 16)]

@@ -45,8 +45,8 @@ from cold import Line, dataset_of, loader_of, read_bytes
 from cold_packs import KINDS, describe, packs, spans
 from slow_disk import ANSWERED, CAME, COUNT, SlowDisk, Unavailable, longest_chain, most_in_flight
 
+from sa1bpack import Loader
 from sa1bpack.disk.reading_mode import IO
-from sa1bpack.loading.loader import Loader
 from sa1bpack.measuring.memory import resident_bytes
 
 MISSING = 77  # the exit code by which test harnesses know what was skipped

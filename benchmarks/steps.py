@@ -15,11 +15,9 @@ import torch
 
 from sa1bpack import transforms
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import host
-from sa1bpack.transforms.geometry import AxisMaps, scaling
-from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize
-from sa1bpack.transforms.masks.make import draw_runs
-from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms import SAM_MEAN, SAM_STD, AxisMaps, RunBatch, draw_runs, host
+from sa1bpack.transforms.geometry import scaling
+from sa1bpack.transforms.images.pixels import normalize
 
 SOURCE = (1500, 2250)  # height and width of a typical photograph of SA-1B
 LAYOUT = Layout(image_size=1024, mask_size=256)

@@ -63,10 +63,9 @@ from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
 
 import sa1bpack
-from sa1bpack import transforms
+from sa1bpack import Loader, transforms
 from sa1bpack.cli.machine import describe_packages
 from sa1bpack.environment import available_cpus
-from sa1bpack.loading.loader import Loader
 from sa1bpack.measuring.memory import own_bytes
 
 SIDE, GRID = 1024, 256

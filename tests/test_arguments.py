@@ -8,8 +8,8 @@ import torch
 from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
+from sa1bpack import OptionError
 from sa1bpack.arguments import MAX_SECONDS, choice, local_path, seconds, whole_number
-from sa1bpack.errors import OptionError
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), torch.tensor(3)], ids=repr)

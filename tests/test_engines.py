@@ -14,7 +14,8 @@ from reading_packs import packed  # noqa: F401 - a fixture
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import ClusterError, FormatError, NotAPack, OptionError
+from sa1bpack import FormatError, OptionError
+from sa1bpack.errors import ClusterError, NotAPack
 from sa1bpack.format.problems import joined
 
 ENGINES = ["local", "parts", "ray"]

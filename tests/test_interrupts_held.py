@@ -7,11 +7,10 @@ from concurrent.futures import Future
 import pytest
 from small_tars import SMALL
 
-from sa1bpack import interrupts
+from sa1bpack import PackOptions, interrupts
 from sa1bpack.cli import exits
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing import sample
-from sa1bpack.packing.options import PackOptions
 
 
 def interrupt_in_a_callback(number: int = signal.SIGINT) -> None:

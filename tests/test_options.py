@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from commands import python
 
+from sa1bpack import OptionError, PackOptions
 from sa1bpack.arguments import Declaration, Options, bounds, declarations, option
 from sa1bpack.cli.arguments import command_parser
-from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import Thresholds
-from sa1bpack.packing.options import PackOptions, RunOptions
+from sa1bpack.packing.options import RunOptions
 
 REPOSITORY = Path(__file__).parent.parent
 

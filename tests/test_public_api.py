@@ -19,8 +19,8 @@ import torch
 from public_surface import HELD, INTERNAL, members_of, public_objects, surface
 
 import sa1bpack
+from sa1bpack import OptionError
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
-from sa1bpack.errors import OptionError
 from sa1bpack.loading.options import ReadingKeywords
 from sa1bpack.packing.options import PackKeywords
 

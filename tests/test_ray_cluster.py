@@ -3,7 +3,8 @@
 import pytest
 from dying_tasks import killed, killed_once
 
-from sa1bpack.errors import ClusterError, OptionError
+from sa1bpack import OptionError
+from sa1bpack.errors import ClusterError
 
 ray = pytest.importorskip("ray", reason="ray is not installed: make ray")
 

@@ -5,8 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from sa1bpack.errors import OptionError
-from sa1bpack.schedules import Cosine, Function, Linear, Steps, as_schedule, whole_numbers
+from sa1bpack import Cosine, Function, Linear, OptionError, Steps
+from sa1bpack.schedules import as_schedule, whole_numbers
 
 
 def values(schedule, count):

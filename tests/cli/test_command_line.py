@@ -9,7 +9,7 @@ import pytest
 from commands import COMMAND, SMALL_FLAGS, pack_command
 from small_tars import SMALL, contents, members, rejects_of, write_tar
 
-from sa1bpack.packing.options import PackOptions
+from sa1bpack import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.wording import size_text
 

@@ -15,8 +15,8 @@ from reading_packs import packed  # noqa: F401 - a fixture
 from system import without_privileges
 
 import sa1bpack
+from sa1bpack import verify
 from sa1bpack.format.side.spec import part_names, read_side_manifest
-from sa1bpack.format.verify import verify
 from sa1bpack.transforms import Pipeline
 
 FUNCTIONS = '''

@@ -15,7 +15,7 @@ from small_tars import SMALL, members, write_tar
 from verify_script import SCRIPT
 
 import sa1bpack
-from sa1bpack.errors import OptionError
+from sa1bpack import OptionError
 
 REMEDY = "encodes names of files as ascii, and a pack needs UTF-8: set PYTHONUTF8=1, or LC_ALL=C."
 

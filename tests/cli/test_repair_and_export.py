@@ -10,7 +10,7 @@ from edited_packs import flip, unfinished_pack
 from small_tars import SMALL, contents
 
 import sa1bpack
-from sa1bpack.packing.options import PackOptions
+from sa1bpack import PackOptions
 from sa1bpack.packing.pack_state import PackState
 
 

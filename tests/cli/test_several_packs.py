@@ -11,7 +11,7 @@ from PIL import Image
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import open as open_pack
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import OptionError
+from sa1bpack import open as open_pack
 from sa1bpack.dataset.select import MASK_NUMBERS, NUMBERS, SIGNS, parse_condition
-from sa1bpack.errors import OptionError
 
 COMPARED = {
     "<=": lambda a, b: a <= b, ">=": lambda a, b: a >= b, "==": lambda a, b: a == b,

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_packs import write_pack
 
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, OptionError
+from sa1bpack import FormatError, OptionError
+from sa1bpack import open as open_pack
 
 ARRAYS = {
     "image": "image", "size": "size", "masks": "mask_bits", "bboxes": "bbox", "areas": "area",

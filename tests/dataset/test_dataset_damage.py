@@ -7,8 +7,9 @@ import shutil
 import pytest
 from edited_packs import edit
 
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, ReadError, VersionError
+from sa1bpack import FormatError, ReadError
+from sa1bpack import open as open_pack
+from sa1bpack.errors import VersionError
 
 SHARD = "sa_000001-000"  # samples 4, 5, 6
 

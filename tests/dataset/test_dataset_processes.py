@@ -17,8 +17,8 @@ from torch.utils.data import (
 )
 
 import sa1bpack
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import Collate
+from sa1bpack import open as open_pack
 
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

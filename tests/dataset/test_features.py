@@ -12,7 +12,8 @@ from packs_with_features import SPECS, expected_rows, with_features, write_side 
 from reading_packs import write_pack
 
 import sa1bpack
-from sa1bpack.errors import NotAPack, OptionError, ReadError
+from sa1bpack import OptionError, ReadError
+from sa1bpack.errors import NotAPack
 from sa1bpack.format.side.spec import part_names
 
 NAMES = list(SPECS)

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.dataset.dataset import Dataset
+from sa1bpack import Collate, Dataset, OptionError
+from sa1bpack import open as open_pack
 from sa1bpack.dataset.fields import (
     MASK_COLUMNS,
     MASK_FIELDS,
@@ -14,10 +14,8 @@ from sa1bpack.dataset.fields import (
     SAMPLE_FIELDS,
     check_feature_name,
 )
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms.pipeline import Pipeline
+from sa1bpack.transforms import Pipeline
 
 FIELDS = SAMPLE_FIELDS + MASK_FIELDS
 LAYOUTS = [

@@ -11,9 +11,9 @@ from layout_packs import GRID
 from reading_packs import write_pack
 from torch.utils.data import Subset, TensorDataset, random_split
 
+from sa1bpack import FormatError, OptionError
+from sa1bpack import open as open_pack
 from sa1bpack.dataset.dataset import as_dataset
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.index import publish
 from sa1bpack.format.manifest import read_manifest, write_manifest
 

@@ -7,8 +7,8 @@ import pytest
 from reading_packs import overwrite_scores
 
 import sa1bpack
+from sa1bpack import OptionError
 from sa1bpack.dataset.fields import MASK_COLUMNS
-from sa1bpack.errors import OptionError
 
 PIXELS = 150 * 225  # of every image of the pack
 RULES = [

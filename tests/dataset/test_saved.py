@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from reading_packs import joined_pack, write_pack
 
 import sa1bpack
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import FormatError, OptionError
+from sa1bpack import open as open_pack
 from sa1bpack.dataset.rows import IdLookup
-from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused, VersionError
+from sa1bpack.errors import NotAPack, OutputRefused, VersionError
 from sa1bpack.format.selection import read_selection
 
 

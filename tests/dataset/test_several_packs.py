@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_packs import LAYOUT, PACKS, joined_pack, publish_shards, write_pack
 
+from sa1bpack import FormatError, OptionError, ReadError
+from sa1bpack import open as open_pack
 from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, NotAPack, OptionError, ReadError
+from sa1bpack.errors import NotAPack
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import read_manifest
 

@@ -14,8 +14,9 @@ from forked import forked_child
 from reading_packs import write_pack
 from shard_openings import ARRAYS, PATIENCE, in_thread
 
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, ReadError, ResourceShortage
+from sa1bpack import FormatError, ReadError
+from sa1bpack import open as open_pack
+from sa1bpack.errors import ResourceShortage
 
 # Newer Pythons warn of a fork while other threads run, and that is the point here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

@@ -11,7 +11,7 @@ from pycocotools import mask as coco
 from small_tars import changed, members, record, write_tar
 
 import sa1bpack
-from sa1bpack.errors import OptionError, ReadError
+from sa1bpack import OptionError, ReadError
 from sa1bpack.format.shard_reader import open_shard
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from splitmix import word
 
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import OptionError
+from sa1bpack import open as open_pack
 from sa1bpack.dataset.select import FRACTION, SPLIT, below
-from sa1bpack.errors import OptionError
 
 # Of the ids 1 to 100,000.
 GOLDEN = [6192, 8860, 30601, 40223, 57883, 60525, 81547, 84229, 86908, 92811]

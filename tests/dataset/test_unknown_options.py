@@ -5,8 +5,7 @@ import inspect
 import pytest
 
 import sa1bpack
-from sa1bpack import arguments
-from sa1bpack.errors import OptionError
+from sa1bpack import OptionError, arguments
 
 TAR = "tests/samples/sa_000000.tar"
 

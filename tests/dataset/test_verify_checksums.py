@@ -8,10 +8,9 @@ import pytest
 from commands import python
 from edited_packs import flip
 
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, OptionError, ReadError
+from sa1bpack import FormatError, Loader, OptionError, ReadError
+from sa1bpack import open as open_pack
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.loading.loader import Loader
 
 SHARD = "sa_000001-000"  # samples 4, 5 and 6, with 9, 3 and 4 masks
 # Newer Pythons warn of a fork while other threads run.

@@ -7,10 +7,9 @@ from packs_with_features import stored
 from torch.utils.data import Subset, random_split
 
 import sa1bpack
-from sa1bpack.deriving.run import attach
-from sa1bpack.errors import OptionError, OutputRefused
+from sa1bpack import OptionError, attach, verify
+from sa1bpack.errors import OutputRefused
 from sa1bpack.format.side.spec import read_side_manifest
-from sa1bpack.format.verify import verify
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from packs_with_features import stored
 from small_tars import contents
 
 import sa1bpack
+from sa1bpack import FormatError, OptionError, ReadError, derive, verify
 from sa1bpack import transforms as T
-from sa1bpack.deriving.run import derive, function_name
-from sa1bpack.errors import FormatError, OptionError, OutputRefused, ReadError
+from sa1bpack.deriving.run import function_name
+from sa1bpack.errors import OutputRefused
 from sa1bpack.format.side.spec import SIDE_DTYPES, is_side, part_names, read_side_manifest
-from sa1bpack.format.verify import verify
 
 calls = []
 

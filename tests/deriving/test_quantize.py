@@ -10,9 +10,9 @@ import zarr
 from small_tars import contents
 
 import sa1bpack
-from sa1bpack.errors import OptionError, OutputRefused
+from sa1bpack import OptionError, verify
+from sa1bpack.errors import OutputRefused
 from sa1bpack.format.side.spec import SCALED_DTYPES, floats_of, part_names, scaled_of
-from sa1bpack.format.verify import verify
 from sa1bpack.loading.devices import floats_on_device
 
 KINDS = list(SCALED_DTYPES)

@@ -19,7 +19,8 @@ from pycocotools.coco import COCO
 from small_tars import SMALL, contents, members, record, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionError, OutputRefused
+from sa1bpack import FormatError, OptionError
+from sa1bpack.errors import OutputRefused
 from sa1bpack.export import annotations
 from sa1bpack.format.files import TEMPORARY_PREFIX
 

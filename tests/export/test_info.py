@@ -14,10 +14,10 @@ from scenarios import Case, Stage
 from small_tars import SMALL, changed, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, NotAPack
+from sa1bpack import FormatError, PackOptions
+from sa1bpack.errors import NotAPack
 from sa1bpack.export.info import histogram
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.packing.options import PackOptions
 
 
 @pytest.fixture(scope="module")

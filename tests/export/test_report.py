@@ -14,7 +14,7 @@ from PIL import Image
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionError
+from sa1bpack import FormatError, OptionError
 from sa1bpack.export import report as module
 from sa1bpack.export.show import draw_samples
 

@@ -12,7 +12,8 @@ from small_tars import SMALL, members, photo, write_tar
 from torch.utils.data import Subset
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionError, SourceError
+from sa1bpack import FormatError, OptionError
+from sa1bpack.errors import SourceError
 from sa1bpack.export.drawing import columns_of
 from sa1bpack.export.show import INLINE_WIDTH, draw_samples, random_indices
 

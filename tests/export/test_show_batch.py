@@ -7,8 +7,8 @@ from made_batches import LAYOUT, RECTANGLES, dataset, noisy_batch, ragged, recta
 from PIL import Image
 
 import sa1bpack
+from sa1bpack import OptionError
 from sa1bpack import transforms as T
-from sa1bpack.errors import OptionError
 from sa1bpack.export.subject import subject_of
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
-from sa1bpack.errors import FormatError
+from sa1bpack import FormatError
 from sa1bpack.format.arrays import MAX_INNER_BYTES, ChunkFile
 from sa1bpack.format.index import INDEX_ARRAYS
 from sa1bpack.format.layout import FITS, NUMBER_TYPE_BITS, PIXELS, ArraySpec, Layout, array_spec

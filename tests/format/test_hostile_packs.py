@@ -10,7 +10,7 @@ import pytest
 from edited_packs import edit
 from system import peak_growth
 
-from sa1bpack.errors import FormatError
+from sa1bpack import FormatError, verify
 from sa1bpack.format.files import (
     CHECKSUMS_NAME,
     MAX_METADATA_BYTES,
@@ -21,7 +21,6 @@ from sa1bpack.format.files import (
 from sa1bpack.format.index import open_index, remove_stale
 from sa1bpack.format.manifest import MANIFEST_NAME, read_manifest
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.verify import verify
 
 SHARD = "shards/sa_000000-000"
 READERS = {

@@ -10,10 +10,10 @@ from narrow_packs import NARROW, shard_of
 from reading_packs import manifest_of, publish_shards
 from small_tars import contents
 
-from sa1bpack.errors import FormatError, NotAPack
+from sa1bpack import FormatError, verify
+from sa1bpack.errors import NotAPack
 from sa1bpack.format.index import open_index, publish
 from sa1bpack.format.manifest import MANIFEST_NAME, completeness_of, read_manifest, write_manifest
-from sa1bpack.format.verify import verify
 
 
 @pytest.mark.parametrize("change, message", [

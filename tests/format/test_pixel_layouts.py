@@ -13,10 +13,9 @@ from narrow_packs import pack_of, sample_of
 from reading_packs import write_shard
 from verify_script import script_finds
 
-from sa1bpack.errors import FormatError
+from sa1bpack import FormatError, verify
 from sa1bpack.format.layout import Layout, image_planes
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.verify import verify
 
 SHARD = "sa_000000-000"
 LAYOUTS = {

@@ -12,7 +12,8 @@ from edited_packs import edit
 from narrow_packs import pack_of
 from system import open_files
 
-from sa1bpack.errors import FormatError, VersionError
+from sa1bpack import FormatError
+from sa1bpack.errors import VersionError
 from sa1bpack.format.files import map_bytes
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.shard_reader import open_shard

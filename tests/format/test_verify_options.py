@@ -6,10 +6,9 @@ import pytest
 from edited_packs import flip
 from page_cache import direct_folder, drop, resident  # noqa: F401 - a fixture
 
+from sa1bpack import OptionError, verify
 from sa1bpack.disk import direct, reading_mode
-from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.verify import verify
 
 
 def parts_of(pack, count: int) -> list:

@@ -16,10 +16,10 @@ from small_tars import contents
 from system import failing
 from verify_script import SCRIPT, script, script_finds
 
-from sa1bpack.errors import FormatError, VersionError
+from sa1bpack import FormatError, verify
+from sa1bpack.errors import VersionError
 from sa1bpack.format.files import format_checksums
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.verify import verify
 from sa1bpack.format.verify_shard import HEAVY_ARRAYS
 
 SHARD, SUMS = "sa_000000-000", "checksums.xxh128"

@@ -9,12 +9,12 @@ from narrow_packs import shard_of
 from reading_packs import manifest_of
 from verify_script import script_finds
 
+from sa1bpack import verify
 from sa1bpack.format import index as index_module
 from sa1bpack.format.index import open_index, publish, remove_stale
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import read_manifest, shard_folders, write_manifest
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.verify import verify
 
 SHARD = "sa_000002-000"
 

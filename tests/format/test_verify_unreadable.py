@@ -9,9 +9,9 @@ from edited_packs import flip
 from system import without_privileges
 from verify_script import script_finds
 
+from sa1bpack import verify
 from sa1bpack.format.index import publish
 from sa1bpack.format.manifest import read_manifest
-from sa1bpack.format.verify import verify
 
 SHARD = "sa_000000-000"
 

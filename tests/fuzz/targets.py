@@ -22,13 +22,12 @@ import numpy as np
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack import errors
+from sa1bpack import PackOptions, errors
 from sa1bpack.format.files import read_checksums
 from sa1bpack.format.index import open_index
 from sa1bpack.format.manifest import manifest_bytes, read_manifest
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
-from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.pixels.decode import decode_into
 from sa1bpack.pixels.header import read_header, stored_size

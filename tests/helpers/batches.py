@@ -6,8 +6,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from sa1bpack.adapters.dataloader import make_dataloader
-from sa1bpack.loading.loader import Loader
+from sa1bpack import Loader, make_dataloader
 
 # What both loaders do.
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])

@@ -12,10 +12,9 @@ import numpy as np
 from guard_pages import guard_maps
 from hostile_packs import LAYOUTS, ROWS, SHARD, Found, Hostile, metadata, targets
 
-from sa1bpack.dataset.dataset import Dataset
+from sa1bpack import Dataset, FormatError, ReadError
+from sa1bpack import open as open_pack
 from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS, SAMPLE_COLUMNS
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.masks import rasterize
 from sa1bpack.pixels.yuv420 import yuv420_to_rgb
 

@@ -8,8 +8,7 @@ from mask_oracle import runs_of
 
 from sa1bpack import transforms as T
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms import host
-from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms import RunBatch, host
 
 LAYOUT = Layout(image_size=96, mask_size=96)
 # In images of 150 x 225 pixels: x0, y0, x1, y1.

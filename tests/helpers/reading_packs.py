@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import open as open_pack
 from sa1bpack.format.index import publish
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import Manifest, ShardEntry, make_manifest, read_manifest

@@ -9,7 +9,7 @@ from batches import tensors_of
 from schedules import Schedule
 from simulated_cuda import SimulatedCuda
 
-from sa1bpack.adapters.collate import Collate
+from sa1bpack import Collate
 from sa1bpack.loading import batch_queue, devices, iteration, reader_threads
 
 LATE = ("images", "masks")  # of concatenated bits: the tensors that are part of what was sent

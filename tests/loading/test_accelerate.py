@@ -29,13 +29,8 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import BatchSamplerShard
 from batches import BOTH
 
-from sa1bpack.adapters.dataloader import make_dataloader
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError
-from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.orders import ShuffleOrder
-from sa1bpack.schedules import Steps
+from sa1bpack import Loader, LoaderError, OrderedBatches, ShuffleOrder, Steps, make_dataloader
+from sa1bpack import open as open_pack
 
 EPOCHS, BATCH = 3, 4
 OPTIONS = {"shuffle": True, "seed": 3, "max_masks": 2, "mask_select": "random"}

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from batches import BOTH
 
-from sa1bpack.errors import OptionError
+from sa1bpack import Linear, Loader, OptionError, Steps
 from sa1bpack.loading.devices import Host
-from sa1bpack.loading.loader import Loader
-from sa1bpack.schedules import Linear, Steps
 
 # Batches of 6, then 4 and 2; 1 mask, then 3 and 5; by size, then drawn.
 OPTIONS = {

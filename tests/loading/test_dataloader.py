@@ -10,13 +10,10 @@ from commands import python
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from sa1bpack import Loader, OptionError, Steps, make_dataloader
+from sa1bpack import open as open_pack
 from sa1bpack.adapters import dataloader as dataloader_module
-from sa1bpack.adapters.dataloader import make_dataloader
-from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.display import Batch
-from sa1bpack.errors import OptionError
-from sa1bpack.loading.loader import Loader
-from sa1bpack.schedules import Steps
 
 OPTIONS = {"mask_layout": "concat", "max_masks": 3, "mask_select": "random"}
 OPTIONS |= {"shuffle": True, "seed": 4, "relations": "ious"}

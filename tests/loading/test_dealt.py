@@ -4,11 +4,8 @@ from itertools import chain
 
 import pytest
 
-from sa1bpack.adapters.collate import Collate
+from sa1bpack import Collate, Extent, LoaderError, OrderedBatches, ShuffleOrder
 from sa1bpack.adapters.dataloader import DealtBatches
-from sa1bpack.errors import LoaderError
-from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 
 ORDER = ShuffleOrder(Extent(44, "0123456789abcdef"), seed=3)
 

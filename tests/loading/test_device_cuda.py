@@ -10,11 +10,10 @@ from commands import python
 from failing_training import failing_training
 from sync_debug import waiting_is_an_error
 
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import Collate, Loader
+from sa1bpack import open as open_pack
 from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.devices import device_here, open_device
-from sa1bpack.loading.loader import Loader
 from sa1bpack.masks import RELATIONS
 
 WITH_RELATIONS = pytest.mark.parametrize("relations", [(), tuple(RELATIONS)], ids=["", "relations"])

@@ -15,14 +15,12 @@ from forked import forked_child
 from page_cache import drop, resident
 from system import open_files
 
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import Collate, Loader, OptionError, ReadError
+from sa1bpack import open as open_pack
 from sa1bpack.disk import direct, reading_mode
 from sa1bpack.disk.aio import CONTEXTS
-from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.loading import plans
 from sa1bpack.loading.batch_copy import SampleReader
-from sa1bpack.loading.loader import Loader
 
 LARGE = ("image", "mask_bits", "run_ends")  # arrays that are read past the page cache
 

@@ -11,7 +11,7 @@ from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from page_cache import drop
 
 import sa1bpack
-from sa1bpack.errors import ReadError
+from sa1bpack import ReadError
 
 NAMES = list(SPECS)
 TYPES = {"quality": torch.bfloat16, "teacher": torch.float16, "odd": torch.int8,

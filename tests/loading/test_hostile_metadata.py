@@ -19,7 +19,7 @@ from hostile_reading import masks_of
 from page_cache import why_not_direct
 
 import sa1bpack
-from sa1bpack.errors import FormatError, ReadError
+from sa1bpack import FormatError, ReadError
 from sa1bpack.loading import batch_copy as reading
 
 HELPERS = Path(__file__).parents[1] / "helpers"

@@ -10,12 +10,9 @@ from batches import BOTH, readers, rows_of
 from torch._dynamo.utils import counters
 
 import sa1bpack
+from sa1bpack import Loader, LoaderError, OrderedBatches, ReadError, SequentialOrder, ShuffleOrder
 from sa1bpack.disk.direct import aligned
-from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading import devices
-from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
 
 
 @BOTH

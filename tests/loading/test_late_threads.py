@@ -8,9 +8,9 @@ from batches import clone, join_readers, rows_of, same_batches
 from page_cache import drop, why_not_direct
 from reading_packs import write_pack
 
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import Loader
+from sa1bpack import open as open_pack
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.loader import Loader
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ from simulated_loading import simulate
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import OptionError
+from sa1bpack import Loader, OptionError
+from sa1bpack import open as open_pack
 from sa1bpack.loading.devices import Host
-from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import size_text
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from batches import BOTH, clone, join_readers, readers, same
 
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError
+from sa1bpack import Collate, Loader, LoaderError, OptionError
+from sa1bpack import open as open_pack
+from sa1bpack.errors import LoaderTimeout
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue
 from sa1bpack.loading.iteration import most_dropped
-from sa1bpack.loading.loader import Loader
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
 

@@ -14,11 +14,10 @@ from failing_training import failing_training
 from reading_packs import write_pack
 from system import open_files
 
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack import Loader, LoaderError, ReadError
+from sa1bpack import open as open_pack
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue, BufferPool
-from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import size_text
 
 

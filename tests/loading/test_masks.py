@@ -7,15 +7,11 @@ from batches import BOTH, clone, same
 from reading_packs import overwrite_scores
 
 import sa1bpack
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.adapters.dataloader import make_dataloader
+from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError, make_dataloader
+from sa1bpack import open as open_pack
 from sa1bpack.dataset.fields import MASK_FIELDS
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.loader import Loader
-from sa1bpack.transforms.geometry import RandomHorizontalFlip
-from sa1bpack.transforms.pipeline import Pipeline
+from sa1bpack.transforms import Pipeline, RandomHorizontalFlip
 
 MASKS = {field.sample for field in MASK_FIELDS}
 RANDOM = np.random.default_rng(1)

@@ -8,12 +8,12 @@ import pytest
 from batches import BOTH
 from reading_packs import write_pack
 
-from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack import Loader
+from sa1bpack import open as open_pack
 from sa1bpack.dataset.pack import PackFolder
 from sa1bpack.errors import ResourceShortage
 from sa1bpack.loading import batch_copy
 from sa1bpack.loading.batch import load_samples as kernel
-from sa1bpack.loading.loader import Loader
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from batches import BOTH, OF_LOADERS
 
-from sa1bpack.errors import OptionError
+from sa1bpack import OptionError
 
 
 @BOTH

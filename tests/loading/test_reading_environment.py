@@ -15,12 +15,10 @@ from reading_child import batch_digests, sample_digest
 from reading_packs import publish_shards, write_pack
 from system import give_up_privileges
 
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, ReadError
+from sa1bpack import FormatError, Loader, ReadError, verify
+from sa1bpack import open as open_pack
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.format.verify import verify
-from sa1bpack.loading.loader import Loader
 
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

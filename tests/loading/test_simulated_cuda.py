@@ -10,13 +10,12 @@ from batches import same
 from simulated_cuda import SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled, simulate
 
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.errors import LoaderError, LoaderTimeout
+from sa1bpack import Collate, Loader, LoaderError
+from sa1bpack.errors import LoaderTimeout
 from sa1bpack.loading import loader
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BufferPool
 from sa1bpack.loading.devices import Cuda
-from sa1bpack.loading.loader import Loader
 
 SEEDS = 12  # of each kind
 CACHED = {"io": "cached", "mask_layout": "concat_bits", "prefetch": 1}

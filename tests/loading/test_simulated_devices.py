@@ -14,12 +14,10 @@ from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from simulated_cuda import SimulatedCuda
 from simulated_loading import LATE, simulate
 
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError
+from sa1bpack import open as open_pack
 from sa1bpack.loading import devices
 from sa1bpack.loading.batch.spec import LAYOUTS
-from sa1bpack.loading.loader import Loader
 
 # ------------------------------------------------------------------------------------ which device
 

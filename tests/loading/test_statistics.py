@@ -9,10 +9,9 @@ import pytest
 from batches import BOTH
 from page_cache import drop
 
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError
-from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.stats import BusyTime, EpochCounts, LoadingStats, Read
+from sa1bpack import Loader, LoaderError, LoadingStats
+from sa1bpack import open as open_pack
+from sa1bpack.loading.stats import BusyTime, EpochCounts, Read
 
 
 class Clock(SimpleNamespace):

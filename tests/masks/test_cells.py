@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.ndimage import distance_transform_edt
 
-from sa1bpack.errors import OptionError
+from sa1bpack import OptionError
 from sa1bpack.masks import pack_bits, unpack_bits
 from sa1bpack.masks.cells import fill_cells, squared_distances, take_cells
 

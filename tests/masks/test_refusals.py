@@ -5,8 +5,8 @@ import pytest
 from made_runs import flat_runs
 from mask_oracle import number
 
-from sa1bpack import masks
-from sa1bpack.errors import MaskError, OptionError
+from sa1bpack import OptionError, masks
+from sa1bpack.errors import MaskError
 
 FLAT = {"run_ends": np.array([480], np.int32), "run_offset": np.array([0, 1])}
 RUNS = FLAT | {"height": 20, "width": 24}

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import sa1bpack
-from sa1bpack import bench
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import OptionError
+from sa1bpack import OptionError, bench
+from sa1bpack import open as open_pack
 from sa1bpack.measuring.bench import Ceilings, sweep
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, read_spans
 from sa1bpack.measuring.memory import drop_pages, resident_bytes

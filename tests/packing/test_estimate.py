@@ -8,7 +8,8 @@ from edited_packs import unfinished_pack
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionError, OutputRefused
+from sa1bpack import FormatError, OptionError
+from sa1bpack.errors import OutputRefused
 from sa1bpack.wording import size_text
 
 

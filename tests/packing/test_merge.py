@@ -14,7 +14,8 @@ from small_tars import SMALL, contents, members, write_tar
 from system import failing
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionError, OptionsDiffer, OutputLocked, OutputRefused
+from sa1bpack import FormatError, OptionError
+from sa1bpack.errors import OptionsDiffer, OutputLocked, OutputRefused
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.packing.merge import Placing

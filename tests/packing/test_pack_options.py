@@ -8,10 +8,10 @@ from edited_packs import sample_views
 from small_tars import SMALL, changed, members, record, write_tar
 
 import sa1bpack
-from sa1bpack.errors import OptionError, OptionsDiffer
+from sa1bpack import OptionError, PackOptions
+from sa1bpack.errors import OptionsDiffer
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing import progress
-from sa1bpack.packing.options import PackOptions
 
 
 @pytest.fixture(scope="module")

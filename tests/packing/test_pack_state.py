@@ -9,9 +9,9 @@ from edited_packs import unfinished_pack
 from small_tars import SMALL, contents, members, names_of, rejects_of, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OutputRefused, VersionError
+from sa1bpack import FormatError, PackOptions
+from sa1bpack.errors import OutputRefused, VersionError
 from sa1bpack.format.shard_reader import open_shard
-from sa1bpack.packing.options import PackOptions
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".hidden", "shards/sa_9-000/zarr.json"])

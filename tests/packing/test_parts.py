@@ -8,8 +8,9 @@ import pytest
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OutputLocked, OutputRefused
-from sa1bpack.packing.options import PackOptions, Request
+from sa1bpack import FormatError, PackOptions
+from sa1bpack.errors import OutputLocked, OutputRefused
+from sa1bpack.packing.options import Request
 from sa1bpack.packing.pack_state import PackState, PartState, Plan
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.run import pack_sources, versions_in_force

@@ -14,7 +14,8 @@ from preloads import after_import
 from small_tars import SMALL, contents
 
 import sa1bpack
-from sa1bpack.errors import OptionError, OptionsDiffer
+from sa1bpack import OptionError
+from sa1bpack.errors import OptionsDiffer
 
 pytest.importorskip("ray", reason="ray is not installed: make ray")
 

@@ -3,9 +3,9 @@
 import os
 from contextlib import closing
 
+from sa1bpack import PackOptions
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.format.layout import Extent
-from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.workers import KEPT_BYTES, LEAST_ANNOTATION_BYTES, SharedSlots
 
 

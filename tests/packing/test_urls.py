@@ -6,7 +6,7 @@ import pytest
 from small_tars import SMALL
 
 import sa1bpack
-from sa1bpack.errors import OptionError
+from sa1bpack import OptionError
 
 
 @pytest.fixture

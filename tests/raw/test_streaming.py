@@ -9,9 +9,9 @@ from small_tars import SMALL, members, photo, write_tar
 from torch.utils.data import DataLoader
 
 import sa1bpack
-from sa1bpack.errors import LoaderError, OptionError, ReadError, SourceTruncated
+from sa1bpack import IterableTarDataset, LoaderError, OptionError, ReadError
+from sa1bpack.errors import SourceTruncated
 from sa1bpack.raw import streaming
-from sa1bpack.raw.streaming import IterableTarDataset
 
 OPTIONS = sa1bpack.PackOptions(**SMALL)
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.

@@ -15,8 +15,9 @@ from small_tars import SMALL, members, photo, record, write_tar
 from torch.utils.data import DataLoader
 
 import sa1bpack
+from sa1bpack import OptionError, ReadError
 from sa1bpack.adapters.sam2 import RawDataset
-from sa1bpack.errors import OptionError, ReadError, SourceError
+from sa1bpack.errors import SourceError
 
 OPTIONS = sa1bpack.PackOptions(**SMALL)
 KINDS = ("gzip-tar", "tar", "folder")

@@ -15,7 +15,8 @@ from small_tars import SMALL, members, write_tar
 from system import without_privileges
 
 import sa1bpack
-from sa1bpack.errors import MissingPackage, OptionError, SourceError, SourceTruncated
+from sa1bpack import OptionError
+from sa1bpack.errors import MissingPackage, SourceError, SourceTruncated
 from sa1bpack.raw import tar_index
 from sa1bpack.raw.seek_points import SeekPoints
 from sa1bpack.raw.tar_index import index_path, open_index

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from sa1bpack.errors import OptionError
+from sa1bpack import OptionError
 from sa1bpack.urls import folder_url, is_url, parse_address, shown
 
 SIGNED = "https://cdn.example.org/m1/An9f.tar?_nc_ohc=SECRET&oh=SECRET&oe=66#SECRET"

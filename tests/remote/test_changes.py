@@ -15,7 +15,8 @@ from packs_with_features import write_side
 from reading_packs import write_pack
 
 import sa1bpack
-from sa1bpack.errors import OptionError, StoreError
+from sa1bpack import OptionError
+from sa1bpack.errors import StoreError
 from sa1bpack.format.files import CHECKSUMS_NAME
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.remote.cache import Cache

@@ -12,7 +12,8 @@ from cached_packs import open_cached, shards_in
 from reading_packs import write_pack
 
 import sa1bpack
-from sa1bpack.errors import CacheFull, OptionError
+from sa1bpack import OptionError
+from sa1bpack.errors import CacheFull
 from sa1bpack.remote import cache as module
 from sa1bpack.remote import origin
 from sa1bpack.remote.cache import Cache

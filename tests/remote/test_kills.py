@@ -15,7 +15,8 @@ from commands import wait_until
 from forked import fork
 
 import sa1bpack
-from sa1bpack.errors import FormatError, ReadError, StoreError
+from sa1bpack import FormatError, ReadError
+from sa1bpack.errors import StoreError
 from sa1bpack.remote import cache as module
 from sa1bpack.remote.cache import Cache
 

@@ -13,7 +13,8 @@ from packs_with_features import SPECS
 from reading_packs import write_pack
 
 import sa1bpack
-from sa1bpack.errors import NotAPack, OptionError
+from sa1bpack import OptionError
+from sa1bpack.errors import NotAPack
 from sa1bpack.remote.cache import Cache
 
 

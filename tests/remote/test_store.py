@@ -5,7 +5,8 @@ from batches import same_samples
 from forked import forked_child
 
 import sa1bpack
-from sa1bpack.errors import NotAPack, OptionError, StoreError
+from sa1bpack import OptionError
+from sa1bpack.errors import NotAPack, StoreError
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.origin import EndsEarly
 

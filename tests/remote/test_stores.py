@@ -9,7 +9,8 @@ from commands import python
 from s3_server import use_s3
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionError, SourceError, StoreError
+from sa1bpack import FormatError, OptionError
+from sa1bpack.errors import SourceError, StoreError
 from sa1bpack.remote.bucket import Bucket
 from sa1bpack.remote.packs import find_files, open_stream
 from sa1bpack.remote.stores import error_text, final_error, open_store

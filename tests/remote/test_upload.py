@@ -15,7 +15,8 @@ from commands import flags_of
 from s3_server import s3_client, use_s3
 
 import sa1bpack
-from sa1bpack.errors import NotAPack, OptionError, OutputRefused, StoreError
+from sa1bpack import OptionError
+from sa1bpack.errors import NotAPack, OutputRefused, StoreError
 from sa1bpack.remote import bucket
 from sa1bpack.remote.bucket import Bucket
 

@@ -9,7 +9,8 @@ from edited_packs import flip
 from s3_server import s3_client
 
 import sa1bpack
-from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
+from sa1bpack import FormatError, OptionError
+from sa1bpack.errors import NotAPack, StoreError
 from sa1bpack.remote import bucket
 
 SHARD, OTHER = "shards/sa_000000-000", "shards/sa_000000-001"

@@ -15,7 +15,7 @@ from small_tars import contents
 from system import elsewhere, failing  # noqa: F401 - one is a fixture
 
 import sa1bpack
-from sa1bpack.errors import FormatError
+from sa1bpack import FormatError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideSpec
 

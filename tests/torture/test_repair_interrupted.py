@@ -18,7 +18,7 @@ from scenarios import ENDS, Disturbed, Stage
 from small_tars import contents
 
 import sa1bpack
-from sa1bpack.errors import FormatError, ReadError
+from sa1bpack import FormatError, ReadError
 from sa1bpack.format import files
 from sa1bpack.packing import repair as repair_run
 

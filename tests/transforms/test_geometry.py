@@ -10,14 +10,14 @@ from PIL import Image
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.format.layout import Layout
-from sa1bpack.transforms.geometry import (
+from sa1bpack.transforms import (
     AffineMaps,
     AxisMaps,
     RandomHorizontalFlip,
     RandomResizedCrop,
     ScaleJitter,
-    fit_frame,
 )
+from sa1bpack.transforms.geometry import fit_frame
 from sa1bpack.transforms.random import uniform
 
 CANVAS = (80, 120)

@@ -9,9 +9,8 @@ import torch
 from PIL import Image, ImageEnhance
 
 from sa1bpack.pixels import yuv420
-from sa1bpack.transforms import CutMix, Mixup
-from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
-from sa1bpack.transforms.images.steps import ColorJitter
+from sa1bpack.transforms import SAM_MEAN, SAM_STD, ColorJitter, CutMix, Mixup, yuv420_to_rgb
+from sa1bpack.transforms.images.pixels import normalize
 from sa1bpack.transforms.random import uniform
 
 

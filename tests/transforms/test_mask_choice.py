@@ -8,8 +8,8 @@ import torch
 from made_batches import LAYOUT, dataset, moved, sent
 from torch.nn.utils.rnn import pad_sequence
 
+from sa1bpack import OptionError
 from sa1bpack import transforms as T
-from sa1bpack.errors import OptionError
 
 STEPS = {
     "none": [],

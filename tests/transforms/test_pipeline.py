@@ -19,12 +19,11 @@ from made_batches import (
 )
 from sync_debug import waiting_is_an_error
 
+from sa1bpack import Linear, OptionError, Steps
 from sa1bpack import transforms as T
-from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
 from sa1bpack.masks import RELATIONS
-from sa1bpack.schedules import Linear, Steps
-from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms import RunBatch
 
 GEOMETRIC = {
     "none": [],

@@ -6,9 +6,8 @@ import pytest
 import torch
 from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
 
-from sa1bpack import masks
+from sa1bpack import OptionError, masks
 from sa1bpack import transforms as T
-from sa1bpack.errors import OptionError
 from sa1bpack.format.layout import Layout
 from sa1bpack.transforms.random import words
 

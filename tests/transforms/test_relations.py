@@ -13,9 +13,7 @@ from mask_oracle import runs_of
 from torch.nn.utils.rnn import pad_sequence
 
 from sa1bpack import masks, transforms
-from sa1bpack.transforms import backends
-from sa1bpack.transforms.masks.relations import Relate
-from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms import Relate, RunBatch, backends
 
 NAMES = tuple(masks.RELATIONS)
 

@@ -9,9 +9,10 @@ from packs_with_features import SPECS, with_features  # noqa: F401 - a fixture
 from PIL import Image
 
 import sa1bpack
+from sa1bpack import OptionError
 from sa1bpack import transforms as T
-from sa1bpack.errors import OptionError
-from sa1bpack.transforms.geometry import AxisMaps, Frame, fit_frame
+from sa1bpack.transforms import AxisMaps, Frame
+from sa1bpack.transforms.geometry import fit_frame
 from sa1bpack.transforms.images.make import ImageMaker
 from sa1bpack.transforms.random import uniform
 

@@ -9,10 +9,10 @@ from edited_packs import edit, flip
 from packs_with_features import write_side
 from verify_script import SCRIPT, script_finds
 
-from sa1bpack.errors import FormatError, VersionError
+from sa1bpack import FormatError, verify
+from sa1bpack.errors import VersionError
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import SideSpec, open_part, read_side_manifest, shard_identities
-from sa1bpack.format.verify import verify
 
 SPEC = SideSpec("teacher", "mask", "float32", (3, 2))
 MANIFESTS = {

@@ -16,7 +16,8 @@ import zarr
 from packs_with_features import side_rows, write_side
 from small_tars import contents
 
-from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputLocked, OutputRefused
+from sa1bpack import FormatError, OptionError, verify
+from sa1bpack.errors import NotAPack, OutputLocked, OutputRefused
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import read_manifest
 from sa1bpack.format.side.spec import (
@@ -39,7 +40,6 @@ from sa1bpack.format.side.spec import (
     shard_identities,
 )
 from sa1bpack.format.side.writer import PartWriter
-from sa1bpack.format.verify import verify
 
 DOCS = Path(__file__).parents[3] / "docs" / "format.md"
 IMAGE = SideSpec("teacher", "sample", "float16", (4, 3, 3), spatial=True)

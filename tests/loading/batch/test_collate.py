@@ -7,12 +7,9 @@ import torch
 from batches import same
 from torch.utils.data import Subset
 
-from sa1bpack.adapters.collate import Collate
-from sa1bpack.adapters.dataloader import make_dataloader
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack import Collate, Loader, LoaderError, OptionError, ReadError, make_dataloader
+from sa1bpack import open as open_pack
 from sa1bpack.loading.batch.spec import LAYOUTS
-from sa1bpack.loading.loader import Loader
 from sa1bpack.transforms import Pipeline
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sa1bpack import OptionError
 from sa1bpack.dataset.fields import NUMBER_FIELDS
-from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch.mask_choice import CHOICES, MaskChoice
 from sa1bpack.masks.select import MaskRule, select_masks
 

@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sa1bpack.errors import OptionError
-from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.epoch import Buckets
-from sa1bpack.loading.order.orders import NodeShuffleOrder, ShuffleOrder
-from sa1bpack.schedules import Steps
+from sa1bpack import Buckets, NodeShuffleOrder, OptionError, OrderedBatches, ShuffleOrder, Steps
 
 SIZE = 500
 

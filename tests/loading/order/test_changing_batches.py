@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sa1bpack.errors import OptionError
-from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack import Extent, OptionError, OrderedBatches, ShuffleOrder, Steps, WeightedOrder
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.order.orders import Extent, ShuffleOrder, WeightedOrder
-from sa1bpack.schedules import Steps
 
 SIZE = 53
 EXTENT = Extent(SIZE, "0123456789abcdef")

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack import Extent, LoaderError, OptionError, OrderedBatches, ShuffleOrder
 from sa1bpack.loading.order import batches as batches_module
-from sa1bpack.loading.order.batches import OrderedBatches, Place
+from sa1bpack.loading.order.batches import Place
 from sa1bpack.loading.order.epoch import EpochBatches
-from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 
 ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
 ENDED = r"ended by a new one .*set_epoch\(\), load_state_dict\(\) or close\(\)"

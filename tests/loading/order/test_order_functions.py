@@ -10,13 +10,10 @@ import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from sa1bpack import Extent, LocalShuffleOrder, NodeShuffleOrder, ShuffleOrder
 from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.order.orders import (
-    Extent,
     Key,
-    LocalShuffleOrder,
-    NodeShuffleOrder,
-    ShuffleOrder,
     node_shuffle,
     permutation,
     weighted_draws,

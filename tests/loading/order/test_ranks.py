@@ -5,10 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from sa1bpack import Extent, LoaderError, OptionError, OrderedBatches, ShuffleOrder
 from sa1bpack.environment import available_cpus
-from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 from sa1bpack.loading.plans import cores
 
 # Of torchrun, and of srun.

@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from sa1bpack.errors import OptionError
-from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.loading.order.batches import EpochBatches, OrderedBatches
-from sa1bpack.loading.order.orders import (
+from sa1bpack import (
     Extent,
     LocalShuffleOrder,
     NodeShuffleOrder,
+    OptionError,
+    OrderedBatches,
+    ReadingOptions,
     SequentialOrder,
     ShuffleOrder,
     WeightedOrder,
 )
+from sa1bpack.loading.order.batches import EpochBatches
 
 EXTENT = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))
 

@@ -7,12 +7,12 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from sa1bpack.errors import OptionError
-from sa1bpack.loading.order.batches import OrderedBatches
-from sa1bpack.loading.order.orders import (
+from sa1bpack import (
     Extent,
     LocalShuffleOrder,
     NodeShuffleOrder,
+    OptionError,
+    OrderedBatches,
     SequentialOrder,
     ShuffleOrder,
     WeightedOrder,

@@ -8,7 +8,7 @@ from edited_packs import FIRST, SECOND, flip, unfinished_pack
 from small_tars import SMALL, changed, contents, members, rejects_of, write_tar
 
 import sa1bpack
-from sa1bpack.errors import OptionError
+from sa1bpack import OptionError
 from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.packing import source_packer
 

@@ -8,7 +8,7 @@ from edited_packs import FIRST, SECOND, flip
 from small_tars import SMALL, contents
 
 import sa1bpack
-from sa1bpack.errors import FormatError
+from sa1bpack import FormatError
 from sa1bpack.packing.repair import OWN_FILES
 
 

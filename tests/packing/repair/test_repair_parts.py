@@ -10,7 +10,8 @@ from forked import Forked
 from small_tars import SMALL, contents
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionError, OutputLocked
+from sa1bpack import FormatError, OptionError
+from sa1bpack.errors import OutputLocked
 from sa1bpack.packing.pack_state import lock_folder
 from sa1bpack.packing.repair import OWN_FILES
 
