@@ -57,13 +57,14 @@ from sa1bpack.measuring.memory import drop_pages, resident_bytes
 class Line(NamedTuple):
     """One line of the table.
 
-    reader  one of the kind's readers; None reads bytes only
-    order   of the Loader: "shuffle", "sequential", or a name that it takes
-    io      option of the Loader; None: not given
-    direct  of bytes: with O_DIRECT
-    threads of bytes
-    at_once samples of bytes that a thread asks for at once
-    again   of the Loader: the second epoch, in which the small arrays are in the page cache
+    Attributes:
+        reader: one of the kind's readers; None reads bytes only.
+        order: of the Loader: "shuffle", "sequential", or a name that it takes.
+        io: option of the Loader; None: not given.
+        direct: of bytes: with O_DIRECT.
+        threads: of bytes.
+        at_once: samples of bytes that a thread asks for at once.
+        again: of the Loader: the second epoch, in which the small arrays are in the page cache.
     """
 
     reader: str | None

@@ -19,11 +19,12 @@ WARM_UP_SAMPLES = 32
 class Kind:
     """A kind of pack that is read.
 
-    pack     options of `sa1bpack.pack`
-    masks    per image
-    factor   its samples, as a multiple of `--samples`
-    arrays   what the ceiling reads
-    readers  what is done with a sample → options of `sa1bpack.open` and of Loader
+    Attributes:
+        pack: options of `sa1bpack.pack`.
+        masks: per image.
+        factor: its samples, as a multiple of `--samples`.
+        arrays: what the ceiling reads.
+        readers: what is done with a sample → options of `sa1bpack.open` and of Loader.
     """
 
     pack: dict

@@ -86,7 +86,8 @@ def client_of(clone: Path) -> str:
 class Theirs:
     """Imports modules of a clone, and keeps what stands in for others.
 
-    replaced  lines of the report
+    Attributes:
+        replaced: lines of the report.
     """
 
     clone: Path
@@ -152,10 +153,11 @@ def unused(*_: object, **__: object) -> None:
 class Sources:
     """The same photographs as folders and as a pack.
 
-    images     <stem>.jpg and <stem>.json, as SAM 2 reads them
-    edgesam    images/train and annotations/train, as EdgeSAM reads them
-    pack       of the client's geometry
-    stems      names, in the order of image ids
+    Attributes:
+        images: <stem>.jpg and <stem>.json, as SAM 2 reads them.
+        edgesam: images/train and annotations/train, as EdgeSAM reads them.
+        pack: of the client's geometry.
+        stems: names, in the order of image ids.
     """
 
     folder: Path
@@ -194,8 +196,9 @@ def prepare(tars: list[str], folder: Path, count: int, fit: str) -> Sources:
 class Compared:
     """A line of the comparison.
 
-    largest, mean  of the absolute differences over all photographs
-    unit, why      of them; why there are any
+    Attributes:
+        largest, mean: of the absolute differences over all photographs.
+        unit, why: of them; why there are any.
     """
 
     name: str

@@ -57,13 +57,14 @@ SINGLE_SAMPLES = 5
 class Result:
     """The figures of a line with one delay; lists have one per round.
 
-    speed      samples/s
-    reads      per sample
-    kb         of a read
-    in_flight  the average
-    most       in flight at a time
-    delay_ms   asked
-    took_ms    what the disk made of it
+    Attributes:
+        speed: samples/s.
+        reads: per sample.
+        kb: of a read.
+        in_flight: the average.
+        most: in flight at a time.
+        delay_ms: asked.
+        took_ms: what the disk made of it.
     """
 
     line: str
@@ -139,11 +140,12 @@ def start_cold(disk: SlowDisk, delay_ms: float) -> None:
 class Single:
     """Single samples of a line; lists have an item per sample.
 
-    warm_index       the index of the pack is in memory
-    reads            of the sample
-    chain            the array or file of each read of the longest chain
-    seconds          without a delay
-    seconds_delayed  with `delay_ms`
+    Attributes:
+        warm_index: the index of the pack is in memory.
+        reads: of the sample.
+        chain: the array or file of each read of the longest chain.
+        seconds: without a delay.
+        seconds_delayed: with `delay_ms`.
     """
 
     line: str

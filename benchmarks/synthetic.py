@@ -20,7 +20,8 @@ def make_tar(
 ) -> None:
     """Write a gzip tar of `images` pairs cycled from the pairs of `sources`.
 
-    level  of gzip; 0 does not compress
+    Args:
+        level: of gzip; 0 does not compress.
     """
     pairs = [pair for source in sources for pair in _read_pairs(source)]
     members = []

@@ -140,10 +140,11 @@ def padded(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
 class Way:
     """One line of the table.
 
-    name, task   of the line, and what it delivers
-    begin        makes the iterable of an epoch's batches: a pair of tensors, or a dict
-    compiled     whether it takes a batch before, which loads its compiled code
-    pinned       whether its batches are in pinned memory, if there is a CUDA device
+    Attributes:
+        name, task: of the line, and what it delivers.
+        begin: makes the iterable of an epoch's batches: a pair of tensors, or a dict.
+        compiled: whether it takes a batch before, which loads its compiled code.
+        pinned: whether its batches are in pinned memory, if there is a CUDA device.
     """
 
     name: str

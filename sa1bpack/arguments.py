@@ -88,8 +88,9 @@ def number(
 ) -> float:
     """Return a number as a float. Raises OptionError unless it is finite and low <= it <= high.
 
-    low, high  None for no limit; there is no lower one without an upper one
-    why        the reason for a limit, for the message
+    Args:
+        low, high: None for no limit; there is no lower one without an upper one.
+        why: the reason for a limit, for the message.
     """
     least, most = -inf if low is None else low, inf if high is None else high
     if is_number(value) and least <= value <= most:
@@ -213,7 +214,8 @@ def local_path(name: str, value: str | os.PathLike[str]) -> Path:
 def check_can_be_folder(path: Path, choose: str) -> None:
     """Raise OptionError if a path, or one above it, is there and is not a folder.
 
-    choose  what to give instead, for the message
+    Args:
+        choose: what to give instead, for the message.
     """
     existing = path.absolute()
     while not os.path.lexists(existing):
@@ -288,9 +290,11 @@ UNCHANGED = _Unchanged()
 def keywords_of(keywords: type, *sources: Callable, **defaults: Any) -> None:
     """Declare the defaults of the keyword arguments in a TypedDict, for signatures.
 
-    keywords  as in `**options: Unpack[Keywords]`; `checks_options` shows its keys in their place
-    sources   dataclasses and functions that have arguments of these names
-    defaults  of others, or where they differ from those of the sources
+    Args:
+        keywords: as in `**options: Unpack[Keywords]`; `checks_options` shows its keys in their
+            place.
+        sources: dataclasses and functions that have arguments of these names.
+        defaults: of others, or where they differ from those of the sources.
     """
     found: dict[str, Any] = {}
     for source in sources:
@@ -324,7 +328,8 @@ def checks_options(call: Any = None, /, **elsewhere: str) -> Any:
     `keywords_of` declares. On a class, it applies to `__init__`, `__call__` and the public methods;
     it may also decorate a single method.
 
-    elsewhere  options of other libraries → what to use here
+    Args:
+        elsewhere: options of other libraries → what to use here.
     """
     if call is None:
         return functools.partial(checks_options, **elsewhere)
@@ -422,14 +427,15 @@ _KEY = "option"  # in the metadata of a field
 class Declaration:
     """The declaration of an option, besides its name, type and default.
 
-    help      what it does, without a full stop
-    choices   the texts that it may be
-    low       the least number, and
-    high      the largest; None for no limit
-    multiple  of which a whole number must be one
-    why       the reason for a limit, for the message
-    none      what None is called on the command line, in messages and in the help; may be empty
-    metavar   what the command line calls its value
+    Attributes:
+        help: what it does, without a full stop.
+        choices: the texts that it may be.
+        low: the least number, and.
+        high: the largest; None for no limit.
+        multiple: of which a whole number must be one.
+        why: the reason for a limit, for the message.
+        none: what None is called on the command line, in messages and in the help; may be empty.
+        metavar: what the command line calls its value.
     """
 
     help: str

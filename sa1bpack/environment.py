@@ -25,17 +25,14 @@ _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of memory: version 2, versi
 class Pil:
     """A PIL: the one that `import PIL` imports, or that set-up (scripts/setup_pillow.py) installed.
 
-    package
-        "pillow-simd" or "pillow".
-    version
-        `PIL.__version__`.
-    core_sha256
-        SHA-256 of its compiled core, in hexadecimal.
-    simd
-        Known to set-up alone: instruction set that pillow-simd was compiled for ("AVX2", "SSE4"),
-        empty for Pillow.
-    reason
-        Known to set-up alone: why Pillow is used in place of pillow-simd, empty if it is not.
+    Attributes:
+        package: "pillow-simd" or "pillow".
+        version: `PIL.__version__`.
+        core_sha256: SHA-256 of its compiled core, in hexadecimal.
+        simd: known to set-up alone: instruction set that pillow-simd was compiled for ("AVX2",
+            "SSE4"), empty for Pillow.
+        reason: known to set-up alone: why Pillow is used in place of pillow-simd, empty if it is
+            not.
     """
 
     package: str

@@ -117,10 +117,11 @@ class VersionError(FormatError):
 class ReadError(FormatError):
     """A sample of a pack cannot be read.
 
-    shard      name of its shard
-    row        its row in the pack, counted over all shards
-    image_id   its id, from the index of the pack
-    file_name  its file name; None if that cannot be read either
+    Args:
+        shard: name of its shard.
+        row: its row in the pack, counted over all shards.
+        image_id: its id, from the index of the pack.
+        file_name: its file name; None if that cannot be read either.
     """
 
     def __init__(

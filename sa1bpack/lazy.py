@@ -20,8 +20,9 @@ def names_of(
 
     Its public names are those that `__init__.pyi` imports, which type checkers read, too.
 
-    renamed   names of earlier releases, and those that people look for → what they are called
-    internal  name for the other packages of sa1bpack only → the module that has it
+    Args:
+        renamed: names of earlier releases, and those that people look for → what they are called.
+        internal: name for the other packages of sa1bpack only → the module that has it.
     """
     stub = Path(sys.modules[package].__file__).with_suffix(".pyi").read_text("utf-8")
     public = {name: module for module, name in _IMPORT.findall(stub)}

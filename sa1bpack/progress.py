@@ -29,8 +29,8 @@ class Bar(tqdm):
 def _bar(show: bool | None = None, **options) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr: yields the function to call with how much is done, and how much there is.
 
-    show
-        Whether to show it. Default: if stderr is a terminal.
+    Args:
+        show: whether to show it. Default: if stderr is a terminal.
     """
     with _tqdm(show, **options) as bar:
 

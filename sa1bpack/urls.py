@@ -31,10 +31,11 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 class Counts:
     """Counts of what this process has read from one place.
 
-    hits      shards, and parts of features, that were on this machine when they were opened
-    misses    those that were fetched
-    requests  requests that were made
-    nbytes    bytes that were fetched
+    Attributes:
+        hits: shards, and parts of features, that were on this machine when they were opened.
+        misses: those that were fetched.
+        requests: requests that were made.
+        nbytes: bytes that were fetched.
     """
 
     hits: int = 0
@@ -59,7 +60,9 @@ class Lease(Protocol):
 class SideSource(Protocol):
     """The place that the parts of a feature come from.
 
-    root  the folder that has its manifest, the names of all its parts, and those that were brought
+    Attributes:
+        root: the folder that has its manifest, the names of all its parts, and those that were
+            brought.
     """
 
     root: Path
@@ -71,10 +74,11 @@ class SideSource(Protocol):
 class ShardSource(Protocol):
     """The place that the shards of a pack come from if they are not on this machine.
 
-    url    of the pack
-    root   the folder that has its manifest and index, and the shards that were brought
-    limit  bytes that shards take there at most
-    forks  whether it can be used in a child that was forked
+    Attributes:
+        url: of the pack.
+        root: the folder that has its manifest and index, and the shards that were brought.
+        limit: bytes that shards take there at most.
+        forks: whether it can be used in a child that was forked.
     """
 
     url: str
@@ -85,8 +89,9 @@ class ShardSource(Protocol):
     def bring(self, entry: Any, digest: str, layout: Any) -> Lease:
         """Bring a shard, whole, if it is not there.
 
-        entry, layout  its `ShardEntry` and the `Layout` of the pack
-        digest         XXH3-128 of its checksum file
+        Args:
+            entry, layout: its `ShardEntry` and the `Layout` of the pack.
+            digest: XXH3-128 of its checksum file.
 
         Raises StoreError if it cannot be fetched, CacheFull if there is no room, FormatError if it
         is damaged where it comes from, OSError.
@@ -149,7 +154,8 @@ def is_pack_url(text: object) -> bool:
 def pack_url(name: str, text: str) -> str:
     """The URL of a pack in its one spelling, without secrets, as it may be shown and written.
 
-    name  of the argument, for messages
+    Args:
+        name: of the argument, for messages.
 
     Raises OptionError as `folder_url` does, and for a file URL whose path is not absolute.
     """
@@ -177,8 +183,8 @@ def shown(url: str) -> str:
 def folder_url(name: str, text: str) -> str:
     """The URL of a folder in a bucket in its one spelling: "s3://bucket/key", or "s3://bucket".
 
-    name
-        Of the argument, for messages.
+    Args:
+        name: of the argument, for messages.
 
     Raises OptionError, which shows no more of the URL than `shown`, for one without a bucket, with
     a user or a password, or with a query or a fragment.
@@ -219,16 +225,14 @@ def _host_and_path(name: str, text: str) -> tuple[str, str]:
 class Address:
     """The place of a file that is read over the network. `str` of it is safe to show.
 
-    url
-        Complete, with a query that may be a signature; never shown, and not part of the `repr`.
-    name
-        Name of the file, in place of the last part of a path.
-    listed
-        Whether the name is that of a list of links. The path of such a link need not resemble it,
-        so that messages show the name and the host.
-    nbytes, version
-        Size of the file, and what distinguishes it from a later one in its place, once it has been
-        asked for; None before.
+    Attributes:
+        url: complete, with a query that may be a signature; never shown, and not part of the
+            `repr`.
+        name: name of the file, in place of the last part of a path.
+        listed: whether the name is that of a list of links. The path of such a link need not
+            resemble it, so that messages show the name and the host.
+        nbytes, version: size of the file, and what distinguishes it from a later one in its place,
+            once it has been asked for; None before.
     """
 
     url: str = field(repr=False)
@@ -261,10 +265,9 @@ class Address:
 def parse_address(name: str, text: str, file_name: str | None = None) -> Address:
     """The address that a URL stands for.
 
-    name
-        Of the argument, for messages.
-    file_name
-        Name of the file in a list of links; None: the last part of the URL's path.
+    Args:
+        name: of the argument, for messages.
+        file_name: name of the file in a list of links; None: the last part of the URL's path.
 
     Raises OptionError, which shows no more of the URL than `shown`, for one that holds a user or a
     password, white space or control characters, that has no host or bucket, or names no file.

@@ -147,8 +147,9 @@ class Check:
     ) -> None:
         """Compare the files of a folder that its checksum file lists, and report all others.
 
-        others  names in the folder that are checked elsewhere; if any, names that begin with a dot
-                are working files of a packer
+        Args:
+            others: names in the folder that are checked elsewhere; if any, names that begin with a
+                dot are working files of a packer.
         """
 
         def report(error: OSError) -> None:

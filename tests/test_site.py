@@ -114,8 +114,6 @@ def test_the_page_of_commands_has_every_command_and_option(site):
         ("One line.", "One line.\n"),
         ("See docs/order.md.", "See [docs/order.md](../../order.md).\n"),
         ("Args:\n    a, b: text\n        more\n", "`a`, `b`\n:   text\n    more\n"),
-        ("Head.\n\nname   text\n       more", "`name`\n:   text\n    more\n"),
-        ("name\n    Text of it.", "`name`\n:   Text of it.\n"),
         ("== ==\na  b\n== ==", "```text\n== ==\na  b\n== ==\n```\n"),
         ("Use::\n\n::\n\n    f(x)", "```python\nf(x)\n```\n"),
         ("Examples:\n    >>> 1 + 1\n    2", "```pycon\n>>> 1 + 1\n2\n```\n"),

@@ -1,5 +1,6 @@
 """Numbers, and values found in files, as text for messages; and words that this project avoids."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -49,6 +50,19 @@ AVOIDED = {
     r'(""" ?|: )As of [A-Z`]|\bas of [`A-Z]': "as in, like",
     r"\bgo(es)? on\b": "resume, continue",
 }
+
+
+def test_docstrings_list_arguments_and_attributes_in_sections():
+    """One form: no aligned columns but in tables, and no names on lines of their own."""
+    other = re.compile(r"^\w+(, \w+)*( {2,}\S.*|\n {4,}\S.*)$|^-+$", re.M)
+    table = re.compile(r"^=+( +=+)+\n.*?^=+( +=+)+$(?!\n\S)", re.M | re.S)
+    found = []
+    for path in sorted((REPOSITORY / "sa1bpack").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                text = table.sub("", ast.get_docstring(node) or "")
+                found += [f"{path}: {hit[0]}" for hit in other.finditer(text)]
+    assert found == []
 
 
 def test_code_and_documents_use_the_words_of_a_native_engineer():

@@ -69,7 +69,8 @@ def _mask_row(
 ) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of one mask's row in the batch, for a sample's array `value`.
 
-    as_bool  masks are known to be bool, so uint8 masks are not bits
+    Args:
+        as_bool: masks are known to be bool, so uint8 masks are not bits.
 
     Raises OptionError for masks that this layout cannot hold.
     """
@@ -354,8 +355,9 @@ class Collate:
     ) -> torch.Tensor:
         """The chosen rows of one array of masks, padded with zeros or one after the other.
 
-        chosen   of each sample: int64 rows of its kept masks, None for all
-        offsets  int64 (B + 1,): where the masks of each sample begin in concatenated arrays
+        Args:
+            chosen: of each sample: int64 rows of its kept masks, None for all.
+            offsets: int64 (B + 1,): where the masks of each sample begin in concatenated arrays.
 
         Raises OptionError for an array that differs in shape or type from that of the first sample.
         """

@@ -321,7 +321,8 @@ def _check_shared_memory(loader: PackDataLoader) -> None:
 class OfBatch(list):
     """The indices of a batch, or its samples, with what a worker process needs to know of it.
 
-    epoch, step  of the batch; its samples may be loaded long before it is used
+    Args:
+        epoch, step: of the batch; its samples may be loaded long before it is used.
     """
 
     def __init__(self, items: Iterable[Any], epoch: int, step: int):

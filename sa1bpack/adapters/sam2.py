@@ -29,10 +29,11 @@ _UNIT = np.arange(256, dtype=np.float32) / np.float32(255)
 class Frame:
     """One frame of a video.
 
-    frame_idx             its number in the video
-    image_path            name of the image in its tar; nothing is there to be opened
-    data                  float32 (3, h, w), RGB from 0 to 1, as their `load_images` expects it
-    is_conditioning_only  always False
+    Attributes:
+        frame_idx: its number in the video.
+        image_path: name of the image in its tar; nothing is there to be opened.
+        data: float32 (3, h, w), RGB from 0 to 1, as their `load_images` expects it.
+        is_conditioning_only: always False.
     """
 
     frame_idx: int

@@ -122,8 +122,10 @@ def _check_stored(
 ) -> None:
     """Raise OptionError for boxes that cannot be in stored coordinates, which were assumed.
 
-    edges  float64 (..., 4): of the boxes, in pixels of the image if they are in stored coordinates
-    pixel  float64 (..., 2): extent of a source pixel in pixels of the image
+    Args:
+        edges: float64 (..., 4): of the boxes, in pixels of the image if they are in stored
+            coordinates.
+        pixel: float64 (..., 2): extent of a source pixel in pixels of the image.
     """
     ends, extent = edges[..., 2:], (edges[..., 2:] - edges[..., :2]).prod(-1)
     limit = ends.new_tensor([width, height]) + 1
@@ -146,8 +148,9 @@ def _scales(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The factors of x and y, and the extent of a source pixel, in pixels of the image.
 
-    size  float64 (4,) or (B, 4): source height, width, stored height, width
-    axes  of the boxes: 2 for those of a sample and of concatenated masks, 3 for padded ones
+    Args:
+        size: float64 (4,) or (B, 4): source height, width, stored height, width.
+        axes: of the boxes: 2 for those of a sample and of concatenated masks, 3 for padded ones.
 
     Returns two float64 tensors, (2,), (T, 2) or (B, 1, 2).
     """

@@ -169,9 +169,9 @@ class Job:
 def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
     """The message of an error, with flags in place of the Python names of options.
 
-    shown_names
-        Name of each of the command's options in Python → on the command line: "max_masks" →
-        "--max-masks", or "name" → "NAME" for one without a flag.
+    Args:
+        shown_names: name of each of the command's options in Python → on the command line:
+            "max_masks" → "--max-masks", or "name" → "NAME" for one without a flag.
     """
     choices = "|".join(map(re.escape, shown_names))
     says = "(?= is | must be |: the pack has | has the same )"
@@ -344,8 +344,9 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 def _number(kind: type, more: str, none: str | None, text: str) -> float | None:
     """A word of the command line as a number.
 
-    more  follows, in messages, what the text is not
-    none  the word that stands for None
+    Args:
+        more: follows, in messages, what the text is not.
+        none: the word that stands for None.
     """
     try:
         return None if text == none else kind(text)

@@ -75,7 +75,8 @@ _LASTING = (errno.EACCES, errno.EPERM, errno.EROFS)
 def advising(advice: str, otherwise: str | None = None) -> Iterator[None]:
     """Add advice to repeat a command to what ends the block, where repeating alone can help.
 
-    otherwise  advice where the user must do something first, such as write to another folder
+    Args:
+        otherwise: advice where the user must do something first, such as write to another folder.
     """
     try:
         yield

@@ -307,7 +307,8 @@ def _report(pack: str | Path, quick: bool, io: str, job: Job) -> Report:
 def _verdict(report: Report, quick: bool, whole: bool) -> tuple[int, str]:
     """The exit code of a report, and its result in words.
 
-    whole  it is on all of a pack, not on a part, which may have no shard
+    Args:
+        whole: it is on all of a pack, not on a part, which may have no shard.
     """
     counts, problems = report.counts, counted(len(report.problems), "problem")
     empty = whole and counts.get("samples") == 0  # a feature does not count samples

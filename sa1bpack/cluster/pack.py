@@ -48,14 +48,12 @@ def pack_on_ray(
 
     The pack has the same bytes as if `pack` had made it.
 
-    address
-        Of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
-    progress
-        Show a bar on stderr, which advances with each complete source. Default: if it is a
-        terminal.
-    options
-        Among them `workers`, the worker processes of each task; so many cores, and the memory they
-        need, are asked of Ray. Default: 6, for one tar at a time.
+    Args:
+        address: of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
+        progress: show a bar on stderr, which advances with each complete source. Default: if it is
+            a terminal.
+        options: among them `workers`, the worker processes of each task; so many cores, and the
+            memory they need, are asked of Ray. Default: 6, for one tar at a time.
 
     Everything else is as in `pack`. A task whose process or node dies is run again, up to 5 times;
     then its source is given up. Ctrl-C ends the tasks; what they have published stays, and the
@@ -143,8 +141,9 @@ def verify_on_ray(
 ) -> Report:
     """Check a pack or a feature on a Ray cluster, whose nodes see it under the same path.
 
-    address   of the cluster, as in `ray.init`; default: RAY_ADDRESS, or this machine alone
-    progress  called as progress(shards done, shards in all); of a feature, its parts
+    Args:
+        address: of the cluster, as in `ray.init`; default: RAY_ADDRESS, or this machine alone.
+        progress: called as progress(shards done, shards in all); of a feature, its parts.
 
     Everything else is as in `verify`, and the report has the same problems, counts and notes. A
     shard whose task died each time it was run is reported as one that could not be read.
@@ -192,10 +191,9 @@ def repair_on_ray(
     The shards of each source are a task, which does what a part of `repair` does. What concerns the
     whole pack is then repaired here. So is all of a pack whose manifest is lost.
 
-    address
-        Of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
-    workers
-        Worker processes, and cores, of each task. Default: 1.
+    Args:
+        address: of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
+        workers: worker processes, and cores, of each task. Default: 1.
 
     Everything else, and the pack in the end, is as with `repair`. A source whose task died each
     time it was run is in the result's `left`.

@@ -61,8 +61,8 @@ class Needs:
 class Died:
     """In place of what a task returns: its process or its node died in every call.
 
-    why
-        How the last one ended, in words.
+    Attributes:
+        why: how the last one ended, in words.
     """
 
     why: str
@@ -127,15 +127,12 @@ def run_tasks(
 
     Who leaves the loop early ends those that still run.
 
-    address
-        As in `ray.init`. None: RAY_ADDRESS, or this machine alone.
-    function
-        Of a module of this package, which every node has.
-    tasks
-        Name of each task → the keyword arguments of its call.
-    say
-        Called with a message if no node can take such a task now: Ray waits for one, perhaps in
-        vain. Default: it is printed on stderr.
+    Args:
+        address: as in `ray.init`. None: RAY_ADDRESS, or this machine alone.
+        function: of a module of this package, which every node has.
+        tasks: name of each task → the keyword arguments of its call.
+        say: called with a message if no node can take such a task now: Ray waits for one, perhaps
+            in vain. Default: it is printed on stderr.
 
     Raises what a task raises, ClusterError if no cluster can be reached, OptionError if ray is
     initialized in this process.
@@ -174,12 +171,10 @@ def run_parts(
 ) -> tuple[dict[str, Any], dict[str, Died]]:
     """Run tasks, each of which is one part of a job, as `run_tasks` does.
 
-    names
-        Of the parts: the K-th of the N is called with `part`, (K, N), and all with `call`.
-    progress
-        Called as progress(size of the tasks that ended, of all).
-    sizes
-        Of those parts that are to be run. None: all, each of size 1.
+    Args:
+        names: of the parts: the K-th of the N is called with `part`, (K, N), and all with `call`.
+        progress: called as progress(size of the tasks that ended, of all).
+        sizes: of those parts that are to be run. None: all, each of size 1.
 
     Returns name → what its task returned, and name → why it returned nothing.
     """

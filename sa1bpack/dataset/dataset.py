@@ -40,15 +40,16 @@ from sa1bpack.wording import brief, counted
 class SampleInfo:
     """Origin and place of a sample, its sizes and counts.
 
-    index             row in the pack, or in all packs together, as in the sample itself
-    image_id          of the JSON record
-    file_name         name of the image in its source: the member of the tar
-    source            name of the tar or folder: "sa_000012" is sa_000012.tar
-    pack, shard, row  folder of the pack, name of the shard, and row in the shard
-    height, width     pixels of the photograph
-    stored_height, stored_width   pixels of the stored image
-    masks             masks in the pack
-    annotations       masks in the JSON record, before filtering and capping
+    Attributes:
+        index: row in the pack, or in all packs together, as in the sample itself.
+        image_id: of the JSON record.
+        file_name: name of the image in its source: the member of the tar.
+        source: name of the tar or folder: "sa_000012" is sa_000012.tar.
+        pack, shard, row: folder of the pack, name of the shard, and row in the shard.
+        height, width: pixels of the photograph.
+        stored_height, stored_width: pixels of the stored image.
+        masks: masks in the pack.
+        annotations: masks in the JSON record, before filtering and capping.
     """
 
     index: int
@@ -263,7 +264,8 @@ class Dataset(MapStyle, Pictured):
     def index_of(self, image_ids: Any) -> Any:
         """The index in this dataset of the (first) sample with an image id, or of each of several.
 
-        image_ids  a whole number of 64 bits, or a one-dimensional array of integers
+        Args:
+            image_ids: a whole number of 64 bits, or a one-dimensional array of integers.
 
         Returns an int, or int64 (k,). Raises UnknownName if the dataset lacks one, OptionError for
         what is neither. The first call on a subset, or on several packs, sorts their ids.
@@ -307,14 +309,14 @@ class Dataset(MapStyle, Pictured):
     def where(self, condition: np.ndarray | str | Callable[[Columns], np.ndarray]) -> "Dataset":
         """The samples that fulfil a condition, in the same order.
 
-        condition  bool (n,), or a function of metadata that returns bool (k,). The function is
-                   called once per shard with the `Columns` of those k samples that are in it:
-                   `ds.where(lambda c: c["mask_count"] >= 10)`,
-                   `ds.where(lambda c: c.reduced("area", "max") > 100_000)`. Or a text, which is
-                   not run as code: `ds.where("mask_count >= 10")`, a name, a sign and a number.
-                   Names: mask_count, annotation_count, height, width, image_id, and sum, max or
-                   min of area, predicted_iou, stability_score or annotation_id, as in
-                   `"max(area) > 100000"`.
+        Args:
+            condition: bool (n,), or a function of metadata that returns bool (k,). The function is
+                called once per shard with the `Columns` of those k samples that are in it:
+                `ds.where(lambda c: c["mask_count"] >= 10)`, `ds.where(lambda c: c.reduced("area",
+                "max") > 100_000)`. Or a text, which is not run as code: `ds.where("mask_count >=
+                10")`, a name, a sign and a number. Names: mask_count, annotation_count, height,
+                width, image_id, and sum, max or min of area, predicted_iou, stability_score or
+                annotation_id, as in `"max(area) > 100000"`.
 
         Raises OptionError for anything else, IndexError for an array of another length.
         """
@@ -323,8 +325,9 @@ class Dataset(MapStyle, Pictured):
     def split(self, *, val_fraction: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
         """Two parts, for training and validation: `train, val = ds.split(val_fraction=0.01)`.
 
-        val_fraction  share of the samples in the second part, 0 to 1, as an expectation
-        seed          0 to 2**64 - 1
+        Args:
+            val_fraction: share of the samples in the second part, 0 to 1, as an expectation.
+            seed: 0 to 2**64 - 1.
 
         Which part a sample is in depends on its image id and the seed alone, see docs/training.md:
         it stays the same with more tars, in a merged pack, over several packs, and in subsets.
@@ -343,8 +346,10 @@ class Dataset(MapStyle, Pictured):
     def fraction(self, part: float, *, seed: int = 0) -> "Dataset":
         """A random part of the samples, in the same order, by a hash of the image id as in `split`.
 
-        part  share of the samples, 0 to 1, as an expectation; a larger part contains a smaller one
-        seed  0 to 2**64 - 1; no part is by chance the validation part of `split`
+        Args:
+            part: share of the samples, 0 to 1, as an expectation; a larger part contains a smaller
+                one.
+            seed: 0 to 2**64 - 1; no part is by chance the validation part of `split`.
 
         Raises OptionError for a value out of range.
         """
@@ -390,12 +395,13 @@ class Dataset(MapStyle, Pictured):
     def column(self, name: str, reduce: str | None = None) -> np.ndarray:
         """One value per sample: (n, ...), read-only views where possible.
 
-        name    image_id, mask_count (both from the index, without reading shards, unless the
+        Args:
+            name: image_id, mask_count (both from the index, without reading shards, unless the
                 dataset has a rule for masks: then they are counted), height and width of the
                 source, size, annotation_count, file_name, checksum, or a feature with a row per
-                image (read from all shards); with `reduce`, a column of masks
-        reduce  "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
-                `ds.column("area", "sum")`
+                image (read from all shards); with `reduce`, a column of masks.
+            reduce: "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
+                `ds.column("area", "sum")`.
 
         Raises UnknownName naming the columns that exist, FormatError if a shard cannot be read.
         """
@@ -412,8 +418,9 @@ class Dataset(MapStyle, Pictured):
     def mask_column(self, name: str) -> np.ndarray:
         """One value per mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
 
-        name  bbox, area, predicted_iou, stability_score, point_coords, crop_box, annotation_id,
-              number_types, or a feature with a row per mask
+        Args:
+            name: bbox, area, predicted_iou, stability_score, point_coords, crop_box, annotation_id,
+                number_types, or a feature with a row per mask.
 
         All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
         iterates over them, one shard at a time. Raises as `column` does.

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 class Feature:
     """A feature of a Pack.
 
-    spec     of its rows
-    shards   of the Pack
-    folders  the folder that has the part of each shard; None: none has
-    sources  where the parts come from that are not in these folders
+    Attributes:
+        spec: of its rows.
+        shards: of the Pack.
+        folders: the folder that has the part of each shard; None: none has.
+        sources: where the parts come from that are not in these folders.
     """
 
     spec: SideSpec
@@ -79,7 +80,8 @@ def feature_paths(value: Any) -> tuple[str, ...]:
 def with_features(pack: "Pack", rows: Rows, named: Sequence[str]) -> "Pack":
     """The pack with these features, names in its folders or paths.
 
-    rows  of the dataset: every shard that they are in must have a part
+    Args:
+        rows: of the dataset: every shard that they are in must have a part.
 
     Raises OptionError if one has not, or for two of one name; NotAPack, FormatError and
     VersionError for what is not a feature or is damaged; OSError.

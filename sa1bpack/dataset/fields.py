@@ -19,12 +19,14 @@ _INT32, _INT64, _FLOAT32 = map(np.dtype, ("i4", "i8", "f4"))
 class Field(NamedTuple):
     """One quantity of a sample (`SAMPLE_FIELDS`) or of each of its masks (`MASK_FIELDS`).
 
-    array    the shard's array; "" if no array stores it
-    sample   key in a sample
-    batch    key in a batch; "" if batches do not have it
-    dtype    type in a batch; None: the same as in a sample, where it is that of the shard's array
-    columns  values per sample or mask; 0: the shape depends on the layout or the options
-    scaled   x, y values, scaled if coordinates are those of the stored image
+    Attributes:
+        array: the shard's array; "" if no array stores it.
+        sample: key in a sample.
+        batch: key in a batch; "" if batches do not have it.
+        dtype: type in a batch; None: the same as in a sample, where it is that of the shard's
+            array.
+        columns: values per sample or mask; 0: the shape depends on the layout or the options.
+        scaled: x, y values, scaled if coordinates are those of the stored image.
     """
 
     array: str

@@ -59,13 +59,14 @@ _log = logging.getLogger("sa1bpack")
 class PackFolder:
     """One pack on disk; `Pack` reads one or several of them as one.
 
-    root        its folder, absolute
-    manifest    its Manifest
-    layout      what arrays there are and how wide their rows are
-    index       its Index, memory-mapped
-    first_row   first row of each shard in this pack, and the number of all rows
-    first_mask  first mask of each shard in this pack, and the number of all masks
-    source      where its shards come from; None: they are in the folder
+    Attributes:
+        root: its folder, absolute.
+        manifest: its Manifest.
+        layout: what arrays there are and how wide their rows are.
+        index: its Index, memory-mapped.
+        first_row: first row of each shard in this pack, and the number of all rows.
+        first_mask: first mask of each shard in this pack, and the number of all masks.
+        source: where its shards come from; None: they are in the folder.
 
     Raises FormatError or VersionError if the pack is not what docs/format.md demands or holds no
     sample, ResourceShortage if the system refuses a map or a file for lack of resources.
@@ -173,14 +174,16 @@ class Pack:
     their sources and parts, as if all had been packed into one folder: the order, and with it the
     row of each sample, does not depend on the order in which the packs are given.
 
-    folders     the packs, in the order given
-    manifest    the Manifest; of several packs, one that lists the shards of all. Its `options` are
-                those that the packs agree on, and it names no index
-    layout      what arrays there are and how wide their rows are
-    places      where each shard is: the folder of its pack, and its number there
-    first_row   first row of each shard, and the number of all rows
-    duplicates  what becomes of image ids that several samples have, see `sa1bpack.open`
-    features    its features, whose parts are opened with the shards, see `features.with_features`
+    Attributes:
+        folders: the packs, in the order given.
+        manifest: the Manifest; of several packs, one that lists the shards of all. Its `options`
+            are those that the packs agree on, and it names no index.
+        layout: what arrays there are and how wide their rows are.
+        places: where each shard is: the folder of its pack, and its number there.
+        first_row: first row of each shard, and the number of all rows.
+        duplicates: what becomes of image ids that several samples have, see `sa1bpack.open`.
+        features: its features, whose parts are opened with the shards, see
+            `features.with_features`.
     """
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
@@ -476,7 +479,8 @@ class Pack:
     ) -> dict[str, np.ndarray]:
         """All rows of a sample, copied, and compared with its checksum and with the index.
 
-        out, direct  as in `format.shard_reader.read_sample_rows`
+        Args:
+            out, direct: as in `format.shard_reader.read_sample_rows`.
 
         Raises FormatError if they are not what was written, OSError if they cannot be read,
         ResourceShortage if the system refuses an open file for lack of resources.

@@ -29,8 +29,9 @@ _VERSION = b"sa1bpack samples 1\n"
 def take(rows: Rows, selection: Any) -> Rows:
     """The rows at the positions that a slice, an index array or a bool array selects.
 
-    selection  slice; integers (negative ones count from the end), any order, repeats allowed; or
-               bool (n,)
+    Args:
+        selection: slice; integers (negative ones count from the end), any order, repeats allowed;
+            or bool (n,).
 
     Raises IndexError as numpy does: a position out of range, a bool array of another length, an
     array that is neither bool nor integer or not one-dimensional.
@@ -104,8 +105,9 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
 def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The rows of n ranges, one range after another: range i begins at first[i].
 
-    first    int64 (n,)
-    offsets  int64 (n + 1,) from 0: range i has offsets[i + 1] - offsets[i] rows
+    Args:
+        first: int64 (n,).
+        offsets: int64 (n + 1,) from 0: range i has offsets[i + 1] - offsets[i] rows.
     """
     return np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
 
@@ -113,7 +115,8 @@ def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 def shard_bounds(first_row: Sequence[int] | np.ndarray, rows: Rows) -> np.ndarray:
     """int64 (k + 1,): positions from 0 to n among rows, where the shard changes.
 
-    first_row  first row of each shard, and the number of all rows
+    Args:
+        first_row: first row of each shard, and the number of all rows.
     """
     if len(rows) == 0:
         return np.zeros(1, np.int64)
@@ -132,8 +135,9 @@ def fingerprint(
 ) -> str:
     """16 hexadecimal digits that identify rows, and the masks of them that pass a rule.
 
-    first_row  first row of each shard, and the number of all rows
-    digests    of each shard
+    Args:
+        first_row: first row of each shard, and the number of all rows.
+        digests: of each shard.
     """
     edges = np.array(first_row)
     # The longest stretches of neighbouring rows of one shard, in the order of the rows.
@@ -163,9 +167,10 @@ def fingerprint(
 class IdLookup:
     """The positions of image ids among n samples.
 
-    ids     int64 (n,)
-    stored  int64 (n,): stable argsort of the ids, as it was read; need not be right
-    path    where it was read from
+    Attributes:
+        ids: int64 (n,).
+        stored: int64 (n,): stable argsort of the ids, as it was read; need not be right.
+        path: where it was read from.
     """
 
     ids: np.ndarray
@@ -180,7 +185,8 @@ class IdLookup:
     def positions(self, wanted: np.ndarray) -> np.ndarray:
         """int64 (k,): the first position of each id, -1 if there is none.
 
-        wanted  int64 (k,), in any order
+        Args:
+            wanted: int64 (k,), in any order.
 
         Raises FormatError if the order that was read has a row that does not exist.
         """

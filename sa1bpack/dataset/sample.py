@@ -111,12 +111,13 @@ keywords_of(ChangedKeywords, **dict.fromkeys(SampleKeywords.__annotations__, UNC
 class MaskSpec:
     """The way in which the masks of a sample are made.
 
-    source    "bits": from the stored bits. "drawn": from the exact runs, on a grid of `size`.
-              "runs": not at all, a sample has the runs
-    size      cells per side
-    as_bool   unpacked, otherwise bits; of no meaning for "runs"
-    sampling  how they are drawn, or were drawn when the pack was made
-    fit       of the grid
+    Attributes:
+        source: "bits": from the stored bits. "drawn": from the exact runs, on a grid of `size`.
+            "runs": not at all, a sample has the runs.
+        size: cells per side.
+        as_bool: unpacked, otherwise bits; of no meaning for "runs".
+        sampling: how they are drawn, or were drawn when the pack was made.
+        fit: of the grid.
     """
 
     source: str
@@ -155,9 +156,10 @@ class MaskSpec:
     ) -> np.ndarray:
         """The bits of masks, uint8 (m, size, size / 8), drawn into `out` if that is given.
 
-        run_ends    int32 (r,)
-        run_offset  int64 (m + 1,), into run_ends
-        size        int32 (4,), the sample's: source height and width come first
+        Args:
+            run_ends: int32 (r,).
+            run_offset: int64 (m + 1,), into run_ends.
+            size: int32 (4,), the sample's: source height and width come first.
 
         Raises MaskError for runs that do not fit the image.
         """
@@ -171,9 +173,10 @@ class MaskSpec:
 class ImageSpec:
     """The way in which an image is put onto its canvas in a batch.
 
-    how    AS_STORED, RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV
-    shape  of the canvas: (S, S, 3), or I420 (S * 3 / 2, S)
-    flat   a sample's image has no canvas: it is (h, w, 3), or the bytes of its planes (n,)
+    Attributes:
+        how: AS_STORED, RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV.
+        shape: of the canvas: (S, S, 3), or I420 (S * 3 / 2, S).
+        flat: a sample's image has no canvas: it is (h, w, 3), or the bytes of its planes (n,).
     """
 
     how: int
@@ -289,7 +292,8 @@ def convert(
 ) -> None:
     """Make what was asked for of a sample's stored rows, in place.
 
-    rule  which of the stored masks it has; None: all
+    Args:
+        rule: which of the stored masks it has; None: all.
 
     Raises FormatError, MaskError or UnicodeDecodeError for rows that no packer wrote.
     """

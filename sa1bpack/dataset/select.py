@@ -58,7 +58,8 @@ class Columns:
 
     Masks that the dataset's rule leaves out are not among the m.
 
-    positions  indices of the samples in the dataset: slice, or int64 (k,)
+    Args:
+        positions: indices of the samples in the dataset: slice, or int64 (k,).
     """
 
     def __init__(
@@ -219,7 +220,8 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
 def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
     """bool (count,): which samples fulfil a condition, see `Dataset.where`.
 
-    columns  of all samples, one shard at a time
+    Args:
+        columns: of all samples, one shard at a time.
 
     Raises OptionError for what is neither bools nor a function that returns them.
     """
@@ -302,7 +304,8 @@ def save_rows(pack: Pack, rows: Rows, path: Path) -> None:
 def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
     """Those of the rows that a saved selection names, in its order.
 
-    ids  of the rows
+    Args:
+        ids: of the rows.
 
     Raises OptionError if there are not all of them, and as `read_selection` does.
     """

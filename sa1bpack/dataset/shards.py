@@ -43,14 +43,15 @@ FIRST_ADDRESS = 6
 class OpenShard:
     """A shard that was found sound, and its maps, which live as long as this or a view of them.
 
-    shard     the format's Shard
-    arrays    name → read-only memory map, all rows
-    table     int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that of
-              the first byte of an array in this process, 0 if it is not mapped
-    mappings  memory maps that the shard has once all its arrays are in use
-    features  parts of the features of the dataset, each found to be that of this shard
-    leases    what keeps files in place that were brought here, see `urls.ShardSource`
-    used      the number of its latest use; the cache counts the uses of all shards together
+    Attributes:
+        shard: the format's Shard.
+        arrays: name → read-only memory map, all rows.
+        table: int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that of
+            the first byte of an array in this process, 0 if it is not mapped.
+        mappings: memory maps that the shard has once all its arrays are in use.
+        features: parts of the features of the dataset, each found to be that of this shard.
+        leases: what keeps files in place that were brought here, see `urls.ShardSource`.
+        used: the number of its latest use; the cache counts the uses of all shards together.
     """
 
     used = 0
@@ -80,7 +81,8 @@ class ShardCache:
     dropped is unmapped once no view of it is in use. The only locks are those of the shards that
     are being opened: every change of the dict is one step of the interpreter.
 
-    limit  memory maps that all of them may have together
+    Attributes:
+        limit: memory maps that all of them may have together.
     """
 
     def __init__(self):

@@ -156,8 +156,9 @@ def _named(fn: Function) -> Any:
 class PartMaker:
     """Makes the parts of a feature, as a call of `derive` with these arguments asks for.
 
-    target  the feature
-    made    the shards whose parts it has published
+    Attributes:
+        target: the feature.
+        made: the shards whose parts it has published.
     """
 
     def __init__(

@@ -50,10 +50,11 @@ from sa1bpack.wording import brief, counted
 class DeriveResult:
     """The result of `derive` and `attach`.
 
-    folder   of the feature
-    made     names of the shards whose parts this call made
-    present  names of the shards whose parts were there before
-    missing  names of the shards that have no part yet: those of other ranks or parts of a job
+    Attributes:
+        folder: of the feature.
+        made: names of the shards whose parts this call made.
+        present: names of the shards whose parts were there before.
+        missing: names of the shards that have no part yet: those of other ranks or parts of a job.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -100,11 +101,12 @@ class ShardToDo:
 class Target:
     """A feature of a dataset, to be made or completed.
 
-    axis        "sample" or "mask": what has a row
-    folder      where it is
-    provenance  for its manifest
-    spec        of its rows; None as long as nobody knows
-    shards      of the dataset, in order, without those that have no samples
+    Attributes:
+        axis: "sample" or "mask": what has a row.
+        folder: where it is.
+        provenance: for its manifest.
+        spec: of its rows; None as long as nobody knows.
+        shards: of the dataset, in order, without those that have no samples.
     """
 
     def __init__(
@@ -210,9 +212,10 @@ class Target:
     def stored(self, shard: ShardToDo, rows: np.ndarray, counts, first: int) -> np.ndarray:
         """Rows as they are stored.
 
-        rows    (n, ...) of the type that `use` was given
-        counts  int64 (k,): rows of each of the k samples
-        first   number of the first of these samples in the shard
+        Args:
+            rows: (n, ...) of the type that `use` was given.
+            counts: int64 (k,): rows of each of the k samples.
+            first: number of the first of these samples in the shard.
 
         Raises OptionError, naming the sample, if rows have NaN or an infinity and must not.
         """
@@ -287,8 +290,10 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
 def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
     """The shards of one part of a job: every N-th, from the K-th on.
 
-    part  (K, N) with K from 1 to N. None: rank and world size of torch.distributed if it is
-          initialized, else of the environment (RANK and WORLD_SIZE, which torchrun sets), else all
+    Args:
+        part: (K, N) with K from 1 to N. None: rank and world size of torch.distributed if it is
+            initialized, else of the environment (RANK and WORLD_SIZE, which torchrun sets), else
+            all.
     """
     if part is not None:
         number, count = part_of_job(part)

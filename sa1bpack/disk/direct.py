@@ -89,8 +89,9 @@ def read_direct(file: int, out: np.ndarray, position: int) -> int:
 def _fill(file: int, memory: np.ndarray, position: int, step: int) -> int:
     """Read until the memory is full or the file ends, and return the bytes that were read.
 
-    step  BLOCK if the file is read past the page cache, 1 if not: a read that ends between two
-          multiples of it has met the end of the file
+    Args:
+        step: BLOCK if the file is read past the page cache, 1 if not: a read that ends between two
+            multiples of it has met the end of the file.
     """
     done = 0
     while done < memory.size:
@@ -117,8 +118,9 @@ class FileStream:
     def __init__(self, path: str, nbytes: int, direct: bool, helper: ThreadPoolExecutor):
         """Open it.
 
-        nbytes  its length, as far as the caller knows
-        direct  read past the page cache, if its file system can do that
+        Args:
+            nbytes: its length, as far as the caller knows.
+            direct: read past the page cache, if its file system can do that.
 
         Raises OSError.
         """

@@ -22,8 +22,9 @@ SHARE_OF_MEMORY = 0.5
 class ReadingMode:
     """How what is not in the page cache is read.
 
-    direct  past the page cache, which stays as it is; otherwise into it
-    reason  why, for users
+    Attributes:
+        direct: past the page cache, which stays as it is; otherwise into it.
+        reason: why, for users.
     """
 
     direct: bool
@@ -39,9 +40,10 @@ def choose_mode(
 ) -> ReadingMode:
     """The mode for an option `io`.
 
-    nbytes    how much will be read
-    subject   what that is, in the genitive: "the dataset's"
-    obstacle  finds out why it cannot be read past the page cache; None if it can
+    Args:
+        nbytes: how much will be read.
+        subject: what that is, in the genitive: "the dataset's".
+        obstacle: finds out why it cannot be read past the page cache; None if it can.
 
     Raises OptionError for an unknown option, and for "direct" where that is not possible.
     """

@@ -1,13 +1,12 @@
 """Output for people and other programs: annotations written again, summaries, pictures, pages.
 
-annotations    SA-1B's JSON files, or one COCO instances file; shards are checked before any of
-               their content is used
-
-info           what packs hold, by manifests, indexes and shards, as text; several as one
-show           samples of a pack, a tar or a batch as a picture, a small one for notebooks
-report         a page about a pack: verification, survey of some shards, and HTML by the templates
-
-subject        a sample, with what a picture needs of it: of a dataset or of a batch
-drawing        PIL: the image under masks, boxes and points; sheets of several, large ones
-output         where pictures, pages and figures may be written
+Modules:
+    annotations: SA-1B's JSON files, or one COCO instances file; shards are checked before any of
+        their content is used.
+    info: what packs hold, by manifests, indexes and shards, as text; several as one.
+    show: samples of a pack, a tar or a batch as a picture, a small one for notebooks.
+    report: a page about a pack: verification, survey of some shards, and HTML by the templates.
+    subject: a sample, with what a picture needs of it: of a dataset or of a batch.
+    drawing: PIL: the image under masks, boxes and points; sheets of several, large ones.
+    output: where pictures, pages and figures may be written.
 """

@@ -62,23 +62,18 @@ _SA1B = ("predicted_iou", "stability_score", "point_coords", "crop_box")
 class ExportResult:
     """Result of an export: what was written, and how it differs from the tars.
 
-    path
-        The folder (SA-1B) or the file (COCO).
-    images, masks
-        Number of records and of annotations exported.
-    files, unchanged
-        Files written; files that existed already with the same bytes.
-    left_out
-        Masks of these images' records that the pack does not have: dropped by filters or the cap.
-    recoded
-        Masks whose `counts` text was not the one that COCO's encoder writes. They are exported with
-        the encoder's text: the same mask in another text.
-    unknown_keys
-        Keys of the records that a pack does not store, such as "annotations.score".
-    seconds
-        Wall time.
-    complete
-        Whether the packs are complete; what an incomplete one holds so far is logged as a warning.
+    Attributes:
+        path: the folder (SA-1B) or the file (COCO).
+        images, masks: number of records and of annotations exported.
+        files, unchanged: files written; files that existed already with the same bytes.
+        left_out: masks of these images' records that the pack does not have: dropped by filters or
+            the cap.
+        recoded: masks whose `counts` text was not the one that COCO's encoder writes. They are
+            exported with the encoder's text: the same mask in another text.
+        unknown_keys: keys of the records that a pack does not store, such as "annotations.score".
+        seconds: wall time.
+        complete: whether the packs are complete; what an incomplete one holds so far is logged as a
+            warning.
 
     Examples:
         >>> result = sa1bpack.export_sa1b("packed", "records", progress=False)
@@ -198,13 +193,12 @@ def export_sa1b(
     that was written as SA-1B's are (Python's json, one line). The result counts the differences,
     see ExportResult.
 
-    pack, output
-        Folder of the pack, several, a glob pattern, or the file of a saved selection, of which each
-        image is exported once; folder to write to, created if it does not exist.
-    sources, shards, image_ids
-        Export only the images that any of the three names. Default: the whole pack.
-    progress
-        Show a progress bar on stderr. Default: if it is a terminal.
+    Args:
+        pack, output: folder of the pack, several, a glob pattern, or the file of a saved selection,
+            of which each image is exported once; folder to write to, created if it does not exist.
+        sources, shards, image_ids: export only the images that any of the three names. Default: the
+            whole pack.
+        progress: show a progress bar on stderr. Default: if it is a terminal.
 
     Each file is written completely or not at all. An existing file with the same bytes is left as
     it is, so an interrupted export resumes when it is called again; one with other bytes is never
@@ -351,16 +345,15 @@ def export_coco(
     `stability_score`, `point_coords` and `crop_box`. `bbox` is x, y, w, h in COCO's convention,
     tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
 
-    pack, output
-        Folder of the pack, several, a glob pattern, or the file of a saved selection, of which each
-        image is exported once; file to write.
-    sources, shards, image_ids
-        Export only the images that any of the three names. Default: the whole pack.
-    renumber
-        Number annotations from 1 in the order of the file, and keep SA-1B's id as `sa1b_id`. For
-        collections in which ids occur twice: COCO's tools would silently lose all but one.
-    progress
-        Show a progress bar on stderr. Default: if it is a terminal.
+    Args:
+        pack, output: folder of the pack, several, a glob pattern, or the file of a saved selection,
+            of which each image is exported once; file to write.
+        sources, shards, image_ids: export only the images that any of the three names. Default: the
+            whole pack.
+        renumber: number annotations from 1 in the order of the file, and keep SA-1B's id as
+            `sa1b_id`. For collections in which ids occur twice: COCO's tools would silently lose
+            all but one.
+        progress: show a progress bar on stderr. Default: if it is a terminal.
 
     The file is written completely or not at all. An existing file is never overwritten; it is left
     as it is if it has the same bytes. Memory: 8 bytes per image, and per annotation.

@@ -60,7 +60,8 @@ def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Ima
     Smaller masks are drawn over larger ones. Colours are assigned by size: the largest mask has the
     first.
 
-    line  width of outlines in screen pixels; points grow with it
+    Args:
+        line: width of outlines in screen pixels; points grow with it.
     """
     image = plain(subject, height, width)
     if subject.masks == 0:
@@ -245,7 +246,9 @@ def tile_width(count: int) -> int:
 def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: str) -> Image.Image:
     """The sheet, RGB, at most 1600 pixels wide; the tile of an unreadable sample says why.
 
-    title, note  the line above the pictures: on the left in dark, on the right in faint letters
+    Args:
+        title, note: the line above the pictures: on the left in dark, on the right in faint
+            letters.
     """
     columns, width = columns_of(len(subjects)), tile_width(len(subjects))
     tiles = [_tile(subject, width) for subject in subjects]
@@ -406,8 +409,9 @@ def _write_table(
 def as_tree(bits: np.ndarray, shown: np.ndarray) -> list[tuple[int, int, int | None]]:
     """The lines of a table of some masks: a mask's children follow it, in the order of `shown`.
 
-    bits   uint8 (m, G, G / 8), of all masks
-    shown  int64 (k,), the masks of the table; one whose parent is not among them is a root
+    Args:
+        bits: uint8 (m, G, G / 8), of all masks.
+        shown: int64 (k,), the masks of the table; one whose parent is not among them is a root.
 
     Each line has its mask, the number of masks of the table that this lies in, and the line of its
     parent, or None.

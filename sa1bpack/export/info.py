@@ -97,14 +97,11 @@ def attributes_of(shard: Shard) -> _Attributes:
 class Stored:
     """The disk use of shards, and their records of their making; those of several add up.
 
-    bytes
-        Size of their chunk files, including holes; `disk_bytes` is their size on disk.
-    files, folders
-        Number of each.
-    packed_by
-        The versions that packed them, one entry per combination.
-    unknown_keys
-        Keys of the JSON records that a pack does not store.
+    Attributes:
+        bytes: size of their chunk files, including holes; `disk_bytes` is their size on disk.
+        files, folders: number of each.
+        packed_by: the versions that packed them, one entry per combination.
+        unknown_keys: keys of the JSON records that a pack does not store.
     """
 
     bytes: int = 0
@@ -143,32 +140,23 @@ class Stored:
 class PackInfo(Stored):
     """Summary of a pack, or of several as one.
 
-    roots
-        Its folder, or those of several packs that are summarized as one.
-    manifest
-        Its manifest; of several packs, one that lists the shards of all, with the sums of their
-        counts.
-    sources
-        Its records of them.
-    bytes
-        Size of its chunk files, including holes; `disk_bytes` is their size on disk.
-    files, folders
-        Number of each, without working files of a packer: what a limit on inodes counts.
-    mask_counts
-        (N,) int64, number of masks of each sample.
-    packed_by
-        The versions that packed it, one entry per combination.
-    unknown_keys
-        Keys of the JSON records that a pack does not store.
-    completeness
-        How much of the pack is published.
-    duplicates
-        Sentences on the image ids that the pack holds more than once.
-    features
-        The features in PACK/side, whose files are not counted above: name → what it holds, how
-        large it is, which function made it, and what is missing; or what is wrong with it.
-    packs
-        Of several packs, what each holds; empty for one.
+    Attributes:
+        roots: its folder, or those of several packs that are summarized as one.
+        manifest: its manifest; of several packs, one that lists the shards of all, with the sums of
+            their counts.
+        sources: its records of them.
+        bytes: size of its chunk files, including holes; `disk_bytes` is their size on disk.
+        files, folders: number of each, without working files of a packer: what a limit on inodes
+            counts.
+        mask_counts: (N,) int64, number of masks of each sample.
+        packed_by: the versions that packed it, one entry per combination.
+        unknown_keys: keys of the JSON records that a pack does not store.
+        completeness: how much of the pack is published.
+        duplicates: Sentences on the image ids that the pack holds more than once.
+        features: the features in PACK/side, whose files are not counted above: name → what it
+            holds, how large it is, which function made it, and what is missing; or what is wrong
+            with it.
+        packs: of several packs, what each holds; empty for one.
     """
 
     roots: tuple[Path, ...]
@@ -250,8 +238,9 @@ class PackInfo(Stored):
 def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
     """A summary by manifests and indexes alone: figures of shards are 0.
 
-    roots  folders of packs
-    pack   the same, open; None for a pack that has no index yet
+    Args:
+        roots: folders of packs.
+        pack: the same, open; None for a pack that has no index yet.
 
     Raises FormatError if what is read here is damaged.
     """
@@ -309,7 +298,8 @@ def _features(root: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
 def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
     """Summarize a pack, or several as one.
 
-    root  folder of a pack, several, or a glob pattern
+    Args:
+        root: folder of a pack, several, or a glob pattern.
 
     Raises FormatError (or VersionError) if one is not a pack or is damaged, OptionError for a URL,
     a pattern that matches nothing, and packs of different layouts, naming what differs.

@@ -11,7 +11,8 @@ from sa1bpack.format.manifest import refuse_in_pack
 def check_output(output: str | Path, *suffixes: str) -> Path:
     """The path to write to. An existing file will be replaced; no folder is created.
 
-    suffixes  of which it must have one, in lower case; none: any
+    Args:
+        suffixes: of which it must have one, in lower case; none: any.
 
     Raises OptionError for a URL, another suffix, a missing folder, a folder in place of the file,
     and a path inside a pack, where a check reports every foreign file; OSError if no file can be

@@ -55,19 +55,14 @@ _BINS = 30
 class Survey:
     """Findings in the surveyed shards.
 
-    images
-        Number of surveyed samples.
-    shards
-        Names of the shards that were read.
-    unreadable
-        The errors of the shards that could not be read.
-    columns
-        "area", "predicted_iou" and "stability_score" → (m,) values of all masks of those samples:
-        int64 source pixels, float64, float64.
-    sizes
-        (width, height) of a source image in pixels → number of those samples.
-    stored
-        What those shards take on the disk, and record of their making.
+    Attributes:
+        images: number of surveyed samples.
+        shards: names of the shards that were read.
+        unreadable: the errors of the shards that could not be read.
+        columns: "area", "predicted_iou" and "stability_score" → (m,) values of all masks of those
+            samples: int64 source pixels, float64, float64.
+        sizes: (width, height) of a source image in pixels → number of those samples.
+        stored: what those shards take on the disk, and record of their making.
     """
 
     images: int = 0
@@ -119,9 +114,10 @@ class Bar(NamedTuple):
 class Chart:
     """A chart; without bars, only a note.
 
-    note     where the values are from
-    columns  headings: of a bin or a name, and of its count
-    ends     of a histogram: the values at both ends of its axis
+    Attributes:
+        note: where the values are from.
+        columns: headings: of a bin or a name, and of its count.
+        ends: of a histogram: the values at both ends of its axis.
     """
 
     title: str
@@ -195,17 +191,13 @@ SAMPLED_SHARDS = 8
 class Verification:
     """Result of a check: its extent, its time and its findings.
 
-    how
-        One of VERIFY: the check that was made. For a small pack it is "quick" if "sample" was asked
-        for.
-    covered
-        What that check covers in this pack, in words.
-    problems, notes
-        As in `sa1bpack.verify`'s report.
-    finished
-        When the check ended.
-    seconds
-        How long it took.
+    Attributes:
+        how: one of VERIFY: the check that was made. For a small pack it is "quick" if "sample" was
+            asked for.
+        covered: what that check covers in this pack, in words.
+        problems, notes: as in `sa1bpack.verify`'s report.
+        finished: when the check ended.
+        seconds: how long it took.
     """
 
     how: str
@@ -240,7 +232,8 @@ def verification(
 ) -> Verification:
     """Check packs by `how`, one of VERIFY.
 
-    progress  called as progress(bytes done, bytes in all), for one pack after the other
+    Args:
+        progress: called as progress(bytes done, bytes in all), for one pack after the other.
     """
     shards = sum(len(read_manifest(root).shards) for root in roots)
     parts = -(-shards // SAMPLED_SHARDS)
@@ -271,18 +264,14 @@ def verification(
 class ReportResult:
     """Result of `report`: the file, and what was found.
 
-    path
-        The file.
-    images
-        Samples of the pack.
-    surveyed
-        Number of samples in the distributions of masks.
-    verification
-        What was checked, and the problems found.
-    unreadable
-        The errors of shards and samples that could not be read for the page.
-    complete
-        Whether the pack is complete; what an incomplete one holds so far is logged as a warning.
+    Attributes:
+        path: the file.
+        images: samples of the pack.
+        surveyed: number of samples in the distributions of masks.
+        verification: what was checked, and the problems found.
+        unreadable: the errors of shards and samples that could not be read for the page.
+        complete: whether the pack is complete; what an incomplete one holds so far is logged as a
+            warning.
     """
 
     path: Path

@@ -45,12 +45,10 @@ _log = logging.getLogger("sa1bpack")
 class Shown:
     """A picture, and the samples that could not be drawn in it.
 
-    name
-        Folder of the pack, or what several are called.
-    picture
-        RGB, at most 1600 pixels wide.
-    unreadable
-        The samples that were replaced by an empty tile.
+    Attributes:
+        name: folder of the pack, or what several are called.
+        picture: RGB, at most 1600 pixels wide.
+        unreadable: the samples that were replaced by an empty tile.
     """
 
     name: str
@@ -129,7 +127,8 @@ def draw_samples(
 ) -> Shown:
     """As `show`, but unreadable samples are returned, not logged.
 
-    rule  thresholds of masks, as `sa1bpack.open` takes them; not with a dataset
+    Args:
+        rule: thresholds of masks, as `sa1bpack.open` takes them; not with a dataset.
     """
     given = [each for each in (samples, image_ids, rows) if each is not None]
     if len(given) > 1:
@@ -245,7 +244,8 @@ def first_subjects(
 ) -> list[Subject | Unreadable]:
     """The first pairs of a tar, decoded as for a pack; it is read only as far as they go.
 
-    rule  thresholds, as in `sa1bpack.open`
+    Args:
+        rule: thresholds, as in `sa1bpack.open`.
 
     Raises SourceError if the tar cannot be read, OptionError if it has no pairs.
     """

@@ -23,17 +23,14 @@ _LARGEST_GRID = 4096  # of masks that are drawn
 class Subject:
     """One sample with m masks.
 
-    sample
-        As `sa1bpack.open` makes it, with boxes and points in source coordinates, and `masks` uint8
-        (m, G, G / 8) on a grid of G x G cells, packed as `sa1bpack.masks.cells` says.
-    annotation_count
-        Number of masks in its record, before filtering and capping.
-    shard
-        Name of its shard, "" outside a pack.
-    fit
-        How image and grid were made from the source: "pad", "native" or "squash".
-    from_runs
-        Whether the bits were drawn from exact runs, because the pack stores no bits.
+    Attributes:
+        sample: as `sa1bpack.open` makes it, with boxes and points in source coordinates, and
+            `masks` uint8 (m, G, G / 8) on a grid of G x G cells, packed as `sa1bpack.masks.cells`
+            says.
+        annotation_count: number of masks in its record, before filtering and capping.
+        shard: name of its shard, "" outside a pack.
+        fit: how image and grid were made from the source: "pad", "native" or "squash".
+        from_runs: whether the bits were drawn from exact runs, because the pack stores no bits.
     """
 
     sample: Sample
@@ -63,10 +60,9 @@ class Subject:
 class Unreadable:
     """A sample that could not be read.
 
-    index, image_id
-        Row in the pack and id, from the index of the pack.
-    error
-        The reason.
+    Attributes:
+        index, image_id: row in the pack and id, from the index of the pack.
+        error: the reason.
     """
 
     index: int

@@ -30,12 +30,13 @@ METADATA_NAME = "zarr.json"
 class ChunkFile:
     """Sizes of the chunk file of an array with `rows` rows.
 
-    inner_rows    rows of an inner chunk: the largest power of two within 256 KiB, or all rows
-    inner_chunks  number of inner chunks
-    outer_rows    rows of the outer chunk, with the zero rows after the data; 1 if there are none
-    data_bytes    bytes of the array itself, from byte 0
-    padded_bytes  bytes of the array and of the zero rows after it; the shard index starts here
-    file_bytes    bytes of the whole file; 0 (no file) without rows
+    Attributes:
+        inner_rows: rows of an inner chunk: the largest power of two within 256 KiB, or all rows.
+        inner_chunks: number of inner chunks.
+        outer_rows: rows of the outer chunk, with the zero rows after the data; 1 if there are none.
+        data_bytes: bytes of the array itself, from byte 0.
+        padded_bytes: bytes of the array and of the zero rows after it; the shard index starts here.
+        file_bytes: bytes of the whole file; 0 (no file) without rows.
     """
 
     def __init__(self, spec: ArraySpec, rows: int):
@@ -98,9 +99,10 @@ def group_metadata(
 ) -> dict[str, Any]:
     """The zarr.json of a group.
 
-    attributes  values for the key "sa1bpack"
-    arrays      the number of rows of each array in the group. Their metadata is repeated in that of
-                the group ("consolidated"), so that xarray and zarr open it without listing folders
+    Args:
+        attributes: values for the key "sa1bpack".
+        arrays: the number of rows of each array in the group. Their metadata is repeated in that of
+            the group ("consolidated"), so that xarray and zarr open it without listing folders.
     """
     metadata: dict[str, Any] = {
         "zarr_format": 3,
@@ -158,7 +160,8 @@ def check_version(
 ) -> None:
     """Check a version before anything else of what it belongs to is trusted.
 
-    reads  the version of this release: later minor ones are accepted
+    Args:
+        reads: the version of this release: later minor ones are accepted.
 
     Raises FormatError unless it is [major, minor], VersionError for another major one.
     """
@@ -183,8 +186,9 @@ def check_group(
 ) -> int:
     """Check the metadata of a group and the exact length of its chunk files; reads no data.
 
-    attributes, arrays  as in `group_metadata`; an array without rows need not have a file
-    deep                check also the zarr.json of each array, on which no memory map depends
+    Args:
+        attributes, arrays: as in `group_metadata`; an array without rows need not have a file.
+        deep: check also the zarr.json of each array, on which no memory map depends.
 
     Returns the bytes of all chunk files. Raises FormatError naming the file, what was found and
     what is expected.

@@ -147,7 +147,8 @@ def make_folder(folder: Path) -> None:
 def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """The descriptor of a file, locked until it is closed or the process ends, however it ends.
 
-    lock, flags  as in `fcntl.flock` and `os.open`
+    Args:
+        lock, flags: as in `fcntl.flock` and `os.open`.
 
     Raises OSError; BlockingIOError if the lock is one that does not wait, and another has it. NFS
     supports such locks between machines, but not those on folders.
@@ -322,7 +323,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class _Mapping:
     """A shared mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)
 
-    span  its address, and its length in bytes
+    Attributes:
+        span: its address, and its length in bytes.
     """
 
     span: tuple[int, int]

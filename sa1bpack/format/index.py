@@ -51,10 +51,11 @@ INDEX_ARRAYS = (
 class Index:
     """The arrays of an index, read-only memory maps; K shards, N samples in manifest order.
 
-    shard_offset  (K + 1,) int64  first sample of each shard, then N
-    image_id      (N,) int64      image ids in the order of the samples
-    id_order      (N,) int64      stable argsort of image_id
-    mask_offset   (N + 1,) int64  first mask of each sample, counted over the whole pack
+    Attributes:
+        shard_offset: int64 (K + 1,): first sample of each shard, then N.
+        image_id: int64 (N,): image ids in the order of the samples.
+        id_order: int64 (N,): stable argsort of image_id.
+        mask_offset: int64 (N + 1,): first mask of each sample, counted over the whole pack.
     """
 
     shard_offset: np.ndarray
@@ -195,7 +196,8 @@ def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
 def _rises(ids: np.ndarray, order: np.ndarray, distinct: bool) -> bool:
     """True if ids rise along an order of their rows, read a block at a time.
 
-    distinct  equal ids are no rise; otherwise they are one if their rows rise
+    Args:
+        distinct: equal ids are no rise; otherwise they are one if their rows rise.
     """
     for first in range(0, len(order), _BLOCK):
         rows = np.asarray(order[max(first - 1, 0) : first + _BLOCK])
@@ -290,7 +292,8 @@ MAX_NAMES = 5
 def find_duplicates(manifest: Manifest, index: Index | None) -> list[str]:
     """A sentence on the image ids that several samples of a pack have; empty if there is none.
 
-    index  the pack's; None for a pack without shards
+    Args:
+        index: the pack's; None for a pack without shards.
 
     Sorts the image ids (about a second and 90 MB for the 11 million of SA-1B). `id_order` is not
     trusted, so a damaged index causes no error.
@@ -314,9 +317,10 @@ def find_duplicates(manifest: Manifest, index: Index | None) -> list[str]:
 def repeated_text(ids: Sequence[int], count: int, where: str) -> str:
     """Image ids that occur repeatedly: "3 image ids occur more than once: 5 in a and b, also 6, 7".
 
-    ids    the lowest MAX_NAMES of them, or all
-    count  of all
-    where  the first is found
+    Args:
+        ids: the lowest MAX_NAMES of them, or all.
+        count: of all.
+        where: the first is found.
     """
     first, *others = map(str, ids[:MAX_NAMES])
     also = f", also {', '.join(others)}" if others else ""
@@ -328,8 +332,10 @@ def repeated_text(ids: Sequence[int], count: int, where: str) -> str:
 def repeated_rows(ids: np.ndarray, of_pack: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
     """The rows whose id another row has before them, and the first row with that id.
 
-    ids      int64 (n,)
-    of_pack  (n,), numbers of packs: rows of a lower number come before others; None: all in order
+    Args:
+        ids: int64 (n,).
+        of_pack: (n,), numbers of packs: rows of a lower number come before others; None: all in
+            order.
 
     Returns int64 (r,) each, by id.
     """
@@ -349,8 +355,9 @@ def repeated_rows(ids: np.ndarray, of_pack: np.ndarray | None = None) -> tuple[n
 def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> Manifest:
     """Make a pack's published shards visible as one data set; returns the manifest with its index.
 
-    rebuild_index
-        Write the index also if it exists: it may be damaged, and is replaced in one step.
+    Args:
+        rebuild_index: write the index also if it exists: it may be damaged, and is replaced in one
+            step.
 
     The order makes a kill harmless at any point: group metadata, the new index under its own name,
     manifest and checksums, and only then the removal of older indexes. The rename of the manifest

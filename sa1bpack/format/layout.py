@@ -58,16 +58,18 @@ class Extent:
 class ArraySpec(NamedTuple):
     """One array of a shard or of the index; made by `array_spec`.
 
-    name        folder of the array
-    dtype       little-endian numpy dtype
-    row_shape   shape of one row, without axis 0
-    row_bytes   bytes of one row
-    dims        names of all dimensions, axis 0 first
-    axis        what axis 0 counts
-    child_axis  the axis that an offset array points into. It has one row more than its own axis;
-                row 0 is 0, and rows [k, k + 1] are where the part of row k starts and ends
-    offsets     whether it is an offset array
-    chunk_path  of the only chunk file inside the group's folder: `<name>/c`, `.0` per dimension
+    Attributes:
+        name: folder of the array.
+        dtype: little-endian numpy dtype.
+        row_shape: shape of one row, without axis 0.
+        row_bytes: bytes of one row.
+        dims: names of all dimensions, axis 0 first.
+        axis: what axis 0 counts.
+        child_axis: the axis that an offset array points into. It has one row more than its own
+            axis; row 0 is 0, and rows [k, k + 1] are where the part of row k starts and ends.
+        offsets: whether it is an offset array.
+        chunk_path: of the only chunk file inside the group's folder: `<name>/c`, `.0` per
+            dimension.
     """
 
     name: str
@@ -113,13 +115,14 @@ def array_spec(
 class Layout:
     """The choices that determine the arrays of a pack and the width of their rows.
 
-    image_size  side S of the stored image canvas in pixels; with native the longer side
-    mask_size   side Sm of the mask grid in cells; without bits, of the grid that a reader draws
-    fit         how images lie on their canvas: "pad" (aspect ratio kept, top left of the canvas,
-                the rest zero), "squash" (both sides S) or "native" (as pad, without the canvas)
-    runs        whether exact full-resolution masks are stored as runs
-    pixels      "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half size
-    bits        whether masks are stored as bits of the grid
+    Attributes:
+        image_size: side S of the stored image canvas in pixels; with native the longer side.
+        mask_size: side Sm of the mask grid in cells; without bits, of the grid that a reader draws.
+        fit: how images lie on their canvas: "pad" (aspect ratio kept, top left of the canvas, the
+            rest zero), "squash" (both sides S) or "native" (as pad, without the canvas).
+        runs: whether exact full-resolution masks are stored as runs.
+        pixels: "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half size.
+        bits: whether masks are stored as bits of the grid.
 
     Raises OptionError for choices that exclude each other. `from_json` checks each alone, as
     `PackOptions` does.
@@ -256,10 +259,11 @@ NUMBER_TYPE_BITS: dict[str, tuple[int, ...]] = {
 class Plane:
     """One plane of an image.
 
-    name    "rgb", "y", "cb" or "cr"
-    start   offset of its first byte from the first byte of the image
-    stride  bytes from one row to the next
-    shape   stored rows and columns, without padding, and 3 for interleaved RGB
+    Attributes:
+        name: "rgb", "y", "cb" or "cr".
+        start: offset of its first byte from the first byte of the image.
+        stride: bytes from one row to the next.
+        shape: stored rows and columns, without padding, and 3 for interleaved RGB.
     """
 
     name: str
@@ -331,10 +335,12 @@ def is_zero_beyond(layout: Layout, image: np.ndarray, height: int, width: int) -
 def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height: int) -> int:
     """XXH3-64 of one sample, from its rows.
 
-    rows           the sample's rows of every array of the layout except `checksum`, C-contiguous;
-                   of an offset array the lengths (differences of neighbours, int64), so that the
-                   value does not depend on the position of the sample in the pack
-    stored_height  rows of a canvas from here on are zero; they are not read, and may be missing
+    Args:
+        rows: the sample's rows of every array of the layout except `checksum`, C-contiguous; of an
+            offset array the lengths (differences of neighbours, int64), so that the value does not
+            depend on the position of the sample in the pack.
+        stored_height: rows of a canvas from here on are zero; they are not read, and may be
+            missing.
 
     The hash covers the bytes in the order of `layout.arrays`.
     """

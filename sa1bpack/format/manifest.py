@@ -40,12 +40,13 @@ _REPEAT = "repeat the pack command, which names what is missing"
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The entry of one shard in the manifest.
 
-    name         folder under shards/
-    source       name of the tar or folder that it was packed from
-    part         number of the part of that source, from 0
-    samples, masks, runs, image_bytes   the shard's extent
-    annotations  masks in the JSON records, before filtering and capping
-    bytes        total size of its chunk files
+    Attributes:
+        name: folder under shards/.
+        source: name of the tar or folder that it was packed from.
+        part: number of the part of that source, from 0.
+        samples, masks, runs, image_bytes: the shard's extent.
+        annotations: masks in the JSON records, before filtering and capping.
+        bytes: total size of its chunk files.
     """
 
     name: str
@@ -85,7 +86,8 @@ def make_manifest(
 ) -> Manifest:
     """A manifest of these shards, in this order, with totals and without an index.
 
-    others  complete, options and counts, as in `Manifest`
+    Args:
+        others: complete, options and counts, as in `Manifest`.
     """
     return Manifest(
         layout=layout,
@@ -158,7 +160,8 @@ def pack_above(path: Path) -> Path | None:
 def refuse_in_pack(name: str, path: Path, *, itself: bool = False) -> None:
     """Raise OptionError if the path that a user gave for an option, by its name, is in a pack.
 
-    itself  also if it is the folder of a pack
+    Args:
+        itself: also if it is the folder of a pack.
     """
     if (pack := pack_above(path / "file" if itself else path)) is not None:
         raise OptionError(
@@ -172,8 +175,9 @@ def folder_to_write(
 ) -> Path:
     """The folder that a user gave for an option, by its name, to write in; it need not exist.
 
-    choose  what to give instead, for messages; by default another value of the option
-    itself  as in `refuse_in_pack`
+    Args:
+        choose: what to give instead, for messages; by default another value of the option.
+        itself: as in `refuse_in_pack`.
 
     Raises OptionError for what is not a path of this machine, what cannot be a folder, and a place
     in a pack.
@@ -268,20 +272,17 @@ def shard_folders(root: Path) -> list[Path]:
 class Completeness:
     """How much of a pack is published.
 
-    complete
-        Whether every source given to the packer was packed to its end.
-    images, shards
-        Samples and shards in the index: what `sa1bpack.open` and `sa1bpack.info` count.
-    sources
-        Number of sources packed to their end.
-    partial
-        Names of the sources of an incomplete pack that have shards in the index, but are not packed
-        to their end.
-    unindexed
-        Names of the published shards of an incomplete pack that are not in its index yet. A packer
-        indexes them when it completes a source, and when it is run again.
-    remedy
-        What completes a pack that is not complete: the pack command, or `sa1bpack finalize`.
+    Attributes:
+        complete: whether every source given to the packer was packed to its end.
+        images, shards: samples and shards in the index: what `sa1bpack.open` and `sa1bpack.info`
+            count.
+        sources: number of sources packed to their end.
+        partial: names of the sources of an incomplete pack that have shards in the index, but are
+            not packed to their end.
+        unindexed: names of the published shards of an incomplete pack that are not in its index
+            yet. A packer indexes them when it completes a source, and when it is run again.
+        remedy: what completes a pack that is not complete: the pack command, or `sa1bpack
+            finalize`.
     """
 
     complete: bool

@@ -22,16 +22,17 @@ Progress = Callable[[int, int], None] | Literal[False]
 class Problem:
     """One problem of a pack. The remedy for damage of a pack is `sa1bpack repair`.
 
-    what       what was found and what is expected
-    feature    name of the feature; None for the pack itself. Its remedy is to derive it again
-    shard      name of the shard, or of the part of a feature; None for the pack's own files
-    array      name of the array, if the problem is in one
-    sample     row of the sample in its shard, if the problem is in one
-    image_id   its id, as far as it can be read
-    file_name  its file name, as far as it can be read
-    extra      a file that does not belong to the pack; the pack itself is not damaged by it
-    denied     this user may not read a file or folder, or nobody could; whether it is damaged is
-               unknown
+    Attributes:
+        what: what was found and what is expected.
+        feature: name of the feature; None for the pack itself. Its remedy is to derive it again.
+        shard: name of the shard, or of the part of a feature; None for the pack's own files.
+        array: name of the array, if the problem is in one.
+        sample: row of the sample in its shard, if the problem is in one.
+        image_id: its id, as far as it can be read.
+        file_name: its file name, as far as it can be read.
+        extra: a file that does not belong to the pack; the pack itself is not damaged by it.
+        denied: this user may not read a file or folder, or nobody could; whether it is damaged is
+            unknown.
     """
 
     what: str
@@ -59,13 +60,14 @@ class Problem:
 class Report:
     """The result of a check: problems in the order found, and how much was checked.
 
-    counts    shards, samples, masks, files (whose digest was compared), bytes (of all chunk files)
-              and, if there are any, features, including complete shards that the manifest does not
-              list yet; of a feature alone parts, files and bytes
-    notes     what is not damage: what a packer that is running or was killed left behind, which its
-              next run settles; image ids that the pack holds more than once
-    complete  whether every source was packed to its end, by the manifest; None if the manifest is
-              damaged, so that nothing else can be checked
+    Attributes:
+        counts: shards, samples, masks, files (whose digest was compared), bytes (of all chunk
+            files) and, if there are any, features, including complete shards that the manifest does
+            not list yet; of a feature alone parts, files and bytes.
+        notes: what is not damage: what a packer that is running or was killed left behind, which
+            its next run settles; image ids that the pack holds more than once.
+        complete: whether every source was packed to its end, by the manifest; None if the manifest
+            is damaged, so that nothing else can be checked.
     """
 
     problems: tuple[Problem, ...]
@@ -104,9 +106,10 @@ def reason_of(error: FormatError | OSError) -> str:
 class PackFiles:
     """The files of a pack, or of a feature, that is checked: here, those of a folder.
 
-    root   the folder. Every file is there with its length. Its bytes are there as well, unless
-           `stream` and `digest` read them elsewhere, or the shard has not been brought yet
-    tries  how often a shard is checked at most, as long as something is wrong with it
+    Attributes:
+        root: the folder. Every file is there with its length. Its bytes are there as well, unless
+            `stream` and `digest` read them elsewhere, or the shard has not been brought yet.
+        tries: how often a shard is checked at most, as long as something is wrong with it.
     """
 
     tries = 1
@@ -142,11 +145,12 @@ class PackFiles:
 class Check:
     """A check under way: what it reads, how far it is, and what it has found.
 
-    files     that are checked
-    notes     as in Report
-    compared  files whose digest was compared
-    total     bytes that are to be checked
-    done      bytes that were
+    Attributes:
+        files: that are checked.
+        notes: as in Report.
+        compared: files whose digest was compared.
+        total: bytes that are to be checked.
+        done: bytes that were.
     """
 
     def __init__(self, files: PackFiles, progress: Progress | None = None):

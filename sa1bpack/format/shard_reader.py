@@ -34,11 +34,12 @@ class Shard:
     """A published shard. `shard["image"]` is a read-only memory map, mapped once: (N, S, S, 3) for
     RGB on canvases; docs/format.md has the shapes of the other layouts.
 
-    folder      its folder
-    layout      its Layout
-    extent      its numbers of samples, masks, runs and image bytes
-    attributes  all attributes of its group, including those of the packer (such as rejects)
-    entry       its entry in the manifest, as it must be
+    Attributes:
+        folder: its folder.
+        layout: its Layout.
+        extent: its numbers of samples, masks, runs and image bytes.
+        attributes: all attributes of its group, including those of the packer (such as rejects).
+        entry: its entry in the manifest, as it must be.
 
     Views stay valid after the shard object is gone.
     """
@@ -93,9 +94,10 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     These are the attributes of the group, the metadata of every array against the layout, the exact
     length of every chunk file, and the first and last offset of every offset array.
 
-    layout  the layout of the pack; a shard with another layout is refused
-    deep    False: read only the metadata of the group, which repeats that of all arrays. No memory
-            map depends on the rest, and opening reads 1 small file instead of 19
+    Args:
+        layout: the layout of the pack; a shard with another layout is refused.
+        deep: False: read only the metadata of the group, which repeats that of all arrays. No
+            memory map depends on the rest, and opening reads 1 small file instead of 19.
 
     Raises FormatError naming the file, what was found and what is expected; VersionError for a
     shard of a newer major version.
@@ -133,7 +135,8 @@ def rows_of_sample(
 ) -> dict[str, np.ndarray]:
     """All rows of one sample by array name, (n, *row_shape) each; of an offset array n + 1 offsets.
 
-    read  called as read(spec, first, stop) for rows of each array, in the order of the layout
+    Args:
+        read: called as read(spec, first, stop) for rows of each array, in the order of the layout.
 
     Raises FormatError for offsets that fall or leave their axis, and what `read` raises.
     """
@@ -168,9 +171,10 @@ def read_sample_rows(
     An offset array yields the n + 1 offsets stored in the shard. The arrays are C-contiguous and
     belong to the caller.
 
-    out     arrays to read into, by name, of exactly the dtype and shape of the rows; the others are
-            allocated
-    direct  read what is large past the page cache, where that is possible
+    Args:
+        out: arrays to read into, by name, of exactly the dtype and shape of the rows; the others
+            are allocated.
+        direct: read what is large past the page cache, where that is possible.
 
     Raises FormatError if the bytes are not those that were written or a file is too short, OSError
     if a file cannot be opened or read.
@@ -201,7 +205,8 @@ def read_rows(
 ) -> np.ndarray:
     """Rows `first` to `stop` of an array, read from its file, into `out` if given.
 
-    direct  read what is large past the page cache, where that is possible
+    Args:
+        direct: read what is large past the page cache, where that is possible.
 
     Raises FormatError if the file is too short, OSError if it cannot be opened or read.
     """

@@ -178,10 +178,11 @@ def complete_group(
 ) -> int:
     """Finish all files, write metadata and checksums, and flush everything.
 
-    attributes  as in `group_metadata`
-    appended    the file of each array, which is closed; that of an array without rows is removed
-    rows        number of rows of each array
-    listed      whether the folder has a checksum file of its own
+    Args:
+        attributes: as in `group_metadata`.
+        appended: the file of each array, which is closed; that of an array without rows is removed.
+        rows: number of rows of each array.
+        listed: whether the folder has a checksum file of its own.
 
     Returns the bytes of all chunk files.
     """
@@ -264,7 +265,8 @@ class ShardWriter:
     def __init__(self, shards_dir: Path, name: str, layout: Layout):
         """Create the working folder of the shard `name`, with empty chunk files.
 
-        name  that a shard can have, see `check_shard_name`
+        Args:
+            name: that a shard can have, see `check_shard_name`.
 
         Raises PackError if a shard of that name exists, OSError if the folder cannot be created.
         """
@@ -311,8 +313,9 @@ class ShardWriter:
     def publish(self, attributes: dict[str, Any]) -> ShardEntry:
         """Complete the shard, flush it and give it its final name; returns its manifest entry.
 
-        attributes  JSON data for the attributes of the group; "source" (str) and "part" (int) are
-                    required, and those of the format are added
+        Args:
+            attributes: JSON data for the attributes of the group; "source" (str) and "part" (int)
+                are required, and those of the format are added.
 
         Every `append` must have been completed. Raises OSError if writing fails. After an error the
         shard does not exist, unless only the last flush, after the rename, failed.

@@ -3,9 +3,8 @@
 What a packer that is running or was killed leaves behind is not damage: docs/format.md,
 "Publication", says what a check notes instead.
 
-full    every file and every sample
-quick   structure, exact sizes, and the digests of all files except those of HEAVY_ARRAYS, which
-        hold more than 99% of the bytes
+A full check reads every file and every sample; a quick one the structure, exact sizes, and the
+digests of all files except those of HEAVY_ARRAYS, which hold more than 99% of the bytes.
 """
 
 from collections.abc import Sequence, Set
@@ -54,12 +53,13 @@ __all__ = ["Problem", "Report", "verify"]
 class Scope:
     """The extent of a check of a pack.
 
-    quick      as in `verify`
-    own_files  the pack's own files, too
-    share      (K, N): every N-th shard, and part of a feature, from the K-th on
-    full       names of shards to read in full even if the check is quick
-    sources    names of the sources whose shards are checked; None: all
-    features   features in PACK/side, too
+    Attributes:
+        quick: as in `verify`.
+        own_files: the pack's own files, too.
+        share: (K, N): every N-th shard, and part of a feature, from the K-th on.
+        full: names of shards to read in full even if the check is quick.
+        sources: names of the sources whose shards are checked; None: all.
+        features: features in PACK/side, too.
     """
 
     quick: bool
@@ -81,14 +81,15 @@ def verify(
 ) -> Report:
     """Check a pack and report every problem; damage is reported, never raised.
 
-    root      folder of the pack, or its URL in an object store: "s3://bucket/pack"
-    quick     skip the pixels, mask bits and runs: structure, exact sizes, and the digests of all
-              other files
-    progress  called as progress(bytes done, total bytes), after each sample or shard
-    io        how samples are read: "direct" past the page cache, "cached" through it, "auto" past
-              it if the pack takes more than half of the memory, and its file system can do that
-    part      (K, N): every N-th shard, and part of a feature, from the K-th on; the first of the
-              N parts also checks the pack's own files. The pack is sound if all parts are
+    Args:
+        root: folder of the pack, or its URL in an object store: "s3://bucket/pack".
+        quick: skip the pixels, mask bits and runs: structure, exact sizes, and the digests of all
+            other files.
+        progress: called as progress(bytes done, total bytes), after each sample or shard.
+        io: how samples are read: "direct" past the page cache, "cached" through it, "auto" past it
+            if the pack takes more than half of the memory, and its file system can do that.
+        part: (K, N): every N-th shard, and part of a feature, from the K-th on; the first of the N
+            parts also checks the pack's own files. The pack is sound if all parts are.
 
     Features in PACK/side are checked as well; for one in another folder, name that folder.
 
@@ -148,7 +149,8 @@ def check_pack(
 ) -> Report:
     """Check a pack against a manifest, which may differ from the one on disk; see `verify`.
 
-    index  mapped before anything else: a packer may replace it during a long check
+    Args:
+        index: mapped before anything else: a packer may replace it during a long check.
     """
     with check.collecting() if scope.own_files else suppress(FormatError, OSError):
         if index is None and (manifest.shards or manifest.index is not None):
@@ -168,9 +170,10 @@ def _check_side(
 ) -> int:
     """Check a feature; returns the number of parts that were checked.
 
-    share   (K, N): every N-th part, from the K-th on; the first also what is not in parts
-    shards  of the pack that it belongs to: what is missing and what is stale is noted
-    index   of that pack: needed to name damaged samples of arrays with a row per mask
+    Args:
+        share: (K, N): every N-th part, from the K-th on; the first also what is not in parts.
+        shards: of the pack that it belongs to: what is missing and what is stale is noted.
+        index: of that pack: needed to name damaged samples of arrays with a row per mask.
     """
     names: Sequence[str] = ()
     with check.collecting(feature=folder.name):

@@ -189,7 +189,8 @@ def check_shard(
 ) -> None:
     """Check a shard against its manifest entry.
 
-    quick  skip what HEAVY_ARRAYS hold
+    Args:
+        quick: skip what HEAVY_ARRAYS hold.
     """
     place, done = {"shard": entry.name}, check.done
     arrays = layout.array_rows(entry.extent)
@@ -281,8 +282,9 @@ def check_part(
 ) -> None:
     """Check a part of a feature.
 
-    index, number  of the pack, and of its shard there: needed to name damaged samples of arrays
-                   with a row per mask
+    Args:
+        index, number: of the pack, and of its shard there: needed to name damaged samples of arrays
+            with a row per mask.
 
     Raises FormatError and OSError if it does not say which shard it is for.
     """

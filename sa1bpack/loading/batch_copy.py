@@ -55,9 +55,11 @@ def most_open_shards() -> int:
 class ShardFiles:
     """Files of a shard and of its features, open as long as this object lives.
 
-    table  int64 (k, 3): the last columns of `load_samples.Samples.files` for each: its descriptor,
-           NO_FILE for an array without rows; whether it is opened past the page cache; and, known
-           of those, whether the system tells this process which of its pages are in memory
+    Attributes:
+        table: int64 (k, 3): the last columns of `load_samples.Samples.files` for each: its
+            descriptor, NO_FILE for an array without rows; whether it is opened past the page cache;
+            and, known of those, whether the system tells this process which of its pages are in
+            memory.
     """
 
     def __init__(self, files: list[tuple[str, int]], direct: bool):
@@ -93,7 +95,8 @@ def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardF
     """The files of these arrays, then of the shard's features, open as long as the caller keeps
     them. Two threads that ask for the same ones at once may open them twice.
 
-    direct  open them past the page cache, if their file system can do that
+    Args:
+        direct: open them past the page cache, if their file system can do that.
 
     Raises OSError if one cannot be opened, ResourceShortage if the system refuses more.
     """
@@ -320,7 +323,8 @@ class BatchCopy:
         """Copy samples `first` to `stop` of the batch into the buffer that it was begun in. Returns
         what was read for that, in order.
 
-        reader  of this thread
+        Args:
+            reader: of this thread.
 
         Raises ResourceShortage if no more files can be opened. Errors of single samples
         are collected in `errors`.
@@ -409,7 +413,8 @@ class BatchCopy:
 
         Through their maps, so that nothing is opened for it; what is read there is never looked at.
 
-        direct  all but the large ones, which are not read through the page cache
+        Args:
+            direct: all but the large ones, which are not read through the page cache.
         """
         shard, where = self._shards[k].shard, self._where
         local, first, stop = (int(column[k]) for column in (where.local, where.first, where.stop))

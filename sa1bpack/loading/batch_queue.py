@@ -37,10 +37,11 @@ _log = logging.getLogger("sa1bpack")
 class Buffer:
     """Memory for one batch.
 
-    bytes    uint8 (n,) in host memory
-    pinned   the same memory as a tensor, if it is pinned
-    event    recorded after the last copy out of it; None if nothing copies
-    streams  of the last copy out of that memory
+    Attributes:
+        bytes: uint8 (n,) in host memory.
+        pinned: the same memory as a tensor, if it is pinned.
+        event: recorded after the last copy out of it; None if nothing copies.
+        streams: of the last copy out of that memory.
     """
 
     bytes: np.ndarray
@@ -63,20 +64,23 @@ class BufferPool:
     All methods are thread-safe. The lock is reentrant, and `release` and `close` change one thing
     at a time, so the garbage collector may call them at any point.
 
-    changed  the lock and condition for a free buffer. The queues of epochs wait on it as well, so
-             that a thread that waits for a buffer is also woken when its epoch ends
-    count    buffers that were planned
-    threads  of each epoch
-    all      buffers that exist
-    free     buffers that can be taken
-    lent     buffers that the consumer holds, until `release`
-    scratch  scratch memory of threads that have ended, for the next ones to take; none once closed
+    Attributes:
+        changed: the lock and condition for a free buffer. The queues of epochs wait on it as well,
+            so that a thread that waits for a buffer is also woken when its epoch ends.
+        count: buffers that were planned.
+        threads: of each epoch.
+        all: buffers that exist.
+        free: buffers that can be taken.
+        lent: buffers that the consumer holds, until `release`.
+        scratch: scratch memory of threads that have ended, for the next ones to take; none once
+            closed.
     """
 
     def __init__(self, allocate: Callable[..., Buffer], count: int, threads: int = 1):
         """Allocate `count` buffers, for an epoch of `threads`. Raises what `allocate` raises.
 
-        allocate  makes a buffer as planned; given a number of bytes, one of at least as many
+        Args:
+            allocate: makes a buffer as planned; given a number of bytes, one of at least as many.
         """
         self.changed = threading.Condition()
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
@@ -155,15 +159,16 @@ class BufferPool:
 class QueuedBatch:
     """A batch of an epoch, from the thread that begins it to the consumer; one owner at a time.
 
-    number      of the batch in the epoch
-    buffer      where it is in host memory; None once that is free for another batch
-    copy        what it consists of, a BatchCopy, once it is planned
-    dropped     errors of samples that it lacks
-    parts_left  parts that threads are still copying
-    error       why it could not be made
-    data        where it is on a device, uint8 (n,); None: it is not there, or not yet
-    event       recorded when it is there
-    small       the host's copy of its small arrays, once it is sent, uint8 (m,)
+    Attributes:
+        number: of the batch in the epoch.
+        buffer: where it is in host memory; None once that is free for another batch.
+        copy: what it consists of, a BatchCopy, once it is planned.
+        dropped: errors of samples that it lacks.
+        parts_left: parts that threads are still copying.
+        error: why it could not be made.
+        data: where it is on a device, uint8 (n,); None: it is not there, or not yet.
+        event: recorded when it is there.
+        small: the host's copy of its small arrays, once it is sent, uint8 (m,).
     """
 
     number: int
@@ -182,10 +187,11 @@ class BatchQueue:
 
     The garbage collector may call `close` at any point; see BufferPool.
 
-    closed    the epoch has ended
-    ready     batches that are complete and not taken, by number
-    total     batches of the epoch
-    prefetch  batches that may be in progress or ready, besides the one that is taken next
+    Attributes:
+        closed: the epoch has ended.
+        ready: batches that are complete and not taken, by number.
+        total: batches of the epoch.
+        prefetch: batches that may be in progress or ready, besides the one that is taken next.
     """
 
     def __init__(self, pool: BufferPool, total: int, prefetch: int):
@@ -292,8 +298,9 @@ class BatchQueue:
 
         If the consumer holds all buffers of the pool, the pool grows.
 
-        timeout  seconds
-        doing    describes the state of the threads, for the message
+        Args:
+            timeout: seconds.
+            doing: describes the state of the threads, for the message.
 
         Raises LoaderTimeout if the batch does not arrive in time, what the pool raises if there is
         no memory for another buffer, and the error of a thread that cannot work.

@@ -209,7 +209,8 @@ def host_views(data: np.ndarray, regions: Regions) -> Batch:
 def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
     """The arrays of a batch as tensors that share the memory of a uint8 (n,) tensor.
 
-    data  contiguous, at the beginning of its memory
+    Args:
+        data: contiguous, at the beginning of its memory.
 
     The tensors are not views of one another: autograd, which follows changes of a tensor and of its
     views, does not take a change of one for a change of all.
@@ -228,7 +229,8 @@ def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
     """At most what `batch_views` and `finish` add to a batch on its device: in the batch that
     results, and in addition until they return.
 
-    samples, capacity, total  B, M, T
+    Args:
+        samples, capacity, total: b, M, T.
     """
     regions, _ = spec.regions(samples, capacity, total, 0)
     _, _, span = split_regions(regions)

@@ -28,10 +28,11 @@ from sa1bpack.wording import counted
 class Taken(NamedTuple):
     """The outcome of a batch.
 
-    batch   None if no sample of it remained
-    errors  of dropped samples
-    nbytes  bytes of the batch, see LoadingStats
-    ready   batches that were complete when it was asked for; None if that is not known
+    Attributes:
+        batch: None if no sample of it remained.
+        errors: of dropped samples.
+        nbytes: bytes of the batch, see LoadingStats.
+        ready: batches that were complete when it was asked for; None if that is not known.
     """
 
     batch: Batch | None

@@ -70,59 +70,50 @@ class ReadingKeywords(TypedDict, total=False):
 class ReadingOptions:
     """Options that Loader and make_dataloader share.
 
-    global_batch_size
-        In place of `batch_size`: samples per batch of all ranks together, a multiple of their
-        number; or a schedule of it. Batches are then the same for any number of ranks.
-    shuffle
-        Shuffle the samples, again in every epoch. By default, they come as they are stored.
-    order
-        In place of `shuffle`: "local" (shuffle within a few shards at a time), "by_node"
-        (shuffle, each node its own shards in every epoch; not with `bucket_by`), or an Order of
-        this dataset.
-    mask_layout
-        How masks lie in a batch: "padded", "concat", "padded_bits" or "concat_bits", as in
-        `Collate`.
-    max_masks
-        Keep at most this many masks per sample; None keeps all, 0 none. It may change: `Steps`,
-        `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function of the epoch.
-    mask_select
-        Which masks to keep: "largest", "iou", "stability", "random", "balanced" or a function, as
-        in `Collate`; or an array with one weight per mask of the dataset, in the order of
-        `ds.mask_column`, by which they are drawn. It may change: `Steps` of such values, or a list
-        with one per epoch.
-    pad_to_max
-        Padded arrays always have `max_masks` rows per sample: those of the batch's epoch or step.
-    bucket_by
-        Batches of samples that are alike, so that padding wastes less: "mask_count", "aspect" (the
-        shape of the image), an array with one number per sample, or `Buckets`. None: by the order.
-    relations
-        Names of relations of the masks of a batch, or a `transforms.Relate`: each is one more key.
-    seed
-        Of the shuffle and of the random choice of masks. None: that of an Order, or 0.
-    drop_last
-        Drop the samples at the end of an epoch that do not fill a batch. By default, they are a
-        short one.
-    pad_last
-        Fill the last batch with samples of the epoch that came before. `batch["repeated"]`, bool
-        (B,), marks them, so that an evaluation can leave them out.
-    rank, world_size
-        None: those of torch.distributed when an iteration begins, or 0 of 1 if it is not
-        initialized; that is refused if torchrun or srun started several.
-    on_error
-        How to treat samples that cannot be read. "raise": raise ReadError. "drop": drop them, log
-        a warning for the first one of each shard, and list them in `dropped` and in the batch. A
-        batch in which no sample remains is skipped; with several ranks, which must all have the
-        same number of batches, it is a LoaderError, and so is an epoch without any batch.
-    max_dropped
-        The share of an epoch's samples on this rank that may be dropped, 0 to 1. It is rounded
-        down, but unless it is 0 one sample may always be dropped: 0.01 allows 1 of 3 samples, 1 of
-        199 and 2 of 200. Beyond it, LoaderError. An epoch that is resumed counts those dropped
-        since.
-    timeout
-        Seconds after which a batch that has not arrived is an error.
-    on_epoch_end
-        A function that is called with the `LoadingStats` of every epoch that was taken to its end:
-        `print`, or one that logs them.
+    Attributes:
+        global_batch_size: in place of `batch_size`: samples per batch of all ranks together, a
+            multiple of their number; or a schedule of it. Batches are then the same for any number
+            of ranks.
+        shuffle: shuffle the samples, again in every epoch. By default, they come as they are
+            stored.
+        order: in place of `shuffle`: "local" (shuffle within a few shards at a time), "by_node"
+            (shuffle, each node its own shards in every epoch; not with `bucket_by`), or an Order of
+            this dataset.
+        mask_layout: how masks lie in a batch: "padded", "concat", "padded_bits" or "concat_bits",
+            as in `Collate`.
+        max_masks: keep at most this many masks per sample; None keeps all, 0 none. It may change:
+            `Steps`, `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function
+            of the epoch.
+        mask_select: which masks to keep: "largest", "iou", "stability", "random", "balanced" or a
+            function, as in `Collate`; or an array with one weight per mask of the dataset, in the
+            order of `ds.mask_column`, by which they are drawn. It may change: `Steps` of such
+            values, or a list with one per epoch.
+        pad_to_max: padded arrays always have `max_masks` rows per sample: those of the batch's
+            epoch or step.
+        bucket_by: batches of samples that are alike, so that padding wastes less: "mask_count",
+            "aspect" (the shape of the image), an array with one number per sample, or `Buckets`.
+            None: by the order.
+        relations: names of relations of the masks of a batch, or a `transforms.Relate`: each is one
+            more key.
+        seed: of the shuffle and of the random choice of masks. None: that of an Order, or 0.
+        drop_last: drop the samples at the end of an epoch that do not fill a batch. By default,
+            they are a short one.
+        pad_last: fill the last batch with samples of the epoch that came before.
+            `batch["repeated"]`, bool (B,), marks them, so that an evaluation can leave them out.
+        rank, world_size: None: those of torch.distributed when an iteration begins, or 0 of 1 if it
+            is not initialized; that is refused if torchrun or srun started several.
+        on_error: how to treat samples that cannot be read. "raise": raise ReadError. "drop": drop
+            them, log a warning for the first one of each shard, and list them in `dropped` and in
+            the batch. A batch in which no sample remains is skipped; with several ranks, which must
+            all have the same number of batches, it is a LoaderError, and so is an epoch without any
+            batch.
+        max_dropped: the share of an epoch's samples on this rank that may be dropped, 0 to 1. It is
+            rounded down, but unless it is 0 one sample may always be dropped: 0.01 allows 1 of 3
+            samples, 1 of 199 and 2 of 200. Beyond it, LoaderError. An epoch that is resumed counts
+            those dropped since.
+        timeout: seconds after which a batch that has not arrived is an error.
+        on_epoch_end: a function that is called with the `LoadingStats` of every epoch that was
+            taken to its end: `print`, or one that logs them.
 
     Raises OptionError for a value that cannot be used, and for options that do not fit together.
 

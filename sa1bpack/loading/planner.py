@@ -44,10 +44,11 @@ from sa1bpack.masks import passes
 class Stored(NamedTuple):
     """The properties of the samples of a pack, as they are stored.
 
-    image_bytes  of a stored canvas; 0 if images have none
-    channels     of images without a canvas: 3, or 0 for planes
-    side         the largest one of a stored image
-    with_runs    masks come from runs, whose offsets are checked
+    Attributes:
+        image_bytes: of a stored canvas; 0 if images have none.
+        channels: of images without a canvas: 3, or 0 for planes.
+        side: the largest one of a stored image.
+        with_runs: masks come from runs, whose offsets are checked.
     """
 
     image_bytes: int
@@ -160,8 +161,9 @@ class Planner:
     def __init__(self, ds: Dataset, spec: BatchSpec, masks: MaskSchedule):
         """A planner of batches of a dataset.
 
-        spec   their layout in a buffer
-        masks  which masks are kept, at any time
+        Args:
+            spec: their layout in a buffer.
+            masks: which masks are kept, at any time.
         """
         self.ds, self.spec, self.masks = ds, spec, masks
         layout = ds.layout
@@ -182,8 +184,9 @@ class Planner:
 
         Each copy is of the remaining samples, which may be none.
 
-        batches  int64 (B,) indices each
-        choice   which masks are kept
+        Args:
+            batches: int64 (B,) indices each.
+            choice: which masks are kept.
 
         Raises ResourceShortage if the system refuses mappings or files for the shards.
         """

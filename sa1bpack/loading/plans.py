@@ -22,32 +22,34 @@ MANY_MASKS = 400
 class LoadingPlan:
     """The resources that a Loader or a DataLoader will take, known before any is allocated.
 
-    samples       samples of this rank's largest batch
-    most_masks    most masks that a sample of a batch can have
-    capacity      masks per sample in its padded arrays
-    batch_bytes   bytes of the largest batch; with runs, of a typical batch: a buffer grows if that
-                  is not enough
-    batches       batches that exist at once: the buffers of a Loader; for a DataLoader, those in
-                  progress or ready in workers, one that is being pinned, and the consumer's. Each
-                  further batch that the consumer keeps takes `batch_bytes` more
-    host_bytes    bytes of all of them. Memory that is not pinned is committed only as it is used
-    pinned_bytes  the part of host_bytes that is pinned: all buffers of a Loader for a device; of a
-                  DataLoader, two batches, whose tensors torch rounds up to powers of two
-    shared_bytes  the part of host_bytes in shared memory (/dev/shm), through which workers send
-    device_bytes  at most this much on the device while the consumer keeps at most one batch: the
-                  batches as sent, the arrays made there of two of them (unpacked masks, RGB from
-                  planes, relations), and what making them takes; with runs, for typical batches.
-                  In addition, a batch that was dropped takes memory until the device has reached
-                  that point: as many of them as the program runs ahead of the device. 0 on a CPU
-    threads       threads that fill the buffers of a Loader. In addition to `host_bytes`, each takes
-                  scratch memory for up to eight samples as they are stored, if they are not read
-                  straight to their place: 24 MiB for photographs of 1024 pixels in fit="native"
-    workers       processes of a DataLoader
-    io            how a Loader reads what is not in the page cache, and why
-    uncapped      without max_masks: which image decides how large a batch gets, and what a batch
-                  takes of SA-1B's images with 400 masks, and with a cap
-    schedules     what changes from epoch to epoch or from step to step; the figures are those of
-                  the batch that takes the most bytes, of all epochs
+    Attributes:
+        samples: samples of this rank's largest batch.
+        most_masks: most masks that a sample of a batch can have.
+        capacity: masks per sample in its padded arrays.
+        batch_bytes: bytes of the largest batch; with runs, of a typical batch: a buffer grows if
+            that is not enough.
+        batches: batches that exist at once: the buffers of a Loader; for a DataLoader, those in
+            progress or ready in workers, one that is being pinned, and the consumer's. Each further
+            batch that the consumer keeps takes `batch_bytes` more.
+        host_bytes: bytes of all of them. Memory that is not pinned is committed only as it is used.
+        pinned_bytes: the part of host_bytes that is pinned: all buffers of a Loader for a device;
+            of a DataLoader, two batches, whose tensors torch rounds up to powers of two.
+        shared_bytes: the part of host_bytes in shared memory (/dev/shm), through which workers
+            send.
+        device_bytes: at most this much on the device while the consumer keeps at most one batch:
+            the batches as sent, the arrays made there of two of them (unpacked masks, RGB from
+            planes, relations), and what making them takes; with runs, for typical batches. In
+            addition, a batch that was dropped takes memory until the device has reached that point:
+            as many of them as the program runs ahead of the device. 0 on a CPU.
+        threads: threads that fill the buffers of a Loader. In addition to `host_bytes`, each takes
+            scratch memory for up to eight samples as they are stored, if they are not read straight
+            to their place: 24 MiB for photographs of 1024 pixels in fit="native".
+        workers: processes of a DataLoader.
+        io: how a Loader reads what is not in the page cache, and why.
+        uncapped: without max_masks: which image decides how large a batch gets, and what a batch
+            takes of SA-1B's images with 400 masks, and with a cap.
+        schedules: what changes from epoch to epoch or from step to step; the figures are those of
+            the batch that takes the most bytes, of all epochs.
     """
 
     samples: int

@@ -220,8 +220,9 @@ class ReaderThreads:
     def end(self, wait: float) -> None:
         """End the epoch: begin nothing more, and wait a while for copies in progress.
 
-        wait  seconds; they only affect how soon threads and buffers are gone. In a forked child
-              there is nothing to end
+        Args:
+            wait: seconds; they only affect how soon threads and buffers are gone. In a forked child
+                there is nothing to end.
         """
         if self._pid != os.getpid():
             return

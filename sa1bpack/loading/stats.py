@@ -36,41 +36,42 @@ class LoadingStats:
     torch and its worker processes, and with verify_checksums=True it is not known where bytes come
     from.
 
-    epoch           its number
-    ended           whether it has ended; if not, the figures are those up to now
-    batches         that the consumer took, on this rank, since the epoch began or was resumed
-    samples         in them
-    bytes           in them: of a Loader those that it put into buffers, on a CPU with masks
-                    unpacked and Y'CbCr as RGB, for a device as stored; of a DataLoader those of the
-                    tensors
-    dropped         samples that could not be read
-    seconds         from the first request for a batch to the end of the epoch
-    waited_seconds  of these, how long the consumer waited for batches, the first one included
-    first_batch_seconds  how long it waited for the first batch: threads start, and once per process
-                    compiled code is loaded
-    threads         of a Loader
-    plan_seconds    of all threads together: looking up where samples are, and opening shards
-    read_seconds    as before: waiting for reads past the page cache, and announcing others
-    copy_seconds    as before: copying, and reading through the page cache; with
-                    verify_checksums=True, also reading past it, and hashing
-    stage_seconds   as before: waiting for copies to a device to end, and starting them
-    deliver_seconds the part of `waited_seconds` in which the batch was there, and its tensors were
-                    made: on a CPU, relations, and floats of quantized features
-    cached_share    share of the bytes of images, masks and feature rows that were in the page cache
-    disk_bytes      the others: they came from the disk
-    disk_seconds    how long at least one thread read from the disk. Through the page cache, the
-                    copy of what was read counts as well
-    reads_in_flight requests past the page cache that the disk had at once, averaged over
-                    `disk_seconds`; an upper bound, because requests made together count until the
-                    last of them is done
-    ready           batches that were complete when the consumer asked for one, on average
-    cache_hits      shards, and parts of features, that were in the cache when they were opened,
-                    of a pack that is read through one. These four count what this process does with
-                    the pack meanwhile, other readers of it included
-    cache_misses    shards, and parts of features, that had to be fetched
-    fetched_bytes   bytes that were fetched
-    requests        to the object store, which it may charge for
-    fetch_seconds   how long the next batch waited for its shards to be fetched or opened
+    Attributes:
+        epoch: its number.
+        ended: whether it has ended; if not, the figures are those up to now.
+        batches: that the consumer took, on this rank, since the epoch began or was resumed.
+        samples: in them.
+        bytes: in them: of a Loader those that it put into buffers, on a CPU with masks unpacked and
+            Y'CbCr as RGB, for a device as stored; of a DataLoader those of the tensors.
+        dropped: samples that could not be read.
+        seconds: from the first request for a batch to the end of the epoch.
+        waited_seconds: of these, how long the consumer waited for batches, the first one included.
+        first_batch_seconds: how long it waited for the first batch: threads start, and once per
+            process compiled code is loaded.
+        threads: of a Loader.
+        plan_seconds: of all threads together: looking up where samples are, and opening shards.
+        read_seconds: as before: waiting for reads past the page cache, and announcing others.
+        copy_seconds: as before: copying, and reading through the page cache; with
+            verify_checksums=True, also reading past it, and hashing.
+        stage_seconds: as before: waiting for copies to a device to end, and starting them.
+        deliver_seconds: the part of `waited_seconds` in which the batch was there, and its tensors
+            were made: on a CPU, relations, and floats of quantized features.
+        cached_share: share of the bytes of images, masks and feature rows that were in the page
+            cache.
+        disk_bytes: the others: they came from the disk.
+        disk_seconds: how long at least one thread read from the disk. Through the page cache, the
+            copy of what was read counts as well.
+        reads_in_flight: requests past the page cache that the disk had at once, averaged over
+            `disk_seconds`; an upper bound, because requests made together count until the last of
+            them is done.
+        ready: batches that were complete when the consumer asked for one, on average.
+        cache_hits: shards, and parts of features, that were in the cache when they were opened, of
+            a pack that is read through one. These four count what this process does with the pack
+            meanwhile, other readers of it included.
+        cache_misses: shards, and parts of features, that had to be fetched.
+        fetched_bytes: bytes that were fetched.
+        requests: to the object store, which it may charge for.
+        fetch_seconds: how long the next batch waited for its shards to be fetched or opened.
 
     Examples:
         >>> with sa1bpack.Loader(sa1bpack.open("packed"), batch_size=2) as loader:
@@ -231,11 +232,12 @@ def _percent(share: float) -> str:
 class Read(NamedTuple):
     """One call that brought samples into memory.
 
-    begin, end  seconds of `time.perf_counter`
-    cached      bytes that were in the page cache
-    past        bytes read past it
-    through     bytes announced to the system, which the copy that follows reads through it
-    requests    made at once, past the page cache
+    Attributes:
+        begin, end: seconds of `time.perf_counter`.
+        cached: bytes that were in the page cache.
+        past: bytes read past it.
+        through: bytes announced to the system, which the copy that follows reads through it.
+        requests: made at once, past the page cache.
     """
 
     begin: float
@@ -294,9 +296,10 @@ class EpochCounts:
 
     Threads call `worked` and the consumer calls `took`; `stats` may be called by any thread.
 
-    threads        of a Loader; None: nothing is known but what the consumer waited for
-    reads_known    it is known where bytes come from
-    fetch_seconds  how long batches waited for their shards, by the one thread that plans
+    Attributes:
+        threads: of a Loader; None: nothing is known but what the consumer waited for.
+        reads_known: it is known where bytes come from.
+        fetch_seconds: how long batches waited for their shards, by the one thread that plans.
     """
 
     def __init__(self, epoch: int, begun: float, clock: Callable[[], float] = time.perf_counter):
@@ -323,9 +326,10 @@ class EpochCounts:
     def worked(self, kind: str, begin: float, reads: Sequence[Read] = ()) -> None:
         """Note a piece of work that ends now.
 
-        kind   "plan", "copy", "stage", or "deliver", which is a part of a wait
-        begin  seconds of the clock
-        reads  of a copy: parts of its time
+        Args:
+            kind: "plan", "copy", "stage", or "deliver", which is a part of a wait.
+            begin: seconds of the clock.
+            reads: of a copy: parts of its time.
         """
         self._records.append((kind, begin, self.clock(), reads))
 
@@ -334,9 +338,10 @@ class EpochCounts:
     ) -> None:
         """Note that the consumer has a batch now, for which it has waited since `begin`.
 
-        samples  0 if none of the batch remained
-        nbytes   bytes of the batch
-        ready    batches that were complete when it asked; None if that is not known
+        Args:
+            samples: 0 if none of the batch remained.
+            nbytes: bytes of the batch.
+            ready: batches that were complete when it asked; None if that is not known.
         """
         self._last = end = self.clock()
         self._records.append(("wait", begin, end, (), samples, nbytes, dropped, ready))
@@ -346,8 +351,9 @@ class EpochCounts:
     def end(self, left: bool = False) -> None:
         """Note that the epoch has ended, unless that was noted before.
 
-        left  the loop over it was left after the batch that was taken last. Finalizers note that,
-              in the middle of anything, so it waits for no lock
+        Args:
+            left: the loop over it was left after the batch that was taken last. Finalizers note
+                that, in the middle of anything, so it waits for no lock.
         """
         if self._ended is None:
             self._ended = self._last if left else self.clock()

@@ -74,7 +74,8 @@ _TOP = np.uint64(56)
 def _unpack_row(line, columns, words, cells, out):
     """Unpack the first `columns` cells of a row of bits into `out`. Returns how many are set.
 
-    words, cells  scratch for one row, uint64 and the same memory as uint8
+    Args:
+        words, cells: scratch for one row, uint64 and the same memory as uint8.
     """
     count = np.uint64(0)
     whole = columns >> 3

@@ -128,8 +128,9 @@ def _steps_within(start, step, low, high, first, last):
 def _count_column(ends, height, box, at, step, level, hits):
     """Count the foreground points of one column of sample points into the cells of `hits`.
 
-    at, step  x and y of the first point and the steps down the column, in units of 2**-FRACTION
-              source pixels
+    Args:
+        at, step: x and y of the first point and the steps down the column, in units of 2**-FRACTION
+            source pixels.
 
     Adjacent points mostly lie in the same run, so the last run is remembered.
 

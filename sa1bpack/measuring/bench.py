@@ -38,11 +38,12 @@ Measure = Callable[[Setting, int], Speed]
 class Line:
     """The figures of a setting.
 
-    speeds  samples per second, one per round
-    memory  bytes of host and device, the most of all rounds
-    noise   whether its difference from the fastest is within the noise: it is less than 2 % slower,
-            or less than 10 % slower and was faster in one round at least
-    error   why it does not run; then there are no speeds
+    Attributes:
+        speeds: samples per second, one per round.
+        memory: bytes of host and device, the most of all rounds.
+        noise: whether its difference from the fastest is within the noise: it is less than 2 %
+            slower, or less than 10 % slower and was faster in one round at least.
+        error: why it does not run; then there are no speeds.
     """
 
     setting: Setting
@@ -61,8 +62,9 @@ class Line:
 class Sweep:
     """The lines of some settings, in the order given, and the one to choose.
 
-    chosen  of those that are the fastest within the noise, the one that takes the least memory,
-            then the fewest threads or workers: the first of them
+    Attributes:
+        chosen: of those that are the fastest within the noise, the one that takes the least memory,
+            then the fewest threads or workers: the first of them.
     """
 
     name: str
@@ -93,8 +95,9 @@ def compare_settings(
 ) -> tuple[list[Sweep], dict[str, str]]:
     """Compare settings of a Loader, each time from the best so far, and of a DataLoader.
 
-    tasks  "cold" and "warm"; a pack that takes more than half of the memory is measured cold
-    batch  samples per batch; half of it and twice it are compared with what is best for it
+    Args:
+        tasks: "cold" and "warm"; a pack that takes more than half of the memory is measured cold.
+        batch: samples per batch; half of it and twice it are compared with what is best for it.
 
     Returns the comparisons, and by loader the line of Python that makes it with the best settings.
     """
@@ -198,9 +201,10 @@ _DEVICE_BYTES = 64 << 20
 class Ceilings:
     """Bytes per second.
 
-    memory  copied past the processor's caches by one thread per core
-    disk    read past the page cache at random; None, with `why`, where that is not possible
-    device  copied to the device from pinned memory; None on a CPU
+    Attributes:
+        memory: copied past the processor's caches by one thread per core.
+        disk: read past the page cache at random; None, with `why`, where that is not possible.
+        device: copied to the device from pinned memory; None on a CPU.
     """
 
     memory: float
@@ -213,10 +217,11 @@ class Ceilings:
 class BenchResult:
     """Result of `bench`.
 
-    lines            by loader, "cold" and "warm" Speed
-    remaining_share  of the pack, in the page cache after its pages were dropped
-    sweeps           with `sweep`, the comparisons of settings
-    settings         with `sweep`, by loader, the line of Python that makes it with the best ones
+    Attributes:
+        lines: by loader, "cold" and "warm" Speed.
+        remaining_share: of the pack, in the page cache after its pages were dropped.
+        sweeps: with `sweep`, the comparisons of settings.
+        settings: with `sweep`, by loader, the line of Python that makes it with the best ones.
     """
 
     pack: str

@@ -92,10 +92,11 @@ def read_spans(
 ) -> Reading:
     """Read samples in this order into reused buffers by Linux AIO, and do nothing else with them.
 
-    threads  that read
-    direct   with O_DIRECT, past the page cache
-    at_once  samples that a thread requests together
-    seconds  begin nothing more after this time; None: read all
+    Args:
+        threads: that read.
+        direct: with O_DIRECT, past the page cache.
+        at_once: samples that a thread requests together.
+        seconds: begin nothing more after this time; None: read all.
 
     Raises OSError, also for a file that ends before a sample does.
     """

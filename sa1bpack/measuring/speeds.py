@@ -32,11 +32,12 @@ _ASKED = 4  # batches for which the memory is asked for
 class Task:
     """A pack to read, and the batches to make of it.
 
-    pack     folder of the pack
-    device   where batches go
-    options  of both loaders: mask_layout, max_masks
-    cold     pages are dropped before each measurement, and no sample is read twice; otherwise as
-             many samples as fit into a part of the memory are read again and again
+    Attributes:
+        pack: folder of the pack.
+        device: where batches go.
+        options: of both loaders: mask_layout, max_masks.
+        cold: pages are dropped before each measurement, and no sample is read twice; otherwise as
+            many samples as fit into a part of the memory are read again and again.
     """
 
     pack: Path
@@ -77,9 +78,10 @@ class Task:
 class Setting:
     """A loader with its settings.
 
-    reader   "Loader" or "DataLoader"
-    batch    batch_size
-    options  others, by name
+    Attributes:
+        reader: "Loader" or "DataLoader".
+        batch: batch_size.
+        options: others, by name.
     """
 
     reader: str
@@ -106,12 +108,13 @@ class Setting:
 class Speed:
     """Result of a measurement.
 
-    samples_per_second  of a cold task from the first request on, because what is read ahead during
-                  the first batch came from the disk as well; of a warm one after the first batch
-    host_bytes    the most memory that the process and its workers took in addition, while batches
-                  were taken
-    device_bytes  the most memory of the device that torch held, 0 on a CPU
-    samples, seconds  that samples_per_second was measured over
+    Attributes:
+        samples_per_second: of a cold task from the first request on, because what is read ahead
+            during the first batch came from the disk as well; of a warm one after the first batch.
+        host_bytes: the most memory that the process and its workers took in addition, while batches
+            were taken.
+        device_bytes: the most memory of the device that torch held, 0 on a CPU.
+        samples, seconds: that samples_per_second was measured over.
     """
 
     samples_per_second: float
@@ -181,8 +184,9 @@ def take(batch: dict, task: Task) -> int:
 def some_samples(ds: Dataset, most: int, shards: int) -> np.ndarray:
     """Random samples of a pack, int64 (n,), without repetition, from a few random shards.
 
-    most    samples
-    shards  at most: their files are open at the same time
+    Args:
+        most: samples.
+        shards: at most: their files are open at the same time.
     """
     random = np.random.default_rng(0)
     first = ds.pack.first_row

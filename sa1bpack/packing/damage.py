@@ -40,10 +40,9 @@ _NAME = files.TEMPORARY_PREFIX + "unfinished-repair.json"
 class Unfinished(msgspec.Struct, frozen=True):
     """A note in a pack's folder: what an unfinished repair intended.
 
-    lost
-        The manifest was lost, and must be rewritten from shards and sources.
-    complete
-        The manifest said that the pack is complete.
+    Attributes:
+        lost: the manifest was lost, and must be rewritten from shards and sources.
+        complete: the manifest said that the pack is complete.
     """
 
     lost: bool = False
@@ -79,25 +78,18 @@ _SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
 class Damage:
     """The findings of a full check of a pack.
 
-    root
-        The pack's folder.
-    manifest
-        The pack's; if that is lost, one made from the records of the sound shards, without sources.
-    lost
-        Whether the pack's own manifest is missing or cannot be believed.
-    options
-        The options that the pack was made with.
-    shards
-        Name of each damaged or missing shard → its source and part.
-    own_files
-        Whether the manifest, the index, rejects.jsonl, checksums.xxh128 or a zarr.json of the pack
-        itself is damaged or missing.
-    extra
-        Problems that are not damage: what is not part of the pack.
-    digests
-        Name of a shard → the digest that its checksum file must have, as far as known.
-    problems
-        Everything that the check found.
+    Attributes:
+        root: the pack's folder.
+        manifest: the pack's; if that is lost, one made from the records of the sound shards,
+            without sources.
+        lost: whether the pack's own manifest is missing or cannot be believed.
+        options: the options that the pack was made with.
+        shards: name of each damaged or missing shard → its source and part.
+        own_files: whether the manifest, the index, rejects.jsonl, checksums.xxh128 or a zarr.json
+            of the pack itself is damaged or missing.
+        extra: problems that are not damage: what is not part of the pack.
+        digests: name of a shard → the digest that its checksum file must have, as far as known.
+        problems: everything that the check found.
     """
 
     def __init__(
@@ -111,18 +103,15 @@ class Damage:
     ):
         """Check a pack.
 
-        unfinished
-            What an unfinished repair has left: a manifest that it found lost cannot be believed,
-            and one that was complete is so, though it may not say so yet.
-        only
-            Names of shards that are read in full; the others get a quick check.
-        quick
-            No other shard is read in full. If it is false, and `only` empty, all are.
-        share
-            (K, N): check the shards of every N-th source by name, from the K-th on; the first part
-            also checks the pack's own files. What is not of the part is not in the result.
-        progress
-            As in `sa1bpack.verify`.
+        Args:
+            unfinished: what an unfinished repair has left: a manifest that it found lost cannot be
+                believed, and one that was complete is so, though it may not say so yet.
+            only: names of shards that are read in full; the others get a quick check.
+            quick: no other shard is read in full. If it is false, and `only` empty, all are.
+            share: (K, N): check the shards of every N-th source by name, from the K-th on; the
+                first part also checks the pack's own files. What is not of the part is not in the
+                result.
+            progress: as in `sa1bpack.verify`.
 
         Raises OptionError for a shard that does not exist, FormatError if the manifest is lost and
         the shards do not record what was in it, VersionError for a pack of another major or a newer

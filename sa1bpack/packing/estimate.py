@@ -56,31 +56,25 @@ def memory_bytes(workers: int, readings: int) -> int:
 class Forecast:
     """The space and time that packing would take, extrapolated from `probed` samples.
 
-    sources, source_bytes
-        Number and size of the tars and folders to be packed.
-    packed
-        Number of sources skipped because they are complete in the pack.
-    unreadable
-        Name of each source at a URL that cannot be read → the error. They are not counted.
-    begun
-        Names of those among `sources` that the pack holds in part; what is missing is counted.
-    images, masks
-        Expected samples and stored masks.
-    disk_bytes
-        Size of the pack's files; `hole_bytes` of them are holes that a filesystem with sparse
-        files does not store (the padding below images wider than tall; none with fit "native").
-    spool_bytes
-        What halves of pairs take that wait there while tars are read.
-    free_bytes
-        Free space where the pack would lie, counting that of shards which are being made.
-    compact_bytes
-        Disk space that packing would take with the preset "compact", and otherwise these options.
-    shards
-        Expected number of shards.
-    workers, seconds
-        Number of processes, and their wall time on this machine.
-    probed, rejected
-        Samples tried, and how many of them would be rejected.
+    Attributes:
+        sources, source_bytes: number and size of the tars and folders to be packed.
+        packed: number of sources skipped because they are complete in the pack.
+        unreadable: name of each source at a URL that cannot be read → the error. They are not
+            counted.
+        begun: names of those among `sources` that the pack holds in part; what is missing is
+            counted.
+        images, masks: expected samples and stored masks.
+        disk_bytes: size of the pack's files; `hole_bytes` of them are holes that a filesystem with
+            sparse files does not store (the padding below images wider than tall; none with fit
+            "native").
+        spool_bytes: what halves of pairs take that wait there while tars are read.
+        free_bytes: free space where the pack would lie, counting that of shards which are being
+            made.
+        compact_bytes: disk space that packing would take with the preset "compact", and otherwise
+            these options.
+        shards: expected number of shards.
+        workers, seconds: number of processes, and their wall time on this machine.
+        probed, rejected: samples tried, and how many of them would be rejected.
     """
 
     sources: int
@@ -147,9 +141,9 @@ def estimate(
     Of sources that the pack there holds, complete or in part, only what is missing is counted.
     Decodes the first pairs of the first source and extrapolates by bytes.
 
-    sources, output, options
-        As for `pack`: links, downloads, workers, md5sums, md5, max_rejects, ignore_space, and the
-        fields of PackOptions.
+    Args:
+        sources, output, options: as for `pack`: links, downloads, workers, md5sums, md5,
+            max_rejects, ignore_space, and the fields of PackOptions.
 
     Raises what `pack` would raise before it starts to read: for unusable options and sources, a
     folder that is in use, cannot be written, or holds something else, a damaged pack, or one with
@@ -177,8 +171,9 @@ def estimate(
 def check_room(request: Request, sources: list[Source], shards: int | None = None) -> None:
     """Raise OutputRefused if the disk has no room for what is left of these sources to pack.
 
-    sources  those that are not complete in the pack; of a job in parts, those of all parts
-    shards   how many are on the disk at once, if they go to an object store; None: all
+    Args:
+        sources: those that are not complete in the pack; of a job in parts, those of all parts.
+        shards: how many are on the disk at once, if they go to an object store; None: all.
 
     The first images of one of them are decoded, unless the disk has room for whatever tars of that
     size can hold. A source that cannot be read is left to the run.
@@ -257,10 +252,11 @@ def _free_bytes(output: Path) -> int:
 class _Probe:
     """The space and time that the first pairs of a source take.
 
-    pairs, rejected     how many were tried, and how many of them are rejected
-    extent              of the packed ones, with runs, and without images
-    tar_bytes, seconds  of all that were tried
-    sizes               stored height and width of each packed image
+    Attributes:
+        pairs, rejected: how many were tried, and how many of them are rejected.
+        extent: of the packed ones, with runs, and without images.
+        tar_bytes, seconds: of all that were tried.
+        sizes: stored height and width of each packed image.
     """
 
     def __init__(self, source: Source | None, options: PackOptions):

@@ -55,15 +55,17 @@ _ZEROS = bytes(1 << 16)  # so much is copied at a time, unless it is zeros: hole
 class MergeResult:
     """The outcome of a merge, and the totals of the new pack.
 
-    root                    its folder
-    images, masks, shards   totals of the pack
-    packs                   how many were merged
-    before                  shards that an earlier merge had put there
-    repeated                shards that several packs have, which are there once
-    linked, cloned, copied  files of shards and features that are hard links, clones, and copies
-    features                name of a feature → shards without a part of it
-    complete                whether every pack was complete
-    seconds                 wall time
+    Attributes:
+        root: its folder.
+        images, masks, shards: totals of the pack.
+        packs: how many were merged.
+        before: shards that an earlier merge had put there.
+        repeated: shards that several packs have, which are there once.
+        linked, cloned, copied: files of shards and features that are hard links, clones, and
+            copies.
+        features: name of a feature → shards without a part of it.
+        complete: whether every pack was complete.
+        seconds: wall time.
 
     Examples:
         >>> result = sa1bpack.merge(["packed"], "merged")
@@ -95,13 +97,13 @@ def merge(
 ) -> MergeResult:
     """Make one pack of several that were made with the same options.
 
-    packs
-        Folders of packs, or glob patterns. They stay as they are, and may be removed afterwards.
-    output
-        Folder of the new pack: new, empty, or what an earlier merge of these packs, or of some of
-        them, left there.
-    progress
-        Called as progress(bytes copied, bytes to copy), again and again while files are copied.
+    Args:
+        packs: folders of packs, or glob patterns. They stay as they are, and may be removed
+            afterwards.
+        output: folder of the new pack: new, empty, or what an earlier merge of these packs, or of
+            some of them, left there.
+        progress: called as progress(bytes copied, bytes to copy), again and again while files are
+            copied.
 
     Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
     else clones that share their blocks, else copies. Features in PACK/side come along. The result
@@ -194,14 +196,15 @@ class _Taken:
 class _Plan:
     """The joint contents of the packs, checked as far as possible without writing anything.
 
-    root          folder of the merged pack, which may have some of an earlier merge
-    options       of all packs
-    shards        (source, part) → where it is taken from
-    sources       name → record, of the sources that are packed to their end
-    repeated      shards that several packs have, with the same bytes
-    complete      whether every pack is
-    features      name of a feature in PACK/side → the folders of that name
-    without_part  name → shards with samples, but without a part in any of the packs
+    Attributes:
+        root: folder of the merged pack, which may have some of an earlier merge.
+        options: of all packs.
+        shards: (source, part) → where it is taken from.
+        sources: name → record, of the sources that are packed to their end.
+        repeated: shards that several packs have, with the same bytes.
+        complete: whether every pack is.
+        features: name of a feature in PACK/side → the folders of that name.
+        without_part: name → shards with samples, but without a part in any of the packs.
     """
 
     def __init__(self, root: Path, packs: Sequence[Path]):
@@ -319,16 +322,16 @@ class Placing:
     in its place. A clone (a reflink) is a file of its own whose blocks are shared until one is
     written. Symbolic links are followed.
 
-    linked, cloned, copied  files that were made
+    Attributes:
+        linked, cloned, copied: files that were made.
     """
 
     def __init__(self, folders: Sequence[Path], progress: Progress | None):
         """
-        folders
-            All folders that will be placed.
-        progress
-            Called with the bytes that were copied, and those that `folders` take on the disk,
-            whenever some are copied.
+        Args:
+            folders: all folders that will be placed.
+            progress: called with the bytes that were copied, and those that `folders` take on the
+                disk, whenever some are copied.
         """
         self.linked = self.cloned = self.copied = 0
         self._folders, self._progress, self._done = folders, progress, 0
@@ -342,8 +345,9 @@ class Placing:
     def publish(self, source: Path, working: Path, final: Path, digest: str | None = None) -> None:
         """Make a folder like another, and give it its final name in one step.
 
-        working  the name that it has until then, in the same folder
-        digest   of a shard: the XXH3-128 of its checksum file
+        Args:
+            working: the name that it has until then, in the same folder.
+            digest: of a shard: the XXH3-128 of its checksum file.
 
         Raises OSError, and FormatError unless the files of a shard are exactly those listed there.
         """

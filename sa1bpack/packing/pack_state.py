@@ -72,10 +72,10 @@ _WORKING = f"{files.TEMPORARY_PREFIX}work-"
 class Plan(msgspec.Struct, frozen=True):
     """A job: what all its parts together pack.
 
-    parts
-        Into how many parts it is cut.
-    sources
-        Names of all its sources, sorted: the K-th part has every `parts`-th, from the K-th on.
+    Attributes:
+        parts: into how many parts it is cut.
+        sources: names of all its sources, sorted: the K-th part has every `parts`-th, from the K-th
+            on.
     """
 
     parts: int
@@ -85,14 +85,11 @@ class Plan(msgspec.Struct, frozen=True):
 class SourceNote(msgspec.Struct, frozen=True):
     """The note that a part of a job leaves on a source, in a file of its own, for `finalize`.
 
-    record
-        Its record in the manifest; None if it was given up.
-    shards
-        Name of each of its shards → the XXH3-128 of its checksum file.
-    error
-        Why it was given up.
-    corrupt
-        It was, because its bytes are wrong: no shard made from them can be trusted.
+    Attributes:
+        record: its record in the manifest; None if it was given up.
+        shards: name of each of its shards → the XXH3-128 of its checksum file.
+        error: why it was given up.
+        corrupt: it was, because its bytes are wrong: no shard made from them can be trusted.
     """
 
     record: dict[str, Any] | None = None
@@ -137,22 +134,20 @@ def read_note(path: Path, kind: type[_Kind]) -> _Kind:
 class PackState:
     """The state of one pack's folder, locked by one process at a time.
 
-    shards
-        (source, part) → the published shard.
-    sources
-        Name of a finished source → its record in the manifest.
-    listed
-        Names of the shards that the manifest listed when the state was read.
-    rebuild_index
-        Write the index also if it exists: `repair` sets it where that may be damaged.
+    Attributes:
+        shards: (source, part) → the published shard.
+        sources: name of a finished source → its record in the manifest.
+        listed: names of the shards that the manifest listed when the state was read.
+        rebuild_index: write the index also if it exists: `repair` sets it where that may be
+            damaged.
     """
 
     def __init__(self, root: Path, options: PackOptions, lock: int | None = None):
         """Lock `root`, which is created if it does not exist, and read its state.
 
-        lock
-            What `lock_folder` returned: the caller has locked the folder, and enters what is sound
-            in it. Nothing is read here.
+        Args:
+            lock: what `lock_folder` returned: the caller has locked the folder, and enters what is
+                sound in it. Nothing is read here.
 
         Raises OutputLocked if another process has locked it, OptionsDiffer if it was packed with
         other options, PackError if it holds something else, FormatError if it is damaged.
@@ -252,8 +247,8 @@ class PackState:
         and is limited to one twentieth of the run. A run killed in between reads the source again,
         but does not decode it again.
 
-        at_once
-            Write them now: reading this source again would take longer.
+        Args:
+            at_once: write them now: reading this source again would take longer.
         """
         self.sources[record["name"]] = record
         if at_once or time.monotonic() - self._published_at >= 20 * self._publish_seconds:
@@ -332,9 +327,9 @@ class PackState:
     def publish(self, complete: bool) -> Manifest:
         """Write the index, rejects.jsonl, the manifest and the checksums, each atomically.
 
-        complete
-            Every source given is packed. The pack is complete if, in addition, no other source is
-            packed in part.
+        Args:
+            complete: every source given is packed. The pack is complete if, in addition, no other
+                source is packed in part.
 
         Returns the manifest, without its index.
         """
@@ -368,10 +363,9 @@ class PartState(PackState):
     def __init__(self, root: Path, options: PackOptions, plan: Plan, sources: Sequence[str]):
         """Prepare the folder, which is created if it does not exist, and read the state of sources.
 
-        plan
-            The job that the part belongs to.
-        sources
-            Names of the sources of the part.
+        Args:
+            plan: the job that the part belongs to.
+            sources: names of the sources of the part.
 
         Raises what PackState does; OutputLocked only if `pack` without a part, `finalize`, `repair`
         or `merge` works on the folder.
@@ -543,10 +537,9 @@ def existing_parent(path: Path) -> Path:
 def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """Lock a folder until the descriptor is closed or the process ends, however it ends.
 
-    shared
-        Beside others that lock it so; else alone.
-    flags
-        To open its file with; by default it is made.
+    Args:
+        shared: beside others that lock it so; else alone.
+        flags: to open its file with; by default it is made.
 
     The lock is on a file in it, which stays. Raises OutputLocked, and OSError if it has no such
     file that can be opened.

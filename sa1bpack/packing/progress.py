@@ -34,10 +34,11 @@ _REJECTS_NAMED = 10
 class Progress:
     """Counts what happens in a run, draws its progress bar on a terminal, and limits its rejects.
 
-    images    samples that were decoded
-    rejected  members that were rejected, with those of earlier runs
-    read      bytes of each source so far, with those of skipped pairs
-    notes     what was reported to the user
+    Attributes:
+        images: samples that were decoded.
+        rejected: members that were rejected, with those of earlier runs.
+        read: bytes of each source so far, with those of skipped pairs.
+        notes: what was reported to the user.
     """
 
     def __init__(
@@ -48,15 +49,13 @@ class Progress:
         show: bool | None = None,
     ):
         """
-        total_bytes
-            Size of all sources; the bar runs over it, because the number of images is known only at
-            the end of a tar.
-        max_rejects
-            More rejected members raise TooManyRejects, which names the first; None: no limit.
-        rejects
-            Those of earlier runs, as PackState has them.
-        show
-            Whether there is a bar; None: if stderr is a terminal.
+        Args:
+            total_bytes: size of all sources; the bar runs over it, because the number of images is
+                known only at the end of a tar.
+            max_rejects: more rejected members raise TooManyRejects, which names the first; None: no
+                limit.
+            rejects: those of earlier runs, as PackState has them.
+            show: whether there is a bar; None: if stderr is a terminal.
         """
         self.total_bytes = total_bytes
         self.images = self.rejected = 0
@@ -167,13 +166,14 @@ RUNS_NAME = ".runs.jsonl"
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run that decoded images.
 
-    finished      when it ended, in UTC, to the second
-    outcome       "finished" or "stopped by <name of the error>"
-    images        samples that it decoded
-    source_bytes  bytes of tars and folders that it read or skipped
-    workers       processes that were requested
-    seconds       wall time
-    sa1bpack      version
+    Attributes:
+        finished: when it ended, in UTC, to the second.
+        outcome: "finished" or "stopped by <name of the error>".
+        images: samples that it decoded.
+        source_bytes: bytes of tars and folders that it read or skipped.
+        workers: processes that were requested.
+        seconds: wall time.
+        sa1bpack: version.
     """
 
     finished: datetime

@@ -66,10 +66,11 @@ class SourceRecord(msgspec.Struct):
 class PublishedShard:
     """A shard under its final name.
 
-    attributes
-        The packer's record: source, part, first_pair, pairs, pairs_digest (XXH3-64 of the pairs'
-        digests, which tells whether a source is still the same), dropped, rejects, unknown_keys,
-        packed_by, and options (all of the pack's, so that a lost manifest can be rewritten).
+    Attributes:
+        attributes: the packer's record: source, part, first_pair, pairs, pairs_digest (XXH3-64 of
+            the pairs' digests, which tells whether a source is still the same), dropped, rejects,
+            unknown_keys, packed_by, and options (all of the pack's, so that a lost manifest can be
+            rewritten).
     """
 
     entry: ShardEntry

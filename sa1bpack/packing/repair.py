@@ -57,27 +57,20 @@ OWN_FILES = "the pack's own files"
 class RepairResult:
     """The damage to a pack, and the outcome of its repair.
 
-    root
-        The pack's folder.
-    problems
-        What the check found before anything was repaired.
-    repaired
-        Names of the shards that were rebuilt; after a dry run, those that would be.
-    rewritten
-        Whether the pack's own files (manifest, index, checksums, ...) were rewritten, or would be.
-    left
-        What is still damaged → why, and the remedy. Keys are names of shards and sources, and
-        OWN_FILES.
-    extra
-        Problems that are not damage: files that are not part of the pack. They are never touched.
-    notes
-        What was reported to the user.
-    complete
-        The pack holds every source to its end.
-    dry_run
-        Nothing was written.
-    seconds
-        Wall time.
+    Attributes:
+        root: the pack's folder.
+        problems: what the check found before anything was repaired.
+        repaired: names of the shards that were rebuilt; after a dry run, those that would be.
+        rewritten: whether the pack's own files (manifest, index, checksums, ...) were rewritten, or
+            would be.
+        left: what is still damaged → why, and the remedy. Keys are names of shards and sources, and
+            OWN_FILES.
+        extra: problems that are not damage: files that are not part of the pack. They are never
+            touched.
+        notes: what was reported to the user.
+        complete: the pack holds every source to its end.
+        dry_run: nothing was written.
+        seconds: wall time.
 
     Examples:
         >>> result = sa1bpack.repair("packed", dry_run=True)
@@ -117,32 +110,25 @@ def repair(
 ) -> RepairResult:
     """Check a pack, and rebuild what is damaged or missing.
 
-    pack
-        Its folder.
-    sources
-        The tars and folders that it was packed from; paths, glob patterns or URLs. Those without
-        damage are not read, so all may be given. Without any, only the pack's own files are
-        repaired.
-    links
-        A list of tars at URLs, as for `pack`, in addition to `sources`.
-    shards
-        Names of the shards to read in full, if a check has already named the damaged ones; the
-        others get a quick check. Default: all are read.
-    quick
-        A quick check of all shards but `shards`, as in `verify`.
-    part
-        (K, N): check and rebuild the shards of every N-th source by name only, from the K-th on.
-        Parts may run at the same time, on several machines, again, and beside others of the same
-        shards; `pack`, `finalize`, `merge` and a repair without a part are kept off meanwhile. A
-        part puts a shard in place if it has the bytes that were packed. What concerns the whole
-        pack is in `left`, with the call that repairs it: its own files, which the first part
-        checks, and shards that now come out with other bytes.
-    workers
-        Worker processes; 1 does all the work in this process. Default: the available processors.
-    dry_run
-        Check, and report what would be done; write nothing.
-    progress
-        Show progress on stderr. Default: if it is a terminal.
+    Args:
+        pack: its folder.
+        sources: the tars and folders that it was packed from; paths, glob patterns or URLs. Those
+            without damage are not read, so all may be given. Without any, only the pack's own files
+            are repaired.
+        links: a list of tars at URLs, as for `pack`, in addition to `sources`.
+        shards: names of the shards to read in full, if a check has already named the damaged ones;
+            the others get a quick check. Default: all are read.
+        quick: a quick check of all shards but `shards`, as in `verify`.
+        part: (K, N): check and rebuild the shards of every N-th source by name only, from the K-th
+            on. Parts may run at the same time, on several machines, again, and beside others of the
+            same shards; `pack`, `finalize`, `merge` and a repair without a part are kept off
+            meanwhile. A part puts a shard in place if it has the bytes that were packed. What
+            concerns the whole pack is in `left`, with the call that repairs it: its own files,
+            which the first part checks, and shards that now come out with other bytes.
+        workers: worker processes; 1 does all the work in this process. Default: the available
+            processors.
+        dry_run: check, and report what would be done; write nothing.
+        progress: show progress on stderr. Default: if it is a terminal.
 
     A source must be the file that the pack was made from: its size, its XXH3-128 (its md5 if the
     pack records no other) and its pairs are compared, and nothing is taken from another one. What
@@ -222,9 +208,10 @@ class _Rebuilding(PackState):
 class _Rebuilt:
     """A rebuilt shard that can replace the damaged one of its name.
 
-    folder  where it lies, in the working folder
-    same    it has the bytes that the pack's checksums demand
-    note    what to report to the user, or ""
+    Attributes:
+        folder: where it lies, in the working folder.
+        same: it has the bytes that the pack's checksums demand.
+        note: what to report to the user, or "".
     """
 
     shard: PublishedShard
@@ -318,8 +305,8 @@ class _Repair:
         they are rewritten, so a repair that is killed in between is resumed. No part rewrites them:
         it puts in place what has the bytes that the pack demands.
 
-        held
-            At its end, the working folder is removed.
+        Args:
+            held: at its end, the working folder is removed.
         """
         damage, result, whole = self._damage, self.result, self._share is None
         if whole and not (damage.shards or damage.own_files):

@@ -40,20 +40,15 @@ from sa1bpack.wording import counted
 class Totals:
     """The totals of a pack.
 
-    root
-        The pack's folder.
-    images, masks, annotations, dropped, rejects
-        Samples; masks stored; masks that their records had; images dropped because no masks
-        remained; members in rejects.jsonl.
-    identity
-        Which digests of its tars the pack records, in words.
-    left_out
-        How many masks of its images the pack does not hold, and which options left them out, in
-        words; empty if it holds all.
-    bytes
-        Of the files of its shards, with holes counted.
-    reasons
-        Code of a reason → how many members were rejected for it.
+    Attributes:
+        root: the pack's folder.
+        images, masks, annotations, dropped, rejects: samples; masks stored; masks that their
+            records had; images dropped because no masks remained; members in rejects.jsonl.
+        identity: which digests of its tars the pack records, in words.
+        left_out: how many masks of its images the pack does not hold, and which options left them
+            out, in words; empty if it holds all.
+        bytes: of the files of its shards, with holes counted.
+        reasons: code of a reason → how many members were rejected for it.
     """
 
     root: Path
@@ -92,32 +87,23 @@ def totals_of(root: Path, manifest: Manifest) -> dict[str, Any]:
 class PackResult(Totals):
     """The outcome of a run, and the totals of the pack now.
 
-    root
-        The pack's folder.
-    images, masks, annotations, dropped, rejects
-        Totals of the pack: samples; masks stored; masks that their records had; images dropped
-        because no masks remained; members in rejects.jsonl.
-    sources, packed_before
-        Number of sources given, and of those that were complete in the pack before the run.
-    new_images
-        Samples that this run decoded.
-    failed
-        Name of each source that was given up → the error. Empty when the pack is complete.
-    identity
-        Which digests of its tars the pack records, in words.
-    left_out
-        How many masks of its images the pack does not hold, and which options left them out, in
-        words; empty if it holds all.
-    bytes
-        Of the files of its shards, with holes counted.
-    reasons
-        Code of a reason → how many members were rejected for it.
-    notes
-        What was reported to the user during the run.
-    seconds
-        Wall time.
-    url
-        Of the pack in an object store, if it was uploaded; `root` is its staging folder.
+    Attributes:
+        root: the pack's folder.
+        images, masks, annotations, dropped, rejects: totals of the pack: samples; masks stored;
+            masks that their records had; images dropped because no masks remained; members in
+            rejects.jsonl.
+        sources, packed_before: number of sources given, and of those that were complete in the pack
+            before the run.
+        new_images: samples that this run decoded.
+        failed: name of each source that was given up → the error. Empty when the pack is complete.
+        identity: which digests of its tars the pack records, in words.
+        left_out: how many masks of its images the pack does not hold, and which options left them
+            out, in words; empty if it holds all.
+        bytes: of the files of its shards, with holes counted.
+        reasons: code of a reason → how many members were rejected for it.
+        notes: what was reported to the user during the run.
+        seconds: wall time.
+        url: of the pack in an object store, if it was uploaded; `root` is its staging folder.
 
     Examples:
         >>> result = sa1bpack.pack("tests/samples/sa_000000.tar", "packed", workers=1)
@@ -153,21 +139,19 @@ def pack(
     Called again with the same options it resumes after the last complete shard, and adds sources
     that the pack does not have yet.
 
-    sources
-        Paths or glob patterns of tars and folders, and URLs of tars: https, and s3 and gs, which
-        may be patterns. A tar at a URL is read once, as a stream; a stream that breaks off is
-        continued at its byte. Of those that are complete in the pack nothing is asked for.
-    output
-        Folder of the pack; created if it does not exist. Or the URL of one in an object store, s3
-        or gs, with `staging`.
-    staging
-        Local folder in which the pack for an object store is made, shard by shard. Uploaded shards
-        take little of it: room for four is enough. It holds what a repeated run continues.
-    progress
-        Show a progress bar on stderr. Default: if it is a terminal.
-    options
-        Fields of PackOptions: image_size, fit, pixels, masks, max_masks and others. And those of
-        the run, listed below.
+    Args:
+        sources: paths or glob patterns of tars and folders, and URLs of tars: https, and s3 and gs,
+            which may be patterns. A tar at a URL is read once, as a stream; a stream that breaks
+            off is continued at its byte. Of those that are complete in the pack nothing is asked
+            for.
+        output: folder of the pack; created if it does not exist. Or the URL of one in an object
+            store, s3 or gs, with `staging`.
+        staging: local folder in which the pack for an object store is made, shard by shard.
+            Uploaded shards take little of it: room for four is enough. It holds what a repeated run
+            continues.
+        progress: show a progress bar on stderr. Default: if it is a terminal.
+        options: fields of PackOptions: image_size, fit, pixels, masks, max_masks and others. And
+            those of the run, listed below.
 
     - `workers`: worker processes; 1 does all the work in this process. Default: the available
       processors.
@@ -242,18 +226,15 @@ def pack_part(
     another machine, and beside others of the same sources: a shard that another process has
     published meanwhile stays, and this one's is discarded.
 
-    sources
-        All sources of the job, the same for every part.
-    output
-        Folder of the pack, on a disk that all parts share; created if it does not exist.
-    part
-        (K, N): the K-th of N parts, K from 1 on, packs every N-th source by name, from the K-th on.
-    progress
-        As in `pack`.
-    options
-        links, downloads, workers, md5sums, md5, max_rejects, ignore_space, and the fields of
-        PackOptions, as in `pack`. The disk must have room for what is left of the whole job; the
-        part ends when more members of its own sources than `max_rejects` are rejected.
+    Args:
+        sources: all sources of the job, the same for every part.
+        output: folder of the pack, on a disk that all parts share; created if it does not exist.
+        part: (K, N): the K-th of N parts, K from 1 on, packs every N-th source by name, from the
+            K-th on.
+        progress: as in `pack`.
+        options: links, downloads, workers, md5sums, md5, max_rejects, ignore_space, and the fields
+            of PackOptions, as in `pack`. The disk must have room for what is left of the whole job;
+            the part ends when more members of its own sources than `max_rejects` are rejected.
 
     The result's totals are those of the sources of the part; one that cannot be read is named in
     `failed`, and recorded for `finalize`.
@@ -356,30 +337,21 @@ def versions_text(packed_by: dict[str, str]) -> str:
 class FinalizeResult(Totals):
     """The totals of a pack now, and what its job lacks.
 
-    root
-        The pack's folder.
-    images, masks, annotations, dropped, rejects
-        Totals of the pack, as in PackResult.
-    sources
-        Number of sources that it holds to their end.
-    missing
-        Name of each other source of the job → why it is missing.
-    parts
-        Parts (K, N) to be repeated, of the job begun last: those that have the missing sources.
-    known
-        Whether it is known which sources belong to the pack: from the parts of a job, or because it
-        was complete before.
-    identity
-        Which digests of its tars the pack records, in words.
-    left_out
-        How many masks of its images the pack does not hold, and which options left them out, in
-        words; empty if it holds all.
-    bytes
-        Of the files of its shards, with holes counted.
-    reasons
-        Code of a reason → how many members were rejected for it.
-    notes
-        Duplicate sources and image ids, and shards that were removed.
+    Attributes:
+        root: the pack's folder.
+        images, masks, annotations, dropped, rejects: totals of the pack, as in PackResult.
+        sources: number of sources that it holds to their end.
+        missing: name of each other source of the job → why it is missing.
+        parts: parts (K, N) to be repeated, of the job begun last: those that have the missing
+            sources.
+        known: whether it is known which sources belong to the pack: from the parts of a job, or
+            because it was complete before.
+        identity: which digests of its tars the pack records, in words.
+        left_out: how many masks of its images the pack does not hold, and which options left them
+            out, in words; empty if it holds all.
+        bytes: of the files of its shards, with holes counted.
+        reasons: code of a reason → how many members were rejected for it.
+        notes: duplicate sources and image ids, and shards that were removed.
 
     Examples:
         >>> for k in (1, 2):

@@ -39,13 +39,11 @@ NONCANONICAL_BIT = np.uint16(1 << 15)
 class Packed:
     """The rows of one sample.
 
-    rows
-        Array name → its rows, as `finished_rows` returns them. `image` and `mask_bits` are views
-        of the buffers given, valid until these are used for another sample.
-    extent
-        What the sample adds to its shard.
-    unknown_keys
-        Keys of the record that are not in the schema; they are not stored.
+    Attributes:
+        rows: array name → its rows, as `finished_rows` returns them. `image` and `mask_bits` are
+            views of the buffers given, valid until these are used for another sample.
+        extent: what the sample adds to its shard.
+        unknown_keys: keys of the record that are not in the schema; they are not stored.
     """
 
     rows: dict
@@ -93,10 +91,9 @@ def make_sample(
 ) -> Packed | None:
     """Decode one sample.
 
-    file_name
-        Name of the JPEG without its folders, such as "sa_5.jpg".
-    jpeg, record
-        Bytes of the image and of its JSON.
+    Args:
+        file_name: name of the JPEG without its folders, such as "sa_5.jpg".
+        jpeg, record: bytes of the image and of its JSON.
 
     Returns None for an image without remaining masks if the options drop those. Raises SampleError
     (AnnotationError, MaskError, ImageError) if the sample must be rejected; every mask of the

@@ -58,22 +58,15 @@ _POLL_SECONDS = 0.05  # the longest wait without a look at what else has happene
 class PackRun:
     """The objects that the packers of one run share.
 
-    state
-        Of the pack.
-    request
-        Among others, whether md5s are computed, and what they must be.
-    progress
-        Where pairs are counted.
-    packed_by
-        Package → version, recorded in every shard.
-    stopping
-        Set once no further pair is wanted.
-    threads
-        In which shards are written, and workers are served.
-    open_shards
-        Released when a shard has been entered, or discarded.
-    unfinished
-        Packers that are not finished.
+    Attributes:
+        state: of the pack.
+        request: among others, whether md5s are computed, and what they must be.
+        progress: where pairs are counted.
+        packed_by: package → version, recorded in every shard.
+        stopping: set once no further pair is wanted.
+        threads: in which shards are written, and workers are served.
+        open_shards: released when a shard has been entered, or discarded.
+        unfinished: packers that are not finished.
     """
 
     def __init__(
@@ -143,8 +136,8 @@ class InlineDecoder:
     def decode(self, source: Source, pair: Pair, bytes_read: int) -> Future[Made]:
         """The outcome of a pair, as a future. Waits for memory; here, the pair is decoded at once.
 
-        bytes_read
-            Of its source so far.
+        Args:
+            bytes_read: of its source so far.
         """
         buffers = None
         while buffers is None:
@@ -170,12 +163,10 @@ class ShardBuilder:
     sample, so without one nothing is left on disk. Only that thread creates files: Ctrl-C is raised
     in the main thread alone, so nothing is created that the thread does not know of.
 
-    found
-        How many pairs it has, and the digest of their digests, once all were read.
-    discarded
-        The shard is not published, unless it is already.
-    shard
-        The published shard to come, or None if it has no sample or was discarded.
+    Attributes:
+        found: how many pairs it has, and the digest of their digests, once all were read.
+        discarded: the shard is not published, unless it is already.
+        shard: the published shard to come, or None if it has no sample or was discarded.
     """
 
     def __init__(self, run: PackRun, source: Source, part: int):
@@ -244,8 +235,8 @@ class SourcePacker:
 
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
         """
-        wanted
-            The parts to pack; None: all that are not published.
+        Args:
+            wanted: the parts to pack; None: all that are not published.
         """
         self.source = source
         self.error: SourceError | None = None
@@ -422,8 +413,8 @@ def pack_sources(
 ) -> dict[str, SourceError]:
     """Publish the shards of these sources; returns name → error of those that were given up.
 
-    wanted
-        Name of a source → the parts to pack. Default: all that are not published.
+    Args:
+        wanted: name of a source → the parts to pack. Default: all that are not published.
 
     Raises what else ends the run. Then shards that are complete are published, others discarded,
     and no thread and no process is left.

@@ -2,15 +2,13 @@
 
 There are two resampling modes:
 
-``exact``
-    bit for bit the result of
-    ``PIL.Image.open(f).convert("RGB").resize((w, h), Image.Resampling.BICUBIC)``: decoded at full
-    size, then antialiased bicubic.
-``fast``
-    decoded at 1/2, 1/4 or 1/8 by the scaled inverse DCT of libjpeg-turbo, at the smallest of these
-    scales that is not below the stored size, then antialiased bicubic. Decoded at full size, as in
-    ``exact``, if none of them is large enough, and for CMYK and rare chroma samplings, which would
-    blur.
+- "exact": bit for bit the result of
+  `PIL.Image.open(f).convert("RGB").resize((w, h), Image.Resampling.BICUBIC)`: decoded at full size,
+  then antialiased bicubic.
+- "fast": decoded at 1/2, 1/4 or 1/8 by the scaled inverse DCT of libjpeg-turbo, at the smallest of
+  these scales that is not below the stored size, then antialiased bicubic. Decoded at full size, as
+  in "exact", if none of them is large enough, and for CMYK and rare chroma samplings, which would
+  blur.
 
 YCbCr 4:2:0 is computed from the same resized RGB pixels, by `yuv420`. Resizing the JPEG's own
 planes instead was neither faster nor better (docs/decisions/0006-compact-pixels.md).
@@ -73,30 +71,22 @@ def decode_into(
 ) -> None:
     """Decode `jpeg` into the top left of `planes`, and zero the rest.
 
-    Parameters
-    ----------
-    jpeg
-        A complete JPEG file, with any colour space, sampling and order of scans that libjpeg reads.
-        Gray and CMYK become RGB.
-    source
-        Height and width in pixels according to the annotations.
-    size
-        The stored height h and width w, see `sa1bpack.pixels.header.stored_size`.
-    planes
-        C-contiguous uint8. One, at least (h, w, 3), axes (row, column, RGB), or three, Y, Cb and
-        Cr: at least (h, w), (h / 2, w / 2) and (h / 2, w / 2), halves rounded up.
-    resample
-        "fast" or "exact": see the module. Y, Cb and Cr are converted from these pixels by
-        `sa1bpack.pixels.yuv420`.
-
-    Raises
-    ------
-    ImageError
-        with code `not-jpeg`, `size-mismatch` (the JPEG does not have the source's size),
-        `too-large`, `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage). `planes` are
-        then undefined.
-
     Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
+
+    Args:
+        jpeg: a complete JPEG file, with any colour space, sampling and order of scans that libjpeg
+            reads. Gray and CMYK become RGB.
+        source: height and width in pixels according to the annotations.
+        size: the stored height h and width w, see `sa1bpack.pixels.header.stored_size`.
+        planes: C-contiguous uint8. One, at least (h, w, 3), axes (row, column, RGB), or three, Y,
+            Cb and Cr: at least (h, w), (h / 2, w / 2) and (h / 2, w / 2), halves rounded up.
+        resample: "fast" or "exact": see the module. Y, Cb and Cr are converted from these pixels by
+            `sa1bpack.pixels.yuv420`.
+
+    Raises:
+        ImageError: with code `not-jpeg`, `size-mismatch` (the JPEG does not have the source's
+            size), `too-large`, `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage).
+            `planes` are then undefined.
     """
     header = read_header(jpeg)
     if (header.height, header.width) != source:
@@ -249,8 +239,9 @@ def _drop_fourth(typingctx, source, target):
 def pack_rgb(rgbx, out):
     """Copy pixels.
 
-    rgbx  uint32 (h, w), C-contiguous, red in the lowest byte; the highest is not used
-    out   uint8, C-contiguous, at least (h, w, 3): its top left is written
+    Args:
+        rgbx: uint32 (h, w), C-contiguous, red in the lowest byte; the highest is not used.
+        out: uint8, C-contiguous, at least (h, w, 3): its top left is written.
     """
     h, w = rgbx.shape
     source, target = np.int64(rgbx.ctypes.data), np.int64(out.ctypes.data)

@@ -147,8 +147,9 @@ def _segments(jpeg):
 def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressive: bool) -> None:
     """Raise ImageError if there are too many scans, or not all that the image needs.
 
-    scan, at    header of the first scan, and the offset of its data
-    components  their identifiers
+    Args:
+        scan, at: header of the first scan, and the offset of its data.
+        components: their identifiers.
 
     Decoders take a file that was cut between two scans, and then ended by a marker, for whole: the
     scans that it lacks would have added detail, or colour.

@@ -38,8 +38,9 @@ class Part(NamedTuple):
 class Normal(NamedTuple):
     """How bytes become numbers: (value - mean) / std, per channel.
 
-    mean, std  float32 (3,), std above 0
-    table      float32 (3, 256): the result for each byte
+    Attributes:
+        mean, std: float32 (3,), std above 0.
+        table: float32 (3, 256): the result for each byte.
     """
 
     mean: np.ndarray
@@ -59,10 +60,11 @@ def normal(mean: np.ndarray, std: np.ndarray) -> Normal:
 class Taps(NamedTuple):
     """The filter of one axis.
 
-    first    int64 (n,): the first input pixel under the filter of each output pixel
-    weights  float32 (k, n), k >= 2: of this and the following input pixels; their sum is 1, or 0
-             where the filter reaches no pixel
-    copies   whether each output pixel is one input pixel
+    Attributes:
+        first: int64 (n,): the first input pixel under the filter of each output pixel.
+        weights: float32 (k, n), k >= 2: of this and the following input pixels; their sum is 1, or
+            0 where the filter reaches no pixel.
+        copies: whether each output pixel is one input pixel.
     """
 
     first: np.ndarray
@@ -74,7 +76,8 @@ class Taps(NamedTuple):
 def _fill(at, support, length, weights):
     """The filter at a position in pixels: its first pixel, and how many weights it has.
 
-    weights  float32 or float64 (k,): these are written
+    Args:
+        weights: float32 or float64 (k,): these are written.
     """
     low = max(np.int64(np.ceil(at - support - 0.5)), 0)
     high = min(np.int64(np.floor(at + support - 0.5)) + 1, length)
@@ -105,9 +108,10 @@ def _fill_taps(at, support, length, first, weights):
 def make_taps(at: np.ndarray, scale: float, length: int) -> Taps:
     """The filter of one axis.
 
-    at      float64 (n,): centres of the output pixels, in input pixels
-    scale   input pixels per output pixel, negative if mirrored
-    length  input pixels, 1 or more
+    Args:
+        at: float64 (n,): centres of the output pixels, in input pixels.
+        scale: input pixels per output pixel, negative if mirrored.
+        length: input pixels, 1 or more.
     """
     support = max(abs(scale), 1.0)
     first = np.empty(len(at), np.int64)
@@ -220,10 +224,11 @@ def resample_rows(
 class AffinePlaces(NamedTuple):
     """The places of the pixels of an output in an image.
 
-    steps    int64 (2, 3): x and y of pixel (i, j), in units of 2**-32 pixels of the image, are
-             [..., 0] j + [..., 1] i + [..., 2]
-    support  float64 (2,), x and y: half the width of the filters in pixels, 1 or more
-    window   int64 (4,), x0, y0, x1, y1 in units of `steps`: positions outside become 0
+    Attributes:
+        steps: int64 (2, 3): x and y of pixel (i, j), in units of 2**-32 pixels of the image, are
+            [..., 0] j + [..., 1] i + [..., 2].
+        support: float64 (2,), x and y: half the width of the filters in pixels, 1 or more.
+        window: int64 (4,), x0, y0, x1, y1 in units of `steps`: positions outside become 0.
     """
 
     steps: np.ndarray

@@ -173,9 +173,10 @@ def _spread_chroma(near, far, count, sums, out):
     """One row of chroma per pixel, minus 128: 3/4 of the nearest row and column, 1/4 of the next.
     libjpeg rounds up by 8/16 in even columns and by 7/16 in odd ones.
 
-    near, far  addresses of uint8 (count,): the nearest row and the next nearest
-    sums       int16 (count + 2 or more,), scratch
-    out        address of int16 (2 * count,)
+    Args:
+        near, far: addresses of uint8 (count,): the nearest row and the next nearest.
+        sums: int16 (count + 2 or more,), scratch.
+        out: address of int16 (2 * count,).
     """
     middle, k = np.int64(sums.ctypes.data) + 2, 0
     while k < count:
@@ -193,9 +194,10 @@ def _spread_chroma(near, far, count, sums, out):
 def _ycc_to_rgb(light, cb, cr, count, out):
     """Convert one row of pixels. All but `count` are addresses.
 
-    light   of uint8 (count,)
-    cb, cr  of int16 (count,), minus 128
-    out     of uint8 (3 * count,)
+    Args:
+        light: of uint8 (count,).
+        cb, cr: of int16 (count,), minus 128.
+        out: of uint8 (3 * count,).
     """
     k = 0
     while k < count:
@@ -218,10 +220,11 @@ def row_scratch(width):
 def rgb_row(source, i, height, width, stride, rows, scratch, out):
     """Convert row `i` of the planes of one image.
 
-    source   address of uint8: Y in rows of `stride` bytes, `rows` of them including padding; then
-             chroma
-    scratch  of `row_scratch`
-    out      uint8 (3 * max(width, PIXELS) or more,): the row as RGB, unchanged or zero after it
+    Args:
+        source: address of uint8: Y in rows of `stride` bytes, `rows` of them including padding;
+            then chroma.
+        scratch: of `row_scratch`.
+        out: uint8 (3 * max(width, PIXELS) or more,): the row as RGB, unchanged or zero after it.
     """
     # Addresses: a slice per row costs more than a vector.
     sums, chroma, short = scratch
@@ -252,9 +255,10 @@ def rgb_row(source, i, height, width, stride, rows, scratch, out):
 def planes_to_rgb(source, height, width, stride, rows, side, target):
     """Convert the planes of one image into the top left of an RGB canvas, zero to their right.
 
-    source        uint8 (n,)
-    stride, rows  as in `rgb_row`
-    target        uint8 (side * side * 3,), or the first `height` rows of it
+    Args:
+        source: uint8 (n,).
+        stride, rows: as in `rgb_row`.
+        target: uint8 (side * side * 3,), or the first `height` rows of it.
     """
     base = np.int64(source.ctypes.data)
     scratch, row = row_scratch(width), np.zeros(3 * max(side, PIXELS), np.uint8)

@@ -33,16 +33,17 @@ Rows = dict[str, np.ndarray]
 class PairInfo:
     """Facts on a pair that need no decoding of pixels or masks.
 
-    index             of the sample in the dataset of all its tars, as in the sample itself
-    image_id          of the JSON record
-    file_name         name of the image without its folders
-    source, path      name of the tar or folder, "sa_000012", and where it is
-    row               number of the pair in it
-    height, width     pixels of the photograph
-    stored_height, stored_width   pixels of the stored image
-    masks             masks that the sample has, by all options
-    annotations       masks in the JSON record
-    jpeg_bytes, json_bytes   sizes of the members
+    Attributes:
+        index: of the sample in the dataset of all its tars, as in the sample itself.
+        image_id: of the JSON record.
+        file_name: name of the image without its folders.
+        source, path: name of the tar or folder, "sa_000012", and where it is.
+        row: number of the pair in it.
+        height, width: pixels of the photograph.
+        stored_height, stored_width: pixels of the stored image.
+        masks: masks that the sample has, by all options.
+        annotations: masks in the JSON record.
+        jpeg_bytes, json_bytes: sizes of the members.
     """
 
     index: int
@@ -79,10 +80,11 @@ keywords_of(RawKeywords, SampleOptions, max_masks=None)
 class Decoder:
     """Makes samples by the options of `sa1bpack.pack` and of `sa1bpack.open`.
 
-    pack_options  what a pack of the pairs would be made with; None: as `pack`
-    on_error      as in `sa1bpack.open`
-    given         what it would be opened with. max_masks: at most this many of the masks that are
-                  left then, the largest; None: all
+    Args:
+        pack_options: what a pack of the pairs would be made with; None: as `pack`.
+        on_error: as in `sa1bpack.open`.
+        given: what it would be opened with. max_masks: at most this many of the masks that are left
+            then, the largest; None: all.
 
     Raises OptionError if such a pack could not be opened so, MissingPackage without PIL.
     """

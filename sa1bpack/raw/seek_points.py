@@ -41,8 +41,9 @@ _ZRAN_POINT = np.dtype([("file", "<u8"), ("stream", "<u8"), ("bits", "u1"), ("ha
 class SeekPoints:
     """The points of one gzip file.
 
-    points   POINT (p,), rising; the first is at 0 of the stream
-    windows  uint8 (w, WINDOW)
+    Attributes:
+        points: POINT (p,), rising; the first is at 0 of the stream.
+        windows: uint8 (w, WINDOW).
     """
 
     points: np.ndarray
@@ -73,7 +74,8 @@ class SeekPoints:
     def read(self, file: int, path: Path, start: int, count: int) -> bytes:
         """Bytes of the inflated stream from `start`, exactly so many.
 
-        file  descriptor of the gzip file, whose position is neither used nor moved
+        Args:
+            file: descriptor of the gzip file, whose position is neither used nor moved.
 
         Raises SourceCorrupt if they cannot be inflated, OSError if the file cannot be read.
         """

@@ -65,14 +65,15 @@ class _Head(msgspec.Struct):
 class TarIndex:
     """The pairs of one source, and their bytes.
 
-    source   the tar or folder
-    pairs    PAIR (n,), in the order in which the packer meets them; of a file, a memory map
-    points   of a gzip stream; None for plain tars and folders
-    rejects  members that are named like half of a pair and are none
-    digest   XXH3-128 of the pairs, and of a tar also of its size and its first and last 64 KiB
-    stamp    of a tar: bytes and time of the last change (ns); None for folders
-    files    of a folder: path and time of the last change (ns) of each file; empty for a tar
-    folder   where its file is, see `open_index`
+    Attributes:
+        source: the tar or folder.
+        pairs: PAIR (n,), in the order in which the packer meets them; of a file, a memory map.
+        points: of a gzip stream; None for plain tars and folders.
+        rejects: members that are named like half of a pair and are none.
+        digest: XXH3-128 of the pairs, and of a tar also of its size and its first and last 64 KiB.
+        stamp: of a tar: bytes and time of the last change (ns); None for folders.
+        files: of a folder: path and time of the last change (ns) of each file; empty for a tar.
+        folder: where its file is, see `open_index`.
 
     A file is opened for each half and closed again, which is a thousandth of the decoding: there is
     nothing that threads or a fork could share, and no limit of open files to keep.
@@ -139,8 +140,9 @@ class TarIndex:
 def open_index(source: Source, folder: Path | None) -> TarIndex:
     """The index of a source: read if there is one that fits the source, else made.
 
-    source  a folder is listed each time, which needs no file
-    folder  of the files of indices; None: each lies beside its tar, hidden
+    Args:
+        source: a folder is listed each time, which needs no file.
+        folder: of the files of indices; None: each lies beside its tar, hidden.
 
     An index that is damaged, or whose tar has changed, is made again, with a warning in the log.
     Processes that need the same one at once make it once, if the file system has locks.

@@ -23,9 +23,10 @@ class Attempts:
 
     def __init__(self, address: object, most: int, on_wait: OnWait = None):
         """
-        address  of the file, for messages
-        most     attempts in a row, without progress
-        on_wait  called with a line for the user when attempts fail for longer than a moment
+        Args:
+            address: of the file, for messages.
+            most: attempts in a row, without progress.
+            on_wait: called with a line for the user when attempts fail for longer than a moment.
         """
         self._address, self._most, self._on_wait = address, most, on_wait
         self._failures = self._failed_at = 0
@@ -35,9 +36,10 @@ class Attempts:
     ) -> float:
         """Count a failure; returns the seconds to wait, or raises an error after the last attempt.
 
-        kind      class of that error
-        position  bytes that were read before it
-        asked     seconds that the server asks to wait
+        Args:
+            kind: class of that error.
+            position: bytes that were read before it.
+            asked: seconds that the server asks to wait.
         """
         if position >= self._failed_at + PROGRESS_BYTES:
             self._failures = 0

@@ -107,16 +107,18 @@ def begun(work: Coroutine) -> Future:
 class Bucket(Origin):
     """A folder of a bucket, or a bucket.
 
-    url      of the folder, without credentials
-    prefix   of the keys of its objects
+    Attributes:
+        url: of the folder, without credentials.
+        prefix: of the keys of its objects.
     """
 
     forks = False
 
     def __init__(self, url: str, store: Any = None, attempts: int = TRIES, on_wait: OnWait = None):
         """
-        store              of the bucket; None: a new one
-        attempts, on_wait  as for Attempts, at each request
+        Args:
+            store: of the bucket; None: a new one.
+            attempts, on_wait: as for Attempts, at each request.
 
         Raises as `open_store` does.
         """
@@ -168,7 +170,8 @@ class Bucket(Origin):
     async def _tried(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
         """The result of a request for a path in the folder; it is repeated where that may help.
 
-        request  called with the key
+        Args:
+            request: called with the key.
 
         Raises FileNotFoundError for what is not there, EndsEarly, StoreError.
         """
@@ -271,7 +274,8 @@ class Bucket(Origin):
     def put(self, objects: Mapping[str, tuple[bytes | Path, str]]) -> None:
         """Write objects, several at once, in parts if they are large, and read them back.
 
-        objects  path in the folder → its bytes, and their XXH3-128
+        Args:
+            objects: path in the folder → its bytes, and their XXH3-128.
 
         Raises StoreError if that fails, or other bytes come back, several times; then every later
         request fails, too.

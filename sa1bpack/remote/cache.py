@@ -99,14 +99,16 @@ class Lock(io.FileIO):
 class Cache:
     """The folder of a cache, in this process. Its methods may be called by any thread.
 
-    root   the folder
-    limit  bytes that it may take
+    Args:
+        root: the folder.
+        limit: bytes that it may take.
     """
 
     def __init__(self, root: Path, limit: int | None = None):
         """Open the folder, or make it; remove what killed processes left.
 
-        limit  None: that of who opened it last, or four fifths of the free disk
+        Args:
+            limit: None: that of who opened it last, or four fifths of the free disk.
 
         Raises OSError.
         """
@@ -158,9 +160,10 @@ class Cache:
     ) -> Lock:
         """A folder in use, fetched if it is not here, by one process and thread of those that ask.
 
-        nbytes    that it takes
-        fetch     makes the folder
-        is_sound  whether one that is here is complete and undamaged
+        Args:
+            nbytes: that it takes.
+            fetch: makes the folder.
+            is_sound: whether one that is here is complete and undamaged.
 
         A thread of its own fetches, so that a signal, which raises in the main thread, interrupts
         no more than the wait for it. Raises what `fetch` raises, CacheFull, StoreError, OSError.
@@ -290,7 +293,8 @@ class Cache:
     def _remove(self, lock: Lock, only_begun: bool = False) -> int:
         """Remove a folder that nobody uses or fetches; returns its bytes.
 
-        only_begun  no complete one
+        Args:
+            only_begun: no complete one.
         """
         folder = lock.path.with_suffix("")
         with lock:

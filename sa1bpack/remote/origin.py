@@ -63,9 +63,10 @@ class Origin:
     Every method raises FileNotFoundError for what is not there, and StoreError if the store cannot
     be reached, refuses, or returns fewer bytes than asked for: EndsEarly if the file has no more.
 
-    url     of the folder, without credentials
-    forks   whether it can be read in a child that was forked
-    counts  of what was fetched, and of hits and misses
+    Attributes:
+        url: of the folder, without credentials.
+        forks: whether it can be read in a child that was forked.
+        counts: of what was fetched, and of hits and misses.
     """
 
     forks = True
@@ -137,9 +138,10 @@ def fetch_group(
 ) -> None:
     """Fetch a shard, or a part of a feature, into a folder that is being made.
 
-    path    in the origin
-    digest  XXH3-128 of its checksum file
-    arrays  that it has, each with its number of rows
+    Args:
+        path: in the origin.
+        digest: XXH3-128 of its checksum file.
+        arrays: that it has, each with its number of rows.
 
     Raises StoreError, also if the origin has something else there by now; FormatError naming what
     is damaged in the origin; OSError if the disk fails.
@@ -198,7 +200,8 @@ def changed(origin: Origin, path: str) -> StoreError:
 def fetch_files(origin: Origin, path: str, folder: Path, files: Files) -> None:
     """Fetch files into a folder that is being made, AT_ONCE of them, or of their ranges, at once.
 
-    path  of the folder in the origin
+    Args:
+        path: of the folder in the origin.
 
     Raises FormatError naming a file that does not have its digest, or is missing; StoreError,
     OSError.

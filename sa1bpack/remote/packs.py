@@ -108,9 +108,10 @@ class _Brought:
     def _bring(self, path: str, name: str, digest: str, arrays, link: str) -> Lock:
         """A shard or a part, in use, with a link to it; fetched by `fetch_group` if need be.
 
-        path, digest, arrays  as in `fetch_group`
-        name                  of its folder in the cache, without the digest
-        link                  path of the link in this folder
+        Args:
+            path, digest, arrays: as in `fetch_group`.
+            name: of its folder in the cache, without the digest.
+            link: path of the link in this folder.
         """
         name = f"shards/{name}-{digest}"
         if (lease := self._cache.lease(name)) is not None:
@@ -194,8 +195,10 @@ def _link(link: Path, folder: Path) -> None:
 def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
     """A pack through the cache in a folder: manifest and index as they are now.
 
-    url    as `pack_url` spells it
-    limit  of the cache in bytes; None: that of who opened it last, or four fifths of the free disk
+    Args:
+        url: as `pack_url` spells it.
+        limit: of the cache in bytes; None: that of who opened it last, or four fifths of the free
+            disk.
 
     Raises NotAPack if there is no pack, FormatError if it is damaged or being written, OptionError,
     StoreError, CacheFull, OSError.

@@ -42,9 +42,9 @@ _CREDENTIALS_FOR = timedelta(minutes=5)
 def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
     """The obstore store of a bucket, "s3" or "gs".
 
-    retries
-        How often the library repeats a request by itself: after 5xx, a refused connection, or a
-        body that breaks off. 0: never.
+    Args:
+        retries: how often the library repeats a request by itself: after 5xx, a refused connection,
+            or a body that breaks off. 0: never.
 
     Raises MissingPackage without the packages of the extra `cloud`, and OptionError if no
     credentials are found.
@@ -158,8 +158,9 @@ _REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
 def final_error(error: Exception, address: str) -> Exception | None:
     """The error for what does not pass by itself; None for what may be tried again.
 
-    error    of the library; a ValueError is one of a key or a date that it does not take
-    address  URL of the object
+    Args:
+        error: of the library; a ValueError is one of a key or a date that it does not take.
+        address: URL of the object.
     """
     text, said, status = error_text(error), library_text(error), status_of(error)
     if any(word in said for word in _EXPIRED):

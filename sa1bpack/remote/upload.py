@@ -187,7 +187,8 @@ class UploadedState(PackState):
 def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
     """Bring into the working folder what is complete in the bucket, and is not there yet.
 
-    fresh  nothing is in the working folder yet
+    Args:
+        fresh: nothing is in the working folder yet.
 
     Of shards, all but the bytes of the large arrays. Objects of shards that are not complete are
     removed: their upload was killed. Shards of the working folder that were uploaded, and are not

@@ -44,8 +44,8 @@ _UNQUOTED = "%/:?#[]@!$&'()*+,;=~"  # in a URL, what is not quoted again
 class Broken(Exception):
     """A request or its body failed in a way that may pass.
 
-    wait
-        Seconds after which the server asks to be asked again.
+    Args:
+        wait: seconds after which the server asks to be asked again.
     """
 
     def __init__(self, why: str, wait: float = 0.0):
@@ -109,13 +109,11 @@ class WebFile:
         on_wait: OnWait = None,
     ):
         """
-        digest
-            Returns the hex XXH3-128 of all bytes that `read` has returned. Without it, a server
-            without ranges cannot be continued from.
-        stop
-            Read no further than this byte.
-        attempts, on_wait
-            As for Attempts.
+        Args:
+            digest: returns the hex XXH3-128 of all bytes that `read` has returned. Without it, a
+                server without ranges cannot be continued from.
+            stop: read no further than this byte.
+            attempts, on_wait: as for Attempts.
         """
         self.address, self._digest, self._stop = address, digest, stop
         self._attempts = Attempts(address, attempts, on_wait)

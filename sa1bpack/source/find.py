@@ -71,9 +71,9 @@ def find_sources(
     source and must hold `.jpg`, `.jpeg` or `.json` files at some depth; one that holds none, but
     tars, stands for these. A path matched by several patterns counts once.
 
-    links
-        Tars at these addresses as well; patterns may then be URLs too (of an object store also
-        with `*`, `?` and `[...]`). None: URLs are refused.
+    Args:
+        links: tars at these addresses as well; patterns may then be URLs too (of an object store
+            also with `*`, `?` and `[...]`). None: URLs are refused.
 
     Raises OptionError for a URL that cannot be used, or a bucket without credentials;
     MissingPackage for a bucket without the extra `cloud`; SourceError if a pattern matches nothing,

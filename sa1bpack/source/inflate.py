@@ -48,10 +48,11 @@ class ByteStream:
     the file is computed, and its md5 if asked for: that is slower than inflation, so it has a
     thread of its own, which does nothing but compute, so waiting for it cannot hang.
 
-    path        of the file
-    position    bytes of the tar that were returned or skipped
-    bytes_read  bytes of the file that were read
-    chunk       bytes of the tar that were read, and are not returned yet
+    Attributes:
+        path: of the file.
+        position: bytes of the tar that were returned or skipped.
+        bytes_read: bytes of the file that were read.
+        chunk: bytes of the tar that were read, and are not returned yet.
     """
 
     def __init__(self, path: Path | Address, *, md5: bool = False, on_wait: OnWait = None):

@@ -246,8 +246,9 @@ class PairReader(AbstractContextManager):
         **options,
     ):
         """
-        members
-            Of the source; None: opened with these `options`, `md5` and `on_wait` of a ByteStream.
+        Args:
+            members: of the source; None: opened with these `options`, `md5` and `on_wait` of a
+                ByteStream.
         """
         self.source = source
         self.rejects: list[Reject] = []

@@ -65,7 +65,8 @@ Size = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
 def size_schedules(size: Size, mask_size: Size, side: int, cells: int) -> tuple[Schedule, Schedule]:
     """The schedules of the canvas and of the mask grid, (height, width) each, of a pipeline.
 
-    side, cells  of the images and of the masks of a batch
+    Args:
+        side, cells: of the images and of the masks of a batch.
 
     Raises OptionError for a value that cannot be used.
     """
@@ -111,7 +112,9 @@ def check_made(batch: Mapping, needed: Collection[str]) -> None:
 def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]) -> None:
     """Raise OptionError if `batch` is not a batch of tensors with the needed keys.
 
-    of_masks  keys with one row per mask: a batch with one of them, or with runs, needs mask counts
+    Args:
+        of_masks: keys with one row per mask: a batch with one of them, or with runs, needs mask
+            counts.
     """
     if not isinstance(batch, Mapping):
         raise OptionError(f"the batch is a {_kind(batch)}: {_REMEDY}")
@@ -130,10 +133,11 @@ def check_arrays(
 ) -> None:
     """Raise OptionError unless the arrays of a batch are those of the pipeline's dataset.
 
-    spec     of the dataset; None if it has none. That of a batch without one is not checked
-    side     of the images, uint8 (B, S, S, 3), or of planes (B, S * 3 / 2, S)
-    cells    of a side of the masks, bool or bits in uint8, if there are no runs
-    spatial  name → (C, h, w) of the spatial features
+    Args:
+        spec: of the dataset; None if it has none. That of a batch without one is not checked.
+        side: of the images, uint8 (B, S, S, 3), or of planes (B, S * 3 / 2, S).
+        cells: of a side of the masks, bool or bits in uint8, if there are no runs.
+        spatial: name → (C, h, w) of the spatial features.
     """
     found = batch.get("spec")
     if None not in (spec, found) and found != spec:
@@ -205,9 +209,10 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
 def check_runs(runs: Any, small: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> None:
     """Raise OptionError if the runs do not belong to the masks of a batch.
 
-    small   `mask_counts` of the batch, and `mask_offset` of the runs
-    shape   (T,) or (B, M), the leading shape of the arrays with one row per mask; with (B, M) the
-            runs may include padding or not
+    Args:
+        small: `mask_counts` of the batch, and `mask_offset` of the runs.
+        shape: (T,) or (B, M), the leading shape of the arrays with one row per mask; with (B, M)
+            the runs may include padding or not.
     """
     counts, found = small["mask_counts"], small["mask_offset"].diff()
     rows, padded = prod(shape), len(shape) == 2

@@ -54,8 +54,10 @@ class Maps:
 class AxisMaps(Maps):
     """source = scale * output + offset, for x and y of each of B samples.
 
-    scale   float64 (B, 2), x and y: source pixels per output pixel; negative if mirrored, never 0
-    offset  float64 (B, 2), x and y in source pixels
+    Attributes:
+        scale: float64 (B, 2), x and y: source pixels per output pixel; negative if mirrored, never
+            0.
+        offset: float64 (B, 2), x and y in source pixels.
 
     Without rotation and shear: any number of such maps can be composed, and everything is resampled
     once, axis by axis.
@@ -106,8 +108,9 @@ class AxisMaps(Maps):
 class AffineMaps(Maps):
     """source = linear @ output + offset, for each of B samples: with rotation and shear.
 
-    linear  float64 (B, 2, 2), x and y in source pixels per output pixel along x and y
-    offset  float64 (B, 2), x and y in source pixels
+    Attributes:
+        linear: float64 (B, 2, 2), x and y in source pixels per output pixel along x and y.
+        offset: float64 (B, 2), x and y in source pixels.
 
     Operations are sums and products of numbers, not products of matrices: they round in the same
     way on every device.
@@ -168,13 +171,14 @@ _FAR = 2.0**20  # pixels; positions beyond are in no image
 class Frame:
     """The place of the stored images on the canvas.
 
-    maps    from canvas to stored coordinates
-    extent  float64 (B, 2), x and y in canvas pixels: the image covers exactly the part of the
-            canvas from the top left corner to here
-    canvas  (height, width) in pixels, the same for all images
-    window  float64 (B, 4), x0, y0, x1, y1 in stored pixels, of images that may be rotated: within
-            `extent`, they cover the part of the canvas that shows this window. None if all images
-            are upright
+    Attributes:
+        maps: from canvas to stored coordinates.
+        extent: float64 (B, 2), x and y in canvas pixels: the image covers exactly the part of the
+            canvas from the top left corner to here.
+        canvas: (height, width) in pixels, the same for all images.
+        window: float64 (B, 4), x0, y0, x1, y1 in stored pixels, of images that may be rotated:
+            within `extent`, they cover the part of the canvas that shows this window. None if all
+            images are upright.
 
     Examples:
         >>> same = T.AxisMaps(torch.ones(1, 2).double(), torch.zeros(1, 2).double())
@@ -287,8 +291,9 @@ def places(frame: Frame, grid: tuple[int, int]) -> torch.Tensor:
 def fit_frame(sizes: torch.Tensor, canvas: tuple[int, int]) -> Frame:
     """The first frame: complete images, as large as possible, in the top left corner.
 
-    sizes   (B, 4), pixels: source height and width, stored height and width
-    canvas  (height, width)
+    Args:
+        sizes: (B, 4), pixels: source height and width, stored height and width.
+        canvas: (height, width).
     """
     stored = sizes[:, 2:].flip(1).double()
     sides = pair(canvas[1], canvas[0], stored.device)
@@ -305,9 +310,10 @@ def stored_to_source(sizes: torch.Tensor) -> AxisMaps:
 def source_to_grid(sizes: torch.Tensor, cells: int, fit: str) -> AxisMaps:
     """From source coordinates to cells of a stored mask grid, by the rule of docs/format.md.
 
-    sizes  see `fit_frame`
-    cells  side of the grid
-    fit    of the pack
+    Args:
+        sizes: see `fit_frame`.
+        cells: side of the grid.
+        fit: of the pack.
     """
     source = sizes[:, :2].flip(1).double()
     if fit != "squash":
@@ -318,8 +324,9 @@ def source_to_grid(sizes: torch.Tensor, cells: int, fit: str) -> AxisMaps:
 def fixed_steps(maps: AffineMaps, points: int = 1) -> torch.Tensor:
     """The places of the centres of cells in the source, in whole numbers.
 
-    maps    from cells to source pixels
-    points  sample points along each side of a cell; in place of the centre
+    Args:
+        maps: from cells to source pixels.
+        points: sample points along each side of a cell; in place of the centre.
 
     Returns int64 (B, 2, 3) in units of 2**-FRACTION pixels, see `positions`. Maps that reach too
     far or are not finite get arbitrary numbers.
@@ -335,8 +342,9 @@ def positions(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x and y of cells, int64 (B, rows, width) each, in units of 2**-FRACTION pixels.
 
-    steps  int64 (B, 2, 3): the position of cell (i, j) is [..., 0] j + [..., 1] i + [..., 2]
-    rows   the first and the one after the last
+    Args:
+        steps: int64 (B, 2, 3): the position of cell (i, j) is [..., 0] j + [..., 1] i + [..., 2].
+        rows: the first and the one after the last.
     """
     j = torch.arange(width, device=steps.device)
     i = torch.arange(*rows, device=steps.device)[:, None]
@@ -354,9 +362,10 @@ def place_annotations(
 ) -> dict[str, torch.Tensor]:
     """Boxes and points of a batch on the canvas, for those of `bboxes` and `point_coords` it has.
 
-    small        `sizes` of the batch, see `fit_frame`, `bboxes` and `point_coords`
-    owner        int64 (T,), the sample of each mask
-    coordinates  of the dataset: "source" or "stored"
+    Args:
+        small: `sizes` of the batch, see `fit_frame`, `bboxes` and `point_coords`.
+        owner: int64 (T,), the sample of each mask.
+        coordinates: of the dataset: "source" or "stored".
 
     Returns, of `boxes_xyxy`, float64 (T, 4): upright boxes around the moved ones, clipped to the
     image (one that is outside has no width or no height); `point_coords`, float64 (T, 2); and
@@ -400,7 +409,8 @@ CROP_ATTEMPTS = 10  # as in torchvision
 class GeometricStep:
     """A step from one frame to the next; the base class for custom steps.
 
-    shrinks  the largest factor by which the step may reduce an image; 1 for never
+    Attributes:
+        shrinks: the largest factor by which the step may reduce an image; 1 for never.
 
     Examples:
         >>> issubclass(T.RandomHorizontalFlip, T.GeometricStep), T.RandomHorizontalFlip.shrinks

@@ -241,8 +241,9 @@ class Pipeline:
     ) -> Batch:
         """The result for a checked batch.
 
-        small  its numbers per image and mask, all on the host if possible: what is made of them is
-               sent to the device of the batch
+        Args:
+            small: its numbers per image and mask, all on the host if possible: what is made of them
+                is sent to the device of the batch.
         """
         frame, colors, mix = geometry.fit_frame(small["sizes"], canvas), None, None
         for k, step in enumerate(self.steps):

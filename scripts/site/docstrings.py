@@ -7,13 +7,11 @@ and examples become blocks, and all else stays as it is.
 import re
 from collections.abc import Iterator
 
-_SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Examples):")
+_SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Modules|Examples):")
 _TITLES = {"Args": "Arguments"}
 _RULER = re.compile(r"=+( +=+)+")
 _ENTRY = re.compile(r"(\*{0,2}\w[\w., *]*): (.*)")  # name, name: text
-_ALIGNED = re.compile(r"(\*{0,2}\w[\w., *]*?) {2,}(\S.*)")  # name   text
 _PAGE = re.compile(r"\bdocs/([\w/-]+)\.md")
-_NAME = re.compile(r"\*{0,2}\w+(, \*{0,2}\w+)*")  # a line of its own, and its text below it
 
 
 def markdown(docstring: str) -> str:
@@ -37,11 +35,6 @@ def _blocks(lines: list[str]) -> Iterator[str]:
         elif line == "::":
             inside = _indented(rest)
             yield from _fenced("python", _dedented(inside))
-            at += 1 + len(inside)
-        elif (found := _ALIGNED.fullmatch(line)) or (_NAME.fullmatch(line) and _starts(rest)):
-            inside = _indented(rest, blank=False)
-            text = [found[2]] if found else []
-            yield from _entry(found[1] if found else line, [*text, *_dedented(inside)])
             at += 1 + len(inside)
         else:
             yield line
@@ -72,10 +65,6 @@ def _entry(names: str, text: list[str]) -> Iterator[str]:
 
 def _fenced(language: str, lines: list[str]) -> Iterator[str]:
     yield from ("", f"```{language}", *"\n".join(lines).strip("\n").split("\n"), "```", "")
-
-
-def _starts(lines: list[str]) -> bool:
-    return bool(lines) and lines[0].startswith("    ")
 
 
 def _indented(lines: list[str], blank: bool = True) -> list[str]:

@@ -24,21 +24,22 @@ HARDEST = 5
 class Case:
     """A dataset, and how it is read.
 
-    layout     fit, pixels and masks of the packs, and the number of their scale
-    several    both packs are opened as one
-    copied     "first", "all": a copy of the first of them as well, and duplicates= is this
-    cache      "": they are local; "new" or "kept": they are read through a cache
-    opened     options of sa1bpack.open
-    selection  which samples
-    workers    of make_dataloader; None: it is a Loader
-    ranks      that share each batch; those after it was resumed
-    order      name or class, with its options
-    reading    options of either
-    own        options of a Loader, or of make_dataloader, alone; those after it was resumed
-    cold       what of the packs is not in the page cache when an epoch begins: "all", "some", ""
-    stop       epoch and batches after which it is resumed by other readers; None: it is not
-    keep       batches are kept until the end of the epoch, and not copied
-    transform  batches go through a Pipeline without steps
+    Attributes:
+        layout: fit, pixels and masks of the packs, and the number of their scale.
+        several: both packs are opened as one.
+        copied: "first", "all": a copy of the first of them as well, and duplicates= is this.
+        cache: "": they are local; "new" or "kept": they are read through a cache.
+        opened: options of sa1bpack.open.
+        selection: which samples.
+        workers: of make_dataloader; None: it is a Loader.
+        ranks: that share each batch; those after it was resumed.
+        order: name or class, with its options.
+        reading: options of either.
+        own: options of a Loader, or of make_dataloader, alone; those after it was resumed.
+        cold: what of the packs is not in the page cache when an epoch begins: "all", "some", "".
+        stop: epoch and batches after which it is resumed by other readers; None: it is not.
+        keep: batches are kept until the end of the epoch, and not copied.
+        transform: batches go through a Pipeline without steps.
     """
 
     seed: int
@@ -148,7 +149,8 @@ def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
 def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
     """Draw how the dataset of a case is read.
 
-    direct  whether the file system can be read past the page cache
+    Args:
+        direct: whether the file system can be read past the page cache.
     """
     rng = random.Random(f"{case.seed} reading")
     hardest = case.seed % HARDEST == 0

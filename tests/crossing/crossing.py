@@ -144,7 +144,8 @@ class Crossing:
     def _cool(self, how: str, certain: bool) -> None:
         """Drop the large files from the page cache, or all but some pieces of them.
 
-        certain  none of them has been read yet, so that all of them can be dropped
+        Args:
+            certain: none of them has been read yet, so that all of them can be dropped.
         """
         files = [path for root in self._folders for path in large_files(root)]
         for path in files if how else ():

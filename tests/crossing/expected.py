@@ -70,9 +70,10 @@ def expected_batch(
 ) -> Batch:
     """The arrays of a batch of these samples; `runs.NAME` are those of its runs.
 
-    kept    the masks of each sample
-    layout  the option `masks` of the loader
-    rows    of padded arrays; None: as many as the fullest sample has
+    Args:
+        kept: the masks of each sample.
+        layout: the option `masks` of the loader.
+        rows: of padded arrays; None: as many as the fullest sample has.
     """
     counts = np.array([len(each) for each in kept], np.int64)
     padded = layout.startswith("padded")
@@ -183,8 +184,9 @@ def expected_input(
 ) -> Batch:
     """What a Pipeline without steps makes of these samples; rows of masks one after the other.
 
-    plain  the samples with RGB images, and masks as bool
-    ds     that these come from
+    Args:
+        plain: the samples with RGB images, and masks as bool.
+        ds: that these come from.
     """
     images = np.stack([on_canvas(sample, ds) for sample in plain]).astype(np.float32)
     images = (images - np.float32(SAM_MEAN)) / np.float32(SAM_STD)

@@ -44,8 +44,9 @@ class Peak(TorchDispatchMode):
 
     Memory that an operation takes and returns within itself is not counted.
 
-    now   the bytes of those that live
-    most  the most bytes so far
+    Attributes:
+        now: the bytes of those that live.
+        most: the most bytes so far.
     """
 
     def __init__(self, size: Callable[[int], int] = int):

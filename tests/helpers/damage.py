@@ -28,15 +28,16 @@ KINDS = {
 class Damage:
     """The damage done, and the expected findings.
 
-    what        description for messages
-    kind        one of KINDS
-    place       kind of the file, such as "bbox", "zarr.json of an array", "index"
-    shard       damaged shard; None for the pack's own files
-    array       damaged array, of the shard or of the index
-    samples     rows in the shard, at least one of which a check must name; empty for no sample
-    names       texts, one of which a check must report
-    harmless    nothing is damaged: a check notes it, and everything is read as before
-    quick       whether the quick checks, of sa1bpack and of verify_shards.py, find it
+    Attributes:
+        what: description for messages.
+        kind: one of KINDS.
+        place: kind of the file, such as "bbox", "zarr.json of an array", "index".
+        shard: damaged shard; None for the pack's own files.
+        array: damaged array, of the shard or of the index.
+        samples: rows in the shard, at least one of which a check must name; empty for no sample.
+        names: texts, one of which a check must report.
+        harmless: nothing is damaged: a check notes it, and everything is read as before.
+        quick: whether the quick checks, of sa1bpack and of verify_shards.py, find it.
     """
 
     what: str
@@ -59,10 +60,11 @@ def linked_copy(root: Path, copy: Path) -> Path:
 class _File:
     """A file of a pack.
 
-    place         its kind, such as "bbox", "zarr.json of an array", "manifest.json"
-    shard, array  that it belongs to; of the index only the array
-    data          its bytes
-    payload       how many of them are of the array of a shard, before the index of its chunks
+    Attributes:
+        place: its kind, such as "bbox", "zarr.json of an array", "manifest.json".
+        shard, array: that it belongs to; of the index only the array.
+        data: its bytes.
+        payload: how many of them are of the array of a shard, before the index of its chunks.
     """
 
     name: str

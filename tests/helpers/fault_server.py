@@ -70,21 +70,15 @@ Answer = Callable[[Handler, bytes], None]
 class FaultServer:
     """Files by path, and what goes wrong with requests for them.
 
-    files
-        Path with its slash → bytes.
-    faults
-        Path → faults, one for each request, in order; when there are none left, it is answered as
-        it should be.
-    requests
-        (path, value of Range or "", value of If-Match or "") of each, in order.
-    ranges, etags
-        Whether ranges are served, and ETags sent.
-    most
-        Bytes that are sent at most for a range, however long it is; None: all.
-    proxy_users
-        Values of Proxy-Authorization, in the order of the requests that have one.
-    always
-        The answer to every request, whatever its path.
+    Attributes:
+        files: path with its slash → bytes.
+        faults: path → faults, one for each request, in order; when there are none left, it is
+            answered as it should be.
+        requests: (path, value of Range or "", value of If-Match or "") of each, in order.
+        ranges, etags: whether ranges are served, and ETags sent.
+        most: bytes that are sent at most for a range, however long it is; None: all.
+        proxy_users: values of Proxy-Authorization, in the order of the requests that have one.
+        always: the answer to every request, whatever its path.
     """
 
     url: str = ""
@@ -234,9 +228,10 @@ REFUSALS = {
 class FaultyProxy:
     """Passes requests on to a server, and spoils some of the answers.
 
-    requests  (method, path) of all that came
-    faults    names of those made
-    passing   how many are with the server now
+    Attributes:
+        requests: (method, path) of all that came.
+        faults: names of those made.
+        passing: how many are with the server now.
     """
 
     def __init__(self, target: str):

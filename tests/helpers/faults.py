@@ -25,15 +25,14 @@ CALLS = (*SPACE, "open", "unlink", "rmdir")
 class Plan:
     """The fate of the calls below a folder.
 
-    root
-        The folder.
-    action
-        "error": calls fail with `code`. "short": writes are short. "kill": the process kills
-        itself instead of making the call. "count": calls are only counted.
-    at, count
-        The first affected call, among those in `calls`, and the number of affected calls.
-    report
-        File that gets a line for every affected call (with "count", every call), before it is made.
+    Attributes:
+        root: the folder.
+        action: "error": calls fail with `code`. "short": writes are short. "kill": the process
+            kills itself instead of making the call. "count": calls are only counted.
+        at, count: the first affected call, among those in `calls`, and the number of affected
+            calls.
+        report: file that gets a line for every affected call (with "count", every call), before it
+            is made.
     """
 
     root: str

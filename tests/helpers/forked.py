@@ -52,11 +52,10 @@ def forked_child() -> Iterator[int]:
 class Forked:
     """A running command, in its own process group.
 
-    log
-        File for its output.
-    prepare
-        Called in the process before the command. Flushes to disk do nothing there: they would take
-        most of the time, and only a power cut shows the difference.
+    Args:
+        log: file for its output.
+        prepare: called in the process before the command. Flushes to disk do nothing there: they
+            would take most of the time, and only a power cut shows the difference.
     """
 
     def __init__(self, *arguments, log: Path, prepare: Callable[[], None] = lambda: None):

@@ -24,7 +24,9 @@ _NONE = 0
 def guarded(data: np.ndarray, side: str) -> np.ndarray:
     """A read-only copy of a uint8 (n,) array that ends, or begins, at a guard page.
 
-    side  "end": the byte after the last is in the guard page; "start": the byte before the first is
+    Args:
+        side: "end": the byte after the last is in the guard page; "start": the byte before the
+            first is.
     """
     page = mmap.PAGESIZE
     room = -(-data.nbytes // page) * page

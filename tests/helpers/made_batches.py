@@ -54,7 +54,8 @@ def stored_size(height: int, width: int, layout: Layout) -> tuple[int, int]:
 def rectangle_batch(layout: Layout, rectangles, source=(150, 225), coordinates="source") -> dict:
     """Images that are white inside one rectangle and black outside, with the rectangle as mask.
 
-    rectangles  per sample x0, y0, x1, y1 in source pixels, whole numbers
+    Args:
+        rectangles: per sample x0, y0, x1, y1 in source pixels, whole numbers.
 
     Pixels of the stored images have their exact coverage; mask bits are true if at least half of
     the cell is covered.

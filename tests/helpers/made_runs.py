@@ -20,8 +20,9 @@ def random_sample(
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Masks of an image: empty, full, noise, and an object, with zero-length runs.
 
-    side   the longest that a side of the image may be
-    count  how many of the six kinds, in random order; None: up to five
+    Args:
+        side: the longest that a side of the image may be.
+        count: how many of the six kinds, in random order; None: up to five.
     """
     height, width = random.integers(1, side + 1, 2).tolist()
     pixels = height * width

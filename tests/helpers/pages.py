@@ -8,12 +8,10 @@ _VOID = {"meta", "img", "br", "hr", "input", "link"}
 class Page(HTMLParser):
     """The contents of a page. Asserts that every element is closed where it must be.
 
-    tags
-        Each element as (name, attributes), in order.
-    text
-        All text outside of style and script.
-    pictures
-        Values of `src`.
+    Attributes:
+        tags: each element as (name, attributes), in order.
+        text: all text outside of style and script.
+        pictures: values of `src`.
     """
 
     def __init__(self, source: str):

@@ -65,8 +65,8 @@ class _Folder:
 class Disk:
     """A folder as the calls leave it, and as a power cut may leave it.
 
-    folder
-        Its current contents are safe.
+    Args:
+        folder: its current contents are safe.
     """
 
     def __init__(self, folder: Path):
@@ -80,8 +80,8 @@ class Disk:
     def restore(self, into: Path, rng: random.Random | None) -> None:
         """Write the contents that a power cut now leaves to a new folder.
 
-        rng
-            Chooses which unsafe changes remain; None: none do.
+        Args:
+            rng: chooses which unsafe changes remain; None: none do.
         """
         _write(self._root, into, rng)
 

@@ -30,8 +30,9 @@ SECONDS = 100
 class Found(TypedDict):
     """What a run found.
 
-    parts   of each batch, of each rank: [image id, digest] of every sample
-    states  of each rank
+    Attributes:
+        parts: of each batch, of each rank: [image id, digest] of every sample.
+        states: of each rank.
     """
 
     parts: list[list[list[list]]]

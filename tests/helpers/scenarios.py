@@ -54,10 +54,11 @@ class Stage:
 class Disturbed:
     """A command on a pack, something of which may happen at any of its calls below the pack.
 
-    root     folder of the pack
-    command  words of the command
-    folder   for its output and for the report on calls
-    code     exit code of the undisturbed command
+    Attributes:
+        root: folder of the pack.
+        command: words of the command.
+        folder: for its output and for the report on calls.
+        code: exit code of the undisturbed command.
     """
 
     code = 0

@@ -37,10 +37,11 @@ class _Task:
 class Schedule:
     """Runs a function, and the threads that it starts.
 
-    now       seconds since the beginning
-    expired   waits for a condition that ended by their timeout
-    outside   (pending, advance): whether something else can happen, such as a step of a device, and
-              the function that makes it happen
+    Attributes:
+        now: seconds since the beginning.
+        expired: waits for a condition that ended by their timeout.
+        outside: (pending, advance): whether something else can happen, such as a step of a device,
+            and the function that makes it happen.
     """
 
     def __init__(self, seed: int):

@@ -98,12 +98,13 @@ class _Held:
 class SimulatedCuda:
     """The calls of `CudaRuntime`, and what they did.
 
-    contexts  indices of the devices on which a context was made
-    live      bytes of each device's tensors; `most`: the most so far
-    fail      names of calls → the error that the next one raises
-    memory    bytes of each device, None for no limit
-    pins      bytes of pinned memory, None for no limit
-    broken    whether a kernel has failed, and with it every later call
+    Attributes:
+        contexts: indices of the devices on which a context was made.
+        live: bytes of each device's tensors; `most`: the most so far.
+        fail: names of calls → the error that the next one raises.
+        memory: bytes of each device, None for no limit.
+        pins: bytes of pinned memory, None for no limit.
+        broken: whether a kernel has failed, and with it every later call.
     """
 
     def __init__(self, devices: int = 1, seed: int = 0, switch: Callable[[], None] = lambda: None):

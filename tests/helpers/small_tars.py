@@ -99,8 +99,8 @@ def members(
 ) -> Members:
     """Name → bytes of a photo and a record for each number, pair by pair.
 
-    masks, size
-        Number → how many masks; height and width of the photo.
+    Args:
+        masks, size: number → how many masks; height and width of the photo.
     """
     count = masks if callable(masks) else lambda number: masks
     found = {}
@@ -143,8 +143,8 @@ def write_tar(
 ) -> Path:
     """Write a tar; the same arguments produce the same bytes.
 
-    shuffle
-        Seed of the random order of members; None keeps their order.
+    Args:
+        shuffle: seed of the random order of members; None keeps their order.
     """
     listed = list(members.items() if isinstance(members, dict) else members)
     if shuffle is not None:

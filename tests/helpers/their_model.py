@@ -71,7 +71,8 @@ student3 = torch.nn.Conv2d(3, WIDTH, 14, stride=14)
 def decode(of_mode, embeddings, outputs: int, **prompts):
     """Logits and IoUs by their calls of a prompt encoder and a mask decoder, train.py 399 to 427.
 
-    of_mode  the function that a mode selects
+    Args:
+        of_mode: the function that a mode selects.
     """
     sparse, dense = of_mode("prompt_encoder")(masks=None, **prompts)
     logits, ious, _ = of_mode("mask_decoder")(

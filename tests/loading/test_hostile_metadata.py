@@ -56,7 +56,8 @@ def load_everything(
 ) -> int:
     """Load samples one by one; returns how many loaded. Raises AssertionError otherwise.
 
-    io  of the Loader; make_dataloader has none
+    Args:
+        io: of the Loader; make_dataloader has none.
     """
     by_rule = mask_select == "of a rule"
     options = {"coordinates": "source", "duplicates": "all"} | (RULE if by_rule else {})

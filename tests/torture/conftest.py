@@ -19,12 +19,10 @@ _RESULTS = pytest.StashKey[list[Row]]()
 class Torture:
     """The fixture of a torture test.
 
-    full
-        Whether the full size was requested.
-    seed
-        --torture-seed.
-    rng
-        Random numbers that depend only on --torture-seed and the name of the test.
+    Attributes:
+        full: whether the full size was requested.
+        seed: --torture-seed.
+        rng: random numbers that depend only on --torture-seed and the name of the test.
     """
 
     full: bool

@@ -32,9 +32,10 @@ SIDE = SideSpec("score", "mask", "float16", (3,))
 class Merge(Disturbed):
     """A merge of two packs, each with its part of a feature.
 
-    into   folder of the merged pack
-    how    called in the process of a merge
-    grown  the second is added to a pack of the first
+    Args:
+        into: folder of the merged pack.
+        how: called in the process of a merge.
+        grown: the second is added to a pack of the first.
     """
 
     def __init__(self, stage: Stage, folder: Path, into: Path, how=lambda: None, grown=False):

@@ -96,8 +96,8 @@ def watched(work, *arguments) -> list[dict[str, int]]:
 def check_flat(found: list[dict[str, float]], first: int, threads: int = 0) -> str:
     """Assert that nothing grew between part `first` and the last one; returns the measurements.
 
-    threads
-        The number of threads by which it may have grown.
+    Args:
+        threads: the number of threads by which it may have grown.
     """
     assert len(found) >= 2 * PARTS
     edges = [len(found) * part // PARTS for part in (first, first + 1, PARTS - 1)]

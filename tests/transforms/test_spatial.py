@@ -38,7 +38,8 @@ def frame_of(maps: AxisMaps) -> Frame:
 def by_pil(rows: torch.Tensor, maps: torch.Tensor, side: int, canvas: int, out: int) -> np.ndarray:
     """One sample's (C, h, w) moved by PIL's resize of a box, and mirrored.
 
-    maps  (2, 3), from the canvas to the stored canvas, within it
+    Args:
+        maps: (2, 3), from the canvas to the stored canvas, within it.
     """
     cells = rows.shape[-1]
     planes = []

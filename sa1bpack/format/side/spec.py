@@ -55,12 +55,13 @@ _NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,63}\Z")
 class SideSpec:
     """The rows of a feature.
 
-    name       its key in samples and batches: a letter, then at most 63 letters, digits and "_"
-    axis       "sample": a row per image; "mask": a row per mask, in the order of the shard
-    dtype      one of SIDE_DTYPES, or a value of SCALED_DTYPES
-    row_shape  shape of a row: at most 8 sides of at least 1
-    spatial    rows are (C, h, w) over the canvas of the stored image: cell (i, j) covers the pixels
-               from row i * S / h and column j * S / w on
+    Attributes:
+        name: its key in samples and batches: a letter, then at most 63 letters, digits and "_".
+        axis: "sample": a row per image; "mask": a row per mask, in the order of the shard.
+        dtype: one of SIDE_DTYPES, or a value of SCALED_DTYPES.
+        row_shape: shape of a row: at most 8 sides of at least 1.
+        spatial: rows are (C, h, w) over the canvas of the stored image: cell (i, j) covers the
+            pixels from row i * S / h and column j * S / w on.
 
     Raises OptionError for a type and a shape that cannot be stored. Types of the fields are those
     of the manifest's keys, which reading it checks.
@@ -158,7 +159,8 @@ def side_name(name: Any) -> str:
 class SideManifest:
     """The manifest of a feature: its SideSpec, and how it was made.
 
-    provenance  JSON data for people: function, options, versions. No reader depends on it
+    Attributes:
+        provenance: JSON data for people: function, options, versions. No reader depends on it.
     """
 
     spec: SideSpec
@@ -205,7 +207,9 @@ def read_side_manifest(folder: Path) -> SideManifest:
 def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
     """Make the folder of a feature, complete but for its parts, unless it exists.
 
-    mark  begins its working name, for a process that later removes what it left when it was killed
+    Args:
+        mark: begins its working name, for a process that later removes what it left when it was
+            killed.
 
     Any number of processes may do so at once: the first one wins. Returns the manifest that the
     folder has. Raises OutputRefused if that is of another array or was made with something else
@@ -343,9 +347,10 @@ _DIGITS = 8
 class ShardIdentity:
     """A shard of a pack, as a feature sees it.
 
-    name    of the shard
-    digest  XXH3-128 of its checksum file, 32 hexadecimal digits
-    extent  its numbers of samples and masks
+    Attributes:
+        name: of the shard.
+        digest: XXH3-128 of its checksum file, 32 hexadecimal digits.
+        extent: its numbers of samples and masks.
     """
 
     name: str
@@ -374,10 +379,11 @@ def shard_identities(root: Path, manifest: Manifest) -> list[ShardIdentity]:
 class Coverage:
     """The coverage of a pack's shards by a feature.
 
-    missing  shards without a part
-    stale    of these, the shards of which it has a part for other bytes: they were packed again,
-             or repaired to other bytes
-    others   parts for shards that are not among those asked for, or have other bytes by now
+    Attributes:
+        missing: shards without a part.
+        stale: of these, the shards of which it has a part for other bytes: they were packed again,
+            or repaired to other bytes.
+        others: parts for shards that are not among those asked for, or have other bytes by now.
     """
 
     missing: tuple[str, ...]
@@ -435,10 +441,11 @@ def part_attributes(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
 class SidePart:
     """A part that was found sound.
 
-    folder    its folder
-    spec      SideSpec of the array
-    values    (rows, *stored_shape), read-only memory map: a row per sample or mask of the shard
-    samples   N, of the shard
+    Attributes:
+        folder: its folder.
+        spec: SideSpec of the array.
+        values: (rows, *stored_shape), read-only memory map: a row per sample or mask of the shard.
+        samples: n, of the shard.
     """
 
     folder: Path
@@ -470,10 +477,11 @@ class SidePart:
     ) -> np.ndarray:
         """The rows of one sample, copied from the file and compared with their checksum.
 
-        sample       row of the sample in the shard, which exists
-        first, stop  its rows of `values`, which exist
-        out          (stop - first, *stored_shape) to read into
-        direct       read what is large past the page cache, where that is possible
+        Args:
+            sample: row of the sample in the shard, which exists.
+            first, stop: its rows of `values`, which exist.
+            out: (stop - first, *stored_shape) to read into.
+            direct: read what is large past the page cache, where that is possible.
 
         Raises FormatError if they are not what was written or the file is too short, OSError if it
         cannot be read.
@@ -493,8 +501,9 @@ class SidePart:
 def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False):
     """Open the part for a shard, checking everything that can be checked without reading its data.
 
-    folder  of the feature
-    deep    check also the metadata of each array, on which no memory map depends
+    Args:
+        folder: of the feature.
+        deep: check also the metadata of each array, on which no memory map depends.
 
     Raises FormatError naming the file, what was found and what is expected; OSError.
     """

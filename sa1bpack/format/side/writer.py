@@ -36,7 +36,8 @@ class PartWriter:
 
     A context manager that discards the part unless it was published. For one thread at a time.
 
-    samples  how many samples have their rows
+    Attributes:
+        samples: how many samples have their rows.
     """
 
     def __init__(
@@ -51,10 +52,11 @@ class PartWriter:
     ):
         """Continue the part that another process has left, if it may be, or begin it.
 
-        folder  of the feature, which exists
-        origin  what decides the rows; None if nobody can know, and nothing is continued
-        counts  with `origin`: whole numbers (N,), the rows of each sample of the shard
-        step    samples of a batch: whole ones are kept, so that those to come are the same
+        Args:
+            folder: of the feature, which exists.
+            origin: what decides the rows; None if nobody can know, and nothing is continued.
+            counts: with `origin`: whole numbers (N,), the rows of each sample of the shard.
+            step: samples of a batch: whole ones are kept, so that those to come are the same.
 
         Raises OutputLocked if another process makes the same part; OutputRefused if the feature
         has other rows; NotAPack, FormatError and OSError if its manifest cannot be read.
@@ -121,9 +123,10 @@ class PartWriter:
     def append(self, rows: np.ndarray, counts: np.ndarray) -> None:
         """Append the rows of the next samples.
 
-        rows    (n, *stored_shape) of the stored type, C-contiguous; it may change afterwards
-        counts  whole numbers (k,): how many of them each of the k samples has; 1 for a row per
-                sample
+        Args:
+            rows: (n, *stored_shape) of the stored type, C-contiguous; it may change afterwards.
+            counts: whole numbers (k,): how many of them each of the k samples has; 1 for a row per
+                sample.
 
         Raises OSError if the disk fails.
         """

@@ -86,16 +86,17 @@ _pread = types.ExternalFunction("pread", types.intp(types.intc, _word, _word, ty
 class Samples(NamedTuple):
     """The locations of n samples, with T kept masks and p arrays in large files: see IMAGE.
 
-    local       int64 (n,): rows in their shards
-    spans       int64 (n, 2): first byte and number of bytes of each image
-    offsets     int64 (n + 1,): where each sample's masks begin in the following two
-    mask_rows   int64 (T,): rows of the kept masks in their shards
-    mask_spans  int64 (T, 2): rows of each mask in mask_bits, or in run_ends; -1 if those are out of
-                order
-    sizes       int32 (n, 4): source height and width, stored height and width
-    scales      float64 (n, 2): factors of x and y
-    fields      int64 (n, f): addresses of the small arrays of masks
-    files       int64 (n, p, 4): see MAP
+    Attributes:
+        local: int64 (n,): rows in their shards.
+        spans: int64 (n, 2): first byte and number of bytes of each image.
+        offsets: int64 (n + 1,): where each sample's masks begin in the following two.
+        mask_rows: int64 (T,): rows of the kept masks in their shards.
+        mask_spans: int64 (T, 2): rows of each mask in mask_bits, or in run_ends; -1 if those are
+            out of order.
+        sizes: int32 (n, 4): source height and width, stored height and width.
+        scales: float64 (n, 2): factors of x and y.
+        fields: int64 (n, f): addresses of the small arrays of masks.
+        files: int64 (n, p, 4): see MAP.
     """
 
     local: np.ndarray
@@ -112,18 +113,19 @@ class Samples(NamedTuple):
 class Place(NamedTuple):
     """The destination of samples: a batch of B samples in its buffer.
 
-    buffer      uint8 (n,)
-    how         images are put on their canvases: see `put.put_image`
-    side        of a canvas, in pixels
-    stored_side  of a stored canvas; 0 if images have none
-    arrays      int64 (p, 6): see START
-    fields      int64 (f, 4): where the region begins, columns, whether it is float, whether it is
-                scaled
-    capacity    rows per sample of the regions of the fields; -1 if they are concatenated
-    run_ends    int32 (r,): where runs go
-    run_offset  int64 (m + 1,): where those of each mask begin in it, from the first mask of the
-                samples that are loaded
-    status      int64 (B, p), out: 0, an errno, CUT_SHORT or BAD_SPANS
+    Attributes:
+        buffer: uint8 (n,).
+        how: images are put on their canvases: see `put.put_image`.
+        side: of a canvas, in pixels.
+        stored_side: of a stored canvas; 0 if images have none.
+        arrays: int64 (p, 6): see START.
+        fields: int64 (f, 4): where the region begins, columns, whether it is float, whether it is
+            scaled.
+        capacity: rows per sample of the regions of the fields; -1 if they are concatenated.
+        run_ends: int32 (r,): where runs go.
+        run_offset: int64 (m + 1,): where those of each mask begin in it, from the first mask of the
+            samples that are loaded.
+        status: int64 (B, p), out: 0, an errno, CUT_SHORT or BAD_SPANS.
     """
 
     buffer: np.ndarray
@@ -141,11 +143,12 @@ class Place(NamedTuple):
 class Means(NamedTuple):
     """The means that a thread reads with.
 
-    context  of `disk.aio`; not used if no file is opened past the page cache
-    scratch  uint8 (s,), its address a multiple of BLOCK
-    counts   int64 (4,), out: see CACHED. What is in the page cache is judged by the last page of
-             each array of a sample
-    spent    int64 (1,), out: nanoseconds until all was read that is read past the page cache
+    Attributes:
+        context: of `disk.aio`; not used if no file is opened past the page cache.
+        scratch: uint8 (s,), its address a multiple of BLOCK.
+        counts: int64 (4,), out: see CACHED. What is in the page cache is judged by the last page of
+            each array of a sample.
+        spent: int64 (1,), out: nanoseconds until all was read that is read past the page cache.
     """
 
     context: int
@@ -157,9 +160,10 @@ class Means(NamedTuple):
 class _Plan(NamedTuple):
     """How samples are loaded; it is filled.
 
-    pieces    int64 (q, 6): see _OWNER
-    requests  int64 (r, 5): of `disk.aio`
-    owners    int64 (r,): the owner of each request
+    Attributes:
+        pieces: int64 (q, 6): see _OWNER.
+        requests: int64 (r, 5): of `disk.aio`.
+        owners: int64 (r,): the owner of each request.
     """
 
     pieces: np.ndarray
@@ -193,7 +197,8 @@ def _span(samples, arrays, k, c, n):
 def _list_pieces(samples, place, k, c, first_mask, pieces, n):
     """List the pieces of array c of sample k from piece n on; neighbours are one piece.
 
-    first_mask  of the samples that are loaded: of `run_offset`
+    Args:
+        first_mask: of the samples that are loaded: of `run_offset`.
 
     Returns (how many there are then, the end of the highest in the file), or (-1, 0) if one begins
     before the file.
@@ -248,12 +253,13 @@ def _block_ceil(position):
 def _plan_reads(plan, first, stop, files, straight, free, n):
     """Plan how the pieces of one array of a sample, not in memory, are read.
 
-    first, stop  its pieces; one that is read to its place past the page cache has no bytes left to
-                 copy
-    files        int64 (4,), of the array
-    straight     its bytes go to their place as they are
-    free         address of the scratch memory that is not taken
-    n            requests that are made already
+    Args:
+        first, stop: its pieces; one that is read to its place past the page cache has no bytes left
+            to copy.
+        files: int64 (4,), of the array.
+        straight: its bytes go to their place as they are.
+        free: address of the scratch memory that is not taken.
+        n: requests that are made already.
 
     Returns (the address of what scratch memory is left, how many requests are made then).
     """
@@ -305,7 +311,8 @@ def _read_ahead_fields(samples, place, k):
 def _plan(means, samples, place, first, stop, plan):
     """Plan samples `first` to `stop` of a batch.
 
-    plan  out
+    Args:
+        plan: out.
 
     Returns how many pieces and requests there are, and how many bytes of scratch memory they take.
     """

@@ -69,18 +69,18 @@ MaskSelect = str | Callable[[MaskColumns], np.ndarray]
 class MaskChoice:
     """At most `max_masks` masks of a sample, in their original order.
 
-    max_masks    None keeps all
-    mask_select  "largest": by area. "iou": by predicted IoU. "stability": by stability score. The
-                 highest first; among equals the lower index comes first, and NaN ranks lowest.
-                 "random": without replacement. "balanced": as many from each third of the sample's
-                 masks by area, large, medium and small, as it has; one more from random thirds if
-                 max_masks is not divisible by 3. A function of `MaskColumns` that returns a weight
-                 per mask, (m,): drawn without replacement, each time in proportion to the weights
-                 of those that are left; weights that are 0, negative or NaN come last, in random
-                 order
-    seed         of what is drawn, 0 to 2**64 - 1: a function of (seed, epoch, image_id) and of the
-                 sample's masks alone, not of the batch, the worker or the rank
-    pads         padded arrays always have `max_masks` rows per sample
+    Attributes:
+        max_masks: None keeps all.
+        mask_select: "largest": by area. "iou": by predicted IoU. "stability": by stability score.
+            The highest first; among equals the lower index comes first, and NaN ranks lowest.
+            "random": without replacement. "balanced": as many from each third of the sample's masks
+            by area, large, medium and small, as it has; one more from random thirds if max_masks is
+            not divisible by 3. A function of `MaskColumns` that returns a weight per mask, (m,):
+            drawn without replacement, each time in proportion to the weights of those that are
+            left; weights that are 0, negative or NaN come last, in random order.
+        seed: of what is drawn, 0 to 2**64 - 1: a function of (seed, epoch, image_id) and of the
+            sample's masks alone, not of the batch, the worker or the rank.
+        pads: padded arrays always have `max_masks` rows per sample.
 
     Raises OptionError for a value that cannot be used.
     """
@@ -113,8 +113,9 @@ class MaskChoice:
     def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
         """The masks of a sample to keep, for any values of the scores.
 
-        sample  has the key of CHOICES, (masks, ...), and `image_id` for what is drawn; for a
-                function all fields that are numbers
+        Args:
+            sample: has the key of CHOICES, (masks, ...), and `image_id` for what is drawn; for a
+                function all fields that are numbers.
 
         Returns int64 (max_masks,), ascending; None for all, if the sample has no more than that.
         """
@@ -141,9 +142,10 @@ class MaskChoice:
     ) -> np.ndarray:
         """The masks of a sample to keep, of those that are rows of arrays.
 
-        arrays  name → array of a shard, or of this sample
-        rows    int64 (m,)
-        scale   float64 (2,), of x and y
+        Args:
+            arrays: name → array of a shard, or of this sample.
+            rows: int64 (m,).
+            scale: float64 (2,), of x and y.
 
         Returns int64 (min(max_masks, m),): the rows that are kept.
         """
@@ -220,11 +222,12 @@ ScheduledSelect = MaskSelect | np.ndarray | Schedule | list[Any]
 class MaskSchedule:
     """The MaskChoice of any epoch and step.
 
-    max_masks    Schedule of the most masks that are kept of a sample; None keeps all
-    mask_select  Schedule of which masks are kept
-    seed, pads   as in MaskChoice
-    schedules    the options that change, by name
-    unlimited    all masks are kept, always
+    Attributes:
+        max_masks: schedule of the most masks that are kept of a sample; None keeps all.
+        mask_select: schedule of which masks are kept.
+        seed, pads: as in MaskChoice.
+        schedules: the options that change, by name.
+        unlimited: all masks are kept, always.
     """
 
     def __init__(self, max_masks: Any, mask_select: ScheduledSelect, seed: int, pads: bool):

@@ -89,9 +89,10 @@ def stream_copy(target, source, count):
 def _put_rows(source, stride, rows, columns, target, target_stride, height):
     """Copy a plane's rows to the top left of a larger plane; zero to their right and below.
 
-    source, target  addresses of uint8; strides are bytes
-    columns         bytes copied per row
-    height          rows of the target
+    Args:
+        source, target: addresses of uint8; strides are bytes.
+        columns: bytes copied per row.
+        height: rows of the target.
     """
     if columns == stride == target_stride:
         stream(target, source, rows * stride)
@@ -121,11 +122,12 @@ def _put_rgb(source, height, width, stride, rows, side, target):
 def put_image(how, source, height, width, stride, rows, side, target):
     """Put one image on its canvas.
 
-    how      RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV
-    source   address of the image's own bytes
-    stride   pixels of a stored row, padding included: `width`, or the side of a stored canvas
-    rows     stored rows, padding included
-    target   uint8, (side * side * 3,), or (side * side * 3 / 2,) for YUV_ON_CANVAS
+    Args:
+        how: RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV.
+        source: address of the image's own bytes.
+        stride: pixels of a stored row, padding included: `width`, or the side of a stored canvas.
+        rows: stored rows, padding included.
+        target: uint8, (side * side * 3,), or (side * side * 3 / 2,) for YUV_ON_CANVAS.
     """
     at = np.int64(target.ctypes.data)
     if how == RGB_OF_YUV:
@@ -178,9 +180,10 @@ def unpack_rows(source, out):
 def unpack_into(bits: np.ndarray, out: np.ndarray, rows: np.ndarray) -> None:
     """Unpack masks straight into `out`, without the GIL. Shapes and rows are not checked.
 
-    bits  uint8 (n, Sm, Sm / 8), C-contiguous, the lowest bit first
-    out   bool (k, Sm, Sm), C-contiguous
-    rows  int64 (k,), the masks to unpack, each 0 to n - 1
+    Args:
+        bits: uint8 (n, Sm, Sm / 8), C-contiguous, the lowest bit first.
+        out: bool (k, Sm, Sm), C-contiguous.
+        rows: int64 (k,), the masks to unpack, each 0 to n - 1.
     """
     if len(out):
         words = out.reshape(len(out), -1).view(np.uint64)  # little-endian: byte j is cell j

@@ -29,10 +29,12 @@ LAYOUTS = ("padded", "concat", "padded_bits", "concat_bits")
 class MaskLayout:
     """Two independent values, which a public name joins.
 
-    name    one of LAYOUTS
-    padded  (B, M, ...): M is the mask count of the fullest sample, with zeros after a sample's own
-            masks. Otherwise (T, ...): all masks one after the other, with `mask_offsets`
-    packed  masks are bits, uint8 (..., Sm, Sm / 8), as in the pack. Otherwise bool (..., Sm, Sm)
+    Attributes:
+        name: one of LAYOUTS.
+        padded: (B, M, ...): M is the mask count of the fullest sample, with zeros after a sample's
+            own masks. Otherwise (T, ...): all masks one after the other, with `mask_offsets`.
+        packed: masks are bits, uint8 (..., Sm, Sm / 8), as in the pack. Otherwise bool (..., Sm,
+            Sm).
     """
 
     name: str
@@ -71,7 +73,9 @@ FIELD_TABLE = np.array(
 class Region(NamedTuple):
     """The place of an array of a batch in the buffer: first byte, shape, dtype, bytes.
 
-    large  it begins at a multiple of a disk's block, and is not copied out of the buffer on a CPU
+    Attributes:
+        large: it begins at a multiple of a disk's block, and is not copied out of the buffer on a
+            CPU.
     """
 
     start: int
@@ -91,20 +95,20 @@ Regions = dict[str, Region]
 class BatchSpec:
     """The layout of a dataset's batches in a buffer, and of the batches that the consumer gets.
 
-    shards      layout of the pack's shards
-    image       spec of the canvases in the buffer
-    masks       spec of the masks, with their source
-    layout      layout of the masks that the consumer gets
-    to_device   the buffer is copied to a device. Masks lie in it as concatenated bits, whatever
-                the layout, and are laid out on the device: neither padding nor unpacked masks are
-                sent
-    to_rgb      the planes in the buffer become RGB on the device
-    relate      relations that are added to the batch; None: none
-    features    of the dataset
-    as_bool     the buffer holds unpacked masks
-    pads_masks  masks in the buffer are padded; other fields may be, even if masks are not
-    mask_bytes  bytes of a mask's bits
-    arrays      the arrays of a shard whose addresses `load_samples` takes, in this order
+    Attributes:
+        shards: layout of the pack's shards.
+        image: spec of the canvases in the buffer.
+        masks: spec of the masks, with their source.
+        layout: layout of the masks that the consumer gets.
+        to_device: the buffer is copied to a device. Masks lie in it as concatenated bits, whatever
+            the layout, and are laid out on the device: neither padding nor unpacked masks are sent.
+        to_rgb: the planes in the buffer become RGB on the device.
+        relate: relations that are added to the batch; None: none.
+        features: of the dataset.
+        as_bool: the buffer holds unpacked masks.
+        pads_masks: masks in the buffer are padded; other fields may be, even if masks are not.
+        mask_bytes: bytes of a mask's bits.
+        arrays: the arrays of a shard whose addresses `load_samples` takes, in this order.
     """
 
     def __init__(
@@ -134,8 +138,9 @@ class BatchSpec:
     def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
         """The regions of a batch with `total` masks, and their total bytes.
 
-        capacity  masks per sample in padded arrays
-        runs      ends of runs, if the batch has runs
+        Args:
+            capacity: masks per sample in padded arrays.
+            runs: ends of runs, if the batch has runs.
         """
         grid, rows = self.masks.size, (samples, capacity) if self.layout.padded else (total,)
         entries = [

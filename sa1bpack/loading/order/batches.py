@@ -40,9 +40,10 @@ class Place:
     """An iteration, or the one to come. The iterator holds it, and has ended once there is another
     one: so threads need no lock, and what a late one notes here is lost.
 
-    batches  of the iteration
-    done     how many of them came out; None if a library took some and only it knows how many
-    ended    no further batch may come out
+    Attributes:
+        batches: of the iteration.
+        done: how many of them came out; None if a library took some and only it knows how many.
+        ended: no further batch may come out.
     """
 
     batches: EpochBatches
@@ -321,7 +322,8 @@ class OrderedBatches:
 def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
     """Return epoch and samples of a state of the order that `own` identifies.
 
-    size  samples of an epoch
+    Args:
+        size: samples of an epoch.
 
     Raises OptionError if it is damaged, has another version, or belongs to another order, with
     every difference.

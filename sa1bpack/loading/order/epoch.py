@@ -94,7 +94,8 @@ class Buckets:
     def arranged(self, samples: np.ndarray, word: int) -> np.ndarray:
         """The positions of int64 (k,) samples of a batch, whose contiguous parts are then alike.
 
-        word  random: decides which part is the fullest, if they are not equal
+        Args:
+            word: random: decides which part is the fullest, if they are not equal.
         """
         ranked = np.argsort(self.counts[samples], kind="stable")
         count = len(ranked)
@@ -299,13 +300,13 @@ class EpochBatches:
     def _numbers(self, epoch: int, start: int) -> dict[str, int]:
         """The numbers of the batches of an epoch from a start on.
 
-        first  of the first batch
-        moved  samples by which the rest is shifted, if another batch size left a start between two
-               batches
-        full   full batches
-        count  batches
+        Returns:
+            The attributes `_first`, the number of the first batch; `_moved`, samples by which the
+            rest is shifted, if another batch size left a start between two batches; `_full`, full
+            batches; `_count`, batches.
 
-        Raises OptionError if a rank's part of the last batch would be empty.
+        Raises:
+            OptionError: a rank's part of the last batch would be empty.
         """
         cut, end = self.cut, len(self.order)
         first = cut.number(epoch, start)

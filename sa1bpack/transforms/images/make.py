@@ -41,12 +41,13 @@ from sa1bpack.transforms.memory import Memory, Table, chunk_bytes
 class Sampling:
     """The arguments of everything that resamples and normalises images.
 
-    images   uint8 (B, S, S, 3), S up to 16384
-    stored   integers (B, 2): height and width of the stored images, and
-    frame    of the images, both on one device, if possible the CPU: results are on its canvas,
-             (B, 3, H, W), zero outside the images
-    normal   float32 (2, 3): mean and std of R, G, B; std above 0
-    shrinks  no map reduces an image by a larger factor
+    Attributes:
+        images: uint8 (B, S, S, 3), S up to 16384.
+        stored: integers (B, 2): height and width of the stored images, and.
+        frame: of the images, both on one device, if possible the CPU: results are on its canvas,
+            (B, 3, H, W), zero outside the images.
+        normal: float32 (2, 3): mean and std of R, G, B; std above 0.
+        shrinks: no map reduces an image by a larger factor.
     """
 
     images: torch.Tensor
@@ -63,11 +64,12 @@ _UNCHANGED = Table(np.array([[0.0] * 3, [1.0] * 3], np.float32))  # a mean and s
 class ImageMaker:
     """Makes the images of batches of a dataset: moved, normalised and cast.
 
-    dtype      of the results, a floating-point type
-    normal     float32 (2, 3): mean and std of R, G, B in 0 to 255
-    side       S, of the stored canvas
-    geometric  whether steps move the images
-    shrinks    the largest factor by which they may reduce an image
+    Attributes:
+        dtype: of the results, a floating-point type.
+        normal: float32 (2, 3): mean and std of R, G, B in 0 to 255.
+        side: s, of the stored canvas.
+        geometric: whether steps move the images.
+        shrinks: the largest factor by which they may reduce an image.
     """
 
     dtype: torch.dtype
@@ -86,9 +88,10 @@ class ImageMaker:
     ) -> torch.Tensor:
         """`dtype` (B, 3, H, W), normalised, zero outside the images.
 
-        images  of the batch: RGB (B, S, S, 3) or planes (B, S * 3 / 2, S), uint8
-        sizes   (B, 4) of the batch, on the device of the frame
-        colors  a step that changes colours, with its random numbers
+        Args:
+            images: of the batch: RGB (B, S, S, 3) or planes (B, S * 3 / 2, S), uint8.
+            sizes: (B, 4) of the batch, on the device of the frame.
+            colors: a step that changes colours, with its random numbers.
         """
         device, stored = images.device, sizes[:, 2:]
         compiled = backends.uses_compiled(device)
@@ -132,8 +135,9 @@ class ImageMaker:
     def move_spatial(self, rows: torch.Tensor, frame: Frame) -> torch.Tensor:
         """Move spatial rows with their images.
 
-        rows   (B, C, h, w)
-        frame  of the images, on any device
+        Args:
+            rows: (B, C, h, w).
+            frame: of the images, on any device.
 
         Returns (B, C, h', w') with as many pixels per cell as before, h' = H h / S rounded down and
         at least 1; of the same type if that is a floating one, else float32. Zero outside the
@@ -211,10 +215,11 @@ def resample(
 ) -> torch.Tensor:
     """Resample by axis-aligned maps.
 
-    images  (B, S, T, C), channels last; not read outside `stored`
-    maps    from canvas to stored coordinates
-    stored  float64 (B, 2), x and y: width and height of the stored images in pixels
-    canvas  (height, width) of the output
+    Args:
+        images: (B, S, T, C), channels last; not read outside `stored`.
+        maps: from canvas to stored coordinates.
+        stored: float64 (B, 2), x and y: width and height of the stored images in pixels.
+        canvas: (height, width) of the output.
 
     Returns float32 (B, C, height, width). A pixel whose centre is outside the image is zero, unless
     the filter reaches into the image.
@@ -235,10 +240,11 @@ def triangle_filter(
 ) -> torch.Tensor:
     """Weights of the input pixels of one axis for each of its output pixels.
 
-    at      float64 (B, n): centres of the output pixels, in input pixels
-    scale   float64 (B,): input pixels per output pixel, negative if mirrored
-    length  float64 (B,): the end of the image
-    count   m, input pixels; those from `length` on have no weight
+    Args:
+        at: float64 (B, n): centres of the output pixels, in input pixels.
+        scale: float64 (B,): input pixels per output pixel, negative if mirrored.
+        length: float64 (B,): the end of the image.
+        count: m, input pixels; those from `length` on have no weight.
 
     Returns float32 (B, n, m). A row sums to 1, or is zero if the filter reaches no pixel.
     """
@@ -273,11 +279,12 @@ def resample_affine(
 ) -> torch.Tensor:
     """Resample planes by maps that may rotate or shear.
 
-    planes   (B, S, T, C), channels last; not read outside `stored`
-    stored   integers (B, 2), height and width of the stored images
-    steps    int64 (B, 2, 3), see `geometry.positions`
-    support  float64 (B, 2), see `supports`, at most `most`
-    canvas   (height, width) of the output
+    Args:
+        planes: (B, S, T, C), channels last; not read outside `stored`.
+        stored: integers (B, 2), height and width of the stored images.
+        steps: int64 (B, 2, 3), see `geometry.positions`.
+        support: float64 (B, 2), see `supports`, at most `most`.
+        canvas: (height, width) of the output.
 
     Returns float32 (B, C, height, width), undefined outside the stored images.
     """

@@ -71,8 +71,9 @@ class ColorJitter:
     ) -> torch.Tensor:
         """Change images (B, 3, H, W) float32, 0 to 255, which may be overwritten.
 
-        inside   bool (B, 1, H, W), false for padding
-        factors  float32 (B, 4), see `factors`
+        Args:
+            inside: bool (B, 1, H, W), false for padding.
+            factors: float32 (B, 4), see `factors`.
         """
         brightness, contrast, saturation, hue = self.used
         factors = factors[:, :, None, None, None]  # (B, 4, 1, 1, 1)

@@ -128,10 +128,11 @@ def uncovered(
     """bool (T,): the masks that are left if, from the largest down, each is left out of which more
     than a share is covered by those that are left: EdgeSAM's `mask_nms_thresh`.
 
-    masks      bool (T, h, w)
-    areas      int64 (T,), the cells of each. Of equal ones, the first counts as larger
-    most       masks of the fullest sample, padding included
-    max_cover  the share, 0 to 1
+    Args:
+        masks: bool (T, h, w).
+        areas: int64 (T,), the cells of each. Of equal ones, the first counts as larger.
+        most: masks of the fullest sample, padding included.
+        max_cover: the share, 0 to 1.
     """
     count, device = len(masks), masks.device
     # By sample and rank: the mask, or one more than the last for none.

@@ -39,9 +39,10 @@ PART_BYTES = 1 << 20
 class Rows(NamedTuple):
     """The rows of the arrays of a batch that have one for each mask.
 
-    owner  int64 (T,), the sample of each row
-    shape  (T,), or (B, M) with padding: the first axes of those arrays
-    valid  bool (T,), whether the row is a mask and not padding
+    Attributes:
+        owner: int64 (T,), the sample of each row.
+        shape: (T,), or (B, M) with padding: the first axes of those arrays.
+        valid: bool (T,), whether the row is a mask and not padding.
     """
 
     owner: torch.Tensor
@@ -52,7 +53,8 @@ class Rows(NamedTuple):
     def of(cls, counts: torch.Tensor, leading: torch.Size, padded: bool) -> "Rows":
         """The rows of a batch with int64 (B,) masks per sample.
 
-        leading  shape of one of its arrays that have a row for each mask
+        Args:
+            leading: shape of one of its arrays that have a row for each mask.
         """
         samples = torch.arange(len(counts), device=counts.device)
         if not padded:
@@ -67,10 +69,11 @@ class Rows(NamedTuple):
 class MaskMaker:
     """Makes the masks of batches of a dataset, on grids of (h, w) cells over the canvas.
 
-    cells      side of the grid in the batch
-    fit        of the dataset
-    sampling   of masks that are drawn from runs: "area" or "center"
-    geometric  whether steps move the images; what they crop remains cropped
+    Attributes:
+        cells: side of the grid in the batch.
+        fit: of the dataset.
+        sampling: of masks that are drawn from runs: "area" or "center".
+        geometric: whether steps move the images; what they crop remains cropped.
     """
 
     cells: int
@@ -84,7 +87,8 @@ class MaskMaker:
     ) -> Masks:
         """The masks of a batch, from its runs if it has them, or else from its grids.
 
-        small  `sizes` of the batch; `mask_offset` and `source_sizes` of the runs
+        Args:
+            small: `sizes` of the batch; `mask_offset` and `source_sizes` of the runs.
         """
         sizes, (owner, shape, _) = small["sizes"], rows
         device = batch["images"].device

@@ -110,9 +110,10 @@ class Relate:
     ) -> int:
         """At most what relating a batch on a device takes besides its masks and the result.
 
-        samples, most, total  B, M, T: samples, masks of the fullest one, masks in all
-        cells                 of a mask
-        padded, packed        the layout of the masks
+        Args:
+            samples, most, total: b, M, T: samples, masks of the fullest one, masks in all.
+            cells: of a mask.
+            padded, packed: the layout of the masks.
         """
         rows = samples * most
         chunk = min(-(-cells // _EXACT) * _EXACT, _chunk_cells(samples, most))
@@ -172,8 +173,9 @@ class Relate:
     ) -> dict[str, torch.Tensor]:
         """The relations of bool (..., h, w) or bits uint8 (..., h, w / 8), on their device.
 
-        counts  int64 (B,): masks of each sample
-        most    that of a call
+        Args:
+            counts: int64 (B,): masks of each sample.
+            most: that of a call.
         """
         if padded or most is None:
             most = masks.shape[1] if padded else fullest(counts)
@@ -209,9 +211,10 @@ class Relate:
     ) -> dict[str, torch.Tensor]:
         """Relations by the kernels.
 
-        samples  the rows of each in the result, and the arguments of `relate` for it
-        leading  (B, M) or (T,), the first axes of the result
-        most     masks of the fullest sample
+        Args:
+            samples: the rows of each in the result, and the arguments of `relate` for it.
+            leading: (B, M) or (T,), the first axes of the result.
+            most: masks of the fullest sample.
         """
         out = {}
         for name in self.names:

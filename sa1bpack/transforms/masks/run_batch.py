@@ -19,13 +19,14 @@ from sa1bpack.wording import counted
 class RunBatch:
     """The runs of T masks of B samples; all tensors but `host_offset` are on one device.
 
-    run_ends     int32 (R,), of all masks, concatenated: column-major source pixels where runs end,
-                 background first, the last one H·W
-    run_offset   int64 (T + 1,), mask t has the ends run_offset[t] to run_offset[t + 1]; the first
-                 offset is 0; a mask without ends is padding, and background
-    mask_offset  int64 (B + 1,), sample b has the masks mask_offset[b] to mask_offset[b + 1]
-    sizes        int64 (B, 2), source height and width
-    host_offset  int64 (T + 1,), run_offset on the CPU, so that nothing waits for the device
+    Attributes:
+        run_ends: int32 (R,), of all masks, concatenated: column-major source pixels where runs end,
+            background first, the last one H·W.
+        run_offset: int64 (T + 1,), mask t has the ends run_offset[t] to run_offset[t + 1]; the
+            first offset is 0; a mask without ends is padding, and background.
+        mask_offset: int64 (B + 1,), sample b has the masks mask_offset[b] to mask_offset[b + 1].
+        sizes: int64 (B, 2), source height and width.
+        host_offset: int64 (T + 1,), run_offset on the CPU, so that nothing waits for the device.
 
     Examples:
         >>> ds = sa1bpack.open("packed", mask_format="runs")
@@ -122,7 +123,8 @@ class RunBatch:
     ) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
         """The samples of a batch on the CPU, as the kernels of `sa1bpack.masks` expect them.
 
-        places  int64 (T,), the row of each mask in the result; by default its number
+        Args:
+            places: int64 (T,), the row of each mask in the result; by default its number.
 
         Yields, per sample, its number; int64 (m,), the rows of its masks without padding; and their
         runs: run_ends, run_offset, height and width.
@@ -140,7 +142,8 @@ class RunBatch:
 def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Tensor:
     """int64 (T,): the row of each of T masks if each sample has `columns` rows, one after another.
 
-    mask_offset  int64 (B + 1,), as of a `RunBatch`; the result is on its device
+    Args:
+        mask_offset: int64 (B + 1,), as of a `RunBatch`; the result is on its device.
     """
     samples = torch.arange(len(mask_offset) - 1, device=mask_offset.device)
     owner = samples.repeat_interleave(mask_offset.diff(), output_size=masks)
@@ -155,11 +158,12 @@ def padded_rows(mask_offset: torch.Tensor, masks: int, columns: int) -> torch.Te
 class Placing:
     """Arguments for masks from runs and from grids alike. The tensors may be on the CPU.
 
-    owner    int64 (n,): the sample of each mask of the result
-    samples  B
-    size     (h, w) of the result
-    maps     per sample, from cells of the result to where they come from
-    frame    of the images; None if all cells show them. Cells that do not are False
+    Attributes:
+        owner: int64 (n,): the sample of each mask of the result.
+        samples: B.
+        size: (h, w) of the result.
+        maps: per sample, from cells of the result to where they come from.
+        frame: of the images; None if all cells show them. Cells that do not are False.
     """
 
     owner: torch.Tensor
@@ -190,10 +194,11 @@ class Placing:
 class Drawing(Placing):
     """Masks that are drawn from their runs; maps are from cells of the result to source pixels.
 
-    runs      of T masks, on the device of the result
-    sizes     int64 (B, 2), those of the runs
-    place     int64 (T,): the row of the result for each mask of the runs; the others are False
-    sampling  "area" or "center"
+    Attributes:
+        runs: of T masks, on the device of the result.
+        sizes: int64 (B, 2), those of the runs.
+        place: int64 (T,): the row of the result for each mask of the runs; the others are False.
+        sampling: "area" or "center".
     """
 
     runs: RunBatch
@@ -207,7 +212,8 @@ class Taking(Placing):
     """Masks that are taken from a grid each; maps are from cells of the result to those of the
     grid, None if they are the same. Under maps that rotate, a cell outside is the nearest one.
 
-    masks  bool (T, s, s), or bits uint8 (T, s, s / 8), of which `owner` is non-decreasing
+    Attributes:
+        masks: bool (T, s, s), or bits uint8 (T, s, s / 8), of which `owner` is non-decreasing.
     """
 
     masks: torch.Tensor

@@ -115,8 +115,9 @@ def _convert(planes, stored, out, side):
 def planes_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Convert canvases, by the formulas of `sa1bpack.pixels.yuv420`.
 
-    planes  uint8 (B, S * 3 / 2, S), S even, up to 16384
-    stored  integers (B, 2), height and width of the images
+    Args:
+        planes: uint8 (B, S * 3 / 2, S), S even, up to 16384.
+        stored: integers (B, 2), height and width of the images.
 
     Returns uint8 (B, S, S, 3), contiguous; zero beyond `stored`.
     """
@@ -185,7 +186,9 @@ def _total(at, low, high, support, taps):
 def _fill_taps(numbers, filters, width, height, taps):
     """The first pixel and the weights of filters; axis 0 is x, axis 1 is y.
 
-    filters  float32 (B, 2, 1 + taps, max(width, height)): the first pixel, a whole number; weights
+    Args:
+        filters: float32 (B, 2, 1 + taps, max(width, height)): the first pixel, a whole number;
+            weights.
     """
     sample, i = _block(tl.maximum(width, height), BLOCK)
     axis = tl.program_id(1)
@@ -325,7 +328,8 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
 def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     """Sample, normalise and cast images.
 
-    dtype  one of `backends.FLOATS`; float32 for any other
+    Args:
+        dtype: one of `backends.FLOATS`; float32 for any other.
 
     Returns (B, 3, H, W), zero outside the images.
     """
@@ -449,12 +453,13 @@ def adjust_colors(
     """Change colours, normalise and cast, as `transforms.images.steps` does; sums for the grey mean
     are added in another order.
 
-    images   float32 (B, 3, H, W), 0 to 255, contiguous; overwritten if `dtype` is float32
-    inside   bool (B, H, W), false for padding, which becomes 0
-    factors  float32 (B, 4): of brightness, contrast and saturation, and turns of hue
-    used     which of the four may change anything
-    normal   float32 (2, 3): mean and std of R, G, B; std above 0
-    dtype    one of `backends.FLOATS`; float32 for any other
+    Args:
+        images: float32 (B, 3, H, W), 0 to 255, contiguous; overwritten if `dtype` is float32.
+        inside: bool (B, H, W), false for padding, which becomes 0.
+        factors: float32 (B, 4): of brightness, contrast and saturation, and turns of hue.
+        used: which of the four may change anything.
+        normal: float32 (2, 3): mean and std of R, G, B; std above 0.
+        dtype: one of `backends.FLOATS`; float32 for any other.
 
     Returns (B, 3, H, W).
     """

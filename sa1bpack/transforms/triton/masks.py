@@ -116,8 +116,9 @@ def _most(first, last):
 def _area(ends, first, last, i, column, frame, height, width):
     """Tell of which cells at least the least part is covered.
 
-    first, last  int64, of the run ends that decide about each cell column
-    i, column    the cell rows and columns before mirroring, int32
+    Args:
+        first, last: int64, of the run ends that decide about each cell column.
+        i, column: the cell rows and columns before mirroring, int32.
     """
     source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
     cell_x, pixel_x, pixel_y = tl.load(frame + 5), width * UNIT, height * UNIT
@@ -154,8 +155,9 @@ def _area(ends, first, last, i, column, frame, height, width):
 def _center(ends, first, last, i, left, frame, height):
     """Tell of which cells the source pixel under the centre is foreground.
 
-    left    int64: the first position of the source column of each cell column
-    others  see `_area`
+    Args:
+        left: int64: the first position of the source column of each cell column.
+        ends, first, last, i, frame, height: see `_area`.
     """
     source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
     center = 2 * start_y + (2 * i.to(tl.int64) + 1) * cell_y
@@ -294,8 +296,9 @@ def _take_affine(masks, owner, frames, out, counts, height, width, side):
 def _launched(kernel: Callable, tile: Size, shape: tuple[int, ...], *given, **options) -> Masks:
     """Cells, bool (n, h, w), and int32 (n,), how many of each mask are set, from a kernel.
 
-    tile   rows and columns of a program
-    given  the arguments before `out`; keyword arguments come last
+    Args:
+        tile: rows and columns of a program.
+        given: the arguments before `out`; keyword arguments come last.
     """
     out = torch.empty(shape, dtype=torch.uint8, device=given[0].device)
     counts = torch.zeros(len(out), dtype=torch.int32, device=out.device)
