@@ -19,8 +19,6 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sa1bpack.transforms import host
-
 ROOT = Path(__file__).parents[2]
 SMALL = ["--images", 4, "--masks", 2, "--batch", 2, "--side", 64, "--rounds", 1]
 SMALL += ["--test", "tests/loading/test_device_cuda.py"]
@@ -262,9 +260,11 @@ def test_the_host_knows_of_made_batches_what_a_loader_would_have_sent(module):
     batch, runs = steps.made_batch(2, 3, device), steps.made_runs(2, 3, device)
     small = [batch[key] for key in batch.keys() - steps.LARGE - {"epoch"}]
     small += [runs.mask_offset, runs.sizes]
-    assert len(small) >= 8 and None not in map(host.on_host, small)
+    assert len(small) >= 8 and None not in map(steps.host.on_host, small)
     other = steps.forgotten({**batch, "runs": runs})
-    assert host.on_host(other["sizes"]) is None is host.on_host(other["runs"].sizes)
+    assert [steps.host.on_host(each) for each in (other["sizes"], other["runs"].sizes)] == [
+        None
+    ] * 2
 
 
 @pytest.fixture(scope="module")

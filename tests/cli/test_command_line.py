@@ -1,17 +1,15 @@
 """The command line, called within this process: options, exit codes, what is printed where."""
 
+import fcntl
 import json
 import subprocess
-from contextlib import closing
 from dataclasses import fields
 
 import pytest
 from commands import COMMAND, SMALL_FLAGS, pack_command
-from small_tars import SMALL, contents, members, rejects_of, write_tar
+from small_tars import contents, members, rejects_of, write_tar
 
 from sa1bpack import PackOptions
-from sa1bpack.packing.pack_state import PackState
-from sa1bpack.wording import size_text
 
 CHOSEN = {
     "image_size": 32, "fit": "squash", "resample": "exact", "mask_size": 8,
@@ -34,10 +32,8 @@ def test_every_option_of_the_command_line_reaches_the_pack(command, tar, root, c
 def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(command, tar, root):
     code, out, error = command(*pack_command(tar, root, "--max-masks", 3))
     assert (code, error) == (0, "")
-    nbytes = sum(
-        shard["bytes"] for shard in json.loads((root / "manifest.json").read_text())["shards"]
-    )
-    assert f"{root}: 6 images, 12 of 15 masks; {size_text(nbytes)}\n" in out
+    nbytes = sum(path.stat().st_size for path in (root / "shards").rglob("c.*"))
+    assert f"{root}: 6 images, 12 of 15 masks; {nbytes / 1000:.3g} kB\n" in out
     assert "\nmasks: 3 of 15 left out by --max-masks 3\n" in out
     assert "this run: 6 images in" in out
     assert f"\nnext, a page with pictures: sa1bpack report {root}\n" in out
@@ -155,9 +151,10 @@ def test_what_a_pack_cannot_take_is_3_and_changes_nothing(command, packed, tar, 
     assert contents(packed) == before
 
 
-def test_a_folder_in_use_is_refused(command, tar, root):
-    with closing(PackState(root, PackOptions(**SMALL))):
-        code, _, error = command(*pack_command(tar, root))
+def test_a_folder_in_use_is_refused(command, tar, packed):
+    with (packed / ".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, _, error = command(*pack_command(tar, packed))
     assert code == 3 and "another process packs into this folder" in error
 
 

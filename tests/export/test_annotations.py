@@ -21,8 +21,6 @@ from small_tars import SMALL, contents, members, record, write_tar
 import sa1bpack
 from sa1bpack import FormatError, OptionError
 from sa1bpack.errors import OutputRefused
-from sa1bpack.export import annotations
-from sa1bpack.format.files import TEMPORARY_PREFIX
 
 
 # The second one has the records of eight photographs with blank pictures of the same sizes.
@@ -224,7 +222,7 @@ def test_a_failed_export_leaves_complete_files_only_and_resumes(pack, tmp_path, 
     monkeypatch.undo()
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     assert len(written) == 4 and all(json.loads(path.read_text()) for path in written)
-    (out / "sa_000000" / f"{TEMPORARY_PREFIX}sa_3.json-0123").write_text("half")
+    (out / "sa_000000" / ".tmp-sa_3.json-0123").write_text("half")
     result = sa1bpack.export_sa1b(pack, out)
     assert (result.files, result.unchanged, result.images) == (7, 4, 11)
     assert {path: path.stat().st_mtime_ns for path in written} == written
@@ -327,15 +325,14 @@ def test_an_existing_file_is_kept_if_equal_and_refused_otherwise(pack, tmp_path)
 
 
 def test_an_export_that_fails_or_was_killed_leaves_no_file(pack, tmp_path, monkeypatch):
-    made = iter(range(5))
+    made, dumps = iter(range(15)), json.dumps
 
-    def failing(shard, row):
+    def failing(record):
         if next(made, None) is None:
             raise KeyboardInterrupt
-        return annotations_of(shard, row)
+        return dumps(record)
 
-    annotations_of = annotations.annotations_of
-    monkeypatch.setattr(annotations, "annotations_of", failing)
+    monkeypatch.setattr(json, "dumps", failing)
     with pytest.raises(KeyboardInterrupt):
         sa1bpack.export_coco(pack, tmp_path / "coco.json")
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 from edited_packs import unfinished_pack
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from packs_with_features import write_side
+from packs_with_features import SPECS, write_side
 from scenarios import Case, Stage
 from small_tars import SMALL, changed, members, write_tar
 
@@ -17,7 +17,6 @@ import sa1bpack
 from sa1bpack import FormatError, PackOptions
 from sa1bpack.errors import NotAPack
 from sa1bpack.export.info import histogram
-from sa1bpack.format.side.spec import SideSpec
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +130,13 @@ def test_features_are_listed_with_what_is_missing(pack, tmp_path):
     before = sa1bpack.info(root)
     assert before.features == {}
     names = [shard.name for shard in before.manifest.shards]
-    write_side(root, SideSpec("teacher", "sample", "bfloat16", (3,)))
-    write_side(root, SideSpec("depth", "mask", "int8", ()), shards=names[1:])
+    write_side(root, SPECS["odd"])
+    write_side(root, SPECS["quality"], shards=names[1:])
     (root / "side" / "broken").mkdir()
     info = sa1bpack.info(root)
     text = " ".join(info.as_text().split())
-    assert "feature teacher: bfloat16 (3,) per image" in text
+    assert "feature odd: int8 (5,) per image" in text
+    assert "feature quality: bfloat16 (3,) per mask" in text
     assert "by 'test', complete" in text
     assert f"1 shard missing: {names[0]}" in text
     assert "feature broken: " in text and "not a feature" in text
@@ -144,7 +144,7 @@ def test_features_are_listed_with_what_is_missing(pack, tmp_path):
     out = tmp_path / "report.html"
     sa1bpack.report(root, out, samples=1)
     page = out.read_text()
-    assert "3 features." in page and "teacher: bfloat16 (3,) per image" in page
+    assert "3 features." in page and "odd: int8 (5,) per image" in page
 
 
 def test_info_and_open_agree_wherever_a_run_is_killed(tmp_path_factory, tmp_path):

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from batches import same_samples
 from cached_packs import open_cached
-from packs_with_features import write_side
+from packs_with_features import SPECS, write_side
 from reading_packs import write_pack
 
 import sa1bpack
 from sa1bpack import OptionError
 from sa1bpack.errors import StoreError
-from sa1bpack.format.files import CHECKSUMS_NAME
-from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.remote.cache import Cache
 
 SHARDS = {"sa_000000-000": (2, 0, 5), "sa_000001-000": (1, 3)}
@@ -111,7 +109,7 @@ def test_a_pack_that_is_replaced_while_it_is_opened_is_the_new_one(origin, tmp_p
 def test_a_shard_that_was_not_uploaded_whole_is_told_apart_from_damage(origin, tmp_path):
     """Its checksum file is not the one that the pack's checksums name."""
     ds = opened(tmp_path)
-    with (tmp_path / "pack/shards/sa_000000-000" / CHECKSUMS_NAME).open("a") as file:
+    with (tmp_path / "pack/shards/sa_000000-000/checksums.xxh128").open("a") as file:
         file.write("\n")
     with pytest.raises(StoreError, match=CHANGED):
         ds[0]
@@ -120,16 +118,13 @@ def test_a_shard_that_was_not_uploaded_whole_is_told_apart_from_damage(origin, t
     assert ds[3]["image_id"] > 0
 
 
-SIDE = SideSpec("score", "sample", "float64", ())
-
-
 def test_a_feature_that_was_replaced_is_not_mixed_with_the_other(origin, tmp_path):
     root = tmp_path / "pack"
-    write_side(root, SIDE)
+    write_side(root, SPECS["score"])
     ds = opened(tmp_path, features="score")
     first = ds[0]["score"]
     shutil.rmtree(root / "side/score")
-    write_side(root, SIDE, function="another")
+    write_side(root, SPECS["score"], function="another")
     assert np.array_equal(ds[0]["score"], first)
     with pytest.raises(StoreError, match=CHANGED):
         ds[3]
