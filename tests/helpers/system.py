@@ -108,6 +108,22 @@ def elsewhere(tmp_path) -> Iterator[Path]:
         yield Path(folder)
 
 
+def prefer_other_decoder(folder: Path) -> None:
+    """From now on, as if simplejpeg 9.9 were installed: the JPEG decoder, whose version is recorded
+    with what it made; `folder` is for its metadata."""
+    metadata = folder / "simplejpeg-9.9.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True, exist_ok=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: simplejpeg\nVersion: 9.9\n")
+    sys.path.insert(0, str(folder))
+
+
+@pytest.fixture
+def other_decoder(tmp_path, monkeypatch) -> Callable[[], None]:
+    """other_decoder(): from now on, as if simplejpeg 9.9 were installed."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    return lambda: prefer_other_decoder(tmp_path / "other")
+
+
 @pytest.fixture
 def free(monkeypatch) -> Callable[[int], None]:
     """free(nbytes): from now on every disk has so many free bytes."""

@@ -8,7 +8,7 @@ from commands import command  # noqa: F401 - a fixture
 from fault_server import web  # noqa: F401 - a fixture
 from s3_server import s3, s3_process  # noqa: F401 - fixtures
 from small_tars import SMALL, as_jpeg, changed, contents, members, pixels_of, write_tar
-from system import elsewhere, free  # noqa: F401 - fixtures
+from system import elsewhere, free, other_decoder  # noqa: F401 - fixtures
 
 import sa1bpack
 

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 from edited_packs import unfinished_pack
+from shard_files import arrays_of
 from small_tars import SMALL, contents, members, names_of, write_tar
 
 import sa1bpack
 from sa1bpack.errors import SourceCorrupt, SourceError
-from sa1bpack.format.shard_reader import open_shard
 
 
 def shards(root) -> list[str]:
@@ -120,14 +120,14 @@ def test_a_list_that_cannot_be_used_is_an_error_before_any_work(tmp_path, root, 
 def test_a_source_that_changed_between_runs_is_noticed(tmp_path, root, manifest_of, now, workers):
     tar = unfinished_pack(root, range(12), "sa_1")
     assert shards(root) == ["sa_1-000", "sa_1-001"]
-    before = [names_of(open_shard(root / "shards" / name)) for name in shards(root)]
+    before = [names_of(arrays_of(root / "shards" / name)) for name in shards(root)]
     write_tar(tar, members(now), shuffle=None)
     other = write_tar(tmp_path / "sa_2.tar", members([50]))
     result = sa1bpack.pack([tar, other], root, workers=workers, **SMALL)
     assert list(result.failed) == ["sa_1"]
     assert "restore the original file" in str(result.failed["sa_1"])
     assert shards(root) == ["sa_1-000", "sa_1-001", "sa_2-000"]
-    assert before == [names_of(open_shard(root / "shards" / name)) for name in shards(root)[:2]]
+    assert before == [names_of(arrays_of(root / "shards" / name)) for name in shards(root)[:2]]
     assert not manifest_of(root)["complete"]
 
 

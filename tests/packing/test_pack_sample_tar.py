@@ -6,13 +6,12 @@ import tarfile
 
 import numpy as np
 import pytest
-from edited_packs import sample_views
 from mask_oracle import decode, grid
 from PIL import Image
+from shard_files import arrays_of
 from small_tars import names_of
 
 import sa1bpack
-from sa1bpack.format.shard_reader import open_shard
 from sa1bpack.masks import unpack_bits
 
 
@@ -43,7 +42,7 @@ def pack_with(sample_tar, tmp_path_factory):
             root = tmp_path_factory.mktemp("sample") / "pack"
             result = sa1bpack.pack(sample_tar, root, workers=1, max_masks=None, **options)
             assert result.complete and result.rejects == 0
-            packs[key] = open_shard(root / "shards" / "sa_000000-000")
+            packs[key] = arrays_of(root / "shards" / "sa_000000-000")
         return packs[key]
 
     return pack_with
@@ -91,7 +90,7 @@ def test_mask_bits_are_those_of_masks_decoded_at_full_size(pack_with, originals,
     shard = pack_with(fit=fit, mask_sampling=sampling)
     for row, name in enumerate(names_of(shard)):
         annotations = originals[name][1]["annotations"]
-        cells = unpack_bits(sample_views(shard, row)["mask_bits"])
+        cells = unpack_bits(shard["mask_bits"][slice(*shard["mask_offset"][row : row + 2])])
         assert len(cells) == len(annotations)
         for index in range(0, len(annotations), 4):
             mask = decode(annotations[index]["segmentation"])

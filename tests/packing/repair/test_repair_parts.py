@@ -1,7 +1,7 @@
 """Parts of a repair, in any cut, repeated and at the same time, make the pack as it was."""
 
-import os
 import shutil
+from fcntl import LOCK_EX, LOCK_SH, flock
 
 import pytest
 from commands import temporaries
@@ -12,8 +12,6 @@ from small_tars import SMALL, contents
 import sa1bpack
 from sa1bpack import FormatError, OptionError
 from sa1bpack.errors import OutputLocked
-from sa1bpack.packing.pack_state import lock_folder
-from sa1bpack.packing.repair import OWN_FILES
 
 OTHER = "sa_000001-002"
 
@@ -71,21 +69,20 @@ def test_parts_that_overlap_in_time_make_the_pack_as_it_was(damaged, tars, expec
 def test_what_concerns_the_whole_pack_is_left_with_the_command_for_it(damaged, tars, expected):
     (damaged / "zarr.json").unlink()
     first, second = (sa1bpack.repair(damaged, tars, part=(k, 2), workers=1) for k in (1, 2))
-    assert second.ok and list(first.left) == [OWN_FILES]
-    assert f"sa1bpack repair {damaged} TARS --quick" in first.left[OWN_FILES]
+    assert second.ok and list(first.left) == ["the pack's own files"]
+    assert f"sa1bpack repair {damaged} TARS --quick" in first.left["the pack's own files"]
     result = sa1bpack.repair(damaged, quick=True)
     assert result.ok and result.rewritten and result.repaired == []
     assert contents(damaged) == expected
 
 
-def test_a_shard_that_has_other_bytes_is_left_to_a_repair_of_the_pack(root, tars, monkeypatch):
-    versions = {"sa1bpack": "9.9"}
-    monkeypatch.setattr("sa1bpack.packing.repair.versions_in_force", lambda: versions)
+def test_a_shard_that_has_other_bytes_is_left_to_a_repair_of_the_pack(root, tars, other_decoder):
+    other_decoder()
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
     before = contents(root)
     result = sa1bpack.repair(root, tars, part=(1, 2), workers=1)
     assert (result.repaired, list(result.left)) == ([], [FIRST])
-    assert "by sa1bpack 9.9; it was packed by" in result.left[FIRST]
+    assert "simplejpeg 9.9; it was packed by" in result.left[FIRST]
     assert f"sa1bpack repair {root} TARS --shard {FIRST}" in result.left[FIRST]
     assert without_notes(root) == before
     assert sa1bpack.repair(root, tars, shards=[FIRST], workers=1).ok
@@ -102,11 +99,13 @@ def test_without_its_manifest_a_pack_is_repaired_as_a_whole_first(damaged, tars,
 
 
 def test_parts_keep_off_what_needs_the_folder_alone_and_choose_their_shards(root, tars):
-    with os.fdopen(lock_folder(root, shared=True)):
+    with (root / ".lock").open() as lock:
+        flock(lock, LOCK_SH)  # as another part does
         assert sa1bpack.repair(root, tars, part=(1, 2)).ok
         with pytest.raises(OutputLocked):
             sa1bpack.repair(root, tars)
-    with os.fdopen(lock_folder(root)), pytest.raises(OutputLocked):
-        sa1bpack.repair(root, tars, part=(1, 2))
+        flock(lock, LOCK_EX)
+        with pytest.raises(OutputLocked):
+            sa1bpack.repair(root, tars, part=(1, 2))
     with pytest.raises(OptionError, match="a part has those of its sources"):
         sa1bpack.repair(root, tars, part=(1, 2), shards=[FIRST])

@@ -1,0 +1,24 @@
+"""Shards as docs/format.md specifies them, read with json and numpy alone."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+
+def arrays_of(folder: Path) -> dict[str, np.ndarray]:
+    """Every array of a shard, of the index or of a part of a feature, by its name."""
+    found = {}
+    for path in sorted(folder.glob("*/zarr.json")):
+        described = json.loads(path.read_text())
+        data = b"".join(chunks.read_bytes() for chunks in path.parent.glob("c.*"))
+        shape = described["shape"]
+        flat = np.frombuffer(data, described["data_type"], math.prod(shape))
+        found[path.parent.name] = flat.reshape(shape)
+    return found
+
+
+def parts_of(folder: Path) -> list[str]:
+    """The names of the published parts of a feature, in order."""
+    return sorted(path.name for path in folder.glob("[!.]*/"))
