@@ -282,11 +282,11 @@ def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
     """The schedule that an option is: itself, one value per epoch of a list, those of a function of
     the epoch, or the one value that it always has.
 
-    Args:
-        functions: False: a function is a value, not a schedule.
-
     Raises OptionError for an empty list, for a function that fails, and for one that does not stay
     at a value: that still changes in the second half of FUNCTION_EPOCHS.
+
+    Args:
+        functions: False: a function is a value, not a schedule.
     """
     if isinstance(value, Schedule):
         return value

@@ -89,12 +89,12 @@ class ShardSource(Protocol):
     def bring(self, entry: Any, digest: str, layout: Any) -> Lease:
         """Bring a shard, whole, if it is not there.
 
+        Raises StoreError if it cannot be fetched, CacheFull if there is no room, FormatError if it
+        is damaged where it comes from, OSError.
+
         Args:
             entry, layout: its `ShardEntry` and the `Layout` of the pack.
             digest: XXH3-128 of its checksum file.
-
-        Raises StoreError if it cannot be fetched, CacheFull if there is no room, FormatError if it
-        is damaged where it comes from, OSError.
         """
 
     def open_side(self, name: str) -> SideSource | None:
@@ -154,10 +154,10 @@ def is_pack_url(text: object) -> bool:
 def pack_url(name: str, text: str) -> str:
     """The URL of a pack in its one spelling, without secrets, as it may be shown and written.
 
+    Raises OptionError as `folder_url` does, and for a file URL whose path is not absolute.
+
     Args:
         name: of the argument, for messages.
-
-    Raises OptionError as `folder_url` does, and for a file URL whose path is not absolute.
     """
     if not text.lower().startswith("file://"):
         return folder_url(name, text)
@@ -183,11 +183,11 @@ def shown(url: str) -> str:
 def folder_url(name: str, text: str) -> str:
     """The URL of a folder in a bucket in its one spelling: "s3://bucket/key", or "s3://bucket".
 
-    Args:
-        name: of the argument, for messages.
-
     Raises OptionError, which shows no more of the URL than `shown`, for one without a bucket, with
     a user or a password, or with a query or a fragment.
+
+    Args:
+        name: of the argument, for messages.
     """
     host, key = _host_and_path(name, text)
     if "?" in text or "#" in text:
@@ -265,12 +265,12 @@ class Address:
 def parse_address(name: str, text: str, file_name: str | None = None) -> Address:
     """The address that a URL stands for.
 
+    Raises OptionError, which shows no more of the URL than `shown`, for one that holds a user or a
+    password, white space or control characters, that has no host or bucket, or names no file.
+
     Args:
         name: of the argument, for messages.
         file_name: name of the file in a list of links; None: the last part of the URL's path.
-
-    Raises OptionError, which shows no more of the URL than `shown`, for one that holds a user or a
-    password, white space or control characters, that has no host or bucket, or names no file.
     """
     if _FORBIDDEN.search(text):
         raise OptionError(

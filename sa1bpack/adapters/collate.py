@@ -67,12 +67,15 @@ def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray, target: np.nd
 def _mask_row(
     field: Field, value: np.ndarray, layout: MaskLayout, as_bool: bool
 ) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of one mask's row in the batch, for a sample's array `value`.
+    """Shape and dtype of one mask's row in the batch.
 
     Args:
-        as_bool: masks are known to be bool, so uint8 masks are not bits.
+        value: a sample's array of masks, (m, ...).
+        layout: layout of the masks in the batch.
+        as_bool: the masks are known to be bool, so uint8 masks are not bits.
 
-    Raises OptionError for masks that this layout cannot hold.
+    Raises:
+        OptionError: the layout cannot hold these masks.
     """
     row, dtype, bits = value.shape[1:], value.dtype, layout.packed
     if field.batch != "masks" or (dtype == np.bool_ and not bits):
@@ -202,7 +205,7 @@ class Collate:
                 third by area, or by weights, with a function of the columns of a sample's masks
                 that returns one weight each: `lambda columns: columns["area"] ** 0.5`. They stay in
                 their order.
-            seed: of what is drawn.
+            seed: seed of the random choice.
             pad_to_max: M is always `max_masks`, so that all batches have the same shape.
             on_error: how to treat samples that the dataset could not read. "raise": raise the
                 ReadError. "drop": drop them and list them in `dropped` and in the batch, with one
@@ -210,10 +213,10 @@ class Collate:
                 They are not replaced, and a batch in which no sample remains is a LoaderError.
                 There is no other limit, because a Collate does not know the epoch: make_dataloader
                 has one, `max_dropped`.
-            sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas on which
-                images of the fit native are put (zero elsewhere), whether masks are bits, features
-                (which become tensors, (B, ...) or like other arrays of masks), and `spec` in the
-                batch.
+            sample_spec: `ds.spec` of a dataset without transforms. It defines the canvas on which
+                images with fit="native" are put (zero elsewhere), whether masks are bits, the
+                features (which become tensors, (B, ...) or like other arrays of masks), and `spec`
+                in the batch.
             relations: names of relations of the kept masks, or a `transforms.Relate`.
 
         Raises:
@@ -356,10 +359,11 @@ class Collate:
         """The chosen rows of one array of masks, padded with zeros or one after the other.
 
         Args:
-            chosen: of each sample: int64 rows of its kept masks, None for all.
+            chosen: int64 rows of the kept masks, one array per sample; None for all.
             offsets: int64 (B + 1,): where the masks of each sample begin in concatenated arrays.
 
-        Raises OptionError for an array that differs in shape or type from that of the first sample.
+        Raises:
+            OptionError: an array differs in shape or type from that of the first sample.
         """
         first = np.asarray(samples[0][field.sample])
         row, dtype = _mask_row(field, first, self.layout, self._as_bool)

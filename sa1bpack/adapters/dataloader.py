@@ -239,10 +239,12 @@ def make_dataloader(
     `Loader` is several times faster. This one runs the dataset's transform, in worker processes if
     there are any, and suits libraries that require a DataLoader.
 
+    Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
+
     Args:
         ds, batch_size: as in `Loader`.
-        num_workers: processes. None: one per core available to this process, at most 8, if the
-            dataset has a transform; otherwise none, because sending a batch from a worker takes
+        num_workers: worker processes. None: one per core available to this process, at most 8, if
+            the dataset has a transform; otherwise none, because sending a batch from a worker takes
             longer than making it. At most 1024.
         prefetch_factor: batches that each worker makes ahead, 1 to 1024. None: 2.
         pin_memory: True or False. None: if there is a CUDA device.
@@ -252,8 +254,6 @@ def make_dataloader(
         options: global_batch_size, shuffle, order, mask_layout, max_masks, mask_select, pad_to_max,
             bucket_by, relations, seed, drop_last, pad_last, rank, world_size, on_error,
             max_dropped, timeout, on_epoch_end: see ReadingOptions.
-
-    Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
 
     Raises:
         OptionError: a value that cannot be used, or options that do not fit together.
@@ -322,7 +322,7 @@ class OfBatch(list):
     """The indices of a batch, or its samples, with what a worker process needs to know of it.
 
     Args:
-        epoch, step: of the batch; its samples may be loaded long before it is used.
+        epoch, step: numbers of the batch; its samples may be loaded long before it is used.
     """
 
     def __init__(self, items: Iterable[Any], epoch: int, step: int):
@@ -350,9 +350,9 @@ class DealtBatches:
     To its own loader it yields the batches of the current epoch of the loader's rank.
 
     Args:
-        batches: of any rank; all ranks together share their order and their place in it.
-        collate: of the loader; it gets the epoch of a random choice of masks.
-        drops: the loader drops samples that cannot be read, which it alone counts and reports.
+        batches: batches of any rank; all ranks together share their order and their place in it.
+        collate: the loader's; it is given the epoch, for a random choice of masks.
+        drops: the loader drops samples that cannot be read; it alone counts and reports them.
     """
 
     def __init__(self, batches: OrderedBatches, collate: Collate, drops: bool = False):

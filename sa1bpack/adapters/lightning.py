@@ -65,15 +65,15 @@ class DataModule(LightningDataModule):
         Args:
             pack: what `sa1bpack.open` takes, or a dataset without a transform.
             batch_size: images per batch of each rank; or a schedule; or None, as in `Loader`.
-            val: share of the images that are for validation, 0 for none; or, as `pack`, the images
-                themselves, and then all of `pack` is for training.
-            split_seed: of the split.
+            val: fraction of the images that are for validation, 0 for none; or the images
+                themselves, in any form that `pack` accepts, and then all of `pack` is for training.
+            split_seed: seed of the split.
             val_options: options of the validation loader that differ from `options`. By default it
                 has no shuffle, order or bucket_by, and what changes while training has its last
                 value in every validation. Where the last batch has fewer images than there are
                 ranks, which is an error, `{"pad_last": True}` repeats some.
-            options: of both loaders, see `Loader`; `shuffle=True` is for training alone. The device
-                is the trainer's unless given.
+            options: options of both loaders, see `Loader`; `shuffle=True` is for training alone.
+                The device is the trainer's unless given.
         """
         super().__init__()
         self.pack, self.batch_size = pack, batch_size

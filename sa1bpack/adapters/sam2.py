@@ -30,8 +30,8 @@ class Frame:
     """One frame of a video.
 
     Attributes:
-        frame_idx: its number in the video.
-        image_path: name of the image in its tar; nothing is there to be opened.
+        frame_idx: number of the frame in the video.
+        image_path: name of the image in its tar; no such file exists.
         data: float32 (3, h, w), RGB from 0 to 1, as their `load_images` expects it.
         is_conditioning_only: always False.
     """
@@ -142,18 +142,17 @@ class RawDataset:
         mask_area_frac_thresh: float = 1.1,
         uncertain_iou: float = -1,
     ):
-        """
+        """Masks without area are left out. If none is left, SAM 2's sampler fails, and training
+        continues with another image: leave such images out by `ds.where`.
+
         Args:
             pack: what `sa1bpack.open` takes, a saved selection included; or a dataset, whose
                 selection and thresholds stay. `sa1bpack subset` replaces their lists of files.
-            num_frames: frames of each video, all of them the same image.
+            num_frames: frames per video, all of the same image.
             mask_area_frac_thresh: masks that cover at least this fraction of the image are left
-                out, as there; above 1, none are.
-            uncertain_iou: masks with a stability score below this are left out. Theirs looks for a
-                key of this name, which no file of SA-1B has, and so never leaves out any.
-
-        Masks without area are left out as well. If none is left, their sampler fails, and training
-        continues with another image: leave such images out by `ds.where`.
+                out, as in SAM 2; above 1, none are.
+            uncertain_iou: masks with a stability score below this are left out. SAM 2 looks for a
+                key of this name, which no file of SA-1B has, and so leaves out none.
 
         Raises:
             OptionError: a value that cannot be used, a dataset with a transform, or a pack without

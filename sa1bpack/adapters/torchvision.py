@@ -123,7 +123,7 @@ def _check_stored(
     """Raise OptionError for boxes that cannot be in stored coordinates, which were assumed.
 
     Args:
-        edges: float64 (..., 4): of the boxes, in pixels of the image if they are in stored
+        edges: float64 (..., 4), edges of the boxes in pixels of the image, if they are in stored
             coordinates.
         pixel: float64 (..., 2): extent of a source pixel in pixels of the image.
     """
@@ -150,9 +150,12 @@ def _scales(
 
     Args:
         size: float64 (4,) or (B, 4): source height, width, stored height, width.
-        axes: of the boxes: 2 for those of a sample and of concatenated masks, 3 for padded ones.
+        found: the sample or batch; of a batch with concatenated masks, `mask_counts` is used.
+        axes: number of axes of the boxes: 2 for those of a sample and of concatenated masks, 3 for
+            padded ones.
 
-    Returns two float64 tensors, (2,), (T, 2) or (B, 1, 2).
+    Returns:
+        Two float64 tensors, (2,), (T, 2) or (B, 1, 2).
     """
     pixel = size[..., [3, 2]] / size[..., [1, 0]]
     if size.ndim == 2:

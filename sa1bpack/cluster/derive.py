@@ -43,15 +43,16 @@ def derive_on_ray(
     5 times; parts are published complete, and a call that was killed is repeated to resume.
 
     Args:
-        address: of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
-        fn: of a module that every node has, or that is in the current folder on all of them; or of
-            the program itself, which is sent.
+        fn: a function of a module that every node has, or that is in the current folder on all of
+            them; or of the program itself, which is sent.
+        address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
+            alone.
         progress: called as progress(images done, images in all) after each shard.
-        call: all else as in `derive`, and so is the array; device: "cpu", or "cuda": each task then
-            asks Ray for a GPU; threads (4 by default) are also the cores of a task.
+        call: arguments of `derive`, among them `device`: "cpu", or "cuda", for which each task asks
+            Ray for a GPU; and `threads`, 4 by default, which are also the cores of a task.
 
     Raises:
-        OptionError: also if ray is initialized in this process already.
+        OptionError: as in `derive`, and if ray is initialized in this process already.
         ClusterError: no cluster can be reached, or tasks died each time they were run: their
             shards are named, and have no part.
         MissingPackage: without ray.

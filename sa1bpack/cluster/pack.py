@@ -48,19 +48,25 @@ def pack_on_ray(
 
     The pack has the same bytes as if `pack` had made it.
 
+    A task whose process or node dies is run again, up to 5 times; then its source is given up.
+    Ctrl-C ends the tasks; what they have published stays, and the same call resumes, as it does if
+    this process is killed.
+
     Args:
-        address: of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
+        sources, output: as in `pack`.
+        address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
+            alone.
         progress: show a bar on stderr, which advances with each complete source. Default: if it is
             a terminal.
-        options: among them `workers`, the worker processes of each task; so many cores, and the
-            memory they need, are asked of Ray. Default: 6, for one tar at a time.
+        options: as in `pack`. `workers` is the number of worker processes of each task; Ray is
+            asked for as many cores, and for the memory that they need. Default: 6, for one tar at a
+            time.
 
-    Everything else is as in `pack`. A task whose process or node dies is run again, up to 5 times;
-    then its source is given up. Ctrl-C ends the tasks; what they have published stays, and the
-    same call resumes, as it does if this process is killed.
-
-    Raises what `pack` raises; MissingPackage without ray, ClusterError if no cluster can be
-    reached, and OptionError if ray is initialized in this process already.
+    Raises:
+        MissingPackage: ray is not installed.
+        ClusterError: no cluster can be reached.
+        OptionError: as in `pack`, and if ray is initialized in this process already.
+        Whatever else `pack` raises.
     """
     if options.get("workers") is None:
         options["workers"] = WORKERS
@@ -141,15 +147,20 @@ def verify_on_ray(
 ) -> Report:
     """Check a pack or a feature on a Ray cluster, whose nodes see it under the same path.
 
+    The report has the same problems, counts and notes as that of `verify`. A shard whose task died
+    each time it was run is reported as one that could not be read.
+
     Args:
-        address: of the cluster, as in `ray.init`; default: RAY_ADDRESS, or this machine alone.
-        progress: called as progress(shards done, shards in all); of a feature, its parts.
+        root, quick, io: as in `verify`.
+        address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
+            alone.
+        progress: called as progress(shards done, shards in all); for a feature, with its parts.
 
-    Everything else is as in `verify`, and the report has the same problems, counts and notes. A
-    shard whose task died each time it was run is reported as one that could not be read.
-
-    Raises what `verify` raises; MissingPackage without ray, ClusterError if no cluster can be
-    reached, and OptionError if ray is initialized in this process already.
+    Raises:
+        MissingPackage: ray is not installed.
+        ClusterError: no cluster can be reached.
+        OptionError: as in `verify`, and if ray is initialized in this process already.
+        Whatever else `verify` raises.
     """
     root = local_path("root", root).absolute()
     choice("io", io, IO)
@@ -191,15 +202,20 @@ def repair_on_ray(
     The shards of each source are a task, which does what a part of `repair` does. What concerns the
     whole pack is then repaired here. So is all of a pack whose manifest is lost.
 
+    The pack has the same bytes as if `repair` had repaired it. A source whose task died each time
+    it was run is in the result's `left`.
+
     Args:
-        address: of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
+        pack, sources, quick, links, progress: as in `repair`.
+        address: address of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine
+            alone.
         workers: worker processes, and cores, of each task. Default: 1.
 
-    Everything else, and the pack in the end, is as with `repair`. A source whose task died each
-    time it was run is in the result's `left`.
-
-    Raises what `repair` raises; MissingPackage without ray, ClusterError if no cluster can be
-    reached, and OptionError if ray is initialized in this process already.
+    Raises:
+        MissingPackage: ray is not installed.
+        ClusterError: no cluster can be reached.
+        OptionError: as in `repair`, and if ray is initialized in this process already.
+        Whatever else `repair` raises.
     """
     root = local_path("pack", pack)
     workers = 1 if workers is None else whole_number("workers", workers, 1)

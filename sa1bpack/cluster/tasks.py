@@ -62,7 +62,7 @@ class Died:
     """In place of what a task returns: its process or its node died in every call.
 
     Attributes:
-        why: how the last one ended, in words.
+        why: how the process or node of the last call ended, in words.
     """
 
     why: str
@@ -123,19 +123,25 @@ def run_tasks(
     needs: Needs,
     say: Callable[[str], object] = report,
 ) -> Iterator[tuple[str, Any]]:
-    """Run tasks on a cluster: yields (name, what the function returned, or Died) as each ends.
+    """Run tasks on a cluster, and yield the outcome of each as it ends.
 
-    Who leaves the loop early ends those that still run.
+    Leaving the loop early ends the tasks that still run.
 
     Args:
         address: as in `ray.init`. None: RAY_ADDRESS, or this machine alone.
         function: of a module of this package, which every node has.
-        tasks: name of each task → the keyword arguments of its call.
+        tasks: name of each task → keyword arguments of its call.
+        needs: what each task asks Ray for.
         say: called with a message if no node can take such a task now: Ray waits for one, perhaps
-            in vain. Default: it is printed on stderr.
+            in vain. Default: print it on stderr.
 
-    Raises what a task raises, ClusterError if no cluster can be reached, OptionError if ray is
-    initialized in this process.
+    Yields:
+        (name, what the function returned, or Died).
+
+    Raises:
+        ClusterError: no cluster can be reached.
+        OptionError: ray is initialized in this process.
+        Whatever a task raises.
     """
     with _connected(address):
         if tasks and (shortage := _shortage(needs)):
@@ -172,11 +178,14 @@ def run_parts(
     """Run tasks, each of which is one part of a job, as `run_tasks` does.
 
     Args:
-        names: of the parts: the K-th of the N is called with `part`, (K, N), and all with `call`.
-        progress: called as progress(size of the tasks that ended, of all).
-        sizes: of those parts that are to be run. None: all, each of size 1.
+        address, function, needs: as in `run_tasks`.
+        names: names of the parts: the K-th of the N is called with `part`, (K, N), and with `call`.
+        call: keyword arguments of every call.
+        progress: called as progress(size of the tasks that ended, size of all).
+        sizes: name → size, of the parts that are to be run. None: all, each of size 1.
 
-    Returns name → what its task returned, and name → why it returned nothing.
+    Returns:
+        name → what its task returned, and name → why it returned nothing.
     """
     sizes = dict.fromkeys(names, 1) if sizes is None else sizes
     parts = {name: {**call, "part": (k, len(names))} for k, name in enumerate(names, 1)}

@@ -42,7 +42,7 @@ class SampleInfo:
 
     Attributes:
         index: row in the pack, or in all packs together, as in the sample itself.
-        image_id: of the JSON record.
+        image_id: image id in the JSON record.
         file_name: name of the image in its source: the member of the tar.
         source: name of the tar or folder: "sa_000012" is sa_000012.tar.
         pack, shard, row: folder of the pack, name of the shard, and row in the shard.
@@ -264,11 +264,17 @@ class Dataset(MapStyle, Pictured):
     def index_of(self, image_ids: Any) -> Any:
         """The index in this dataset of the (first) sample with an image id, or of each of several.
 
+        The first call on a subset, or on several packs, sorts their ids.
+
         Args:
             image_ids: a whole number of 64 bits, or a one-dimensional array of integers.
 
-        Returns an int, or int64 (k,). Raises UnknownName if the dataset lacks one, OptionError for
-        what is neither. The first call on a subset, or on several packs, sorts their ids.
+        Returns:
+            int, or int64 (k,).
+
+        Raises:
+            UnknownName: the dataset lacks an id.
+            OptionError: the ids are neither.
         """
         given = np.asarray(image_ids)
         wanted = np.atleast_1d(given) if given.size else np.empty(0, np.int64)
@@ -310,29 +316,32 @@ class Dataset(MapStyle, Pictured):
         """The samples that fulfil a condition, in the same order.
 
         Args:
-            condition: bool (n,), or a function of metadata that returns bool (k,). The function is
-                called once per shard with the `Columns` of those k samples that are in it:
+            condition: one of the following. bool (n,). Or a function of metadata that returns bool
+                (k,), called once per shard with the `Columns` of the k samples that are in it:
                 `ds.where(lambda c: c["mask_count"] >= 10)`, `ds.where(lambda c: c.reduced("area",
-                "max") > 100_000)`. Or a text, which is not run as code: `ds.where("mask_count >=
-                10")`, a name, a sign and a number. Names: mask_count, annotation_count, height,
+                "max") > 100_000)`. Or a text, which is not run as code, of a name, a sign and a
+                number: `ds.where("mask_count >= 10")`. Names: mask_count, annotation_count, height,
                 width, image_id, and sum, max or min of area, predicted_iou, stability_score or
                 annotation_id, as in `"max(area) > 100000"`.
 
-        Raises OptionError for anything else, IndexError for an array of another length.
+        Raises:
+            OptionError: a condition that is none of these.
+            IndexError: an array of another length.
         """
         return self._part(select.flags(condition, self.columns(), len(self)))
 
     def split(self, *, val_fraction: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
         """Two parts, for training and validation: `train, val = ds.split(val_fraction=0.01)`.
 
-        Args:
-            val_fraction: share of the samples in the second part, 0 to 1, as an expectation.
-            seed: 0 to 2**64 - 1.
-
         Which part a sample is in depends on its image id and the seed alone, see docs/training.md:
         it stays the same with more tars, in a merged pack, over several packs, and in subsets.
 
-        Raises OptionError for a value out of range, and if a part would be empty.
+        Args:
+            val_fraction: fraction of the samples in the second part, 0 to 1, as an expectation.
+            seed: seed of the split, 0 to 2**64 - 1.
+
+        Raises:
+            OptionError: a value is out of range, or a part would be empty.
         """
         inside = self._below("val_fraction", val_fraction, seed, select.SPLIT)
         if (count := int(np.count_nonzero(inside))) in (0, len(inside)):
@@ -347,11 +356,13 @@ class Dataset(MapStyle, Pictured):
         """A random part of the samples, in the same order, by a hash of the image id as in `split`.
 
         Args:
-            part: share of the samples, 0 to 1, as an expectation; a larger part contains a smaller
-                one.
-            seed: 0 to 2**64 - 1; no part is by chance the validation part of `split`.
+            part: fraction of the samples, 0 to 1, as an expectation; a larger part contains a
+                smaller one.
+            seed: seed of the choice, 0 to 2**64 - 1, which is independent of that of `split` with
+                the same seed.
 
-        Raises OptionError for a value out of range.
+        Raises:
+            OptionError: a value is out of range.
         """
         return self._part(self._below("fraction", part, seed, select.FRACTION))
 
@@ -403,7 +414,9 @@ class Dataset(MapStyle, Pictured):
             reduce: "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
                 `ds.column("area", "sum")`.
 
-        Raises UnknownName naming the columns that exist, FormatError if a shard cannot be read.
+        Raises:
+            UnknownName: there is no such column; the message names those that exist.
+            FormatError: a shard cannot be read.
         """
         if name == "mask_count" and reduce is None:
             return np.diff(self.mask_offsets)
@@ -418,12 +431,15 @@ class Dataset(MapStyle, Pictured):
     def mask_column(self, name: str) -> np.ndarray:
         """One value per mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
 
+        All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
+        iterates over them, one shard at a time.
+
         Args:
             name: bbox, area, predicted_iou, stability_score, point_coords, crop_box, annotation_id,
                 number_types, or a feature with a row per mask.
 
-        All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
-        iterates over them, one shard at a time. Raises as `column` does.
+        Raises:
+            UnknownName, FormatError: as for `column`.
         """
         select.check_column(name, "mask", self.pack)
         offsets = self.mask_offsets

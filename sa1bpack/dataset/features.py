@@ -33,9 +33,9 @@ class Feature:
     """A feature of a Pack.
 
     Attributes:
-        spec: of its rows.
-        shards: of the Pack.
-        folders: the folder that has the part of each shard; None: none has.
+        spec: the spec of its rows.
+        shards: the shards of the Pack.
+        folders: for each shard the folder that has its part; None: there is none.
         sources: where the parts come from that are not in these folders.
     """
 
@@ -78,13 +78,16 @@ def feature_paths(value: Any) -> tuple[str, ...]:
 
 
 def with_features(pack: "Pack", rows: Rows, named: Sequence[str]) -> "Pack":
-    """The pack with these features, names in its folders or paths.
+    """The pack with these features.
 
     Args:
-        rows: of the dataset: every shard that they are in must have a part.
+        rows: rows of the dataset: every shard that they are in must have a part.
+        named: names in the pack's own folder, or paths.
 
-    Raises OptionError if one has not, or for two of one name; NotAPack, FormatError and
-    VersionError for what is not a feature or is damaged; OSError.
+    Raises:
+        OptionError: a shard lacks its part, or two features have one name.
+        NotAPack, FormatError, VersionError: what is named is not a feature, or is damaged.
+        OSError: a file cannot be read.
     """
     if not named:
         return pack.with_features(()) if pack.features else pack

@@ -20,13 +20,14 @@ class Field(NamedTuple):
     """One quantity of a sample (`SAMPLE_FIELDS`) or of each of its masks (`MASK_FIELDS`).
 
     Attributes:
-        array: the shard's array; "" if no array stores it.
+        array: the shard's array; "" if the field is not stored in one.
         sample: key in a sample.
         batch: key in a batch; "" if batches do not have it.
         dtype: type in a batch; None: the same as in a sample, where it is that of the shard's
             array.
-        columns: values per sample or mask; 0: the shape depends on the layout or the options.
-        scaled: x, y values, scaled if coordinates are those of the stored image.
+        columns: values per sample or mask; 0 if the shape depends on the layout or the options.
+        scaled: the values are x and y, which are scaled if coordinates are those of the stored
+            image.
     """
 
     array: str

@@ -31,6 +31,17 @@ def open(
 ) -> Dataset:
     """Open a pack, or several as one, for training.
 
+    Thresholds are those of `sa1bpack pack`, by the numbers of the annotation: inclusive, and NaN
+    passes none. Samples, batches, columns and `max_masks` count the masks that are left. A sample
+    that has none left stays, with no masks: indices do not depend on the rule. To leave such
+    samples out, `ds.where(lambda c: c["mask_count"] > 0)`. A dataset with other thresholds is
+    another dataset: its fingerprint differs, and with it its orders, and a state does not fit.
+
+    A transform goes to worker processes with the dataset; spawned ones need it to be picklable.
+
+    An incomplete pack is opened as far as it goes; the log (logger "sa1bpack") has a warning that
+    names the counts.
+
     Args:
         path: folder of the pack; `~` is expanded. Several packs are a list of folders, or a glob
             pattern such as "/data/packs/*"; or the file that `Dataset.save_selection` wrote, which
@@ -45,60 +56,49 @@ def open(
             read of them is fetched into it once, and shared by all processes of the machine.
         cache_size: what the cache may take, such as "500 GB"; what was used least recently is
             removed. None: as it was opened last, or four fifths of the free disk.
-        options: of the samples, listed below; `Dataset.with_options` changes them later.
-
-    - `mask_format`: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits
-      without a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs
-      from the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
-      runs; without one, `run_ends` and `run_offset` take the place of masks.
-    - `mask_size`: cells per side of the grid, a multiple of 8 up to 4096; None: the pack's.
-    - `mask_sampling`: "area" or "center", see docs/masks.md; None: the pack's.
-    - `pixels`: of a pack with yuv420 pixels. "rgb" converts them; "stored" returns the planes as
-      stored, see docs/format.md, for the device to convert. RGB packs are RGB in both cases.
-    - `coordinates`: of boxes and points in samples and batches. "stored": pixels of the stored
-      image, which is the sample's `image`: x is multiplied by stored width / source width, y by
-      stored height / source height, widths and heights likewise. "source": pixels of the source
-      image, as in SA-1B's JSON. Areas, and columns, are always in source pixels.
-    - `transform`: called with the sample dict; what it returns is the sample. The arrays are
-      read-only: `.copy()` one before `torch.from_numpy`, which ignores that, so that writing to the
-      tensor ends the process (SIGSEGV).
-    - `on_error`: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
-      sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into the
-      list in place of the sample, for `Collate(on_error="drop")` to count and drop.
-    - `verify_checksums`: whether bytes are compared with what was written, whenever something is
-      read. False: only the structure is checked, when the pack and each shard are opened: metadata,
-      lengths of files, offsets, ids; no bytes of samples. True: the index is compared with its
-      digests at once (24 bytes per sample). A sample is copied out of its files and all of it is
-      compared with its checksum; `ds[i]`, Loader and make_dataloader return that copy, so no later
-      change of a file shows in it. Columns are compared with the digest of their file. What
-      differs, is cut short or cannot be read is a ReadError; for columns and the index, a
-      FormatError. `ds.shards` remains unchecked memory maps.
-    - `features`: arrays that were computed after packing, see docs/features.md: names of those in
-      PACK/side, or paths of others. Each is a key of samples and batches. Every shard must have its
-      part.
-    - `min_area`, `max_area_frac`, `min_iou`, `min_stability`: samples have only masks of at least
-      `min_area` source pixels, which cover at most the fraction `max_area_frac` of the image, with
-      a predicted IoU of at least `min_iou` and a stability score of at least `min_stability`; see
-      docs/training.md.
-
-    Thresholds are those of `sa1bpack pack`, by the numbers of the annotation: inclusive, and NaN
-    passes none. Samples, batches, columns and `max_masks` count the masks that are left. A sample
-    that has none left stays, with no masks: indices do not depend on the rule. To leave such
-    samples out, `ds.where(lambda c: c["mask_count"] > 0)`. A dataset with other thresholds is
-    another dataset: its fingerprint differs, and with it its orders, and a state does not fit.
-
-    A transform goes to worker processes with the dataset; spawned ones need it to be picklable.
-
-    An incomplete pack is opened as far as it goes; the log (logger "sa1bpack") has a warning that
-    names the counts.
+        mask_format: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits
+            without a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling`
+            differs from the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn
+            from the runs; without one, `run_ends` and `run_offset` take the place of masks.
+        mask_size: cells per side of the grid, a multiple of 8 up to 4096; None: the pack's.
+        mask_sampling: "area" or "center", see docs/masks.md; None: the pack's.
+        pixels: form of yuv420 pixels. "rgb" converts them; "stored" returns the planes as stored,
+            see docs/format.md, for the device to convert. RGB packs are RGB in both cases.
+        coordinates: coordinates of boxes and points in samples and batches. "stored": pixels of the
+            stored image, which is the sample's `image`: x is multiplied by stored width / source
+            width, y by stored height / source height, widths and heights likewise. "source": pixels
+            of the source image, as in SA-1B's JSON. Areas, and columns, are always in source
+            pixels.
+        transform: called with the sample dict; what it returns is the sample. The arrays are
+            read-only: `.copy()` one before `torch.from_numpy`, which ignores that, so that writing
+            to the tensor ends the process (SIGSEGV).
+        on_error: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
+            sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into
+            the list in place of the sample, for `Collate(on_error="drop")` to count and drop.
+        verify_checksums: compare what is read with the checksums of what was written. False: only
+            the structure is checked, when the pack and each shard are opened: metadata, lengths of
+            files, offsets, ids; no bytes of samples. True: the index is compared with its digests
+            at once (24 bytes per sample). A sample is copied out of its files and all of it is
+            compared with its checksum; `ds[i]`, Loader and make_dataloader return that copy, so no
+            later change of a file shows in it. Columns are compared with the digest of their file.
+            What differs, is cut short or cannot be read is a ReadError; for columns and the index,
+            a FormatError. `ds.shards` remains unchecked memory maps.
+        features: arrays that were computed after packing, see docs/features.md: names of those in
+            PACK/side, or paths of others. Each is a key of samples and batches. Every shard must
+            have its part.
+        min_area, max_area_frac, min_iou, min_stability: samples have only masks of at least
+            `min_area` source pixels, which cover at most the fraction `max_area_frac` of the image,
+            with a predicted IoU of at least `min_iou` and a stability score of at least
+            `min_stability`; see docs/training.md. `Dataset.with_options` changes these options,
+            from `mask_format` on, later.
 
     Raises:
-        FormatError: the folder is not a pack, it holds no complete shard yet, or its manifest or
-            index is not what the format demands. Shards are checked when they are first used.
+        FormatError: the folder is not a pack, holds no complete shard yet, or its manifest or index
+            is not what the format demands. Shards are checked when they are first used.
         VersionError: a newer major version of the format.
         OptionError: a value that is not one of the choices, a URL without `cache_dir`, a pattern
             that matches nothing, packs that differ in their layout, image ids that occur more than
-            once (see `duplicates`), and a feature that lacks the part of a shard, or has it for
+            once (see `duplicates`), or a feature that lacks the part of a shard, or has it for
             other bytes.
         ResourceShortage: the system refuses memory or an open file.
         StoreError: an object store cannot be reached, or refuses.

@@ -60,16 +60,17 @@ class PackFolder:
     """One pack on disk; `Pack` reads one or several of them as one.
 
     Attributes:
-        root: its folder, absolute.
-        manifest: its Manifest.
-        layout: what arrays there are and how wide their rows are.
-        index: its Index, memory-mapped.
+        root: folder of the pack, absolute.
+        manifest: manifest of the pack.
+        layout: the arrays, and the widths of their rows.
+        index: index of the pack, memory-mapped.
         first_row: first row of each shard in this pack, and the number of all rows.
         first_mask: first mask of each shard in this pack, and the number of all masks.
-        source: where its shards come from; None: they are in the folder.
+        source: where the shards come from; None: they are in the folder.
 
-    Raises FormatError or VersionError if the pack is not what docs/format.md demands or holds no
-    sample, ResourceShortage if the system refuses a map or a file for lack of resources.
+    Raises:
+        FormatError, VersionError: the pack is not what docs/format.md demands, or holds no sample.
+        ResourceShortage: the system refuses a map or a file for lack of resources.
     """
 
     def __init__(self, place: Path | ShardSource):
@@ -178,11 +179,11 @@ class Pack:
         folders: the packs, in the order given.
         manifest: the Manifest; of several packs, one that lists the shards of all. Its `options`
             are those that the packs agree on, and it names no index.
-        layout: what arrays there are and how wide their rows are.
+        layout: the arrays, and the widths of their rows.
         places: where each shard is: the folder of its pack, and its number there.
         first_row: first row of each shard, and the number of all rows.
         duplicates: what becomes of image ids that several samples have, see `sa1bpack.open`.
-        features: its features, whose parts are opened with the shards, see
+        features: the features, whose parts are opened with the shards, see
             `features.with_features`.
     """
 
@@ -482,8 +483,10 @@ class Pack:
         Args:
             out, direct: as in `format.shard_reader.read_sample_rows`.
 
-        Raises FormatError if they are not what was written, OSError if they cannot be read,
-        ResourceShortage if the system refuses an open file for lack of resources.
+        Raises:
+            FormatError: the rows are not what was written.
+            OSError: they cannot be read.
+            ResourceShortage: the system refuses an open file for lack of resources.
         """
         number, local, first, stop = self.locate(row)
         opened = self.open(number)  # its files stay where they are as long as this does

@@ -30,11 +30,12 @@ def take(rows: Rows, selection: Any) -> Rows:
     """The rows at the positions that a slice, an index array or a bool array selects.
 
     Args:
-        selection: slice; integers (negative ones count from the end), any order, repeats allowed;
-            or bool (n,).
+        selection: a slice; integers in any order, negative ones counted from the end, repeats
+            allowed; or bool (n,).
 
-    Raises IndexError as numpy does: a position out of range, a bool array of another length, an
-    array that is neither bool nor integer or not one-dimensional.
+    Raises:
+        IndexError: as in numpy, a position is out of range, a bool array has another length, or an
+            array is neither bool nor integer, or not one-dimensional.
     """
     if isinstance(selection, slice):
         return as_rows(rows[selection])
@@ -106,7 +107,7 @@ def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The rows of n ranges, one range after another: range i begins at first[i].
 
     Args:
-        first: int64 (n,).
+        first: int64 (n,), first row of each range.
         offsets: int64 (n + 1,) from 0: range i has offsets[i + 1] - offsets[i] rows.
     """
     return np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
@@ -137,7 +138,8 @@ def fingerprint(
 
     Args:
         first_row: first row of each shard, and the number of all rows.
-        digests: of each shard.
+        digests: digest of each shard.
+        rule: the rule that selects masks; None: all.
     """
     edges = np.array(first_row)
     # The longest stretches of neighbouring rows of one shard, in the order of the rows.
@@ -168,9 +170,9 @@ class IdLookup:
     """The positions of image ids among n samples.
 
     Attributes:
-        ids: int64 (n,).
-        stored: int64 (n,): stable argsort of the ids, as it was read; need not be right.
-        path: where it was read from.
+        ids: int64 (n,), the image ids.
+        stored: int64 (n,), stable argsort of the ids as it was read, unchecked.
+        path: where `stored` was read from.
     """
 
     ids: np.ndarray
@@ -186,9 +188,10 @@ class IdLookup:
         """int64 (k,): the first position of each id, -1 if there is none.
 
         Args:
-            wanted: int64 (k,), in any order.
+            wanted: int64 (k,), image ids in any order.
 
-        Raises FormatError if the order that was read has a row that does not exist.
+        Raises:
+            FormatError: the order that was read has a row that does not exist.
         """
         count = len(self.ids)
         if not count or not len(wanted):

@@ -109,15 +109,15 @@ keywords_of(ChangedKeywords, **dict.fromkeys(SampleKeywords.__annotations__, UNC
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """The way in which the masks of a sample are made.
+    """The form of a sample's masks, and their source.
 
     Attributes:
         source: "bits": from the stored bits. "drawn": from the exact runs, on a grid of `size`.
-            "runs": not at all, a sample has the runs.
-        size: cells per side.
-        as_bool: unpacked, otherwise bits; of no meaning for "runs".
-        sampling: how they are drawn, or were drawn when the pack was made.
-        fit: of the grid.
+            "runs": no masks are made, a sample has the runs.
+        size: cells per side of the grid.
+        as_bool: masks are unpacked, otherwise bits; has no meaning for "runs".
+        sampling: how masks are drawn, or were drawn when the pack was made.
+        fit: fit of the grid.
     """
 
     source: str
@@ -154,14 +154,17 @@ class MaskSpec:
     def draw(
         self, run_ends: np.ndarray, run_offset: np.ndarray, size: np.ndarray, out=None
     ) -> np.ndarray:
-        """The bits of masks, uint8 (m, size, size / 8), drawn into `out` if that is given.
+        """The bits of masks, uint8 (m, size, size / 8), drawn from exact runs.
 
         Args:
-            run_ends: int32 (r,).
-            run_offset: int64 (m + 1,), into run_ends.
-            size: int32 (4,), the sample's: source height and width come first.
+            run_ends: int32 (r,), ends of runs in source pixels, by columns.
+            run_offset: int64 (m + 1,), where each mask's runs begin in `run_ends`.
+            size: int32 (4,), of the sample: source height, source width, stored height, stored
+                width.
+            out: uint8 (m, size, size / 8) to draw into; None: a new array.
 
-        Raises MaskError for runs that do not fit the image.
+        Raises:
+            MaskError: the runs do not fit the image.
         """
         height, width = int(size[0]), int(size[1])
         return kernels.rasterize(
@@ -171,11 +174,11 @@ class MaskSpec:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The way in which an image is put onto its canvas in a batch.
+    """The placement of an image on its canvas in a batch.
 
     Attributes:
         how: AS_STORED, RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV.
-        shape: of the canvas: (S, S, 3), or I420 (S * 3 / 2, S).
+        shape: shape of the canvas: (S, S, 3), or (S * 3 / 2, S) for I420 planes.
         flat: a sample's image has no canvas: it is (h, w, 3), or the bytes of its planes (n,).
     """
 
@@ -290,12 +293,16 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
 def convert(
     sample: Sample, layout: Layout, rule: kernels.MaskRule | None, spec: SampleSpec
 ) -> None:
-    """Make what was asked for of a sample's stored rows, in place.
+    """Convert a sample's stored rows to the form that was asked for, in place.
 
     Args:
-        rule: which of the stored masks it has; None: all.
+        sample: array name → stored rows.
+        layout: layout of the pack.
+        rule: which of the stored masks the sample has; None: all.
+        spec: the form that was asked for.
 
-    Raises FormatError, MaskError or UnicodeDecodeError for rows that no packer wrote.
+    Raises:
+        FormatError, MaskError, UnicodeDecodeError: the rows are none that a packer writes.
     """
     sample["file_name"] = sample["file_name"].tobytes().rstrip(b"\0").decode()
     if rule is not None:

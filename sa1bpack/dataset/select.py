@@ -59,7 +59,7 @@ class Columns:
     Masks that the dataset's rule leaves out are not among the m.
 
     Args:
-        positions: indices of the samples in the dataset: slice, or int64 (k,).
+        positions: indices of the samples in the dataset: a slice, or int64 (k,).
     """
 
     def __init__(
@@ -218,12 +218,15 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
 
 
 def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
-    """bool (count,): which samples fulfil a condition, see `Dataset.where`.
+    """bool (count,): which samples fulfil a condition.
 
     Args:
-        columns: of all samples, one shard at a time.
+        condition: as for `Dataset.where`.
+        columns: columns of all samples, one shard at a time.
+        count: samples in all.
 
-    Raises OptionError for what is neither bools nor a function that returns them.
+    Raises:
+        OptionError: the condition is neither bools nor a function that returns them.
     """
     if isinstance(condition, str):
         condition = parse_condition(condition)
@@ -305,9 +308,11 @@ def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
     """Those of the rows that a saved selection names, in its order.
 
     Args:
-        ids: of the rows.
+        ids: image ids of the rows.
+        path: file of the saved selection.
 
-    Raises OptionError if there are not all of them, and as `read_selection` does.
+    Raises:
+        OptionError: a sample of the selection is missing, or as for `read_selection`.
     """
     head, wanted = read_selection(path)
     positions = ids.positions(wanted)

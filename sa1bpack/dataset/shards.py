@@ -41,7 +41,7 @@ FIRST_ADDRESS = 6
 
 
 class OpenShard:
-    """A shard that was found sound, and its maps, which live as long as this or a view of them.
+    """A shard that has been checked, and its maps, which live as long as this or a view of them.
 
     Attributes:
         shard: the format's Shard.
@@ -49,8 +49,8 @@ class OpenShard:
         table: int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that of
             the first byte of an array in this process, 0 if it is not mapped.
         mappings: memory maps that the shard has once all its arrays are in use.
-        features: parts of the features of the dataset, each found to be that of this shard.
-        leases: what keeps files in place that were brought here, see `urls.ShardSource`.
+        features: parts of the dataset's features for this shard.
+        leases: what keeps the fetched files in place, see `urls.ShardSource`.
         used: the number of its latest use; the cache counts the uses of all shards together.
     """
 
@@ -77,12 +77,12 @@ class OpenShard:
 class ShardCache:
     """The open shards of all packs of the process, within one budget of memory maps.
 
-    Each is opened once, for all who ask; those that were used least recently are dropped. What is
-    dropped is unmapped once no view of it is in use. The only locks are those of the shards that
-    are being opened: every change of the dict is one step of the interpreter.
+    Each is opened once, for all threads that ask for it; those that were used least recently are
+    dropped. What is dropped is unmapped once no view of it is in use. The only locks are those of
+    the shards that are being opened: every change of the dict is one step of the interpreter.
 
     Attributes:
-        limit: memory maps that all of them may have together.
+        limit: memory maps that all open shards may have together.
     """
 
     def __init__(self):

@@ -72,20 +72,21 @@ def derive(
     Args:
         ds: a dataset of complete shards, without a transform: of a pack, `ds.from_sources(...)`, or
             a torch Subset of one.
-        name: of the array, and its key in samples and batches.
+        name: name of the array, and its key in samples and batches.
         fn: called as fn(batch, **options) with a batch of the Loader, its tensors on the device,
             without gradients. It returns a tensor or an array with one row per image (B, ...), or
             per mask (T, ...) in the order of the batch, the same shape and type every time:
             uint8, int8, int16, int32, int64, float16, bfloat16, float32 or float64. It is recorded
             by its name, module:function, and is known again by that alone.
         part: (K, N): make every N-th shard, from the K-th (from 1) on. None: by the rank in
-            torch.distributed, or by RANK and WORLD_SIZE of the environment; else all.
+            torch.distributed, or by RANK and WORLD_SIZE of the environment; otherwise all.
         progress: called as progress(images done, images in all) after each batch, and after the
-            rows that a killed call has left; the images of parts that exist are not counted.
+            rows that a killed call left behind; images of parts that exist are not counted.
         batch_size: images per batch; default: 32.
-        device: of the batches: "cpu" (default), "cuda" or "cuda:1".
-        pipeline: of the dataset: `fn` gets what it makes of a batch, in place of the batch, such as
-            the float images that a teacher was trained on. Its steps and numbers are recorded.
+        device: device of the batches: "cpu" (default), "cuda" or "cuda:1".
+        pipeline: a `transforms.Pipeline` of the dataset: `fn` is given its output in place of the
+            batch, such as the float images that a teacher was trained on. Its steps and numbers are
+            recorded.
         axis: "sample" (default): a row per image. "mask": a row per mask; the layout of masks
             is "concat".
         spatial: rows are (C, h, w) over the canvas of the stored image, so that a
@@ -97,16 +98,16 @@ def derive(
             of float16; samples and batches have them as float16. "float8", float8_e4m3fn, is for
             channels with outliers. Channels are axis 0 of a row; a row of one axis has one scale.
             None (default): rows are stored as they are.
-        io, mask_layout, prefetch, threads, timeout: of the Loader.
+        io, mask_layout, prefetch, threads, timeout: as in `Loader`.
 
     Raises:
         OptionError: a value that cannot be used, rows of another shape, type or number than
             expected, or a row with NaN or an infinity, whose image is named.
         OutputRefused: the folder holds something else, such as an array of another function, of
-            other options, or of a dataset that was opened otherwise; OutputLocked: another
-            process makes the same part.
+            other options, or of a dataset that was opened with other options.
         ReadError: a sample cannot be read; its part is not published.
         FormatError: a part that exists is damaged.
+        OutputLocked: another process makes the same part.
 
     Examples:
         >>> ds = sa1bpack.open("packed")
@@ -158,7 +159,7 @@ class PartMaker:
 
     Attributes:
         target: the feature.
-        made: the shards whose parts it has published.
+        made: names of the shards whose parts this call published.
     """
 
     def __init__(
@@ -320,10 +321,12 @@ def attach(
 ) -> DeriveResult:
     """Make a feature of rows that exist, matched by id, whatever their order.
 
+    Parts that exist are compared with the rows, so a call that was killed is repeated to resume.
+
     Args:
         ds: a dataset of complete shards, or a torch Subset of one; all its images, or masks, must
             have a row.
-        name: of the array, and its key in samples and batches.
+        name: name of the array, and its key in samples and batches.
         array: (n, ...) numpy array, memory map or torch tensor; it may have rows of other ids. Rows
             are read shard by shard. An array of uint16 that are the bits of bfloat16 is given as
             `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
@@ -332,14 +335,12 @@ def attach(
         progress: as in `derive`.
         options: axis, spatial, output, allow_nonfinite and quantize, as in `derive`.
 
-    Parts that exist are compared with the rows, so a call that was killed is repeated to resume.
-
     Raises:
-        OptionError: a value that cannot be used, an id that is there twice, samples without a row,
-            or a row with NaN or an infinity.
-        OutputRefused: the folder holds something else, or other rows; OutputLocked: another process
-            makes the same part.
+        OptionError: a value that cannot be used, an id that occurs twice, samples without a row, or
+            a row with NaN or an infinity.
+        OutputRefused: the folder holds something else, or other rows.
         FormatError: a shard cannot be read, or a part that exists is damaged.
+        OutputLocked: another process makes the same part.
 
     Examples:
         >>> ds = sa1bpack.open("packed")

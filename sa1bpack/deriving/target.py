@@ -51,7 +51,7 @@ class DeriveResult:
     """The result of `derive` and `attach`.
 
     Attributes:
-        folder: of the feature.
+        folder: folder of the feature.
         made: names of the shards whose parts this call made.
         present: names of the shards whose parts were there before.
         missing: names of the shards that have no part yet: those of other ranks or parts of a job.
@@ -102,11 +102,11 @@ class Target:
     """A feature of a dataset, to be made or completed.
 
     Attributes:
-        axis: "sample" or "mask": what has a row.
-        folder: where it is.
-        provenance: for its manifest.
-        spec: of its rows; None as long as nobody knows.
-        shards: of the dataset, in order, without those that have no samples.
+        axis: "sample" or "mask": what a row belongs to.
+        folder: folder of the feature.
+        provenance: how the feature is made, for its manifest.
+        spec: spec of its rows; None until it is known.
+        shards: shards of the dataset, in order, without those that have no samples.
     """
 
     def __init__(
@@ -213,11 +213,13 @@ class Target:
         """Rows as they are stored.
 
         Args:
-            rows: (n, ...) of the type that `use` was given.
-            counts: int64 (k,): rows of each of the k samples.
-            first: number of the first of these samples in the shard.
+            shard: the shard that the rows belong to.
+            rows: (n, ...), of the type that `use` was given.
+            counts: int64 (k,), rows of each of the k samples.
+            first: row of the first of these samples in the shard.
 
-        Raises OptionError, naming the sample, if rows have NaN or an infinity and must not.
+        Raises:
+            OptionError: rows have NaN or an infinity and must not; the message names the sample.
         """
         found = rows
         if self._given == "bfloat16":
@@ -292,8 +294,8 @@ def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
 
     Args:
         part: (K, N) with K from 1 to N. None: rank and world size of torch.distributed if it is
-            initialized, else of the environment (RANK and WORLD_SIZE, which torchrun sets), else
-            all.
+            initialized, otherwise of the environment (RANK and WORLD_SIZE, which torchrun sets),
+            otherwise all.
     """
     if part is not None:
         number, count = part_of_job(part)

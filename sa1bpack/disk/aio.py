@@ -84,14 +84,16 @@ def read_all(context, requests, count, status):
     """Read the first `count` requests, at most DEPTH at a time.
 
     Args:
-        context: of `Context`; no other thread may use it meanwhile.
-        requests: int64 (n, 5), changed: an open file, the first byte, the number of bytes, and the
-            address that they go to, all but the file multiples of BLOCK; and how many of the bytes
-            are needed: the file may end after those.
+        context: address of a `Context`; no other thread may use it meanwhile.
+        requests: int64 (n, 5), overwritten: an open file, the first byte, the number of bytes, and
+            the address that they go to, all but the file multiples of BLOCK; and how many of the
+            bytes are needed: the file may end after those.
+        count: number of requests to read.
         status: int64 (n,), out: 0, an errno, or CUT_SHORT if the file ends too early.
 
-    Returns 0; or an errno if the context is unusable, and then its requests may still be in
-    progress: destroying it waits for them.
+    Returns:
+        0; or an errno if the context is unusable, and then its requests may still be in progress:
+        destroying it waits for them.
     """
     blocks = np.empty((count, 8), np.int64)
     todo = np.arange(count)  # the last ones are submitted next

@@ -90,6 +90,9 @@ def _fill(file: int, memory: np.ndarray, position: int, step: int) -> int:
     """Read until the memory is full or the file ends, and return the bytes that were read.
 
     Args:
+        file: descriptor of the file.
+        memory: uint8 (n,) to read into.
+        position: first byte in the file.
         step: BLOCK if the file is read past the page cache, 1 if not: a read that ends between two
             multiples of it has met the end of the file.
     """
@@ -116,13 +119,16 @@ class FileStream:
     """
 
     def __init__(self, path: str, nbytes: int, direct: bool, helper: ThreadPoolExecutor):
-        """Open it.
+        """Open the file.
 
         Args:
-            nbytes: its length, as far as the caller knows.
+            path: path of the file.
+            nbytes: length of the file in bytes, as far as the caller knows.
             direct: read past the page cache, if its file system can do that.
+            helper: executor that reads ahead.
 
-        Raises OSError.
+        Raises:
+            OSError: the file cannot be opened.
         """
         file = open_direct_if_possible(path) if direct else None
         self._step = 1 if file is None else BLOCK

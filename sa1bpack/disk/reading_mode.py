@@ -20,11 +20,11 @@ SHARE_OF_MEMORY = 0.5
 
 @dataclass(frozen=True)
 class ReadingMode:
-    """How what is not in the page cache is read.
+    """The mode of reading what is not in the page cache.
 
     Attributes:
-        direct: past the page cache, which stays as it is; otherwise into it.
-        reason: why, for users.
+        direct: read past the page cache, which stays as it is; otherwise into it.
+        reason: why this mode was chosen, for users.
     """
 
     direct: bool
@@ -41,11 +41,13 @@ def choose_mode(
     """The mode for an option `io`.
 
     Args:
-        nbytes: how much will be read.
-        subject: what that is, in the genitive: "the dataset's".
-        obstacle: finds out why it cannot be read past the page cache; None if it can.
+        io: "auto", "direct" or "cached".
+        nbytes: bytes that will be read.
+        subject: what is read, in the genitive: "the dataset's".
+        obstacle: returns why it cannot be read past the page cache; None if it can.
 
-    Raises OptionError for an unknown option, and for "direct" where that is not possible.
+    Raises:
+        OptionError: an unknown option, or "direct" where that is not possible.
     """
     choice("io", io, IO)
     if io == "cached":

@@ -66,8 +66,8 @@ class ExportResult:
         path: the folder (SA-1B) or the file (COCO).
         images, masks: number of records and of annotations exported.
         files, unchanged: files written; files that existed already with the same bytes.
-        left_out: masks of these images' records that the pack does not have: dropped by filters or
-            the cap.
+        left_out: masks in the records of these images that the pack does not have: dropped by
+            filters or the cap.
         recoded: masks whose `counts` text was not the one that COCO's encoder writes. They are
             exported with the encoder's text: the same mask in another text.
         unknown_keys: keys of the records that a pack does not store, such as "annotations.score".
@@ -193,21 +193,24 @@ def export_sa1b(
     that was written as SA-1B's are (Python's json, one line). The result counts the differences,
     see ExportResult.
 
-    Args:
-        pack, output: folder of the pack, several, a glob pattern, or the file of a saved selection,
-            of which each image is exported once; folder to write to, created if it does not exist.
-        sources, shards, image_ids: export only the images that any of the three names. Default: the
-            whole pack.
-        progress: show a progress bar on stderr. Default: if it is a terminal.
-
     Each file is written completely or not at all. An existing file with the same bytes is left as
     it is, so an interrupted export resumes when it is called again; one with other bytes is never
     overwritten.
 
-    Raises OptionError for a pack or an output that cannot be used, a pack without exact runs, and
-    a source, shard or image id that it does not have; OutputRefused for a file with other contents;
-    FormatError for damage, before anything is written from a damaged file; OSError if the disk
-    fails.
+    Args:
+        pack, output: folder of the pack, several, a glob pattern, or the file of a saved selection,
+            whose images are each exported once; and the folder to write to, which is created if it
+            does not exist.
+        sources, shards, image_ids: export only the images that any of the three names. Default: the
+            whole pack.
+        progress: show a progress bar on stderr. Default: if it is a terminal.
+
+    Raises:
+        OptionError: a pack or an output that cannot be used, a pack without exact runs, or a
+            source, shard or image id that it does not have.
+        OutputRefused: a file exists with other contents.
+        FormatError: the pack is damaged. Nothing is written from a damaged file.
+        OSError: the disk fails.
 
     Examples:
         >>> result = sa1bpack.export_sa1b("packed", "annotations", image_ids=[5], progress=False)
@@ -345,9 +348,12 @@ def export_coco(
     `stability_score`, `point_coords` and `crop_box`. `bbox` is x, y, w, h in COCO's convention,
     tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
 
+    The file is written completely or not at all. An existing file is never overwritten; it is left
+    as it is if it has the same bytes. It takes 8 bytes of memory per image and per annotation.
+
     Args:
         pack, output: folder of the pack, several, a glob pattern, or the file of a saved selection,
-            of which each image is exported once; file to write.
+            whose images are each exported once; and the file to write.
         sources, shards, image_ids: export only the images that any of the three names. Default: the
             whole pack.
         renumber: number annotations from 1 in the order of the file, and keep SA-1B's id as
@@ -355,10 +361,9 @@ def export_coco(
             all but one.
         progress: show a progress bar on stderr. Default: if it is a terminal.
 
-    The file is written completely or not at all. An existing file is never overwritten; it is left
-    as it is if it has the same bytes. Memory: 8 bytes per image, and per annotation.
-
-    Raises what `export_sa1b` raises, and OptionError for ids that occur twice or are 0.
+    Raises:
+        OptionError: as for `export_sa1b`, and if ids occur twice or are 0.
+        Whatever else `export_sa1b` raises.
 
     Examples:
         >>> result = sa1bpack.export_coco("packed", "instances.json", progress=False)

@@ -61,6 +61,7 @@ def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Ima
     first.
 
     Args:
+        height, width: size of the picture in screen pixels.
         line: width of outlines in screen pixels; points grow with it.
     """
     image = plain(subject, height, width)
@@ -247,8 +248,9 @@ def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: st
     """The sheet, RGB, at most 1600 pixels wide; the tile of an unreadable sample says why.
 
     Args:
-        title, note: the line above the pictures: on the left in dark, on the right in faint
-            letters.
+        subjects: samples, one tile each.
+        title, note: the line above the pictures: title on the left in dark, note on the right in
+            faint letters.
     """
     columns, width = columns_of(len(subjects)), tile_width(len(subjects))
     tiles = [_tile(subject, width) for subject in subjects]
@@ -410,11 +412,12 @@ def as_tree(bits: np.ndarray, shown: np.ndarray) -> list[tuple[int, int, int | N
     """The lines of a table of some masks: a mask's children follow it, in the order of `shown`.
 
     Args:
-        bits: uint8 (m, G, G / 8), of all masks.
-        shown: int64 (k,), the masks of the table; one whose parent is not among them is a root.
+        bits: uint8 (m, G, G / 8), bits of all masks.
+        shown: int64 (k,), the masks in the table; one whose parent is not among them is a root.
 
-    Each line has its mask, the number of masks of the table that this lies in, and the line of its
-    parent, or None.
+    Returns:
+        Per line, its mask, the number of masks of the table that this lies in, and the line of its
+        parent, or None.
     """
     parents = relate_bits(bits[shown]).parents  # places in `shown`, -1 for none
     lines: list[tuple[int, int, int | None]] = []

@@ -98,7 +98,7 @@ class Stored:
     """The disk use of shards, and their records of their making; those of several add up.
 
     Attributes:
-        bytes: size of their chunk files, including holes; `disk_bytes` is their size on disk.
+        bytes: size of the chunk files, including holes; `disk_bytes` is their size on disk.
         files, folders: number of each.
         packed_by: the versions that packed them, one entry per combination.
         unknown_keys: keys of the JSON records that a pack does not store.
@@ -141,18 +141,18 @@ class PackInfo(Stored):
     """Summary of a pack, or of several as one.
 
     Attributes:
-        roots: its folder, or those of several packs that are summarized as one.
-        manifest: its manifest; of several packs, one that lists the shards of all, with the sums of
-            their counts.
-        sources: its records of them.
-        bytes: size of its chunk files, including holes; `disk_bytes` is their size on disk.
-        files, folders: number of each, without working files of a packer: what a limit on inodes
-            counts.
-        mask_counts: (N,) int64, number of masks of each sample.
+        roots: folder of the pack, or those of several packs that are summarized as one.
+        manifest: manifest of the pack; of several packs, one that lists the shards of all, with the
+            sums of their counts.
+        sources: records of the sources.
+        bytes: size of the chunk files, including holes; `disk_bytes` is their size on disk.
+        files, folders: number of each, without working files of a packer, as a limit on inodes
+            counts them.
+        mask_counts: int64 (N,), number of masks of each sample.
         packed_by: the versions that packed it, one entry per combination.
         unknown_keys: keys of the JSON records that a pack does not store.
         completeness: how much of the pack is published.
-        duplicates: Sentences on the image ids that the pack holds more than once.
+        duplicates: sentences on the image ids that the pack holds more than once.
         features: the features in PACK/side, whose files are not counted above: name → what it
             holds, how large it is, which function made it, and what is missing; or what is wrong
             with it.
@@ -240,9 +240,10 @@ def read_info(roots: Sequence[Path], pack: Pack | None) -> PackInfo:
 
     Args:
         roots: folders of packs.
-        pack: the same, open; None for a pack that has no index yet.
+        pack: the packs, open as one; None for a pack that has no index yet.
 
-    Raises FormatError if what is read here is damaged.
+    Raises:
+        FormatError: a manifest or an index is damaged.
     """
     ids = mask_counts = np.zeros(0, np.int64)
     duplicates: list[str] = []
@@ -301,8 +302,10 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
     Args:
         root: folder of a pack, several, or a glob pattern.
 
-    Raises FormatError (or VersionError) if one is not a pack or is damaged, OptionError for a URL,
-    a pattern that matches nothing, and packs of different layouts, naming what differs.
+    Raises:
+        FormatError, VersionError: one is not a pack, or is damaged.
+        OptionError: a URL, a pattern that matches nothing, or packs of different layouts; the
+            message names what differs.
 
     Examples:
         >>> facts = sa1bpack.info("packed")

@@ -11,12 +11,16 @@ from sa1bpack.format.manifest import refuse_in_pack
 def check_output(output: str | Path, *suffixes: str) -> Path:
     """The path to write to. An existing file will be replaced; no folder is created.
 
-    Args:
-        suffixes: of which it must have one, in lower case; none: any.
+    A result that could not be written is thus refused before it is drawn or measured.
 
-    Raises OptionError for a URL, another suffix, a missing folder, a folder in place of the file,
-    and a path inside a pack, where a check reports every foreign file; OSError if no file can be
-    made there. So nothing is drawn or measured whose result could not be written.
+    Args:
+        output: the path that the user gave.
+        suffixes: suffixes of which the path must have one, in lower case; none: any.
+
+    Raises:
+        OptionError: a URL, another suffix, a missing folder, a folder in place of the file, or a
+            path inside a pack, where a check reports every foreign file.
+        OSError: no file can be made there.
     """
     path = local_path("output", output)
     if suffixes and path.suffix.lower() not in suffixes:

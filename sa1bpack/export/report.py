@@ -59,10 +59,10 @@ class Survey:
         images: number of surveyed samples.
         shards: names of the shards that were read.
         unreadable: the errors of the shards that could not be read.
-        columns: "area", "predicted_iou" and "stability_score" → (m,) values of all masks of those
-            samples: int64 source pixels, float64, float64.
-        sizes: (width, height) of a source image in pixels → number of those samples.
-        stored: what those shards take on the disk, and record of their making.
+        columns: "area", "predicted_iou" and "stability_score" → (m,), values of all masks of the
+            surveyed samples: int64 in source pixels, float64, float64.
+        sizes: (width, height) of a source image in pixels → number of surveyed samples.
+        stored: disk use of these shards, and the records of their making.
     """
 
     images: int = 0
@@ -116,8 +116,8 @@ class Chart:
 
     Attributes:
         note: where the values are from.
-        columns: headings: of a bin or a name, and of its count.
-        ends: of a histogram: the values at both ends of its axis.
+        columns: headings of the bin or name, and of its count.
+        ends: for a histogram, the values at both ends of its axis.
     """
 
     title: str
@@ -194,10 +194,10 @@ class Verification:
     Attributes:
         how: one of VERIFY: the check that was made. For a small pack it is "quick" if "sample" was
             asked for.
-        covered: what that check covers in this pack, in words.
+        covered: what the check covers in this pack, in words.
         problems, notes: as in `sa1bpack.verify`'s report.
         finished: when the check ended.
-        seconds: how long it took.
+        seconds: duration of the check.
     """
 
     how: str
@@ -233,6 +233,8 @@ def verification(
     """Check packs by `how`, one of VERIFY.
 
     Args:
+        roots: folders of the packs.
+        seed: seed of the choice of shards.
         progress: called as progress(bytes done, bytes in all), for one pack after the other.
     """
     shards = sum(len(read_manifest(root).shards) for root in roots)
@@ -265,8 +267,8 @@ class ReportResult:
     """Result of `report`: the file, and what was found.
 
     Attributes:
-        path: the file.
-        images: samples of the pack.
+        path: the file that was written.
+        images: number of samples in the pack.
         surveyed: number of samples in the distributions of masks.
         verification: what was checked, and the problems found.
         unreadable: the errors of shards and samples that could not be read for the page.

@@ -46,7 +46,7 @@ class Shown:
     """A picture, and the samples that could not be drawn in it.
 
     Attributes:
-        name: folder of the pack, or what several are called.
+        name: folder of the pack, or a name for several.
         picture: RGB, at most 1600 pixels wide.
         unreadable: the samples that were replaced by an empty tile.
     """
@@ -66,8 +66,7 @@ def show(
     seed: int = 0,
     large: bool = False,
 ) -> Image.Image:
-    """A picture of samples of a pack or of a batch, to see whether images, masks, boxes and points
-    match.
+    """Draw samples of a pack or of a batch, to see whether masks, boxes and points match.
 
     Of a batch of Loader, make_dataloader, Collate or Pipeline it shows what the model gets: the
     canvas with its padding, normalised images with their colours back, and the masks that are
@@ -87,10 +86,10 @@ def show(
             which the first samples are shown, as a pack would have them. Or a batch.
         samples: number of random samples. Default: 12, or 1 with `large`. Of a batch or a tar,
             the first ones.
-        image_ids: samples with these ids, in this order; of a pack alone.
+        image_ids: samples with these ids, in this order; for packs only.
         rows: samples at these indices of the dataset, or at these places in the batch, in this
             order.
-        seed: seed of the random choice. The same seed chooses the same samples. Of packs alone.
+        seed: seed of the random choice. The same seed chooses the same samples. For packs only.
         large: one large sample, with the image alone beside it and a table of its masks.
 
     Returns:
@@ -245,9 +244,12 @@ def first_subjects(
     """The first pairs of a tar, decoded as for a pack; it is read only as far as they go.
 
     Args:
+        samples: number of pairs.
         rule: thresholds, as in `sa1bpack.open`.
 
-    Raises SourceError if the tar cannot be read, OptionError if it has no pairs.
+    Raises:
+        SourceError: the tar cannot be read.
+        OptionError: the tar has no pairs.
     """
     decoder = Decoder(PackOptions(max_masks=None), "raise", {"coordinates": "source", **rule})
     found: list[Subject | Unreadable] = []

@@ -27,10 +27,10 @@ class Subject:
         sample: as `sa1bpack.open` makes it, with boxes and points in source coordinates, and
             `masks` uint8 (m, G, G / 8) on a grid of G x G cells, packed as `sa1bpack.masks.cells`
             says.
-        annotation_count: number of masks in its record, before filtering and capping.
-        shard: name of its shard, "" outside a pack.
+        annotation_count: number of masks in the JSON record, before filtering and capping.
+        shard: name of the shard, "" outside a pack.
         fit: how image and grid were made from the source: "pad", "native" or "squash".
-        from_runs: whether the bits were drawn from exact runs, because the pack stores no bits.
+        from_runs: the bits were drawn from exact runs, because the pack stores no bits.
     """
 
     sample: Sample
@@ -61,8 +61,8 @@ class Unreadable:
     """A sample that could not be read.
 
     Attributes:
-        index, image_id: row in the pack and id, from the index of the pack.
-        error: the reason.
+        index, image_id: row in the pack, and image id by the index of the pack.
+        error: why the sample cannot be read.
     """
 
     index: int

@@ -160,10 +160,10 @@ def check_version(
 ) -> None:
     """Check a version before anything else of what it belongs to is trusted.
 
+    Raises FormatError unless it is [major, minor], VersionError for another major one.
+
     Args:
         reads: the version of this release: later minor ones are accepted.
-
-    Raises FormatError unless it is [major, minor], VersionError for another major one.
     """
     try:
         major, minor = msgspec.convert(version, tuple[Count, Count])
@@ -186,12 +186,12 @@ def check_group(
 ) -> int:
     """Check the metadata of a group and the exact length of its chunk files; reads no data.
 
+    Returns the bytes of all chunk files. Raises FormatError naming the file, what was found and
+    what is expected.
+
     Args:
         attributes, arrays: as in `group_metadata`; an array without rows need not have a file.
         deep: check also the zarr.json of each array, on which no memory map depends.
-
-    Returns the bytes of all chunk files. Raises FormatError naming the file, what was found and
-    what is expected.
     """
     metadata = group_metadata(attributes, arrays)
     check_metadata(folder / METADATA_NAME, metadata)

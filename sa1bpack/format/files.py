@@ -147,11 +147,11 @@ def make_folder(folder: Path) -> None:
 def locked(path: Path, lock: int = fcntl.LOCK_EX, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """The descriptor of a file, locked until it is closed or the process ends, however it ends.
 
-    Args:
-        lock, flags: as in `fcntl.flock` and `os.open`.
-
     Raises OSError; BlockingIOError if the lock is one that does not wait, and another has it. NFS
     supports such locks between machines, but not those on folders.
+
+    Args:
+        lock, flags: as in `fcntl.flock` and `os.open`.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:

@@ -115,6 +115,9 @@ def array_spec(
 class Layout:
     """The choices that determine the arrays of a pack and the width of their rows.
 
+    Raises OptionError for choices that exclude each other. `from_json` checks each alone, as
+    `PackOptions` does.
+
     Attributes:
         image_size: side S of the stored image canvas in pixels; with native the longer side.
         mask_size: side Sm of the mask grid in cells; without bits, of the grid that a reader draws.
@@ -123,9 +126,6 @@ class Layout:
         runs: whether exact full-resolution masks are stored as runs.
         pixels: "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half size.
         bits: whether masks are stored as bits of the grid.
-
-    Raises OptionError for choices that exclude each other. `from_json` checks each alone, as
-    `PackOptions` does.
     """
 
     image_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGE_SIZE)] = 1024
@@ -335,14 +335,14 @@ def is_zero_beyond(layout: Layout, image: np.ndarray, height: int, width: int) -
 def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height: int) -> int:
     """XXH3-64 of one sample, from its rows.
 
+    The hash covers the bytes in the order of `layout.arrays`.
+
     Args:
         rows: the sample's rows of every array of the layout except `checksum`, C-contiguous; of an
             offset array the lengths (differences of neighbours, int64), so that the value does not
             depend on the position of the sample in the pack.
         stored_height: rows of a canvas from here on are zero; they are not read, and may be
             missing.
-
-    The hash covers the bytes in the order of `layout.arrays`.
     """
     digest = xxhash.xxh3_64()
     for spec in layout.arrays:

@@ -175,12 +175,12 @@ def folder_to_write(
 ) -> Path:
     """The folder that a user gave for an option, by its name, to write in; it need not exist.
 
+    Raises OptionError for what is not a path of this machine, what cannot be a folder, and a place
+    in a pack.
+
     Args:
         choose: what to give instead, for messages; by default another value of the option.
         itself: as in `refuse_in_pack`.
-
-    Raises OptionError for what is not a path of this machine, what cannot be a folder, and a place
-    in a pack.
     """
     path = local_path(name, value)
     check_can_be_folder(path, choose or f"choose another {name}")

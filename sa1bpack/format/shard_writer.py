@@ -178,13 +178,13 @@ def complete_group(
 ) -> int:
     """Finish all files, write metadata and checksums, and flush everything.
 
+    Returns the bytes of all chunk files.
+
     Args:
         attributes: as in `group_metadata`.
         appended: the file of each array, which is closed; that of an array without rows is removed.
         rows: number of rows of each array.
         listed: whether the folder has a checksum file of its own.
-
-    Returns the bytes of all chunk files.
     """
     group = arrays.group_metadata(attributes, rows)
     metadata = {arrays.METADATA_NAME: group}
@@ -265,10 +265,10 @@ class ShardWriter:
     def __init__(self, shards_dir: Path, name: str, layout: Layout):
         """Create the working folder of the shard `name`, with empty chunk files.
 
+        Raises PackError if a shard of that name exists, OSError if the folder cannot be created.
+
         Args:
             name: that a shard can have, see `check_shard_name`.
-
-        Raises PackError if a shard of that name exists, OSError if the folder cannot be created.
         """
         self.name = name
         self.layout = layout
@@ -313,12 +313,12 @@ class ShardWriter:
     def publish(self, attributes: dict[str, Any]) -> ShardEntry:
         """Complete the shard, flush it and give it its final name; returns its manifest entry.
 
+        Every `append` must have been completed. Raises OSError if writing fails. After an error the
+        shard does not exist, unless only the last flush, after the rename, failed.
+
         Args:
             attributes: JSON data for the attributes of the group; "source" (str) and "part" (int)
                 are required, and those of the format are added.
-
-        Every `append` must have been completed. Raises OSError if writing fails. After an error the
-        shard does not exist, unless only the last flush, after the rename, failed.
         """
         rows = self.layout.array_rows(self.extent)
         counts = {**asdict(self.extent), "annotations": self._annotations}

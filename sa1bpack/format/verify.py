@@ -81,16 +81,6 @@ def verify(
 ) -> Report:
     """Check a pack and report every problem; damage is reported, never raised.
 
-    Args:
-        root: folder of the pack, or its URL in an object store: "s3://bucket/pack".
-        quick: skip the pixels, mask bits and runs: structure, exact sizes, and the digests of all
-            other files.
-        progress: called as progress(bytes done, total bytes), after each sample or shard.
-        io: how samples are read: "direct" past the page cache, "cached" through it, "auto" past it
-            if the pack takes more than half of the memory, and its file system can do that.
-        part: (K, N): every N-th shard, and part of a feature, from the K-th on; the first of the N
-            parts also checks the pack's own files. The pack is sound if all parts are.
-
     Features in PACK/side are checked as well; for one in another folder, name that folder.
 
     A pack may be checked while a packer works on it. Names that start with "." at the top and under
@@ -102,6 +92,16 @@ def verify(
     either), VersionError for a pack of another major version, OSError if the manifest cannot be
     read, StoreError if an object store fails, MissingPackage without the packages for it, and
     OptionError for another URL, or an unknown or impossible `io` or `part`.
+
+    Args:
+        root: folder of the pack, or its URL in an object store: "s3://bucket/pack".
+        quick: skip the pixels, mask bits and runs: structure, exact sizes, and the digests of all
+            other files.
+        progress: called as progress(bytes done, total bytes), after each sample or shard.
+        io: how samples are read: "direct" past the page cache, "cached" through it, "auto" past it
+            if the pack takes more than half of the memory, and its file system can do that.
+        part: (K, N): every N-th shard, and part of a feature, from the K-th on; the first of the N
+            parts also checks the pack's own files. The pack is sound if all parts are.
 
     Examples:
         >>> report = sa1bpack.verify("packed", quick=True)

@@ -95,10 +95,10 @@ def open_files(shard: OpenShard, names: tuple[str, ...], direct: bool) -> ShardF
     """The files of these arrays, then of the shard's features, open as long as the caller keeps
     them. Two threads that ask for the same ones at once may open them twice.
 
+    Raises OSError if one cannot be opened, ResourceShortage if the system refuses more.
+
     Args:
         direct: open them past the page cache, if their file system can do that.
-
-    Raises OSError if one cannot be opened, ResourceShortage if the system refuses more.
     """
     key = (id(shard), names, direct)
     with suppress(KeyError):
@@ -323,11 +323,11 @@ class BatchCopy:
         """Copy samples `first` to `stop` of the batch into the buffer that it was begun in. Returns
         what was read for that, in order.
 
-        Args:
-            reader: of this thread.
-
         Raises ResourceShortage if no more files can be opened. Errors of single samples
         are collected in `errors`.
+
+        Args:
+            reader: of this thread.
         """
         checked, together, reads = self._ds.options.verify_checksums, OPEN_SAMPLES, []
         if checked:

@@ -298,12 +298,12 @@ class BatchQueue:
 
         If the consumer holds all buffers of the pool, the pool grows.
 
+        Raises LoaderTimeout if the batch does not arrive in time, what the pool raises if there is
+        no memory for another buffer, and the error of a thread that cannot work.
+
         Args:
             timeout: seconds.
             doing: describes the state of the threads, for the message.
-
-        Raises LoaderTimeout if the batch does not arrive in time, what the pool raises if there is
-        no memory for another buffer, and the error of a thread that cannot work.
         """
         limit = time.monotonic() + timeout
         while True:

@@ -209,11 +209,11 @@ def host_views(data: np.ndarray, regions: Regions) -> Batch:
 def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
     """The arrays of a batch as tensors that share the memory of a uint8 (n,) tensor.
 
-    Args:
-        data: contiguous, at the beginning of its memory.
-
     The tensors are not views of one another: autograd, which follows changes of a tensor and of its
     views, does not take a change of one for a change of all.
+
+    Args:
+        data: contiguous, at the beginning of its memory.
     """
     memory, views = data.untyped_storage(), {}
     for key, region in regions.items():

@@ -70,6 +70,8 @@ class ReadingKeywords(TypedDict, total=False):
 class ReadingOptions:
     """Options that Loader and make_dataloader share.
 
+    Raises OptionError for a value that cannot be used, and for options that do not fit together.
+
     Attributes:
         global_batch_size: in place of `batch_size`: samples per batch of all ranks together, a
             multiple of their number; or a schedule of it. Batches are then the same for any number
@@ -114,8 +116,6 @@ class ReadingOptions:
         timeout: seconds after which a batch that has not arrived is an error.
         on_epoch_end: a function that is called with the `LoadingStats` of every epoch that was
             taken to its end: `print`, or one that logs them.
-
-    Raises OptionError for a value that cannot be used, and for options that do not fit together.
 
     Examples:
         >>> options = sa1bpack.ReadingOptions(order="local", max_masks=64, pad_to_max=True)

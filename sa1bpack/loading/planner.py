@@ -184,11 +184,11 @@ class Planner:
 
         Each copy is of the remaining samples, which may be none.
 
+        Raises ResourceShortage if the system refuses mappings or files for the shards.
+
         Args:
             batches: int64 (B,) indices each.
             choice: which masks are kept.
-
-        Raises ResourceShortage if the system refuses mappings or files for the shards.
         """
         ds, indices = self.ds, np.concatenate(batches)
         pack, rows = ds.pack, ds.rows_at(indices)

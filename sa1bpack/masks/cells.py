@@ -129,9 +129,9 @@ def take_cells(masks, packed, places, rows, columns, keep, out, counts):
 
     Args:
         masks: uint8 (n, s, t), 0 or 1, or if `packed` (n, s, t / 8), lowest bit first.
+        places, keep, out, counts: see `fill_cells`.
         rows: int64 (h,), 0 to s - 1, the row of the grid for each row of the output.
         columns: int64 (w,), 0 to t - 1.
-        places, keep, out, counts: see `fill_cells`.
     """
     for m in range(len(places)):
         mask = out[places[m]]
@@ -160,12 +160,12 @@ def take_affine(masks, packed, places, steps, visible, out, counts):
     """Put cells of masks under an affine map into some rows of a larger array.
 
     Args:
+        masks, packed: see `take_cells`, with s = t.
+        places, out, counts: see `fill_cells`.
         steps: int64 (2, 3): cell (i, j) of the output is the cell of the grid at x and y, which are
             [..., 0] j + [..., 1] i + [..., 2] in units of 2**-32 cells; the nearest one if that is
             outside.
         visible: bool (h, w): False makes a cell of the output 0.
-        masks, packed: see `take_cells`, with s = t.
-        places, out, counts: see `fill_cells`.
     """
     for m in range(len(places)):
         mask, grid = out[places[m]], masks[m]

@@ -113,13 +113,13 @@ def _nth_on_rim(number, rows, top, bottom):
 def _find_pixels(run_ends, run_offset, size, region, boxes, numbers, pixels):
     """Count the pixels of a region, and find some of them; see `find_pixels`.
 
+    Returns int64 (n,), the counts.
+
     Args:
         size: H, W.
         region: index in REGIONS.
         boxes: int64 (n, 4) or (0, 4) for the complete image.
         pixels: int64 (n, k, 2), written.
-
-    Returns int64 (n,), the counts.
     """
     height, width = np.int64(size[0]), np.int64(size[1])
     count = np.zeros(len(run_offset) - 1, np.int64)
@@ -234,14 +234,14 @@ def draw_points(
     """Draw points uniformly from a region of every mask of one image, with replacement.
 
     Args:
-        ids: int64 (n,), for example annotation ids; the points depend on them.
-        points: k, the number per mask.
-        seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
-        draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
         run_ends: int32 (r,), see `parse_counts`.
         run_offset: int64 (n + 1,).
         height, width: of the source image.
+        ids: int64 (n,), for example annotation ids; the points depend on them.
+        points: k, the number per mask.
         region: "inside", "boundary" or "outside", see the module.
+        seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
+        draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
         boxes: int64, int32, float32 or float64 (n, 4), edges x0, y0, x1, y1 in source pixels: draws
             only from the pixels whose centres are in the mask's box; None for the complete image.
             The part of a box outside the image has no pixels.

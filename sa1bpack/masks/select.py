@@ -156,12 +156,12 @@ def select_masks(
 def left_out_text(options: Mapping[str, Any], counts: Mapping[str, int], masks: int) -> str:
     """The number of masks that a pack does not hold, and the options that left them out, as text.
 
+    As in "172 of 2,027 left out by --max-masks 100"; empty if all are stored.
+
     Args:
         options: as a manifest records them; of several packs, those that they share.
         counts: of a manifest: "annotations" is the number of masks in the records of its images.
         masks: masks that are stored.
-
-    As in "172 of 2,027 left out by --max-masks 100"; empty if all are stored.
     """
     if (total := counts["annotations"]) == masks:
         return ""

@@ -128,13 +128,13 @@ def _steps_within(start, step, low, high, first, last):
 def _count_column(ends, height, box, at, step, level, hits):
     """Count the foreground points of one column of sample points into the cells of `hits`.
 
-    Args:
-        at, step: x and y of the first point and the steps down the column, in units of 2**-FRACTION
-            source pixels.
-
     Adjacent points mostly lie in the same run, so the last run is remembered.
 
     Returns the first cell that was examined and the one after the last.
+
+    Args:
+        at, step: x and y of the first point and the steps down the column, in units of 2**-FRACTION
+            source pixels.
     """
     x0, y0, x1, y1 = box
     x, y, x_step, y_step = at[0], at[1], step[0], step[1]

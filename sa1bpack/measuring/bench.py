@@ -39,10 +39,10 @@ class Line:
     """The figures of a setting.
 
     Attributes:
-        speeds: samples per second, one per round.
+        speeds: samples per second, one value per round.
         memory: bytes of host and device, the most of all rounds.
-        noise: whether its difference from the fastest is within the noise: it is less than 2 %
-            slower, or less than 10 % slower and was faster in one round at least.
+        noise: its difference from the fastest is within the noise: it is less than 2 % slower, or
+            less than 10 % slower and was faster in at least one round.
         error: why it does not run; then there are no speeds.
     """
 
@@ -63,8 +63,8 @@ class Sweep:
     """The lines of some settings, in the order given, and the one to choose.
 
     Attributes:
-        chosen: of those that are the fastest within the noise, the one that takes the least memory,
-            then the fewest threads or workers: the first of them.
+        chosen: the line, of those that are the fastest within the noise, that takes the least
+            memory, then the fewest threads or workers; the first of equals.
     """
 
     name: str
@@ -97,9 +97,12 @@ def compare_settings(
 
     Args:
         tasks: "cold" and "warm"; a pack that takes more than half of the memory is measured cold.
-        batch: samples per batch; half of it and twice it are compared with what is best for it.
+        batch: samples per batch; half and twice as many are compared with the best setting for it.
+        duration: seconds per measurement.
+        progress: called with what is measured next.
 
-    Returns the comparisons, and by loader the line of Python that makes it with the best settings.
+    Returns:
+        The comparisons, and by loader the line of Python that makes it with the best settings.
     """
     ds = tasks["cold"].open()
     cold = dataset_bytes(ds) > SHARE_OF_MEMORY * memory_bytes()
@@ -199,7 +202,7 @@ _DEVICE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes per second.
+    """The speeds of memory, disk and device, in bytes per second.
 
     Attributes:
         memory: copied past the processor's caches by one thread per core.
@@ -218,8 +221,9 @@ class BenchResult:
     """Result of `bench`.
 
     Attributes:
-        lines: by loader, "cold" and "warm" Speed.
-        remaining_share: of the pack, in the page cache after its pages were dropped.
+        lines: loader → "cold" and "warm" → Speed.
+        remaining_share: fraction of the pack that was in the page cache after its pages were
+            dropped.
         sweeps: with `sweep`, the comparisons of settings.
         settings: with `sweep`, by loader, the line of Python that makes it with the best ones.
     """
@@ -338,7 +342,7 @@ def bench(
         sweep: compare settings as well: threads, io and prefetch of a Loader, half and twice the
             batch size, workers, prefetched batches and pinning of a DataLoader, some 25 in all. A
             pack that takes more than half of the memory is measured cold, another one warm.
-        progress: is called with what is measured next.
+        progress: called with what is measured next.
 
     Returns:
         BenchResult: bytes and samples per second, seconds, bytes of memory; `as_text` has tables,

@@ -93,12 +93,14 @@ def read_spans(
     """Read samples in this order into reused buffers by Linux AIO, and do nothing else with them.
 
     Args:
-        threads: that read.
+        samples: places of the samples in files, in order.
+        threads: number of threads that read.
         direct: with O_DIRECT, past the page cache.
         at_once: samples that a thread requests together.
         seconds: begin nothing more after this time; None: read all.
 
-    Raises OSError, also for a file that ends before a sample does.
+    Raises:
+        OSError: a file cannot be read, or ends before a sample does.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
     block = BLOCK if direct else 1

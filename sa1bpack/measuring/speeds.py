@@ -81,7 +81,7 @@ class Setting:
     Attributes:
         reader: "Loader" or "DataLoader".
         batch: batch_size.
-        options: others, by name.
+        options: other options, by name.
     """
 
     reader: str
@@ -114,7 +114,7 @@ class Speed:
         host_bytes: the most memory that the process and its workers took in addition, while batches
             were taken.
         device_bytes: the most memory of the device that torch held, 0 on a CPU.
-        samples, seconds: that samples_per_second was measured over.
+        samples, seconds: number and time that `samples_per_second` was measured over.
     """
 
     samples_per_second: float
@@ -185,8 +185,8 @@ def some_samples(ds: Dataset, most: int, shards: int) -> np.ndarray:
     """Random samples of a pack, int64 (n,), without repetition, from a few random shards.
 
     Args:
-        most: samples.
-        shards: at most: their files are open at the same time.
+        most: number of samples at most.
+        shards: number of shards at most; their files are open at the same time.
     """
     random = np.random.default_rng(0)
     first = ds.pack.first_row

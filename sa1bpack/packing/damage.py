@@ -41,7 +41,7 @@ class Unfinished(msgspec.Struct, frozen=True):
     """A note in a pack's folder: what an unfinished repair intended.
 
     Attributes:
-        lost: the manifest was lost, and must be rewritten from shards and sources.
+        lost: the manifest was lost, and must be written again from shards and sources.
         complete: the manifest said that the pack is complete.
     """
 
@@ -79,9 +79,9 @@ class Damage:
     """The findings of a full check of a pack.
 
     Attributes:
-        root: the pack's folder.
-        manifest: the pack's; if that is lost, one made from the records of the sound shards,
-            without sources.
+        root: folder of the pack.
+        manifest: manifest of the pack; if that is lost, one made from the records of the sound
+            shards, without sources.
         lost: whether the pack's own manifest is missing or cannot be believed.
         options: the options that the pack was made with.
         shards: name of each damaged or missing shard → its source and part.
@@ -89,7 +89,7 @@ class Damage:
             of the pack itself is damaged or missing.
         extra: problems that are not damage: what is not part of the pack.
         digests: name of a shard → the digest that its checksum file must have, as far as known.
-        problems: everything that the check found.
+        problems: all problems that the check found.
     """
 
     def __init__(
@@ -104,18 +104,19 @@ class Damage:
         """Check a pack.
 
         Args:
+            root: folder of the pack.
             unfinished: what an unfinished repair has left: a manifest that it found lost cannot be
                 believed, and one that was complete is so, though it may not say so yet.
-            only: names of shards that are read in full; the others get a quick check.
-            quick: no other shard is read in full. If it is false, and `only` empty, all are.
-            share: (K, N): check the shards of every N-th source by name, from the K-th on; the
-                first part also checks the pack's own files. What is not of the part is not in the
-                result.
+            only: names of shards to read in full; the others get a quick check.
             progress: as in `sa1bpack.verify`.
+            quick: read no other shard in full. If it is false, and `only` is empty, all are read.
+            share: (K, N): check the shards of every N-th source by name, from the K-th on; the
+                first part also checks the pack's own files. The result has nothing of other parts.
 
-        Raises OptionError for a shard that does not exist, FormatError if the manifest is lost and
-        the shards do not record what was in it, VersionError for a pack of another major or a newer
-        minor version.
+        Raises:
+            OptionError: a shard does not exist.
+            FormatError: the manifest is lost, and the shards do not record what was in it.
+            VersionError: the pack has another major or a newer minor version.
         """
         self.root = root
         listed = _listed(root)

@@ -61,14 +61,15 @@ class Forecast:
         packed: number of sources skipped because they are complete in the pack.
         unreadable: name of each source at a URL that cannot be read → the error. They are not
             counted.
-        begun: names of those among `sources` that the pack holds in part; what is missing is
+        begun: names of those of the `sources` that the pack holds in part; only what is missing is
             counted.
         images, masks: expected samples and stored masks.
         disk_bytes: size of the pack's files; `hole_bytes` of them are holes that a filesystem with
             sparse files does not store (the padding below images wider than tall; none with fit
             "native").
-        spool_bytes: what halves of pairs take that wait there while tars are read.
-        free_bytes: free space where the pack would lie, counting that of shards which are being
+        spool_bytes: bytes of the spool: halves of pairs that wait for their other half while tars
+            are read.
+        free_bytes: free space where the pack would lie, including that of shards which are being
             made.
         compact_bytes: disk space that packing would take with the preset "compact", and otherwise
             these options.
@@ -141,13 +142,16 @@ def estimate(
     Of sources that the pack there holds, complete or in part, only what is missing is counted.
     Decodes the first pairs of the first source and extrapolates by bytes.
 
+    No md5 is computed or compared.
+
     Args:
         sources, output, options: as for `pack`: links, downloads, workers, md5sums, md5,
             max_rejects, ignore_space, and the fields of PackOptions.
 
-    Raises what `pack` would raise before it starts to read: for unusable options and sources, a
-    folder that is in use, cannot be written, or holds something else, a damaged pack, or one with
-    other options. No md5 is computed or compared.
+    Raises:
+        Whatever `pack` would raise before it starts to read: for unusable options and sources, a
+            folder that is in use, cannot be written, or holds something else, a damaged pack, or
+            one with other options.
 
     Examples:
         >>> forecast = sa1bpack.estimate("tests/samples/sa_000000.tar", "another")
@@ -171,12 +175,13 @@ def estimate(
 def check_room(request: Request, sources: list[Source], shards: int | None = None) -> None:
     """Raise OutputRefused if the disk has no room for what is left of these sources to pack.
 
-    Args:
-        sources: those that are not complete in the pack; of a job in parts, those of all parts.
-        shards: how many are on the disk at once, if they go to an object store; None: all.
-
-    The first images of one of them are decoded, unless the disk has room for whatever tars of that
+    The first images of one source are decoded, unless the disk has room for whatever tars of that
     size can hold. A source that cannot be read is left to the run.
+
+    Args:
+        sources: sources that are not complete in the pack; for a job in parts, those of all parts.
+        shards: number of shards that are on the disk at once, if they go to an object store; None:
+            all.
     """
     if request.ignore_space or not sources:
         return
@@ -253,9 +258,9 @@ class _Probe:
     """The space and time that the first pairs of a source take.
 
     Attributes:
-        pairs, rejected: how many were tried, and how many of them are rejected.
-        extent: of the packed ones, with runs, and without images.
-        tar_bytes, seconds: of all that were tried.
+        pairs, rejected: number of pairs that were tried, and of those that are rejected.
+        extent: extent of the packed ones, with runs, and without images.
+        tar_bytes, seconds: bytes and time of all that were tried.
         sizes: stored height and width of each packed image.
     """
 

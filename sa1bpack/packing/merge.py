@@ -56,13 +56,13 @@ class MergeResult:
     """The outcome of a merge, and the totals of the new pack.
 
     Attributes:
-        root: its folder.
+        root: folder of the new pack.
         images, masks, shards: totals of the pack.
-        packs: how many were merged.
-        before: shards that an earlier merge had put there.
-        repeated: shards that several packs have, which are there once.
-        linked, cloned, copied: files of shards and features that are hard links, clones, and
-            copies.
+        packs: number of packs that were merged.
+        before: number of shards that an earlier merge had put there.
+        repeated: number of shards that several packs have, which are in the new pack once.
+        linked, cloned, copied: number of files of shards and features that are hard links, clones,
+            and copies.
         features: name of a feature → shards without a part of it.
         complete: whether every pack was complete.
         seconds: wall time.
@@ -97,23 +97,27 @@ def merge(
 ) -> MergeResult:
     """Make one pack of several that were made with the same options.
 
-    Args:
-        packs: folders of packs, or glob patterns. They stay as they are, and may be removed
-            afterwards.
-        output: folder of the new pack: new, empty, or what an earlier merge of these packs, or of
-            some of them, left there.
-        progress: called as progress(bytes copied, bytes to copy), again and again while files are
-            copied.
-
     Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
     else clones that share their blocks, else copies. Features in PACK/side come along. The result
     has the same bytes as if all sources had been packed into `output`; interrupted or killed,
     repeat the call.
 
-    Raises OptionError; OptionsDiffer; OutputRefused if two packs have different shards, sources or
-    features of one name, or if `output` holds something else; OutputLocked (a packer or a repair
-    works on one of the folders); FormatError for a pack that is damaged or not one of this packer,
-    and OSError if the disk fails or is too small.
+    Args:
+        packs: folders of packs, or glob patterns. They stay as they are, and may be removed
+            afterwards.
+        output: folder of the new pack: new, empty, or what an earlier merge of these packs, or of
+            some of them, left there.
+        progress: called as progress(bytes copied, bytes to copy), repeatedly while files are
+            copied.
+
+    Raises:
+        OptionError: an argument cannot be used.
+        OptionsDiffer: the packs were made with different options.
+        OutputRefused: two packs have different shards, sources or features of one name, or `output`
+            holds something else.
+        OutputLocked: a packer or a repair works on one of the folders.
+        FormatError: a pack is damaged, or is not one of this packer.
+        OSError: the disk fails or is too small.
 
     Examples:
         >>> sa1bpack.merge(["packed"], "both").copied
@@ -197,12 +201,12 @@ class _Plan:
     """The joint contents of the packs, checked as far as possible without writing anything.
 
     Attributes:
-        root: folder of the merged pack, which may have some of an earlier merge.
-        options: of all packs.
-        shards: (source, part) → where it is taken from.
+        root: folder of the merged pack, which may have part of an earlier merge.
+        options: options of all packs.
+        shards: (source, part) → the shard to be placed.
         sources: name → record, of the sources that are packed to their end.
         repeated: shards that several packs have, with the same bytes.
-        complete: whether every pack is.
+        complete: every pack is complete.
         features: name of a feature in PACK/side → the folders of that name.
         without_part: name → shards with samples, but without a part in any of the packs.
     """
@@ -323,7 +327,7 @@ class Placing:
     written. Symbolic links are followed.
 
     Attributes:
-        linked, cloned, copied: files that were made.
+        linked, cloned, copied: number of files that were made so.
     """
 
     def __init__(self, folders: Sequence[Path], progress: Progress | None):
@@ -346,10 +350,14 @@ class Placing:
         """Make a folder like another, and give it its final name in one step.
 
         Args:
-            working: the name that it has until then, in the same folder.
-            digest: of a shard: the XXH3-128 of its checksum file.
+            source: the folder to be like.
+            working: name of the folder until then, beside the final one.
+            final: the final name.
+            digest: for a shard, the XXH3-128 of its checksum file.
 
-        Raises OSError, and FormatError unless the files of a shard are exactly those listed there.
+        Raises:
+            OSError: the disk fails.
+            FormatError: the files of a shard are not exactly those in its checksum file.
         """
         try:
             self._place(source, working)

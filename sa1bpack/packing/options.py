@@ -271,13 +271,13 @@ def recorded_options(recorded: dict, root: Path) -> PackOptions:
 class Request(RunOptions):
     """A run that can start, as far as is known without looking into its folder.
 
-    Attributes:
-        sources: what is to be packed, sorted by name.
-        output: folder of the pack.
-        options: what determines the bytes.
-        sums: name of a source → the md5 that it must have; empty without a list.
-
     `workers` is always a number, and `md5` is true if there is a list.
+
+    Attributes:
+        sources: sources to be packed, sorted by name.
+        output: folder of the pack.
+        options: the options that determine the bytes.
+        sums: name of a source → md5 that it must have; empty without a list.
     """
 
     sources: list[Source]

@@ -73,9 +73,9 @@ class Plan(msgspec.Struct, frozen=True):
     """A job: what all its parts together pack.
 
     Attributes:
-        parts: into how many parts it is cut.
-        sources: names of all its sources, sorted: the K-th part has every `parts`-th, from the K-th
-            on.
+        parts: number of parts of the job.
+        sources: names of all sources of the job, sorted: the K-th part has every `parts`-th, from
+            the K-th on.
     """
 
     parts: int
@@ -86,10 +86,11 @@ class SourceNote(msgspec.Struct, frozen=True):
     """The note that a part of a job leaves on a source, in a file of its own, for `finalize`.
 
     Attributes:
-        record: its record in the manifest; None if it was given up.
-        shards: name of each of its shards → the XXH3-128 of its checksum file.
+        record: record of the source in the manifest; None if it was given up.
+        shards: name of each shard of the source → XXH3-128 of its checksum file.
         error: why it was given up.
-        corrupt: it was, because its bytes are wrong: no shard made from them can be trusted.
+        corrupt: it was given up because its bytes are wrong: no shard made from them can be
+            trusted.
     """
 
     record: dict[str, Any] | None = None
@@ -138,7 +139,7 @@ class PackState:
         shards: (source, part) → the published shard.
         sources: name of a finished source → its record in the manifest.
         listed: names of the shards that the manifest listed when the state was read.
-        rebuild_index: write the index also if it exists: `repair` sets it where that may be
+        rebuild_index: write the index also if it exists: `repair` sets it where the index may be
             damaged.
     """
 
@@ -146,11 +147,15 @@ class PackState:
         """Lock `root`, which is created if it does not exist, and read its state.
 
         Args:
-            lock: what `lock_folder` returned: the caller has locked the folder, and enters what is
-                sound in it. Nothing is read here.
+            options: options of the pack.
+            lock: descriptor that `lock_folder` returned: the caller has locked the folder, and
+                enters what is sound in it. Then nothing is read here.
 
-        Raises OutputLocked if another process has locked it, OptionsDiffer if it was packed with
-        other options, PackError if it holds something else, FormatError if it is damaged.
+        Raises:
+            OutputLocked: another process has locked the folder.
+            OptionsDiffer: the folder was packed with other options.
+            PackError: the folder holds something else.
+            FormatError: the pack is damaged.
         """
         self.root = root
         self.shards_dir = root / SHARDS_NAME  # where shards are built
@@ -243,12 +248,14 @@ class PackState:
     def finish_source(self, record: dict, at_once: bool = False) -> None:
         """Enter a source of which every shard is published.
 
-        Manifest and index are written from time to time: that takes two seconds for all of SA-1B,
-        and is limited to one twentieth of the run. A run killed in between reads the source again,
-        but does not decode it again.
+        Manifest and index are written from time to time, in at most one twentieth of the time of
+        the run: they take two seconds for all of SA-1B. A run killed in between reads the source
+        again, but does not decode it again.
 
         Args:
-            at_once: write them now: reading this source again would take longer.
+            record: record of the source in the manifest.
+            at_once: write manifest and index now, because reading this source again would take
+                longer.
         """
         self.sources[record["name"]] = record
         if at_once or time.monotonic() - self._published_at >= 20 * self._publish_seconds:
@@ -328,10 +335,11 @@ class PackState:
         """Write the index, rejects.jsonl, the manifest and the checksums, each atomically.
 
         Args:
-            complete: every source given is packed. The pack is complete if, in addition, no other
-                source is packed in part.
+            complete: every source that was given is packed. The pack is complete if, in addition,
+                no other source is packed in part.
 
-        Returns the manifest, without its index.
+        Returns:
+            The manifest, without its index.
         """
         started = time.monotonic()
         if not self.shards:
@@ -367,8 +375,10 @@ class PartState(PackState):
             plan: the job that the part belongs to.
             sources: names of the sources of the part.
 
-        Raises what PackState does; OutputLocked only if `pack` without a part, `finalize`, `repair`
-        or `merge` works on the folder.
+        Raises:
+            OutputLocked: `pack` without a part, `finalize`, `repair` or `merge` works on the
+                folder.
+            Whatever else PackState raises.
         """
         files.make_folder(root)
         check_ours(root)
@@ -537,12 +547,15 @@ def existing_parent(path: Path) -> Path:
 def lock_folder(root: Path, shared: bool = False, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """Lock a folder until the descriptor is closed or the process ends, however it ends.
 
-    Args:
-        shared: beside others that lock it so; else alone.
-        flags: to open its file with; by default it is made.
+    The lock is on a file in the folder, which stays.
 
-    The lock is on a file in it, which stays. Raises OutputLocked, and OSError if it has no such
-    file that can be opened.
+    Args:
+        shared: lock it together with others that do so; otherwise alone.
+        flags: flags to open the lock's file with; by default it is created.
+
+    Raises:
+        OutputLocked: another process holds the lock.
+        OSError: the folder has no such file that can be opened.
     """
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX

@@ -35,10 +35,10 @@ class Progress:
     """Counts what happens in a run, draws its progress bar on a terminal, and limits its rejects.
 
     Attributes:
-        images: samples that were decoded.
-        rejected: members that were rejected, with those of earlier runs.
+        images: number of samples that were decoded.
+        rejected: number of members that were rejected, with those of earlier runs.
         read: bytes of each source so far, with those of skipped pairs.
-        notes: what was reported to the user.
+        notes: messages that were shown to the user.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Progress:
                 known only at the end of a tar.
             max_rejects: more rejected members raise TooManyRejects, which names the first; None: no
                 limit.
-            rejects: those of earlier runs, as PackState has them.
-            show: whether there is a bar; None: if stderr is a terminal.
+            rejects: rejected members of earlier runs, as PackState has them.
+            show: draw a bar; None: if stderr is a terminal.
         """
         self.total_bytes = total_bytes
         self.images = self.rejected = 0
@@ -169,11 +169,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         finished: when it ended, in UTC, to the second.
         outcome: "finished" or "stopped by <name of the error>".
-        images: samples that it decoded.
-        source_bytes: bytes of tars and folders that it read or skipped.
-        workers: processes that were requested.
+        images: number of samples that the run decoded.
+        source_bytes: bytes of tars and folders that the run read or skipped.
+        workers: number of processes that were requested.
         seconds: wall time.
-        sa1bpack: version.
+        sa1bpack: version of sa1bpack.
     """
 
     finished: datetime

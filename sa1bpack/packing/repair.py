@@ -58,8 +58,8 @@ class RepairResult:
     """The damage to a pack, and the outcome of its repair.
 
     Attributes:
-        root: the pack's folder.
-        problems: what the check found before anything was repaired.
+        root: folder of the pack.
+        problems: problems that the check found before anything was repaired.
         repaired: names of the shards that were rebuilt; after a dry run, those that would be.
         rewritten: whether the pack's own files (manifest, index, checksums, ...) were rewritten, or
             would be.
@@ -67,7 +67,7 @@ class RepairResult:
             OWN_FILES.
         extra: problems that are not damage: files that are not part of the pack. They are never
             touched.
-        notes: what was reported to the user.
+        notes: messages that were shown to the user.
         complete: the pack holds every source to its end.
         dry_run: nothing was written.
         seconds: wall time.
@@ -110,26 +110,6 @@ def repair(
 ) -> RepairResult:
     """Check a pack, and rebuild what is damaged or missing.
 
-    Args:
-        pack: its folder.
-        sources: the tars and folders that it was packed from; paths, glob patterns or URLs. Those
-            without damage are not read, so all may be given. Without any, only the pack's own files
-            are repaired.
-        links: a list of tars at URLs, as for `pack`, in addition to `sources`.
-        shards: names of the shards to read in full, if a check has already named the damaged ones;
-            the others get a quick check. Default: all are read.
-        quick: a quick check of all shards but `shards`, as in `verify`.
-        part: (K, N): check and rebuild the shards of every N-th source by name only, from the K-th
-            on. Parts may run at the same time, on several machines, again, and beside others of the
-            same shards; `pack`, `finalize`, `merge` and a repair without a part are kept off
-            meanwhile. A part puts a shard in place if it has the bytes that were packed. What
-            concerns the whole pack is in `left`, with the call that repairs it: its own files,
-            which the first part checks, and shards that now come out with other bytes.
-        workers: worker processes; 1 does all the work in this process. Default: the available
-            processors.
-        dry_run: check, and report what would be done; write nothing.
-        progress: show progress on stderr. Default: if it is a terminal.
-
     A source must be the file that the pack was made from: its size, its XXH3-128 (its md5 if the
     pack records no other) and its pairs are compared, and nothing is taken from another one. What
     cannot be repaired is in the result's `left`, and stays as it was. If it fails or is killed at
@@ -138,12 +118,38 @@ def repair(
     If manifest.json is lost, the options come from the shards; the records of sources are restored
     by reading them again, and sources that are given but not in the pack are added.
 
-    Raises OptionError, SourceError (no source found under a name), OutputLocked while another
-    process packs into the folder, NotAPack if it is not a pack, FormatError if its manifest is lost
-    and no shard records the options (with `part`, if the manifest is lost at all), VersionError for
-    a pack of another version (also a newer minor one, whose additions would be lost), PackError (a
-    worker that cannot start), MissingPackage if a shard must be rebuilt without PIL, and OSError if
-    the disk fails, or if one of the pack's own files may not be read.
+    Args:
+        pack: folder of the pack.
+        sources: the tars and folders that it was packed from; paths, glob patterns or URLs. Those
+            without damage are not read, so all may be given. Without any, only the pack's own files
+            are repaired.
+        shards: names of the shards to read in full, if a check has already named the damaged ones;
+            the others get a quick check. Default: all are read.
+        quick: check all shards but `shards` quickly, as in `verify`.
+        part: (K, N): check and rebuild the shards of every N-th source by name only, from the K-th
+            on. Parts may run at the same time, on several machines, again, and beside others of the
+            same shards; `pack`, `finalize`, `merge` and a repair without a part are kept off
+            meanwhile. A part puts a shard in place if it has the bytes that were packed. What
+            concerns the whole pack is in `left`, with the call that repairs it: its own files,
+            which the first part checks, and shards that now come out with other bytes.
+        links: a list of tars at URLs, as for `pack`, in addition to `sources`.
+        workers: worker processes; 1 does all the work in this process. Default: the available
+            processors.
+        dry_run: check, and report what would be done; write nothing.
+        progress: show progress on stderr. Default: if it is a terminal.
+
+    Raises:
+        OptionError: a value that cannot be used.
+        SourceError: no source was found under a name.
+        OutputLocked: another process packs into the folder.
+        NotAPack: the folder is not a pack.
+        FormatError: the manifest is lost, and no shard records the options; or it is lost, and
+            there is a `part`.
+        VersionError: the pack has another version, or a newer minor one, whose additions would be
+            lost.
+        PackError: a worker cannot start.
+        MissingPackage: a shard must be rebuilt, and PIL is not installed.
+        OSError: the disk fails, or one of the pack's own files may not be read.
 
     Examples:
         >>> sa1bpack.repair("packed", "tests/samples/sa_000000.tar", workers=1, progress=False).ok
@@ -209,9 +215,9 @@ class _Rebuilt:
     """A rebuilt shard that can replace the damaged one of its name.
 
     Attributes:
-        folder: where it lies, in the working folder.
-        same: it has the bytes that the pack's checksums demand.
-        note: what to report to the user, or "".
+        folder: path of the rebuilt shard, in the working folder.
+        same: the shard has the bytes that the pack's checksums demand.
+        note: message for the user, or "".
     """
 
     shard: PublishedShard
@@ -306,7 +312,8 @@ class _Repair:
         it puts in place what has the bytes that the pack demands.
 
         Args:
-            held: at its end, the working folder is removed.
+            lock: descriptor of the pack's lock.
+            held: stack that removes the working folder when it is closed.
         """
         damage, result, whole = self._damage, self.result, self._share is None
         if whole and not (damage.shards or damage.own_files):

@@ -41,13 +41,14 @@ class Totals:
     """The totals of a pack.
 
     Attributes:
-        root: the pack's folder.
-        images, masks, annotations, dropped, rejects: samples; masks stored; masks that their
-            records had; images dropped because no masks remained; members in rejects.jsonl.
+        root: folder of the pack.
+        images, masks, annotations, dropped, rejects: number of samples; of masks stored; of masks
+            in their records; of images dropped because no masks remained; of members in
+            rejects.jsonl.
         identity: which digests of its tars the pack records, in words.
         left_out: how many masks of its images the pack does not hold, and which options left them
             out, in words; empty if it holds all.
-        bytes: of the files of its shards, with holes counted.
+        bytes: size of the files of the shards, with holes counted.
         reasons: code of a reason → how many members were rejected for it.
     """
 
@@ -88,9 +89,9 @@ class PackResult(Totals):
     """The outcome of a run, and the totals of the pack now.
 
     Attributes:
-        root: the pack's folder.
+        root: folder of the pack.
         images, masks, annotations, dropped, rejects: totals of the pack: samples; masks stored;
-            masks that their records had; images dropped because no masks remained; members in
+            masks in their records; images dropped because no masks remained; members in
             rejects.jsonl.
         sources, packed_before: number of sources given, and of those that were complete in the pack
             before the run.
@@ -99,11 +100,11 @@ class PackResult(Totals):
         identity: which digests of its tars the pack records, in words.
         left_out: how many masks of its images the pack does not hold, and which options left them
             out, in words; empty if it holds all.
-        bytes: of the files of its shards, with holes counted.
+        bytes: size of the files of the shards, with holes counted.
         reasons: code of a reason → how many members were rejected for it.
         notes: what was reported to the user during the run.
         seconds: wall time.
-        url: of the pack in an object store, if it was uploaded; `root` is its staging folder.
+        url: URL of the pack in an object store, if it was uploaded; `root` is its staging folder.
 
     Examples:
         >>> result = sa1bpack.pack("tests/samples/sa_000000.tar", "packed", workers=1)
@@ -139,6 +140,9 @@ def pack(
     Called again with the same options it resumes after the last complete shard, and adds sources
     that the pack does not have yet.
 
+    A source that cannot be read is given up and named in the result's `failed`; the others are
+    packed. After an error, what was published stays, and nothing unfinished has a final name.
+
     Args:
         sources: paths or glob patterns of tars and folders, and URLs of tars: https, and s3 and gs,
             which may be patterns. A tar at a URL is read once, as a stream; a stream that breaks
@@ -150,31 +154,32 @@ def pack(
             Uploaded shards take little of it: room for four is enough. It holds what a repeated run
             continues.
         progress: show a progress bar on stderr. Default: if it is a terminal.
-        options: fields of PackOptions: image_size, fit, pixels, masks, max_masks and others. And
-            those of the run, listed below.
+        workers: worker processes; 1 does all the work in this process. Default: the available
+            processors.
+        links: a list of tars at URLs, `file name<TAB>URL` in each line, as SA-1B's download page
+            offers it; packed in addition to `sources`, which may be `()`. Nothing that is written
+            or reported has the query of a URL, which may be its signature.
+        downloads: tars that are read at once, if any is at a URL. Default: 4, but no more than
+            there are workers, and at least one for six workers. With one worker it is one.
+        md5sums: list in md5sum's format. A tar with another sum is refused; one missing from the
+            list is an error.
+        md5: compute and record the md5 of every tar, as a list does. Without either, a tar is
+            identified by its XXH3-128, which is recorded in any case and costs nothing in
+            comparison.
+        max_rejects: end the run when more members than this are rejected. Default: no limit.
+        ignore_space: continue although the disk has no room for the pack, as far as that can be
+            estimated.
+        options: fields of PackOptions: image_size, fit, pixels, masks, max_masks and others.
 
-    - `workers`: worker processes; 1 does all the work in this process. Default: the available
-      processors.
-    - `links`: a list of tars at URLs, `file name<TAB>URL` in each line, as SA-1B's download page
-      offers it; packed in addition to `sources`, which may be `()`. Nothing that is written or
-      reported has the query of a URL, which may be its signature.
-    - `downloads`: tars that are read at once if any is at a URL. Default: 4, but no more than there
-      are workers, and at least one for six workers. With one worker it is one.
-    - `md5sums`: list in md5sum's format. A tar with another sum is refused; one missing from the
-      list is an error.
-    - `md5`: compute and record the md5 of every tar, as a list does. Without either, a tar is
-      identified by its XXH3-128, which is recorded in any case and costs nothing in comparison.
-    - `max_rejects`: the run ends when more members than this are rejected. Default: no limit.
-    - `ignore_space`: continue although the disk has no room for the pack, as far as that can be
-      estimated.
-
-    A source that cannot be read is given up and named in the result's `failed`; the others are
-    packed. Raises OptionError, SourceError (nothing found, or no sum in the list), PackError
-    (OutputRefused if the disk has no room, OutputLocked, OptionsDiffer, TooManyRejects, a worker
-    that cannot start), FormatError for a damaged pack in `output`, MissingPackage without PIL, or
-    without the packages for an object store, StoreError if that of `output` fails, and OSError if
-    the disk fails. After any of them, what was published stays, and nothing unfinished has a final
-    name.
+    Raises:
+        OptionError: a value that cannot be used.
+        SourceError: no source was found, or the list has no sum for one.
+        PackError: the run cannot start or continue: OutputRefused if the disk has no room,
+            OutputLocked, OptionsDiffer, TooManyRejects, or a worker that cannot start.
+        FormatError: the pack in `output` is damaged.
+        MissingPackage: PIL is not installed, or the packages for an object store are not.
+        StoreError: the object store of `output` fails.
+        OSError: the disk fails.
 
     Examples:
         >>> result = sa1bpack.pack("tests/samples/sa_000000.tar", "packed", workers=1)
@@ -226,6 +231,9 @@ def pack_part(
     another machine, and beside others of the same sources: a shard that another process has
     published meanwhile stays, and this one's is discarded.
 
+    The result's totals are those of the sources of the part; one that cannot be read is named in
+    `failed`, and recorded for `finalize`.
+
     Args:
         sources: all sources of the job, the same for every part.
         output: folder of the pack, on a disk that all parts share; created if it does not exist.
@@ -236,10 +244,9 @@ def pack_part(
             of PackOptions, as in `pack`. The disk must have room for what is left of the whole job;
             the part ends when more members of its own sources than `max_rejects` are rejected.
 
-    The result's totals are those of the sources of the part; one that cannot be read is named in
-    `failed`, and recorded for `finalize`.
-
-    Raises what `pack` raises; OutputLocked only while another command than a part works there.
+    Raises:
+        OutputLocked: another command than a part works there.
+        Whatever else `pack` raises.
 
     Examples:
         >>> for k in (1, 2):
@@ -338,9 +345,9 @@ class FinalizeResult(Totals):
     """The totals of a pack now, and what its job lacks.
 
     Attributes:
-        root: the pack's folder.
+        root: folder of the pack.
         images, masks, annotations, dropped, rejects: totals of the pack, as in PackResult.
-        sources: number of sources that it holds to their end.
+        sources: number of sources that the pack holds to their end.
         missing: name of each other source of the job → why it is missing.
         parts: parts (K, N) to be repeated, of the job begun last: those that have the missing
             sources.
@@ -349,7 +356,7 @@ class FinalizeResult(Totals):
         identity: which digests of its tars the pack records, in words.
         left_out: how many masks of its images the pack does not hold, and which options left them
             out, in words; empty if it holds all.
-        bytes: of the files of its shards, with holes counted.
+        bytes: size of the files of the shards, with holes counted.
         reasons: code of a reason → how many members were rejected for it.
         notes: duplicate sources and image ids, and shards that were removed.
 
@@ -383,8 +390,11 @@ def finalize(pack: str | Path) -> FinalizeResult:
 
     Reads no tar. Killed at any moment, it is repeated.
 
-    Raises NotAPack and other FormatErrors for a damaged pack, OutputLocked while a part or another
-    command works on it, VersionError for one of a newer version, and OSError if the disk fails.
+    Raises:
+        NotAPack, FormatError: the pack is damaged.
+        OutputLocked: a part or another command works on it.
+        VersionError: the pack has a newer version.
+        OSError: the disk fails.
 
     Examples:
         >>> sa1bpack.finalize("packed").missing

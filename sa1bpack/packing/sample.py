@@ -41,7 +41,7 @@ class Packed:
 
     Attributes:
         rows: array name → its rows, as `finished_rows` returns them. `image` and `mask_bits` are
-            views of the buffers given, valid until these are used for another sample.
+            views of buffers, valid until these are used for another sample.
         extent: what the sample adds to its shard.
         unknown_keys: keys of the record that are not in the schema; they are not stored.
     """
@@ -91,14 +91,20 @@ def make_sample(
 ) -> Packed | None:
     """Decode one sample.
 
+    Every mask of the record is checked, including those that the rule drops, so that the options do
+    not determine which images are valid.
+
     Args:
         file_name: name of the JPEG without its folders, such as "sa_5.jpg".
         jpeg, record: bytes of the image and of its JSON.
+        options: options of the pack.
+        buffers: memory for the large rows.
 
-    Returns None for an image without remaining masks if the options drop those. Raises SampleError
-    (AnnotationError, MaskError, ImageError) if the sample must be rejected; every mask of the
-    record is checked, including those that the rule drops, so that the options do not determine
-    which images are valid.
+    Returns:
+        The sample's rows; None for an image without remaining masks if the options drop those.
+
+    Raises:
+        SampleError: AnnotationError, MaskError or ImageError: the sample must be rejected.
     """
     record = parse_annotations(record)
     if record.file_name != file_name:

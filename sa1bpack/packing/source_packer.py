@@ -59,14 +59,14 @@ class PackRun:
     """The objects that the packers of one run share.
 
     Attributes:
-        state: of the pack.
-        request: among others, whether md5s are computed, and what they must be.
+        state: state of the pack.
+        request: the run's request; among others, whether md5s are computed, and what they must be.
         progress: where pairs are counted.
         packed_by: package → version, recorded in every shard.
         stopping: set once no further pair is wanted.
-        threads: in which shards are written, and workers are served.
+        threads: executor that writes shards, and serves workers.
         open_shards: released when a shard has been entered, or discarded.
-        unfinished: packers that are not finished.
+        unfinished: number of packers that are not finished.
     """
 
     def __init__(
@@ -137,7 +137,9 @@ class InlineDecoder:
         """The outcome of a pair, as a future. Waits for memory; here, the pair is decoded at once.
 
         Args:
-            bytes_read: of its source so far.
+            source: source of the pair.
+            pair: the pair to decode.
+            bytes_read: bytes of the source that were read so far.
         """
         buffers = None
         while buffers is None:
@@ -164,9 +166,10 @@ class ShardBuilder:
     in the main thread alone, so nothing is created that the thread does not know of.
 
     Attributes:
-        found: how many pairs it has, and the digest of their digests, once all were read.
-        discarded: the shard is not published, unless it is already.
-        shard: the published shard to come, or None if it has no sample or was discarded.
+        found: number of pairs of the part, and the digest of their digests, once all were read.
+        discarded: the shard is not published, unless it has been already.
+        shard: future of the published shard; its result is None if it has no sample or was
+            discarded.
     """
 
     def __init__(self, run: PackRun, source: Source, part: int):
@@ -236,7 +239,7 @@ class SourcePacker:
     def __init__(self, run: PackRun, source: Source, wanted: Set[int] | None = None):
         """
         Args:
-            wanted: the parts to pack; None: all that are not published.
+            wanted: parts to pack; None: all that are not published.
         """
         self.source = source
         self.error: SourceError | None = None
@@ -411,13 +414,19 @@ def readers_of(request: Request) -> int:
 def pack_sources(
     run: PackRun, todo: list[Source], wanted: Mapping[str, Set[int]] | None = None
 ) -> dict[str, SourceError]:
-    """Publish the shards of these sources; returns name → error of those that were given up.
+    """Publish the shards of these sources.
+
+    After an error, shards that are complete are published, others are discarded, and no thread and
+    no process is left.
 
     Args:
-        wanted: name of a source → the parts to pack. Default: all that are not published.
+        wanted: name of a source → parts to pack. Default: all that are not published.
 
-    Raises what else ends the run. Then shards that are complete are published, others discarded,
-    and no thread and no process is left.
+    Returns:
+        name → error, of the sources that were given up.
+
+    Raises:
+        Whatever else ends the run.
     """
     packers = []
     for source in todo:

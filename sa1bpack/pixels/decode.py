@@ -74,8 +74,8 @@ def decode_into(
     Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
 
     Args:
-        jpeg: a complete JPEG file, with any colour space, sampling and order of scans that libjpeg
-            reads. Gray and CMYK become RGB.
+        jpeg: a complete JPEG file, with any colour space, chroma subsampling and order of scans
+            that libjpeg reads. Gray and CMYK become RGB.
         source: height and width in pixels according to the annotations.
         size: the stored height h and width w, see `sa1bpack.pixels.header.stored_size`.
         planes: C-contiguous uint8. One, at least (h, w, 3), axes (row, column, RGB), or three, Y,
@@ -237,7 +237,7 @@ def _drop_fourth(typingctx, source, target):
 
 @njit
 def pack_rgb(rgbx, out):
-    """Copy pixels.
+    """Copy pixels from four bytes each to three.
 
     Args:
         rgbx: uint32 (h, w), C-contiguous, red in the lowest byte; the highest is not used.

@@ -147,12 +147,14 @@ def _segments(jpeg):
 def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressive: bool) -> None:
     """Raise ImageError if there are too many scans, or not all that the image needs.
 
-    Args:
-        scan, at: header of the first scan, and the offset of its data.
-        components: their identifiers.
+    Decoders take a file that was cut between two scans, and then ended by a marker, for complete:
+    the scans that it lacks would have added detail, or colour.
 
-    Decoders take a file that was cut between two scans, and then ended by a marker, for whole: the
-    scans that it lacks would have added detail, or colour.
+    Args:
+        jpeg: bytes of the file.
+        scan, at: header of the first scan, and offset of its data.
+        components: identifiers of the components.
+        progressive: the JPEG is progressive.
     """
     # Of each coefficient of each component, how many of its lowest bits are not known yet.
     unknown = {component: [16] * 64 for component in components}

@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """How bytes become numbers: (value - mean) / std, per channel.
+    """The conversion of bytes to numbers: (value - mean) / std, per channel.
 
     Attributes:
         mean, std: float32 (3,), std above 0.
@@ -62,9 +62,9 @@ class Taps(NamedTuple):
 
     Attributes:
         first: int64 (n,): the first input pixel under the filter of each output pixel.
-        weights: float32 (k, n), k >= 2: of this and the following input pixels; their sum is 1, or
-            0 where the filter reaches no pixel.
-        copies: whether each output pixel is one input pixel.
+        weights: float32 (k, n), k >= 2: weights of this and the following input pixels; their sum
+            is 1, or 0 where the filter reaches no pixel.
+        copies: each output pixel is one input pixel.
     """
 
     first: np.ndarray
@@ -77,7 +77,7 @@ def _fill(at, support, length, weights):
     """The filter at a position in pixels: its first pixel, and how many weights it has.
 
     Args:
-        weights: float32 or float64 (k,): these are written.
+        weights: float32 or float64 (k,), out: the weights.
     """
     low = max(np.int64(np.ceil(at - support - 0.5)), 0)
     high = min(np.int64(np.floor(at + support - 0.5)) + 1, length)
@@ -204,9 +204,9 @@ def resample_rows(
 
     Args:
         image: uint8 (H, W, 3), C-contiguous, writable.
-        y, x: for `out`, within the image.
-        normal: see `Normal`.
-        part: see `Part`.
+        y, x: filters of the rows and columns of `out`, within the image.
+        normal: how bytes become numbers.
+        part: the part to make.
         out: float32 (3, h, w), C-contiguous.
     """
     _clear(part, out)
@@ -319,10 +319,10 @@ def resample_affine_rows(
     Args:
         image: uint8 (H, W, 3), C-contiguous; not read beyond `stored`.
         stored: height and width of the image, 1 to H and 1 to W.
-        places: see `AffinePlaces`.
-        normal: see `Normal`; its table is not used.
-        part: see `Part`; of the rows and columns that it keeps, only those inside the window of
-            `places` are not 0.
+        places: places of the pixels of `out` in the image.
+        normal: how bytes become numbers; its table is not used.
+        part: the part to make; of the rows and columns that it keeps, only those inside the window
+            of `places` are not 0.
         out: float32 (3, h, w), C-contiguous.
     """
     weights = np.empty((2, int(2 * max(places.support)) + 2), np.float32)

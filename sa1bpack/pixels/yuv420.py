@@ -192,12 +192,12 @@ def _spread_chroma(near, far, count, sums, out):
 
 @njit
 def _ycc_to_rgb(light, cb, cr, count, out):
-    """Convert one row of pixels. All but `count` are addresses.
+    """Convert one row of pixels.
 
     Args:
-        light: of uint8 (count,).
-        cb, cr: of int16 (count,), minus 128.
-        out: of uint8 (3 * count,).
+        light: address of uint8 (count,), Y.
+        cb, cr: addresses of int16 (count,), minus 128.
+        out: address of uint8 (3 * count,), RGB.
     """
     k = 0
     while k < count:
@@ -223,7 +223,8 @@ def rgb_row(source, i, height, width, stride, rows, scratch, out):
     Args:
         source: address of uint8: Y in rows of `stride` bytes, `rows` of them including padding;
             then chroma.
-        scratch: of `row_scratch`.
+        height, width: stored size of the image in pixels.
+        scratch: memory that `row_scratch` returned.
         out: uint8 (3 * max(width, PIXELS) or more,): the row as RGB, unchanged or zero after it.
     """
     # Addresses: a slice per row costs more than a vector.
@@ -256,8 +257,10 @@ def planes_to_rgb(source, height, width, stride, rows, side, target):
     """Convert the planes of one image into the top left of an RGB canvas, zero to their right.
 
     Args:
-        source: uint8 (n,).
+        source: uint8 (n,), the planes.
+        height, width: stored size of the image in pixels.
         stride, rows: as in `rgb_row`.
+        side: side of the canvas in pixels.
         target: uint8 (side * side * 3,), or the first `height` rows of it.
     """
     base = np.int64(source.ctypes.data)

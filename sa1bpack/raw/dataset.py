@@ -181,10 +181,10 @@ class TarDataset(MapStyle):
 
     Attributes:
         pack_options: options of a pack with the same samples.
-        options: options that it would be opened with.
-        layout: image size, mask size and fit, as of that pack.
-        spec: form of pixels, masks and coordinates: `Collate(sample_spec=ds.spec)`.
-        mask_size, mask_sampling: cells per side of the masks' grid, and their sampling.
+        options: options that such a pack would be opened with.
+        layout: image size, mask size and fit, as in that pack.
+        spec: form of pixels, masks and coordinates, for `Collate(sample_spec=ds.spec)`.
+        mask_size, mask_sampling: cells per side of the grid of masks, and their sampling.
 
     Examples:
         >>> ds = sa1bpack.TarDataset("tests/samples/sa_000000.tar", index_folder="indices")
@@ -207,15 +207,16 @@ class TarDataset(MapStyle):
         """
         Args:
             tars: tars (gzip or plain) and extracted folders, or patterns of them, as for `pack`.
-            options: of packing: image size, fit, which masks are kept, and so on; None: as `pack`.
+            options: options of packing: image size, fit, which masks are kept, and so on. None: the
+                defaults of `pack`.
             on_error: as in `sa1bpack.open`: what `__getitems__` does with a pair that cannot be
                 used, "raise" or "return" its ReadError.
             index_folder: where indices of tars are kept; None: beside each tar.
-            cache_size: keep decoded samples in memory, at most so much per process: bytes, or a
+            cache_size: keep decoded samples in memory, at most this much per process: bytes, or a
                 text such as "8 GB".
-            cache_dir, cache_dir_size: keep them in a folder as well, which processes and
-                later runs share, at most so many bytes. Other options have other samples, which
-                lie beside these and count towards the same limit.
+            cache_dir, cache_dir_size: keep them in a folder as well, which processes and later runs
+                share, at most this much. Samples of other options lie beside these and count
+                towards the same limit.
             samples: mask_format, mask_size, mask_sampling, pixels, coordinates, transform,
                 min_area, max_area_frac, min_iou, min_stability: as in `sa1bpack.open`. max_masks:
                 at most this many of the masks that pass the thresholds, the largest, as the

@@ -34,14 +34,14 @@ class PairInfo:
     """Facts on a pair that need no decoding of pixels or masks.
 
     Attributes:
-        index: of the sample in the dataset of all its tars, as in the sample itself.
-        image_id: of the JSON record.
+        index: index of the sample in the dataset of all its tars, as in the sample itself.
+        image_id: image id in the JSON record.
         file_name: name of the image without its folders.
-        source, path: name of the tar or folder, "sa_000012", and where it is.
-        row: number of the pair in it.
+        source, path: name of the tar or folder, such as "sa_000012", and its path.
+        row: number of the pair in the source.
         height, width: pixels of the photograph.
         stored_height, stored_width: pixels of the stored image.
-        masks: masks that the sample has, by all options.
+        masks: masks of the sample, after all options.
         annotations: masks in the JSON record.
         jpeg_bytes, json_bytes: sizes of the members.
     """
@@ -81,12 +81,14 @@ class Decoder:
     """Makes samples by the options of `sa1bpack.pack` and of `sa1bpack.open`.
 
     Args:
-        pack_options: what a pack of the pairs would be made with; None: as `pack`.
+        pack_options: options of a pack of the pairs; None: the defaults of `pack`.
         on_error: as in `sa1bpack.open`.
-        given: what it would be opened with. max_masks: at most this many of the masks that are left
-            then, the largest; None: all.
+        given: options that the pack would be opened with. max_masks: at most this many of the masks
+            that remain, the largest; None: all.
 
-    Raises OptionError if such a pack could not be opened so, MissingPackage without PIL.
+    Raises:
+        OptionError: such a pack could not be opened with these options.
+        MissingPackage: PIL is not installed.
     """
 
     def __init__(self, pack_options: PackOptions | None, on_error: str, given: RawKeywords):

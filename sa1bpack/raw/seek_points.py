@@ -42,8 +42,8 @@ class SeekPoints:
     """The points of one gzip file.
 
     Attributes:
-        points: POINT (p,), rising; the first is at 0 of the stream.
-        windows: uint8 (w, WINDOW).
+        points: POINT (p,), rising; the first is at byte 0 of the stream.
+        windows: uint8 (w, WINDOW), the bytes before each point that inflating needs.
     """
 
     points: np.ndarray
@@ -72,12 +72,15 @@ class SeekPoints:
         return cls(points[last[: len(points)]], windows)
 
     def read(self, file: int, path: Path, start: int, count: int) -> bytes:
-        """Bytes of the inflated stream from `start`, exactly so many.
+        """Exactly `count` bytes of the inflated stream from `start`.
 
         Args:
             file: descriptor of the gzip file, whose position is neither used nor moved.
+            path: path of the gzip file, for messages.
 
-        Raises SourceCorrupt if they cannot be inflated, OSError if the file cannot be read.
+        Raises:
+            SourceCorrupt: the bytes cannot be inflated.
+            OSError: the file cannot be read.
         """
         number = int(np.searchsorted(self.points["stream"], start, "right")) - 1
         point = self.points[number]

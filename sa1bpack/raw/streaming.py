@@ -70,20 +70,22 @@ class IterableTarDataset(IterableDataset):
         """
         Args:
             tars: as for `TarDataset`.
-            shuffle_buffer: mix the samples of each consumer: so many pairs wait, compressed (1 MB
+            shuffle_buffer: mix the samples of each consumer: this many pairs wait, compressed (1 MB
                 each), and a random one of them comes next; 0: in order.
-            seed: of the random order, which also depends on the epoch and the consumer.
-            rank, world_size: of this process; None: those of torch.distributed, or 0 of 1.
+            seed: seed of the random order, which also depends on the epoch and the consumer.
+            rank, world_size: rank of this process, and number of ranks; None: those of
+                torch.distributed, or 0 of 1.
             on_error: what becomes of a pair that cannot be used, "drop" or "raise".
-            options: of packing, as for `TarDataset`; with empty="drop", images without remaining
-                masks are left out, and are not counted as rejected.
-            spool_folder: for halves that wait for their other half, beyond 256 MB of them: up to
-                3 GB per consumer, for a tar of SA-1B. None: the system's folder for such files.
+            options: options of packing, as for `TarDataset`; with empty="drop", images without
+                remaining masks are left out, and are not counted as rejected.
+            spool_folder: folder for halves that wait for their other half, beyond 256 MB of them:
+                up to 3 GB per consumer, for a tar of SA-1B. None: the system's folder for temporary
+                files.
             samples: mask_format, mask_size, mask_sampling, pixels, coordinates, transform,
                 min_area, max_area_frac, min_iou, min_stability and max_masks, as for `TarDataset`.
 
         Raises:
-            OptionError, SourceError, MissingPackage: as `TarDataset`.
+            OptionError, SourceError, MissingPackage: as for `TarDataset`.
         """
         self.sources = sources_of(tars)
         self._decoder = Decoder(options, "raise", samples)

@@ -65,18 +65,19 @@ class _Head(msgspec.Struct):
 class TarIndex:
     """The pairs of one source, and their bytes.
 
-    Attributes:
-        source: the tar or folder.
-        pairs: PAIR (n,), in the order in which the packer meets them; of a file, a memory map.
-        points: of a gzip stream; None for plain tars and folders.
-        rejects: members that are named like half of a pair and are none.
-        digest: XXH3-128 of the pairs, and of a tar also of its size and its first and last 64 KiB.
-        stamp: of a tar: bytes and time of the last change (ns); None for folders.
-        files: of a folder: path and time of the last change (ns) of each file; empty for a tar.
-        folder: where its file is, see `open_index`.
-
     A file is opened for each half and closed again, which is a thousandth of the decoding: there is
     nothing that threads or a fork could share, and no limit of open files to keep.
+
+    Attributes:
+        source: the tar or folder.
+        pairs: PAIR (n,), in the order in which the packer meets them; read from a file, a memory
+            map.
+        points: seek points of a gzip stream; None for plain tars and folders.
+        rejects: members that are named like half of a pair and are none.
+        digest: XXH3-128 of the pairs, and for a tar also of its size and its first and last 64 KiB.
+        stamp: for a tar, its bytes and the time of its last change (ns); None for folders.
+        files: for a folder, path and time of the last change (ns) of each file; empty for a tar.
+        folder: folder of the file of the index, see `open_index`.
     """
 
     source: Source
@@ -138,17 +139,19 @@ class TarIndex:
 
 
 def open_index(source: Source, folder: Path | None) -> TarIndex:
-    """The index of a source: read if there is one that fits the source, else made.
-
-    Args:
-        source: a folder is listed each time, which needs no file.
-        folder: of the files of indices; None: each lies beside its tar, hidden.
+    """The index of a source: read if there is one that fits the source, otherwise made.
 
     An index that is damaged, or whose tar has changed, is made again, with a warning in the log.
     Processes that need the same one at once make it once, if the file system has locks.
 
-    Raises SourceError as reading a tar does, OptionError if the file of the index cannot be
-    written, MissingPackage if a gzip stream must be indexed without indexed_gzip.
+    Args:
+        source: the tar or folder; a folder is listed each time, which needs no file.
+        folder: folder for the files of indices; None: each lies beside its tar, hidden.
+
+    Raises:
+        SourceError: the source cannot be read, as when reading a tar.
+        OptionError: the file of the index cannot be written.
+        MissingPackage: a gzip stream must be indexed, and indexed_gzip is not installed.
     """
     if source.kind == "folder":
         pairs, rejects, files = locate_pairs(source)

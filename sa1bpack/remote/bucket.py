@@ -115,12 +115,11 @@ class Bucket(Origin):
     forks = False
 
     def __init__(self, url: str, store: Any = None, attempts: int = TRIES, on_wait: OnWait = None):
-        """
+        """Raises as `open_store` does.
+
         Args:
             store: of the bucket; None: a new one.
             attempts, on_wait: as for Attempts, at each request.
-
-        Raises as `open_store` does.
         """
         super().__init__(url)
         scheme, _, rest = url.partition("://")
@@ -170,10 +169,10 @@ class Bucket(Origin):
     async def _tried(self, path: str, request: Callable[[str], Awaitable[Any]]) -> Any:
         """The result of a request for a path in the folder; it is repeated where that may help.
 
+        Raises FileNotFoundError for what is not there, EndsEarly, StoreError.
+
         Args:
             request: called with the key.
-
-        Raises FileNotFoundError for what is not there, EndsEarly, StoreError.
         """
         address = shown(f"{self.url}/{path}")
         attempts = Attempts(address, self._attempts, self._on_wait)
@@ -274,11 +273,11 @@ class Bucket(Origin):
     def put(self, objects: Mapping[str, tuple[bytes | Path, str]]) -> None:
         """Write objects, several at once, in parts if they are large, and read them back.
 
-        Args:
-            objects: path in the folder → its bytes, and their XXH3-128.
-
         Raises StoreError if that fails, or other bytes come back, several times; then every later
         request fails, too.
+
+        Args:
+            objects: path in the folder → its bytes, and their XXH3-128.
         """
         with ThreadPoolExecutor(AT_ONCE, "sa1bpack-put") as pool:
             try:

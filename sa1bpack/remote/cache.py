@@ -107,10 +107,10 @@ class Cache:
     def __init__(self, root: Path, limit: int | None = None):
         """Open the folder, or make it; remove what killed processes left.
 
+        Raises OSError.
+
         Args:
             limit: None: that of who opened it last, or four fifths of the free disk.
-
-        Raises OSError.
         """
         self.root = root.absolute()
         for kind in _KINDS:
@@ -160,13 +160,13 @@ class Cache:
     ) -> Lock:
         """A folder in use, fetched if it is not here, by one process and thread of those that ask.
 
+        A thread of its own fetches, so that a signal, which raises in the main thread, interrupts
+        no more than the wait for it. Raises what `fetch` raises, CacheFull, StoreError, OSError.
+
         Args:
             nbytes: that it takes.
             fetch: makes the folder.
             is_sound: whether one that is here is complete and undamaged.
-
-        A thread of its own fetches, so that a signal, which raises in the main thread, interrupts
-        no more than the wait for it. Raises what `fetch` raises, CacheFull, StoreError, OSError.
         """
         outcome: Future[None]
 

@@ -138,13 +138,13 @@ def fetch_group(
 ) -> None:
     """Fetch a shard, or a part of a feature, into a folder that is being made.
 
+    Raises StoreError, also if the origin has something else there by now; FormatError naming what
+    is damaged in the origin; OSError if the disk fails.
+
     Args:
         path: in the origin.
         digest: XXH3-128 of its checksum file.
         arrays: that it has, each with its number of rows.
-
-    Raises StoreError, also if the origin has something else there by now; FormatError naming what
-    is damaged in the origin; OSError if the disk fails.
     """
     try:
         fetch_files(origin, path, folder, {CHECKSUMS_NAME: (None, digest)})
@@ -200,11 +200,11 @@ def changed(origin: Origin, path: str) -> StoreError:
 def fetch_files(origin: Origin, path: str, folder: Path, files: Files) -> None:
     """Fetch files into a folder that is being made, AT_ONCE of them, or of their ranges, at once.
 
-    Args:
-        path: of the folder in the origin.
-
     Raises FormatError naming a file that does not have its digest, or is missing; StoreError,
     OSError.
+
+    Args:
+        path: of the folder in the origin.
     """
     for _ in range(TRIES):
         for name in files:

@@ -195,13 +195,13 @@ def _link(link: Path, folder: Path) -> None:
 def open_pack(url: str, folder: Path, limit: int | None) -> RemotePack:
     """A pack through the cache in a folder: manifest and index as they are now.
 
+    Raises NotAPack if there is no pack, FormatError if it is damaged or being written, OptionError,
+    StoreError, CacheFull, OSError.
+
     Args:
         url: as `pack_url` spells it.
         limit: of the cache in bytes; None: that of who opened it last, or four fifths of the free
             disk.
-
-    Raises NotAPack if there is no pack, FormatError if it is damaged or being written, OptionError,
-    StoreError, CacheFull, OSError.
     """
     cache, origin = Cache(folder, limit), open_origin(url)
     for _ in range(TRIES - 1):

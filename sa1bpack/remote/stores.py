@@ -42,12 +42,12 @@ _CREDENTIALS_FOR = timedelta(minutes=5)
 def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
     """The obstore store of a bucket, "s3" or "gs".
 
+    Raises MissingPackage without the packages of the extra `cloud`, and OptionError if no
+    credentials are found.
+
     Args:
         retries: how often the library repeats a request by itself: after 5xx, a refused connection,
             or a body that breaks off. 0: never.
-
-    Raises MissingPackage without the packages of the extra `cloud`, and OptionError if no
-    credentials are found.
     """
     stores = package("obstore.store")
     options = {

@@ -187,14 +187,14 @@ class UploadedState(PackState):
 def _restore(root: Path, bucket: Bucket, fresh: bool) -> bytes | None:
     """Bring into the working folder what is complete in the bucket, and is not there yet.
 
-    Args:
-        fresh: nothing is in the working folder yet.
-
     Of shards, all but the bytes of the large arrays. Objects of shards that are not complete are
     removed: their upload was killed. Shards of the working folder that were uploaded, and are not
     in the bucket any more, are removed as well. Returns the bucket's manifest, if it has one.
 
     Raises OutputRefused if the bucket's folder is not that of a pack, and as UploadedState does.
+
+    Args:
+        fresh: nothing is in the working folder yet.
     """
     keys = bucket.files()
     tops = {key.partition("/")[0] for key in keys}

@@ -65,10 +65,10 @@ Size = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
 def size_schedules(size: Size, mask_size: Size, side: int, cells: int) -> tuple[Schedule, Schedule]:
     """The schedules of the canvas and of the mask grid, (height, width) each, of a pipeline.
 
+    Raises OptionError for a value that cannot be used.
+
     Args:
         side, cells: of the images and of the masks of a batch.
-
-    Raises OptionError for a value that cannot be used.
     """
     canvas = as_schedule("size", side if size is None else size)
     canvas = canvas.map(lambda each: check_sides("size", each, MAX_CANVAS))

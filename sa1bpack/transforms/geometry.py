@@ -54,13 +54,13 @@ class Maps:
 class AxisMaps(Maps):
     """source = scale * output + offset, for x and y of each of B samples.
 
+    Without rotation and shear: any number of such maps can be composed, and everything is resampled
+    once, axis by axis.
+
     Attributes:
         scale: float64 (B, 2), x and y: source pixels per output pixel; negative if mirrored, never
             0.
         offset: float64 (B, 2), x and y in source pixels.
-
-    Without rotation and shear: any number of such maps can be composed, and everything is resampled
-    once, axis by axis.
 
     Examples:
         >>> half = T.AxisMaps(torch.full((1, 2), 2.0).double(), torch.zeros(1, 2).double())
@@ -108,12 +108,12 @@ class AxisMaps(Maps):
 class AffineMaps(Maps):
     """source = linear @ output + offset, for each of B samples: with rotation and shear.
 
+    Operations are sums and products of numbers, not products of matrices: they round in the same
+    way on every device.
+
     Attributes:
         linear: float64 (B, 2, 2), x and y in source pixels per output pixel along x and y.
         offset: float64 (B, 2), x and y in source pixels.
-
-    Operations are sums and products of numbers, not products of matrices: they round in the same
-    way on every device.
 
     Examples:
         >>> turned = torch.tensor([[[0.0, -1.0], [1.0, 0.0]]], dtype=torch.float64)
@@ -324,12 +324,12 @@ def source_to_grid(sizes: torch.Tensor, cells: int, fit: str) -> AxisMaps:
 def fixed_steps(maps: AffineMaps, points: int = 1) -> torch.Tensor:
     """The places of the centres of cells in the source, in whole numbers.
 
+    Returns int64 (B, 2, 3) in units of 2**-FRACTION pixels, see `positions`. Maps that reach too
+    far or are not finite get arbitrary numbers.
+
     Args:
         maps: from cells to source pixels.
         points: sample points along each side of a cell; in place of the centre.
-
-    Returns int64 (B, 2, 3) in units of 2**-FRACTION pixels, see `positions`. Maps that reach too
-    far or are not finite get arbitrary numbers.
     """
     offset = maps.offset + (maps.linear[:, :, 0] + maps.linear[:, :, 1]) * (0.5 / points)
     offset = offset.nan_to_num(_FAR).clamp(-_FAR, _FAR)
@@ -362,14 +362,14 @@ def place_annotations(
 ) -> dict[str, torch.Tensor]:
     """Boxes and points of a batch on the canvas, for those of `bboxes` and `point_coords` it has.
 
+    Returns, of `boxes_xyxy`, float64 (T, 4): upright boxes around the moved ones, clipped to the
+    image (one that is outside has no width or no height); `point_coords`, float64 (T, 2); and
+    `point_inside`, bool (T,): the point is on the part of the canvas that the image covers.
+
     Args:
         small: `sizes` of the batch, see `fit_frame`, `bboxes` and `point_coords`.
         owner: int64 (T,), the sample of each mask.
         coordinates: of the dataset: "source" or "stored".
-
-    Returns, of `boxes_xyxy`, float64 (T, 4): upright boxes around the moved ones, clipped to the
-    image (one that is outside has no width or no height); `point_coords`, float64 (T, 2); and
-    `point_inside`, bool (T,): the point is on the part of the canvas that the image covers.
     """
     found, to_canvas = {}, frame.maps.inverse().of(owner)
     sizes, limit = small["sizes"].double(), frame.extent[owner]

@@ -292,12 +292,12 @@ def correction_clicks(
 def uniform_cells(masks: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cells of masks, drawn uniformly with replacement.
 
+    Returns int64 (T, k, 2), x and y, 0, 0 for a mask without cells; and bool (T,), whether it has
+    any.
+
     Args:
         masks: bool (T, h, w).
         numbers: float64 (T, k), in [0, 1): cell number floor(number * count) in row-major order.
-
-    Returns int64 (T, k, 2), x and y, 0, 0 for a mask without cells; and bool (T,), whether it has
-    any.
     """
     upto = count_along(masks, -1).cumsum(1)  # (T, h): cells in the rows up to and with this one
     count = upto[:, -1]
@@ -314,11 +314,11 @@ def uniform_cells(masks: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Ten
 def interior_cells(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The cell of each mask that is farthest from a cell outside; beyond the border all is outside.
 
-    Args:
-        masks: bool (T, h, w).
-
     Returns int64 (T, 2), x and y, and int64 (T,), its squared distance in cells; 0 for an empty
     mask. Of several cells, the first in row-major order.
+
+    Args:
+        masks: bool (T, h, w).
     """
     width = masks.shape[2]
     if uses_compiled(masks.device):

@@ -55,6 +55,9 @@ _NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,63}\Z")
 class SideSpec:
     """The rows of a feature.
 
+    Raises OptionError for a type and a shape that cannot be stored. Types of the fields are those
+    of the manifest's keys, which reading it checks.
+
     Attributes:
         name: its key in samples and batches: a letter, then at most 63 letters, digits and "_".
         axis: "sample": a row per image; "mask": a row per mask, in the order of the shard.
@@ -62,9 +65,6 @@ class SideSpec:
         row_shape: shape of a row: at most 8 sides of at least 1.
         spatial: rows are (C, h, w) over the canvas of the stored image: cell (i, j) covers the
             pixels from row i * S / h and column j * S / w on.
-
-    Raises OptionError for a type and a shape that cannot be stored. Types of the fields are those
-    of the manifest's keys, which reading it checks.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME.pattern)]
@@ -207,14 +207,14 @@ def read_side_manifest(folder: Path) -> SideManifest:
 def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
     """Make the folder of a feature, complete but for its parts, unless it exists.
 
-    Args:
-        mark: begins its working name, for a process that later removes what it left when it was
-            killed.
-
     Any number of processes may do so at once: the first one wins. Returns the manifest that the
     folder has. Raises OutputRefused if that is of another array or was made with something else
     (MADE_WITH), or if the folder is not a feature; FormatError and OSError as `read_side_manifest`
     does.
+
+    Args:
+        mark: begins its working name, for a process that later removes what it left when it was
+            killed.
     """
     files.make_folder(folder.parent)
     if not folder.exists():
@@ -477,14 +477,14 @@ class SidePart:
     ) -> np.ndarray:
         """The rows of one sample, copied from the file and compared with their checksum.
 
+        Raises FormatError if they are not what was written or the file is too short, OSError if it
+        cannot be read.
+
         Args:
             sample: row of the sample in the shard, which exists.
             first, stop: its rows of `values`, which exist.
             out: (stop - first, *stored_shape) to read into.
             direct: read what is large past the page cache, where that is possible.
-
-        Raises FormatError if they are not what was written or the file is too short, OSError if it
-        cannot be read.
         """
         rows = read_rows(self.path, self.spec.values, first, stop, out, direct)
         checksums = f"{self.folder}/{CHECKSUM.chunk_path}"
@@ -501,11 +501,11 @@ class SidePart:
 def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool = False):
     """Open the part for a shard, checking everything that can be checked without reading its data.
 
+    Raises FormatError naming the file, what was found and what is expected; OSError.
+
     Args:
         folder: of the feature.
         deep: check also the metadata of each array, on which no memory map depends.
-
-    Raises FormatError naming the file, what was found and what is expected; OSError.
     """
     part = Path(folder) / shard.part
     if not part.is_dir():

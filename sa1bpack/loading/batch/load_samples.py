@@ -197,11 +197,11 @@ def _span(samples, arrays, k, c, n):
 def _list_pieces(samples, place, k, c, first_mask, pieces, n):
     """List the pieces of array c of sample k from piece n on; neighbours are one piece.
 
-    Args:
-        first_mask: of the samples that are loaded: of `run_offset`.
-
     Returns (how many there are then, the end of the highest in the file), or (-1, 0) if one begins
     before the file.
+
+    Args:
+        first_mask: of the samples that are loaded: of `run_offset`.
     """
     arrays = place.arrays
     start, stop, row = k, k + 1, k
@@ -253,6 +253,8 @@ def _block_ceil(position):
 def _plan_reads(plan, first, stop, files, straight, free, n):
     """Plan how the pieces of one array of a sample, not in memory, are read.
 
+    Returns (the address of what scratch memory is left, how many requests are made then).
+
     Args:
         first, stop: its pieces; one that is read to its place past the page cache has no bytes left
             to copy.
@@ -260,8 +262,6 @@ def _plan_reads(plan, first, stop, files, straight, free, n):
         straight: its bytes go to their place as they are.
         free: address of the scratch memory that is not taken.
         n: requests that are made already.
-
-    Returns (the address of what scratch memory is left, how many requests are made then).
     """
     pieces, requests = plan.pieces, plan.requests
     while first < stop:
@@ -311,10 +311,10 @@ def _read_ahead_fields(samples, place, k):
 def _plan(means, samples, place, first, stop, plan):
     """Plan samples `first` to `stop` of a batch.
 
+    Returns how many pieces and requests there are, and how many bytes of scratch memory they take.
+
     Args:
         plan: out.
-
-    Returns how many pieces and requests there are, and how many bytes of scratch memory they take.
     """
     arrays, pieces, counts = place.arrays, plan.pieces, means.counts
     counts[:] = 0

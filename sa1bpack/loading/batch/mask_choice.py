@@ -69,6 +69,8 @@ MaskSelect = str | Callable[[MaskColumns], np.ndarray]
 class MaskChoice:
     """At most `max_masks` masks of a sample, in their original order.
 
+    Raises OptionError for a value that cannot be used.
+
     Attributes:
         max_masks: None keeps all.
         mask_select: "largest": by area. "iou": by predicted IoU. "stability": by stability score.
@@ -81,8 +83,6 @@ class MaskChoice:
         seed: of what is drawn, 0 to 2**64 - 1: a function of (seed, epoch, image_id) and of the
             sample's masks alone, not of the batch, the worker or the rank.
         pads: padded arrays always have `max_masks` rows per sample.
-
-    Raises OptionError for a value that cannot be used.
     """
 
     max_masks: int | None = None
@@ -113,11 +113,11 @@ class MaskChoice:
     def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
         """The masks of a sample to keep, for any values of the scores.
 
+        Returns int64 (max_masks,), ascending; None for all, if the sample has no more than that.
+
         Args:
             sample: has the key of CHOICES, (masks, ...), and `image_id` for what is drawn; for a
                 function all fields that are numbers.
-
-        Returns int64 (max_masks,), ascending; None for all, if the sample has no more than that.
         """
         if self.max_masks is None or masks <= self.max_masks:
             return None
@@ -142,12 +142,12 @@ class MaskChoice:
     ) -> np.ndarray:
         """The masks of a sample to keep, of those that are rows of arrays.
 
+        Returns int64 (min(max_masks, m),): the rows that are kept.
+
         Args:
             arrays: name → array of a shard, or of this sample.
             rows: int64 (m,).
             scale: float64 (2,), of x and y.
-
-        Returns int64 (min(max_masks, m),): the rows that are kept.
         """
         if self.max_masks is None or len(rows) <= self.max_masks:
             return rows

@@ -76,6 +76,8 @@ class OrderedBatches:
         batch_size: samples per batch of this rank, of each rank alike; or a schedule of it:
             `Steps`, `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function
             of the epoch. The order of the samples stays the same.
+        global_batch_size: in place of batch_size: samples per batch over all ranks together, a
+            multiple of world_size; or a schedule of it.
         rank: 0 to world_size - 1, `torch.distributed.get_rank()`.
         world_size: ranks that share each batch, `torch.distributed.get_world_size()`. With None for
             both, those that torch.distributed has when an iteration begins, 0 of 1 if it is not
@@ -87,8 +89,6 @@ class OrderedBatches:
         bucket_by: `Buckets` of the dataset, so that samples that are alike are in the same batch.
         schedules: names and schedules of other options of a loader, which a state has to agree
             with.
-        global_batch_size: in place of batch_size: samples per batch over all ranks together, a
-            multiple of world_size; or a schedule of it.
 
     Attributes:
         order: the order of the samples.
@@ -322,11 +322,11 @@ class OrderedBatches:
 def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
     """Return epoch and samples of a state of the order that `own` identifies.
 
-    Args:
-        size: samples of an epoch.
-
     Raises OptionError if it is damaged, has another version, or belongs to another order, with
     every difference.
+
+    Args:
+        size: samples of an epoch.
     """
     saved = state.get("order") if isinstance(state, dict) else None
     known = isinstance(saved, dict) and set(state) == _STATE_KEYS

@@ -135,13 +135,13 @@ class ImageMaker:
     def move_spatial(self, rows: torch.Tensor, frame: Frame) -> torch.Tensor:
         """Move spatial rows with their images.
 
-        Args:
-            rows: (B, C, h, w).
-            frame: of the images, on any device.
-
         Returns (B, C, h', w') with as many pixels per cell as before, h' = H h / S rounded down and
         at least 1; of the same type if that is a floating one, else float32. Zero outside the
         stored canvas, and in cells that geometric steps left without image.
+
+        Args:
+            rows: (B, C, h, w).
+            frame: of the images, on any device.
         """
         canvas, side = frame.canvas, self.side
         kind = rows.dtype if rows.is_floating_point() else torch.float32
@@ -215,14 +215,14 @@ def resample(
 ) -> torch.Tensor:
     """Resample by axis-aligned maps.
 
+    Returns float32 (B, C, height, width). A pixel whose centre is outside the image is zero, unless
+    the filter reaches into the image.
+
     Args:
         images: (B, S, T, C), channels last; not read outside `stored`.
         maps: from canvas to stored coordinates.
         stored: float64 (B, 2), x and y: width and height of the stored images in pixels.
         canvas: (height, width) of the output.
-
-    Returns float32 (B, C, height, width). A pixel whose centre is outside the image is zero, unless
-    the filter reaches into the image.
     """
     samples, height, width, channels = images.shape
     x, y = maps.centers(*canvas)
@@ -240,13 +240,13 @@ def triangle_filter(
 ) -> torch.Tensor:
     """Weights of the input pixels of one axis for each of its output pixels.
 
+    Returns float32 (B, n, m). A row sums to 1, or is zero if the filter reaches no pixel.
+
     Args:
         at: float64 (B, n): centres of the output pixels, in input pixels.
         scale: float64 (B,): input pixels per output pixel, negative if mirrored.
         length: float64 (B,): the end of the image.
         count: m, input pixels; those from `length` on have no weight.
-
-    Returns float32 (B, n, m). A row sums to 1, or is zero if the filter reaches no pixel.
     """
     pixels = torch.arange(count, dtype=torch.float32, device=at.device)
     whole = at.floor()
@@ -279,14 +279,14 @@ def resample_affine(
 ) -> torch.Tensor:
     """Resample planes by maps that may rotate or shear.
 
+    Returns float32 (B, C, height, width), undefined outside the stored images.
+
     Args:
         planes: (B, S, T, C), channels last; not read outside `stored`.
         stored: integers (B, 2), height and width of the stored images.
         steps: int64 (B, 2, 3), see `geometry.positions`.
         support: float64 (B, 2), see `supports`, at most `most`.
         canvas: (height, width) of the output.
-
-    Returns float32 (B, C, height, width), undefined outside the stored images.
     """
     samples, rows, columns, channels = planes.shape
     flat = planes.contiguous().view(-1, channels)

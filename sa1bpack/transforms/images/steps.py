@@ -46,14 +46,13 @@ class ColorJitter:
         saturation: float | Range = 0.0,
         hue: float | Range = 0.0,
     ):
-        """
+        """An operation that cannot change anything, such as one with value 0, is skipped.
+
         Args:
             brightness, contrast, saturation: a value of 0 to 255, for a factor uniform from
                 max(0, 1 - value) to 1 + value; or a range (low, high) of 0 to 256.
             hue: 0 to 0.5, for a shift uniform from -hue to hue as a fraction of a full turn; or a
                 range (low, high) of -0.5 to 0.5.
-
-        An operation that cannot change anything, such as one with value 0, is skipped.
 
         Raises:
             OptionError: a value that is out of range.

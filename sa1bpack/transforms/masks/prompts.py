@@ -135,13 +135,13 @@ def draw_points(
     """Draw points uniformly from a region of every mask, with replacement.
 
     Args:
+        runs: the masks.
         ids: int64 (T,), for example annotation ids; the points depend on them. Or (B, M) with
             padding, as a batch has them: then "..." below is (B, M), otherwise (T,).
         points: k, the number per mask.
+        region: "inside", "boundary" or "outside", see docs/masks.md.
         seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
-        runs: the masks.
-        region: "inside", "boundary" or "outside", see docs/masks.md.
         boxes: int64, int32, float32 or float64 (..., 4), edges x0, y0, x1, y1 in source pixels:
             draws only from the pixels whose centres are in the mask's box; None for the complete
             image. Those of a pipeline are pixels of its canvas: map them by `input_to_source`.

@@ -244,13 +244,13 @@ def relation(
 ) -> torch.Tensor:
     """One relation of a batch, with a row per mask: a function for `sa1bpack.derive`.
 
+    Raises OptionError for a relation of pairs, whose rows have another length in every batch, and
+    as `Relate` does.
+
     Args:
         batch: with masks or runs, as Loader, make_dataloader and Collate make it.
         name: of the relation.
         share, neighbors: as for `Relate`.
-
-    Raises OptionError for a relation of pairs, whose rows have another length in every batch, and
-    as `Relate` does.
 
     Examples:
         >>> ds = sa1bpack.open("packed")

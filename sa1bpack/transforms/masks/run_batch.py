@@ -123,11 +123,11 @@ class RunBatch:
     ) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
         """The samples of a batch on the CPU, as the kernels of `sa1bpack.masks` expect them.
 
-        Args:
-            places: int64 (T,), the row of each mask in the result; by default its number.
-
         Yields, per sample, its number; int64 (m,), the rows of its masks without padding; and their
         runs: run_ends, run_offset, height and width.
+
+        Args:
+            places: int64 (T,), the row of each mask in the result; by default its number.
         """
         run_ends, run_offset = self.run_ends.numpy(), self.run_offset.numpy()
         places = np.arange(self.masks) if places is None else places.numpy()

@@ -115,11 +115,11 @@ def _convert(planes, stored, out, side):
 def planes_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Convert canvases, by the formulas of `sa1bpack.pixels.yuv420`.
 
+    Returns uint8 (B, S, S, 3), contiguous; zero beyond `stored`.
+
     Args:
         planes: uint8 (B, S * 3 / 2, S), S even, up to 16384.
         stored: integers (B, 2), height and width of the images.
-
-    Returns uint8 (B, S, S, 3), contiguous; zero beyond `stored`.
     """
     samples, side = len(planes), planes.shape[2]
     out = torch.empty((samples, side, side, 3), dtype=torch.uint8, device=planes.device)
@@ -328,10 +328,10 @@ def _sample_affine(images, places, numbers, out, side, width, height, taps):
 def sample_images(sampling: Sampling, dtype: torch.dtype) -> torch.Tensor:
     """Sample, normalise and cast images.
 
+    Returns (B, 3, H, W), zero outside the images.
+
     Args:
         dtype: one of `backends.FLOATS`; float32 for any other.
-
-    Returns (B, 3, H, W), zero outside the images.
     """
     frame, stored, shrinks = sampling.frame, sampling.stored, sampling.shrinks
     (samples, side), (height, width) = sampling.images.shape[:2], frame.canvas
@@ -453,6 +453,8 @@ def adjust_colors(
     """Change colours, normalise and cast, as `transforms.images.steps` does; sums for the grey mean
     are added in another order.
 
+    Returns (B, 3, H, W).
+
     Args:
         images: float32 (B, 3, H, W), 0 to 255, contiguous; overwritten if `dtype` is float32.
         inside: bool (B, H, W), false for padding, which becomes 0.
@@ -460,8 +462,6 @@ def adjust_colors(
         used: which of the four may change anything.
         normal: float32 (2, 3): mean and std of R, G, B; std above 0.
         dtype: one of `backends.FLOATS`; float32 for any other.
-
-    Returns (B, 3, H, W).
     """
     kind = dtype if dtype in FLOATS else torch.float32
     out = images if kind == torch.float32 else torch.empty_like(images, dtype=kind)

@@ -156,8 +156,8 @@ def _center(ends, first, last, i, left, frame, height):
     """Tell of which cells the source pixel under the centre is foreground.
 
     Args:
-        left: int64: the first position of the source column of each cell column.
         ends, first, last, i, frame, height: see `_area`.
+        left: int64: the first position of the source column of each cell column.
     """
     source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
     center = 2 * start_y + (2 * i.to(tl.int64) + 1) * cell_y
